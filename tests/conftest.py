@@ -33,9 +33,11 @@ settings.load_profile("tests")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Coverage is of the first row of each table and not of proofs, which it would make slower."""
+    """Coverage is of the first row of each table, and not of proofs and laws, which it would make
+    slower."""
     measuring = Coverage.current()
-    uncounted = any(map(item.get_closest_marker, ("again", "proof")))
+    is_law = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    uncounted = is_law or any(map(item.get_closest_marker, ("again", "proof")))
     if measuring is None or not uncounted:
         return (yield)
     measuring.stop()

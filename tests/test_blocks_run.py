@@ -204,7 +204,10 @@ MAY_REJECT = ("docs/preprocessing.md",)
 """Whose comparison is of all that is installed here, some of which is another one."""
 
 
-LONG = ("docs/lint/README.md", "docs/preprocessing.md", "docs/quantized.md", "docs/scale.md")
+LONG = (
+    "docs/lint/README.md", "docs/preprocessing.md", "docs/quantized.md", "docs/recorded.md",
+    "docs/rejection.md", "docs/scale.md",
+)  # fmt: skip
 """Pages whose blocks take minutes."""
 
 

@@ -185,7 +185,7 @@ class TestExitCodes:
         [
             ["--help"],
             ["check", "--help"],
-            pytest.param(["doctor"], marks=pytest.mark.proof),
+            pytest.param(["doctor"], marks=[pytest.mark.proof, exhaustive]),
             pytest.param(["doctor", "--json"], marks=[pytest.mark.proof, exhaustive]),
         ],
     )

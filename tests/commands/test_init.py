@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from gate.policy.policy import Policy
 from tests.commands.running import Capture, runner
+from tests.exhaustive import exhaustive
 
 run, as_json = runner("init")
 
@@ -131,6 +132,7 @@ def test_a_line_is_added_to_what_dvc_ignores_once(capsys: Capture) -> None:
         assert Path(".dvcignore").read_text() == "*.tmp\n__pycache__\n"
 
 
+@exhaustive
 @pytest.mark.proof
 def test_an_edited_source_is_judged_anew(
     capsys: Capture, folder: Path, monkeypatch: pytest.MonkeyPatch

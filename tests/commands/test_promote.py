@@ -20,6 +20,7 @@ from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.registry.release import Promotion
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
 from tests.registry.servers import empty_database
 from tests.small_project import made
@@ -299,6 +300,7 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     assert "small: all is as it should be" in capsys.readouterr().out
 
 
+@exhaustive
 @pytest.mark.proof
 def test_the_policy_says_who_moves_champion_and_an_option_says_otherwise(
     place: Path, capsys

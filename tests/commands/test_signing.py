@@ -23,6 +23,7 @@ from gate.attestation.statements import Statements, summary_in
 from gate.golden.record import Golden
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.registry.servers import empty_database
 from tests.registry.signed import trust_in
 from tests.small_project import made
@@ -188,6 +189,7 @@ def test_a_spoiled_report_is_refused_with_its_reason(
     assert place.champion() == "1"
 
 
+@exhaustive
 @pytest.mark.proof
 def test_who_is_not_trusted_and_what_is_for_another_model_is_refused(
     place: Place, report: Path, tmp_path: Path

@@ -143,6 +143,7 @@ def test_a_killed_rollback_is_finished_by_the_next(context, tmp_path: Path) -> N
     assert set(changes) >= OF_A_ROLLBACK
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_killed_deployment_never_mixes_the_parts_of_two_releases(context, tmp_path: Path) -> None:
     pristine, files = Store(tmp_path / "pristine", keep=1), tmp_path / "files"

@@ -44,6 +44,7 @@ def test_approval_promotes_and_deploys(whole: Stack) -> None:
     assert "libtorch" not in loaded  # it needs no PyTorch
 
 
+@exhaustive
 @pytest.mark.proof
 def test_champion_on_a_refused_version_is_taken_back(whole: Stack) -> None:
     good = served(whole)

@@ -22,7 +22,7 @@ from tests.end_to_end.trial import SETTLED_S, Trial
 from tests.exhaustive import some
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
-TRICKS = some(forged_reviews.TRICKS, 8)
+TRICKS = some(forged_reviews.TRICKS, 16)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tests.end_to_end.trial import SETTLED_S, Trial
 from tests.exhaustive import some
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
-FORGERIES = some(forgeries.FORGERIES, 8)
+FORGERIES = some(forgeries.FORGERIES, 16)
 SERVICES: dict[str, tuple[Policy, Path | None]] = {
     "plain": (PLAIN, QUICK),
     "twinned": (TWINNED, None),

@@ -75,6 +75,7 @@ def under(
         yield made
 
 
+@exhaustive
 @pytest.mark.parametrize("fault", [pytest.param("page", marks=exhaustive), "flipped"])
 def test_a_minute_of_wrong_downloads_condemns_nothing(under: Stack, sky: Proxy, fault) -> None:
     number = served(under)

@@ -214,6 +214,7 @@ def _transposed(place: Place) -> str:
     return first
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("spoil", [_of_yesterday, _swapped, _transposed])
 def test_what_does_not_belong_together_is_refused_by_its_name(
     place: Place, capsys: pytest.CaptureFixture[str], spoil: Callable[[Place], str]

@@ -34,7 +34,7 @@ from tests.registry.servers import make_run
 from tests.registry.test_preprocessing_beside import made
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
-SPOILS = some(spoils.SPOILS, 10)
+SPOILS = some(spoils.SPOILS, 25)
 POLICY = builders.policy()
 SPARED = "spared"
 SETTLED_S = 600.0

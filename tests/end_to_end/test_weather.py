@@ -117,7 +117,7 @@ WEATHER = some(
         for fault, spared in [*((f, 1) for f in FAULTS), *((f, 0) for f in AT_ONCE)]
         for name, done in DONE.items()
     },
-    40,
+    80,
 )
 
 

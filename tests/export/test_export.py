@@ -330,6 +330,7 @@ print(exported.subject.sha256)
 """
 
 
+@pytest.mark.rows(2)
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", [nets.Small, nets.Swapped])
 def test_two_exports_in_two_processes_and_folders_give_the_same_bytes(

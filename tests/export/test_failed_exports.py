@@ -17,6 +17,7 @@ from gate import cli
 from gate.errors import ExportError
 from gate.export.export import export_model
 from gate.records.strategy import ExportSettings
+from tests.exhaustive import exhaustive
 from tests.export import failing
 
 MOST = 40
@@ -74,6 +75,7 @@ NETS = st.recursive(
 )
 
 
+@exhaustive
 @pytest.mark.proof
 @hypothesis_settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -121,6 +123,7 @@ def test_other_failures(
     assert (seen.out, seen.err) == ("", "")
 
 
+@pytest.mark.rows(5)
 @pytest.mark.parametrize(
     "strategy", ["traced", "direct", pytest.param("dynamo", marks=pytest.mark.proof)]
 )
@@ -135,6 +138,7 @@ def test_places_are_known_for_every_strategy(
     assert f"{place} (tests/export/failing.py:" in line
 
 
+@exhaustive
 @pytest.mark.proof
 def test_the_graph_goes_to_a_file(tmp_path: Path) -> None:
     text = failed(failing.Several(blocks=40), tmp_path, strategy="direct")

@@ -44,6 +44,7 @@ class Attention(nn.Module):
         return self.out(found.transpose(1, 2).reshape(batch, length, 16))[:, 0]
 
 
+@pytest.mark.rows(2)
 @pytest.mark.proof
 @pytest.mark.parametrize("causal", [True, False])
 def test_padded_text_passes(tmp_path: Path, causal: bool) -> None:

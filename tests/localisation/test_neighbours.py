@@ -119,6 +119,7 @@ def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
     assert (told.first_divergence, told.diverges) == (None, False)
 
 
+@pytest.mark.rows(7)
 @pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
     ("kind", "example", "parameter", "module"),

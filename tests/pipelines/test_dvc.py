@@ -93,6 +93,7 @@ def test_a_second_time_nothing_runs(project: Project) -> None:
     assert len(project.client.search_model_versions("name = 'tiny'")) == 1
 
 
+@exhaustive
 def test_dvc_shows_metrics_parameters_and_plots(project: Project) -> None:
     metrics = json.loads(project.dvc("metrics", "show", "--json"))[""]["data"]
     parity, train = (metrics[f"reports/{name}.json"]["data"] for name in ("parity", "train"))

@@ -39,7 +39,7 @@ runpy.run_module(f"pipelines.{stage}", run_name="__main__")
         pytest.param("prepare", "data/manifest.json", marks=exhaustive),
         pytest.param("train", "models/model.safetensors", marks=exhaustive),
         pytest.param("export", "models/model.onnx", marks=exhaustive),
-        ("export", "reports/export.json"),
+        pytest.param("export", "reports/export.json", marks=exhaustive),
         pytest.param("parity", "reports/evidence.json", marks=exhaustive),
         pytest.param("promote", "reports/promotion.json", marks=exhaustive),
     ],

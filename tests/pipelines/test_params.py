@@ -17,6 +17,7 @@ from gate.errors import PolicyError
 from gate.policy.policy import Policy
 from pipelines.override import exchanged, override
 from pipelines.params import ModelParams, check_all, load_policy
+from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import REPOSITORY
 
 
@@ -128,6 +129,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@exhaustive
 @pytest.mark.proof
 @settings(max_examples=25)
 @given(st.sampled_from(sorted(leaves(DOCUMENT))), VALUES, st.sampled_from(["\n", "\r\n"]))

@@ -14,6 +14,7 @@ from gate.storage.digest import Digest
 from pipelines import paths, prepare, train
 from pipelines.override import override
 from pipelines.run import known_run, tracking_uri
+from tests.exhaustive import exhaustive
 from tests.pipelines.tiny import network
 
 
@@ -31,6 +32,7 @@ def test_training_learns_and_its_curves_are_on_its_run(trained_files: Path) -> N
     assert metrics["eval_accuracy"] > 0.85  # one epoch of a tiny network
 
 
+@exhaustive
 @pytest.mark.proof
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(project: Path) -> None:
     prepare.main()

@@ -18,6 +18,7 @@ from gate.commands.status import Status
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
 from pipelines.run import known_run, tracking_uri
+from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
 
@@ -41,6 +42,7 @@ def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
     )
 
 
+@exhaustive
 @pytest.mark.proof
 def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert promote.main() == Status.DONE

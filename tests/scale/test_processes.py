@@ -124,6 +124,7 @@ def test_what_a_worker_can_not_use_is_the_error_of_one_process(folder: Path) -> 
     assert str(both.value) == str(one.value)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_worker_with_another_model_is_refused(folder: Path) -> None:
     with pytest.raises(DigestMismatch, match="for a worker"):

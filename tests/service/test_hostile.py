@@ -20,6 +20,7 @@ from gate.service.port import Taken
 from gate.service.reconciler import Reconciler, reconciler
 from gate.service.settings import Settings
 from tests.bounded.peak import bounded_growth
+from tests.exhaustive import exhaustive
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
 from tests.registry.releases import NAME, evidence, release
@@ -94,6 +95,7 @@ def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, 
     assert "loading model.onnx took more than the 8 s" in service.place.ledger.entries()[-1].reason
 
 
+@exhaustive
 @pytest.mark.proof
 def test_what_can_not_be_read_within_the_limits_is_a_problem_of_that_version(service, tmp_path):
     service.promote(hostile.empty_notes(tmp_path / "model.onnx"))

@@ -133,6 +133,7 @@ def edited(path: Path) -> None:
 SPOILED = [older, edited, removed]
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("spoil", SPOILED)
 @pytest.mark.proof
 def test_another_past_under_the_running_service_and_after_a_stop(

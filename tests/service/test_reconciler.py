@@ -28,6 +28,7 @@ from gate.service.deployment import deploy_champion
 from gate.service.port import Failed, Kind
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
 from tests.service.places import AUTOMATIC, PATIENT, REVIEWED, STRICT, Place
@@ -365,6 +366,7 @@ def _may_be_deployed(place: Place, number: str, account: Account, policy: Policy
 TWO_SERVED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
 
 
+@exhaustive
 @given(ATTACKS)
 @example(["back", "look AUTOMATIC", "untag 2", "point 2"])
 @example(["back", "untag 2", "look REVIEWED", "promote 2", "point 2", "look STRICT"])

@@ -131,6 +131,7 @@ def test_killed_again_and_again_nothing_that_was_accepted_is_lost(tmp_path: Path
     assert len(accepted) >= 45
 
 
+@pytest.mark.rows(2)
 @pytest.mark.proof
 def test_two_services_share_one_database(tmp_path: Path, database: str) -> None:
     left, right = tmp_path / "left", tmp_path / "right"

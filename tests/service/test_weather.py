@@ -143,6 +143,7 @@ def cut(whole: bytes) -> bytes:
     return whole[: len(whole) // 2]
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_minute_of_pages_in_the_place_of_all_files_does_nothing(watched: Watched) -> None:
     before = watched.state()
@@ -171,6 +172,7 @@ def test_one_flipped_bit_once_does_nothing(watched: Watched) -> None:
             assert watched.state() == before
 
 
+@exhaustive
 @pytest.mark.proof
 def test_other_wrong_bytes_each_time_are_weather(watched: Watched) -> None:
     before = watched.state()

@@ -24,7 +24,7 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.mark.parametrize("name", some(FAULTS, 3))
+@pytest.mark.parametrize("name", some(FAULTS, 6))
 class TestFaults:
     def test_the_headline_names_the_cause(self, name: str) -> None:
         fault, told = FAULTS[name], story(name)

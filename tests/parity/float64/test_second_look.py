@@ -12,6 +12,7 @@ from torch import nn
 
 from gate.parity.float64 import second_look
 from gate.parity.float64.second_look import SecondLook
+from tests.exhaustive import exhaustive
 from tests.parity.probes import benches
 
 
@@ -304,6 +305,7 @@ class Off(nn.Module):
         return self.model(x) + self.last * (x[:, :1, :1, :1] > 1.0).to(torch.uint8)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_one_pixel_that_is_no_tie_is_among_them(tmp_path):
     model = Picture().eval()

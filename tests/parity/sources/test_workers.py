@@ -37,6 +37,7 @@ def test_workers_give_the_same_samples():
     np.testing.assert_array_equal(ahead.labels(), alone.labels())
 
 
+@pytest.mark.rows(3)
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("factory", "error", "words"),

@@ -12,6 +12,7 @@ import pytest
 from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
 from gate.registry.mlflow import preflight as preflight_module
 from gate.registry.mlflow.registry import preflight
+from tests.exhaustive import exhaustive
 from tests.registry.servers import ADMIN
 
 
@@ -87,6 +88,7 @@ def test_something_else_answers(answering: Any, status: int, error: type[Excepti
         preflight(uri)
 
 
+@exhaustive
 @pytest.mark.proof
 @pytest.mark.slow
 def test_users_and_passwords(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

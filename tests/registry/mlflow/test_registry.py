@@ -103,6 +103,7 @@ def _nothing_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert not list(tmp_path.glob("**/mlruns"))
 
 
+@pytest.mark.rows(2)
 @pytest.mark.proof
 def test_a_promoted_file_is_the_measured_file(
     place: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path
@@ -370,6 +371,7 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
         queue.put(("conflict", seed, os.getpid(), str(error)))
 
 
+@pytest.mark.rows(2)
 @pytest.mark.proof
 def test_of_two_processes_at_once_exactly_one_wins(place: Place, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")

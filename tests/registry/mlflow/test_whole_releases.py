@@ -181,6 +181,7 @@ def _transposed(folder: Path) -> None:
     export(tiny.Turned(model.encoder), folder / "encoder.onnx", torch.zeros(2, 2, 5, 5))
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(
     ("spoil", "part"), [(_yesterday, "head"), (_transposed, "encoder")], ids=["yesterday", "layout"]
 )

@@ -20,6 +20,7 @@ from gate.deploy.manifest import EXACT, QUANTIZED
 from gate.deploy.store import Store
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.parts import tiny
 from tests.parts.exports import export
 from tests.registry.servers import Server
@@ -105,6 +106,7 @@ def look(name: str) -> dict[str, Digest]:
     return {label: slot.sha256 for label, slot in live.slots.items()}
 
 
+@exhaustive
 def test_both_go_the_whole_way_and_back_as_one(place: Path, capsys: Capture) -> None:
     seen = []
     for number, opset in enumerate((17, 16), start=1):
@@ -175,6 +177,7 @@ def _weaken(path: Path) -> None:
     onnx.save(model, str(path))
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(
     ("spoil", "code", "wanted"),
     [

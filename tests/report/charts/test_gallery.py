@@ -30,6 +30,7 @@ from tests.builders import (  # fmt: skip
     policy,
     runtime_evidence,
 )
+from tests.exhaustive import exhaustive
 from tests.report import stories
 
 SPOILT = [math.nan, math.inf, 1.7e308, 0.0]
@@ -65,6 +66,7 @@ def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts() -> None:
         assert all(ident.startswith(f"{chart.name}-") for ident in idents)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_the_same_records_give_the_same_bytes_and_others_do_not() -> None:
     assert all_of(stories.rejected()) == all_of(stories.rejected())
