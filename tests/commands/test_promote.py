@@ -269,6 +269,7 @@ def _promoted_once_and_gone(model: str, place: Path) -> None:
     Ledger(place / ".gate" / "state.db", key=key).append(entry)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, capsys) -> None:
     """What the service would do after an event, once and now."""

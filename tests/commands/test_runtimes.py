@@ -38,6 +38,7 @@ def test_all_are_listed_with_reasons(capsys, tmp_path):
     assert "ort" not in states
 
 
+@exhaustive
 @pytest.mark.proof
 def test_a_broken_one_is_no_success(tmp_path, monkeypatch, capsys):
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Nothing"})

@@ -24,6 +24,7 @@ def served(whole: Stack, seed: int = 1) -> str:
     return number
 
 
+@exhaustive
 @pytest.mark.proof
 def test_approval_promotes_and_deploys(whole: Stack) -> None:
     number = whole.hand_in(1).version

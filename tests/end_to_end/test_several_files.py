@@ -23,7 +23,7 @@ from gate.model.loading import build_model
 from gate.parts.calls import Calls
 from gate.parts.chain import ChainedModel
 from gate.storage.digest import Digest
-from tests.exhaustive import some
+from tests.exhaustive import exhaustive, some
 from tests.registry.servers import empty_database
 
 pytestmark = [
@@ -151,6 +151,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return made
 
 
+@exhaustive
 def test_several_files_live_as_one(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("yesterday", "today"):
         release, report = f"{name}/release.yaml", f"{name}-report"

@@ -29,6 +29,7 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.registry.signed_review import STATEMENT_LIMIT, Submission
 from gate.service.review import review
+from tests.exhaustive import exhaustive
 from tests.registry.releases import failing_release, onnx_file, release
 from tests.registry.servers import ADMIN, add_user, let_edit, make_run
 from tests.registry.signed import Signing
@@ -325,6 +326,7 @@ def test_the_variable_of_the_key_is_the_documented_one() -> None:
         assert key.envvar == KEY_VARIABLE
 
 
+@exhaustive
 @pytest.mark.proof
 @pytest.mark.slow
 def test_a_reviewer_needs_to_edit_the_model_and_no_more(

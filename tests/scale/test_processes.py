@@ -115,6 +115,7 @@ def test_a_unit_that_no_process_survives_is_named(
         evidence(folder, factory="mortal", jobs=2)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_what_a_worker_can_not_use_is_the_error_of_one_process(folder: Path) -> None:
     with pytest.raises(DataError, match="first in sample 150") as one:

@@ -25,6 +25,7 @@ from gate.service.port import Failed, Taken
 from gate.service.reconciler import reconciler
 from gate.service.settings import Settings
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
 from tests.ledger.test_head import removed
 from tests.registry.releases import NAME, onnx_file, release
@@ -168,6 +169,7 @@ def test_another_past_under_the_running_service_and_after_a_stop(
     assert place.reconcile() == []
 
 
+@exhaustive
 @pytest.mark.proof
 def test_what_a_person_accepts_is_gone_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

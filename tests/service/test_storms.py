@@ -29,6 +29,7 @@ from gate.registry.promotion import promote, rollback
 from gate.service.port import Taken
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.registry.releases import NAME
 from tests.registry.simulator import Crash, Simulator
 from tests.service.places import AUTOMATIC, Place
@@ -254,6 +255,7 @@ WEATHER = st.one_of(
 ONE_SERVES = (("promote 1", None), ("look", None))
 
 
+@exhaustive
 @given(st.lists(st.tuples(DONE, WEATHER), max_size=12))
 @example([("promote 2", None), ("look", ("flipped", 0, True)), ("look", ("flipped", 0, True))])
 @example([("promote 2", None), ("restart", None), ("look", ("page", 0, True))])

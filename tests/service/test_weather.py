@@ -160,6 +160,7 @@ def test_a_minute_of_pages_in_the_place_of_all_files_does_nothing(watched: Watch
         assert watched.state() == before
 
 
+@exhaustive
 def test_one_flipped_bit_once_does_nothing(watched: Watched) -> None:
     before = watched.state()
     for number in ("3", "1"):
