@@ -32,11 +32,11 @@ def leave_out(items: Iterable[pytest.Item]) -> None:
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:
         call, chosen = getattr(item, "callspec", None), item.get_closest_marker("rows")
-        is_proof = call is not None and any(mark.name == "proof" for mark in call.marks)
-        if call is None or not (chosen or is_proof):
+        if call is None or not (chosen or any(mark.name == "proof" for mark in call.marks)):
             continue
+        every = chosen.args[0] if chosen else FURTHER
         rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
-        if (rows[test] - 1) % (chosen.args[0] if chosen else FURTHER):
+        if (rows[test] - 1) % every:
             item.add_marker("proof")
             item.add_marker(exhaustive)
 

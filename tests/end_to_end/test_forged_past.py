@@ -25,7 +25,7 @@ from tests.end_to_end.hands import Hands, Keys, guarded_mlflow
 from tests.end_to_end.signed import QUICK, SignedStack, running
 from tests.end_to_end.stack import until
 from tests.end_to_end.trial import SETTLED_S, Trial
-from tests.exhaustive import exhaustive, some
+from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
@@ -133,7 +133,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 
 @exhaustive
-@pytest.mark.parametrize("title", some(PASTS, 8))
+@pytest.mark.parametrize("title", PASTS)
 def test_by_a_forged_past_nothing_is_done(victim: Victim, title: str) -> None:
     stack, keys = victim.stack, victim.hands.keys
     forge, problem, restarts = PASTS[title]

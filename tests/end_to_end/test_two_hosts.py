@@ -357,14 +357,8 @@ def test_a_replica_killed_at_any_step_while_another_goes_on(
     check_each_line_once(world, LOOKED_AT, "conflict")  # of moves that did not happen
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param("begin", marks=exhaustive),
-        pytest.param("set_alias champion", marks=exhaustive),
-        pytest.param("append", marks=exhaustive),
-    ],
-)
+@exhaustive
+@pytest.mark.parametrize("step", ["begin", "set_alias champion", "append"])
 def test_a_replica_stopped_while_it_holds_the_lock_writes_nothing_more(
     world: World, ci: Program, programs: list[Program], step: str
 ) -> None:

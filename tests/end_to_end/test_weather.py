@@ -21,8 +21,9 @@ from gate.registry.registered_model import RegisteredModel
 from tests.bounded.here import read_here
 from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
 from tests.exhaustive import some
+from tests.registry.kept_folder import KeptFolder
 from tests.registry.servers import Server
-from tests.service.places import Beginning, Model
+from tests.service.places import Model
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
@@ -42,7 +43,7 @@ def sky(server: Server) -> Iterator[Proxy]:
 @pytest.fixture(scope="module")
 def begun(
     server: Server, sky: Proxy, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Model, Beginning]:
+) -> tuple[Model, KeptFolder]:
     """Two versions served; a third waits for its review."""
     made = Model(tmp_path_factory.mktemp("weather"), sky.address, "weather")
     for seed in (1, 2, 3):
@@ -50,11 +51,11 @@ def begun(
         if seed < 3:
             made.approve(number)
             made.look()
-    return made, Beginning(made, server.artifacts.with_name("mlflow.db"))
+    return made, KeptFolder(made.place.folder, server.artifacts.with_name("mlflow.db"))
 
 
 @pytest.fixture
-def model(begun: tuple[Model, Beginning], monkeypatch: pytest.MonkeyPatch) -> Model:
+def model(begun: tuple[Model, KeptFolder], monkeypatch: pytest.MonkeyPatch) -> Model:
     """Before a service that was just started, and that is sure of a mismatch at the next look."""
     read_here(monkeypatch)
     made, beginning = begun

@@ -33,15 +33,16 @@ runpy.run_module(f"pipelines.{stage}", run_name="__main__")
 """
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("stage", "file"),
     [
-        pytest.param("prepare", "data/manifest.json", marks=exhaustive),
-        pytest.param("train", "models/model.safetensors", marks=exhaustive),
-        pytest.param("export", "models/model.onnx", marks=exhaustive),
-        pytest.param("export", "reports/export.json", marks=exhaustive),
-        pytest.param("parity", "reports/evidence.json", marks=exhaustive),
-        pytest.param("promote", "reports/promotion.json", marks=exhaustive),
+        ("prepare", "data/manifest.json"),
+        ("train", "models/model.safetensors"),
+        ("export", "models/model.onnx"),
+        ("export", "reports/export.json"),
+        ("parity", "reports/evidence.json"),
+        ("promote", "reports/promotion.json"),
     ],
 )
 def test_nothing_half_written_is_taken_for_whole(

@@ -1,4 +1,4 @@
-"""A folder with an MLflow database and all beside it, made once and put back for each test."""
+"""A folder and an MLflow database, made once and put back for each test."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-DATABASE = "mlflow.db"
-
 
 class KeptFolder:
     """Making it anew takes seconds. It stays where it is, because its database names its paths."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._kept = folder, folder.with_name(f"{folder.name}-kept")
-        shutil.copytree(folder, self._kept, symlinks=True)
+    def __init__(self, folder: Path, database: Path | None = None) -> None:
+        """`database`: in the folder, or elsewhere; None: `mlflow.db` in it."""
+        self._folder, self._database = folder, database or folder / "mlflow.db"
+        self._kept = folder.with_name(f"{folder.name}-kept")
+        beside = shutil.ignore_patterns(self._database.name)
+        shutil.copytree(folder, self._kept / "folder", symlinks=True, ignore=beside)
+        _copy_database(self._database, self._kept / "database")
 
     def again(self) -> Path:
-        """The folder as it was."""
+        """The folder as it was, with its database."""
         for path in self._folder.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name != DATABASE:
+            elif path != self._database:
                 path.unlink()
-        beside = shutil.ignore_patterns(DATABASE)
-        shutil.copytree(self._kept, self._folder, symlinks=True, dirs_exist_ok=True, ignore=beside)
-        copy_database(self._kept / DATABASE, self._folder / DATABASE)
+        shutil.copytree(self._kept / "folder", self._folder, symlinks=True, dirs_exist_ok=True)
+        _copy_database(self._kept / "database", self._database)
         return self._folder
 
 
-def copy_database(source: Path, target: Path) -> None:
+def _copy_database(source: Path, target: Path) -> None:
     """By SQLite itself, so that connections that are open see it."""
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
         one.backup(other)

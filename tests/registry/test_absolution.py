@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy i
 
 
 class Condemned:
-    """Versions 1 and 2 were promoted, and a violation of version 2 is written."""
+    """A registry, and two releases for it."""
 
     def __init__(self, folder: Path) -> None:
         self.uri, self.artifacts = f"sqlite:///{folder}/mlflow.db", folder / "artifacts"
@@ -37,6 +37,7 @@ class Condemned:
         self.releases = [self.release(folder, seed) for seed in (1, 2)]
 
     def condemn(self) -> None:
+        """Promote both as versions 1 and 2, and write a violation of version 2."""
         for of in self.releases:
             self.promote(of)
         self.model.write("violation", "a page came", version="2")

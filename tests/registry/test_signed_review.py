@@ -98,6 +98,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, printed.out, printed.err
 
 
+def beside_steps(err: str) -> list[str]:
+    """What is more than steps that take long, which a busy machine says."""
+    return [line for line in err.splitlines() if not line.endswith(" …")]
+
+
 def test_what_is_signed_is_shown_and_the_service_counts_it(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +112,7 @@ def test_what_is_signed_is_shown_and_the_service_counts_it(
     code, out, err = run(
         capsys, "approve", shop.name, shop.number, "--key", key, "--comment", "fine", *where
     )
-    assert code == 0, err
+    assert (code, beside_steps(err)) == (0, [])
     entry = shop.ledger.entries()[-1]
     decision = shop.release(sign=True).decision
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if " " in line)
@@ -351,7 +356,7 @@ def test_a_reviewer_needs_to_edit_the_model_and_no_more(
     assert "needs EDIT on the registered model" in err
     let_edit(guarded_server.uri, reviewer[0], model=shop.name)
     code, out, err = run(capsys, "approve", *arguments)
-    assert code == 0, err
+    assert (code, beside_steps(err)) == (0, [])
     assert "signed and stored: approved" in out
     assert shop.ledger.entries() == before
     become(*ADMIN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +23,6 @@ from gate.registry.release import Release
 from gate.registry.trusted import TrustFile
 from gate.service.reconciler import Reconciler
 from tests import builders
-from tests.registry.kept_folder import copy_database
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
@@ -165,21 +163,6 @@ class Model:
             key: re.sub(r"20\d\d-[-+T:0-9]+( \d\d:\d\d)?", "then", text)
             for key, text in texts.items()
         }
-
-
-class Beginning:
-    """What a scenario made of a model, kept beside it: making it anew takes seconds."""
-
-    def __init__(self, model: Model, database: Path) -> None:
-        self._folder, self._database = model.place.folder, database
-        self._kept = database.with_name(f"kept-{model.name}")
-        shutil.copytree(self._folder, self._kept / "folder", symlinks=True)
-        copy_database(database, self._kept / "mlflow.db")
-
-    def again(self) -> None:
-        shutil.rmtree(self._folder)
-        shutil.copytree(self._kept / "folder", self._folder, symlinks=True)
-        copy_database(self._kept / "mlflow.db", self._database)
 
 
 def fill(disk: Path) -> None:

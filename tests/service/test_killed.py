@@ -25,8 +25,9 @@ from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.port import CHAMPION, Tag
 from gate.registry.trusted import TrustFile
 from tests.exhaustive import exhaustive
+from tests.registry.kept_folder import KeptFolder
 from tests.registry.signed import Signing, save, trust_in
-from tests.service.places import AUTOMATIC, Beginning, Model
+from tests.service.places import AUTOMATIC, Model
 
 pytestmark = [
     pytest.mark.slow,
@@ -162,7 +163,7 @@ def test_killed_at_every_step(scenario: Callable[[Model], None], tmp_path: Path)
     database = tmp_path / "mlflow.db"
     model = Model(tmp_path, f"sqlite:///{database}", "digits")
     scenario(model)
-    beginning, before = Beginning(model, database), model.state()
+    beginning, before = KeptFolder(model.place.folder, database), model.state()
     with counted(None) as steps:
         assert model.look() > 0
     wanted = model.state()

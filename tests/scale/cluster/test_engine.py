@@ -143,10 +143,11 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
     ):
         engine.freight.result()  # the cluster is there
         assert engine.ready(crew._hands, seconds=60.0)
-        workers = [process for process in of_ray() if process.cmdline()[0].startswith("ray::")]
+        processes = of_ray()
+        workers = [process for process in processes if process.cmdline()[0].startswith("ray::")]
         places = {
             connection.laddr.ip
-            for process in of_ray()
+            for process in processes
             for connection in process.net_connections(kind="inet")
             if connection.status == psutil.CONN_LISTEN
         }
