@@ -41,8 +41,10 @@ class ReferenceAnswers:
         return self._double.take(digests, lambda: self._joined(batch, digests))
 
     def note(self, batch: Batch, reference: Sequence[Array], truth: Sequence[Array]) -> None:
-        """Take what both answered to a batch that somebody computed anyway."""
-        self._samples.note(row_digests(batch), reference, truth)
+        """Take what both answered to a batch that somebody computed anyway: read-only from now."""
+        digests = row_digests(batch)
+        self._single.take(digests, lambda: list(reference))
+        self._samples.note(digests, reference, truth)
 
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
         """Compute batches of one sample and of one shape in float64, up to `most` at a time, which

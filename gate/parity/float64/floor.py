@@ -28,8 +28,8 @@ def rounding_floor(stand: Stand, *, draws: int = DRAWS) -> list[NoiseStatistics 
     """
     floors: list[list[NoiseStatistics | None]] = []
     for batch in _with_truth(stand):
-        truth = stand.truth.aside(batch)
-        reference = stand.reference.run(batch)
+        reference = stand.answers.reference(batch)  # both as the pass over the samples had them
+        truth = stand.answers.truth(batch)
         if truth is None:
             return []
         floors = floors or [[None] * len(reference) for _ in range(draws)]

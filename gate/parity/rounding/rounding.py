@@ -140,15 +140,12 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             return transformed(tensor, operation, unit=self._unit, draw=self._draw)
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
             return tensor
-        if model.saturates:
-            moves = tensor != 0.0
-        else:
-            moves = (tensor.round() != tensor) | (tensor.abs() >= EXACT)
+        moves = _moves(tensor, saturates=model.saturates)
         error = None
         if model.terms is not None:
             error = accumulated(model.terms, operation, tensor, draw=self._draw)
         if error is not None and model.terms in ROUNDED:
-            return tensor.add(error.mul_(moves), alpha=self._unit)
+            return tensor.add(_where(moves, error), alpha=self._unit)
         width = model.relative * self._unit
         share = torch.empty_like(tensor).uniform_(-width, width, generator=self._random)
         if model.approximated:
@@ -156,9 +153,9 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if model.overshoot:
             share = torch.where(tensor.abs() > _ENDS, model.overshoot * self._unit, share)
             moves = tensor != 0.0
-        tossed = share.mul_(moves).add_(1.0).mul_(tensor)
+        tossed = _where(moves, share).add_(1.0).mul_(tensor)
         if error is not None:
-            tossed.add_(error.mul_(moves), alpha=self._unit)
+            tossed.add_(_where(moves, error), alpha=self._unit)
         return tossed.clamp_(*model.range) if model.bounded else tossed
 
     def _approximated(
@@ -182,6 +179,20 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _draw(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape).normal_(generator=self._random)
+
+
+def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:
+    """What is no zero, and no small integer unless a function that `saturates` made it; None: all
+    of it, as of most results of a network, which spares looking at magnitudes."""
+    moves = tensor != 0.0 if saturates else tensor.round() != tensor
+    if bool(moves.all()):
+        return None
+    return moves if saturates else moves.logical_or_(tensor.abs() >= EXACT)
+
+
+def _where(moves: torch.Tensor | None, error: torch.Tensor) -> torch.Tensor:
+    """`error`, overwritten, but 0 where nothing moves."""
+    return error if moves is None else error.mul_(moves)
 
 
 def _exact(

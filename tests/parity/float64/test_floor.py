@@ -109,6 +109,21 @@ def test_what_can_not_be_measured_widens_nothing(model, options):
     assert floors(model, **options) == []
 
 
+def test_what_the_pass_over_the_samples_computed_is_not_computed_again():
+    stand, forwards = benches.stand(nn.Linear(6, 5), X), []
+    stand.model.register_forward_hook(lambda *_: forwards.append("float32"))
+    truth = stand.truth.aside
+    stand.truth.aside = lambda batch: forwards.append("float64") or truth(batch)
+    with torch.inference_mode():
+        alone = rounding_floor(benches.stand(stand.model, X))
+        for batch in stand.samples.batches(8):
+            stand.answers.note(batch, stand.reference.run(batch), truth(batch))
+        forwards.clear()
+        floor = rounding_floor(stand)
+    assert forwards == ["float32"] * 9  # three runs of three batches
+    assert floor[0].result() == alone[0].result()
+
+
 def test_a_mean_of_many_numbers_is_no_fault(tmp_path):
     arrays = {"x": np.random.default_rng(0).random((12, 3, 224, 224), dtype=np.float32)}
     model = Wide().eval()

@@ -389,3 +389,15 @@ def test_a_transform_errs_by_the_size_of_the_whole_row(compute):
     rms = compute(normal(50, 1024)).square().mean().sqrt()
     assert 2.0 < errors.square().mean().sqrt() / rms < 30.0
     assert (error(lambda x: torch.fft.rfft(x).real, torch.ones(1, 64))[0, 1:] != 0.0).any()
+
+
+@pytest.mark.parametrize("still", [[], [0.0], [3.0, -7.0], [0.0, 5.0, float(2**19)]])
+def test_zeros_and_small_integers_stay_and_the_rest_moves_as_without_them(still):
+    others = [0.3, -2.5, float(2**20), float(2**20 + 1), -3e7, 1e-30]
+    with RandomRounding(0, scale=8.0):
+        tossed = torch.tensor([*others, *still]) + 0.0
+    with RandomRounding(0, scale=8.0):
+        expected = torch.tensor([*others, *[0.7] * len(still)]) + 0.0
+    assert torch.equal(tossed[: len(others)], expected[: len(others)])
+    assert tossed[len(others) :].tolist() == still
+    assert (tossed[: len(others)] != torch.tensor(others)).sum() >= 4
