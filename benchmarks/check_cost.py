@@ -4,7 +4,8 @@
 
 CPU time, user and system, and time on the wall of the whole command with all processes that it
 starts, on a resnet18 of torchvision, alternating between the two checkouts, so that both see the
-same machine. The ratios of the medians are printed.
+same machine. The ratios of the medians are printed, and that of the instruments alone: what a check
+costs beyond one of the same two runtimes without float64 floor, probes, search and stability.
 
     python -m benchmarks.check_cost --loop --samples 256 --size 128
 
@@ -94,6 +95,14 @@ runtimes:
     bounds:
       {scaled_diff: 0.001, noise_ratio: 3, repeatability_ratio: 8, batch_invariance_ratio: 16}
 """
+_BARE = """
+task: tensors
+precision: exact
+runtimes:
+  ort-cpu: {required: always, bounds: {scaled_diff: 0.001}}
+  ort-cpu-optimized: {required: always, bounds: {scaled_diff: 0.001}}
+instruments: {noise_samples: 0, probes: false, stability_samples: 0}
+"""
 _PAIRS = (("here", "against"), ("here", "two_sessions"), ("one_runtime", "loop"))
 """What is told in units of what."""
 
@@ -121,7 +130,10 @@ def main(arguments: list[str] | None = None) -> int:
             turns["two_sessions"] = partial(_seconds_of_loop, Path(folder), levels=_LEVELS)
             turns["one_runtime"] = partial(_seconds, HERE, Path(folder), policy=_ONE_RUNTIME)
         else:
-            turns["against"] = partial(_seconds, asked.against.resolve(), Path(folder))
+            against = partial(_seconds, asked.against.resolve(), Path(folder))
+            turns["against"] = against
+            turns["against_bare"] = partial(against, policy=_BARE)
+            turns["here_bare"] = partial(_seconds, HERE, Path(folder), policy=_BARE)
         turns["here"] = partial(_seconds, HERE, Path(folder))
         for turn in turns.values():  # compiles the modules
             turn()
@@ -149,6 +161,9 @@ def _summary(seconds: dict[str, list[Seconds]]) -> dict[str, dict[str, float]]:
             if one in medians and other in medians
         }
         made[kind] = {**medians, **ratios}
+        if "here_bare" in medians:
+            own, other = (medians[n] - medians[f"{n}_bare"] for n in ("here", "against"))
+            made[kind]["instruments / instruments against"] = round(own / other, 3)
     return made
 
 
