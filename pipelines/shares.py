@@ -10,6 +10,7 @@ from gate.front_door import Reference
 from gate.onnxfile.release_file import is_release
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
+from gate.scale.cluster.early import EarlyActors
 from gate.scale.cluster.session import Cluster
 from gate.scale.crew import CheckedFile
 from gate.scale.jobs import worth_a_trial
@@ -30,10 +31,14 @@ def shared_out(onnx: Path, workload: Workload, policy: Policy) -> Iterator[Workl
     if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
         yield workload  # nobody builds the model again
         return
-    checked = CheckedFile(onnx, Reference.load(_REFERENCE), workload, policy)
-    if params.engine == "ray":
-        crew = checked.by_cluster(Cluster(workers=params.jobs))
-    else:
-        crew = checked.by_processes(params.jobs)
-    with crew as shared:
-        yield shared
+    with contextlib.ExitStack() as held:
+        if params.engine == "ray":
+            early = held.enter_context(EarlyActors.started(Cluster(workers=params.jobs)))
+            crew = _checked(onnx, workload, policy).by_cluster(early)
+        else:
+            crew = _checked(onnx, workload, policy).by_processes(params.jobs)
+        yield held.enter_context(crew)
+
+
+def _checked(onnx: Path, workload: Workload, policy: Policy) -> CheckedFile:
+    return CheckedFile(onnx, Reference.load(_REFERENCE), workload, policy)

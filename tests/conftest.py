@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from coverage import Coverage
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from benchmarks import install_size
 from tests.exhaustive import leave_out
@@ -26,8 +26,8 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 # A check that a script starts in the background ignores Ctrl-C, and all that it starts would.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# How fast an example is says something about the machine alone.
-settings.register_profile("tests", deadline=None)
+# How fast an example is, or is drawn, says something about the machine alone.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 

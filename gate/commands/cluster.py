@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -55,33 +56,46 @@ CLUSTER: tuple[Callable[..., Any], ...] = (
 """As `--help` lists them."""
 
 
-def measured_by(
-    question: CheckQuestion,
-) -> Callable[[CheckedFile], AbstractContextManager[Workload]]:
-    """How `gate.commands.judged.judged` shares out the samples. Raises UsageError for options of
-    the other engine."""
+SharedOut = Callable[["CheckedFile"], AbstractContextManager["Workload"]]
+"""Gives the workload of a check with those who measure it."""
+
+
+def measured_by(question: CheckQuestion) -> AbstractContextManager[SharedOut]:
+    """How `gate.commands.judged.judged` shares out the samples. Those who measure them start on
+    entering, as far as their number was asked for. Raises UsageError for options of the other
+    engine."""
     if question["engine"] == "processes":
         _refuse_cluster(question)
-        return lambda checked: checked.by_processes(question["jobs"])
+        return _by_processes(question["jobs"])
     if question["jobs"] is not None:
         raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
     from gate.scale.cluster.switches import set_switches
 
     set_switches()
+    return _by_cluster(question)
 
-    def by_cluster(checked: CheckedFile) -> AbstractContextManager[Workload]:
-        from gate.scale.cluster.session import Cluster
 
-        return checked.by_cluster(
-            Cluster(
-                address=question["address"],
-                workers=question["workers"],
-                cpus=question["cpus_per_worker"],
-                gpus=question["gpus_per_worker"],
-            )
-        )
+@contextlib.contextmanager
+def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
+    from gate.scale.early import early_processes
 
-    return by_cluster
+    with early_processes(0 if jobs in (None, 1) else jobs) as early:
+        yield lambda checked: checked.by_processes(jobs, early=early)
+
+
+@contextlib.contextmanager
+def _by_cluster(question: CheckQuestion) -> Iterator[SharedOut]:
+    from gate.scale.cluster.early import EarlyActors
+    from gate.scale.cluster.session import Cluster
+
+    cluster = Cluster(
+        address=question["address"],
+        workers=question["workers"],
+        cpus=question["cpus_per_worker"],
+        gpus=question["gpus_per_worker"],
+    )
+    with EarlyActors.started(cluster) as early:
+        yield lambda checked: checked.by_cluster(early)
 
 
 def _refuse_cluster(question: CheckQuestion) -> None:

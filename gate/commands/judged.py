@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 from gate.commands.against import Against
 from gate.commands.check_question import CheckQuestion
 from gate.commands.checked import Checked
+from gate.commands.cluster import SharedOut
 from gate.commands.loading import loading
 from gate.commands.next_steps import addressed
 from gate.commands.options import tracking_uri
@@ -25,17 +25,15 @@ from gate.commands.tracked import runs_of_check
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gate.parity.workload import Workload
     from gate.policy.policy import Policy
-    from gate.scale.crew import CheckedFile
 
 
 def judged(
     question: CheckQuestion,
     policy: Policy,
-    shared_out: Callable[[CheckedFile], AbstractContextManager[Workload]],
+    measured_by: AbstractContextManager[SharedOut],
 ) -> Outcome:
-    """Measure, decide, and write what is asked for. `shared_out`: who measures.
+    """Measure, decide, and write what is asked for. `measured_by`: who measures.
 
     Raises GateError where nothing can be judged.
     """
@@ -56,45 +54,46 @@ def judged(
     labels = question["labels"]
     dumped = read_dumped(question["tensors"])
 
-    with loading():  # after what is wrong without them
-        from gate.front_door import Reference, check
-        from gate.parity.workload import Workload
-        from gate.scale.crew import CheckedFile
-        from gate.storage.temporary import temporary_folder
-        from gate.story.judgement import Judgement
+    with measured_by as shared_out:
+        with loading():  # after what is wrong without them
+            from gate.front_door import Reference, check
+            from gate.parity.workload import Workload
+            from gate.scale.crew import CheckedFile
+            from gate.storage.temporary import temporary_folder
+            from gate.story.judgement import Judgement
 
-        workload = replace(
-            Workload.open(
-                question["inputs"],
-                labels=labels,
-                batch_size=question["batch_size"],
-                preprocessing=question["preprocessing"],
-                decode_workers=question["decode_workers"],
-            ),
-            pictures=question["pictures"],
-            dumped=dumped,
-            recordings=_recordings(question),
-        )
-        reference = Reference.load(
-            question["reference"],
-            checkpoint=question["checkpoint"],
-            preprocessing=question["preprocessing"],
-            export_record=question["export_record"],
-        )
-    with temporary_folder() as served:
-        if question["against"] is not None:
-            against = Against.of_options(question["against"], question)
-            champion = against.champion(policy=policy, into=served)
-            workload = replace(workload, against=champion)
-        checked_file = CheckedFile(question["model"], reference, workload, policy)
-        with shared_out(checked_file) as shared, bar("measuring") as progress:
-            verdicted = check(
-                question["model"],
-                reference=reference,
-                workload=shared,
-                policy=policy,
-                progress=progress,
+            workload = replace(
+                Workload.open(
+                    question["inputs"],
+                    labels=labels,
+                    batch_size=question["batch_size"],
+                    preprocessing=question["preprocessing"],
+                    decode_workers=question["decode_workers"],
+                ),
+                pictures=question["pictures"],
+                dumped=dumped,
+                recordings=_recordings(question),
             )
+            reference = Reference.load(
+                question["reference"],
+                checkpoint=question["checkpoint"],
+                preprocessing=question["preprocessing"],
+                export_record=question["export_record"],
+            )
+        with temporary_folder() as served:
+            if question["against"] is not None:
+                against = Against.of_options(question["against"], question)
+                champion = against.champion(policy=policy, into=served)
+                workload = replace(workload, against=champion)
+            checked_file = CheckedFile(question["model"], reference, workload, policy)
+            with shared_out(checked_file) as shared, bar("measuring") as progress:
+                verdicted = check(
+                    question["model"],
+                    reference=reference,
+                    workload=shared,
+                    policy=policy,
+                    progress=progress,
+                )
     decision, evidence = verdicted.decision, verdicted.evidence
     judgement = Judgement(
         decision=decision,

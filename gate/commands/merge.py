@@ -73,7 +73,9 @@ def command(plan: Path, parts: tuple[Path, ...], output: Path | None, **options:
         with checked.as_planned(planned):
             yield replace(checked.workload, crew=crew, units=planned.assignment.most_units)
 
-    outcome = judged(_question(planned, options), planned.assignment.policy, merged)
+    outcome = judged(
+        _question(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)
+    )
     if output is not None:
         from gate.records.evidence import Evidence
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from gate.parity.case import Case
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
+from gate.scale.cluster.early import EarlyActors
 from gate.scale.cluster.engine import RayActors
-from gate.scale.cluster.session import Cluster
+from gate.scale.early import EarlyProcess
 from gate.scale.jobs import asked_for, chosen, worth_a_trial
 from gate.scale.kept_parts import KeptParts, KeptPlan
 from gate.scale.plan import MeasuringPlan
@@ -38,8 +40,11 @@ class CheckedFile:
     policy: Policy
 
     @contextlib.contextmanager
-    def by_processes(self, jobs: int | None) -> Iterator[Workload]:
+    def by_processes(
+        self, jobs: int | None, *, early: deque[EarlyProcess] | None = None
+    ) -> Iterator[Workload]:
         """The workload with its crew, if it has one. `jobs`: processes; None: as many as pay.
+        `early`: processes that have started already.
 
         Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
         several are asked for and can't be, and what opening the files raises.
@@ -61,21 +66,20 @@ class CheckedFile:
             return
         _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
         threads = decided.threads or 1
-        with self._shared(Processes(assignment, decided.count, threads), threads) as workload:
+        engine = Processes(assignment, decided.count, threads, early or deque())
+        with self._shared(engine, threads) as workload:
             yield workload
 
     @contextlib.contextmanager
-    def by_cluster(self, cluster: Cluster) -> Iterator[Workload]:
+    def by_cluster(self, early: EarlyActors) -> Iterator[Workload]:
         """The workload with actors of a Ray cluster for its crew.
 
-        Inside, PyTorch has as many threads here as in each of them. Raises as `by_processes`, and
-        as `RayActors.connected`.
+        Inside, PyTorch has as many threads here as in each of them. Raises as `by_processes`.
         """
-        assignment = Assignment.of(self._case(), self.reference, self.workload)
-        with RayActors.connected(assignment, cluster) as engine:
-            _steps.debug("measure by %d actors of Ray", engine.count)
-            with self._shared(engine, engine.threads) as workload:
-                yield workload
+        engine = RayActors.of(Assignment.of(self._case(), self.reference, self.workload), early)
+        _steps.debug("measure by %d actors of Ray", engine.count)
+        with self._shared(engine, engine.threads) as workload:
+            yield workload
 
     @contextlib.contextmanager
     def as_planned(self, plan: MeasuringPlan) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.records.runtime import CPU_PROVIDER
 from gate.runtimes.chosen import chosen_of
+from gate.scale.cores import cores
 
 _WORTH_S = 20.0
 """Of computing in one process: a process takes seconds to start."""
@@ -74,12 +74,6 @@ def worth_a_trial(samples: Samples, batch_size: int) -> bool:
 
 def _batches(samples: Samples, batch_size: int) -> int:
     return math.ceil(len(samples) / batch_size)
-
-
-def cores() -> int:
-    """Physical ones that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(min(psutil.cpu_count(logical=False) or 1, allowed or 1), 1)
 
 
 def _room() -> int:

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from gate.errors import EvidenceError, GateError, by_name
+from gate.model.collector import resting_collector
 from gate.parity.case import Case
 from gate.parity.sample_pass import SamplePass
 from gate.parity.units.part import LeadState, UnitAnswers, UnitPart
@@ -69,19 +70,23 @@ def answer_to(sample_pass: SamplePass, unit: Unit, *, again: bool) -> bytes:
         return written(WorkerFailure.of(error))
 
 
-def serve(connection: Connection, assignment: Assignment, threads: int) -> None:
-    """Answer one message with another until there is none: first the lead, with nothing; then each
-    unit, with its part or why there is none."""
+def serve(connection: Connection) -> None:
+    """Take an assignment and a number of threads, then answer one message with another until there
+    is none: first the lead, with nothing; then each unit, with its part or why there is none."""
     os.dup2(2, 1)  # what the model prints is no output of the command
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
-            _serve(connection, assignment, threads)
+            _serve(connection)
         except Exception as error:
             connection.send_bytes(written(WorkerFailure.of(error)))
 
 
-def _serve(connection: Connection, assignment: Assignment, threads: int) -> None:
-    with opened(assignment.case(), threads=threads, noise=False) as sample_pass:
+def _serve(connection: Connection) -> None:
+    with contextlib.ExitStack() as held:
+        with resting_collector():
+            text, threads = connection.recv()
+            case = Assignment.from_json(text).case()
+            sample_pass = held.enter_context(opened(case, threads=threads, noise=False))
         sample_pass.judge_by(LeadState.from_json(connection.recv_bytes().decode()))
         while True:
             *unit, again = connection.recv()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.scale.assignment import Assignment
+from gate.scale.early import early_processes
 from gate.scale.processes import Processes
 from gate.scale.workers import Workers
 from tests.exhaustive import exhaustive
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evidence(
-    folder: Path, *, factory: str = "build", inputs: str = "x.npy", jobs: int = 1
+    folder: Path, *, factory: str = "build", inputs: str = "x.npy", jobs: int = 1, early: int = 0
 ) -> Evidence:
     onnx, policy = folder / "model.onnx", Policy.default()
     reference = Reference.load(f"tests.scale.tiny:{factory}")
@@ -59,7 +59,10 @@ def evidence(
     if jobs == 1:
         return evidence_on(onnx, reference=reference, workload=workload, policy=policy)[0]
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
-    with Workers(Processes(Assignment.of(case, reference, workload), jobs)) as crew:
+    with (
+        early_processes(early) as waiting,
+        Workers(Processes(Assignment.of(case, reference, workload), jobs, early=waiting)) as crew,
+    ):
         shared = replace(workload, crew=crew)
         return evidence_on(onnx, reference=reference, workload=shared, policy=policy)[0]
 
@@ -90,7 +93,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     mark = folder / "mark"
     mark.touch()
     monkeypatch.setenv(MARK, str(mark))
-    both = evidence(folder, factory="mortal", jobs=2)
+    both = evidence(folder, factory="mortal", jobs=2, early=1)
     assert not mark.exists()
     assert both.crew is not None
     assert (both.crew.engine, both.crew.workers) == ("processes", 2)
@@ -144,19 +147,3 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         crew.begin(LeadState(floors={}), [Unit(1, 32, 64)])
         raise KeyboardInterrupt
     assert not multiprocessing.active_children()
-
-
-def test_a_worker_never_hears_of_ctrl_c(folder: Path) -> None:
-    """Not even while it imports: the whole group of a terminal gets it. It ends with its pipe."""
-    case = Assignment.model_construct()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    hand = Processes(case, 1).start()
-    try:
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
-        process = multiprocessing.active_children()[-1]
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        blocked = int(next(line for line in status.splitlines() if "SigBlk" in line).split()[1], 16)
-        assert blocked & 1 << (signal.SIGINT - 1)
-    finally:
-        hand.end()
-    assert process.exitcode is not None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gate.errors import EvidenceError, PolicyError, first_line
+from gate.errors import EvidenceError, first_line
 from gate.parity.sources.named import Named
 from gate.parity.sources.opening import Opening
 from gate.parity.units.unit import Unit
 from gate.preprocess.spec import PreprocessSpec
 from gate.scale.assignment import Assignment
-from gate.scale.cluster.session import Cluster, RaySession
+from gate.scale.cluster.early import EarlyActors, end_actor
 from gate.scale.work import Hand, HandLost
 from gate.scale.worker import Answer, WorkerFailure, read_answer
 
@@ -34,8 +34,8 @@ _RETRIES = 3
 class _Actor:
     """As `gate.scale.work.Hand`."""
 
-    start: Future[Any]
-    """Its handle, once the cluster was asked for it."""
+    start: Future[tuple[Any, Any]]
+    """Its handle, and the reference of what it says when it is there."""
     unit: Unit | None = None
     answers: Any = None
     """The reference of what it will say."""
@@ -43,18 +43,18 @@ class _Actor:
 
     def begin(self, lead: bytes) -> None:
         """As `Hand.begin`."""
-        self.start.result().begin.remote(lead)
+        self._handle.begin.remote(lead)
 
     def give(self, unit: Unit, *, again: bool) -> None:
         """As `Hand.give`."""
-        handle = self.start.result()
-        self.answers = handle.answer.remote(unit.index, unit.start, unit.stop, again=again)
+        answer = self._handle.answer
+        self.answers = answer.remote(unit.index, unit.start, unit.stop, again=again)
 
     def await_start(self) -> None:
         """Until the cluster was asked for it. Raises as `RaySession.later`."""
-        handle = self.start.result()
-        if self.opening and self.answers is None:
-            self.answers = handle.open.remote()
+        _, there = self.start.result()
+        if self.opening:
+            self.answers = there
 
     def answer(self) -> Answer | None:
         """As `Hand.answer`."""
@@ -76,13 +76,15 @@ class _Actor:
         import ray
 
         if self.start.cancel() or self.start.exception() is not None:
-            return
-        handle = self.start.result()
+            return  # Ray ends an actor of which nobody has the handle
         if self.unit is None and not self.opening:
             with contextlib.suppress(Exception):
-                ray.get(handle.close.remote(), timeout=_CLOSE_S)
-        with contextlib.suppress(Exception):
-            ray.kill(handle)
+                ray.get(self._handle.close.remote(), timeout=_CLOSE_S)
+        end_actor(self._handle)
+
+    @property
+    def _handle(self) -> Any:
+        return self.start.result()[0]
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,7 @@ class RayActors:
     """As `gate.scale.workers.CrewEngine`."""
 
     assignment: Assignment
-    cluster: Cluster
-    count: int
-    session: RaySession
+    early: EarlyActors
     freight: Future[Freight]
     """The files of the assignment in the object store."""
     reader: Any = None
@@ -100,29 +100,25 @@ class RayActors:
     name: Literal["processes", "ray"] = "ray"
 
     @property
+    def count(self) -> int:
+        """As `CrewEngine.count`."""
+        return self.early.count
+
+    @property
     def threads(self) -> int:
         """Of each worker: the policy's, else one for each of its processors."""
-        return self.assignment.policy.determinism.threads or self.cluster.cpus
+        return self.assignment.policy.determinism.threads or self.early.cluster.cpus
 
     @classmethod
-    @contextlib.contextmanager
-    def connected(cls, assignment: Assignment, cluster: Cluster) -> Iterator[RayActors]:
-        """Inside, the cluster is there, or starts.
-
-        Raises PolicyError where Ray is not installed or the cluster has no room for a worker,
-        StorageError where one that is named can't be reached.
-        """
-        with RaySession.joined(cluster) as session:
-            machines = session.machines()
-            require_room(cluster, machines)
-            count = cluster.workers or sum(map(cluster.room, machines))
-            freight = session.later(partial(_packed, assignment))
-            reader = None if session.of_this_machine else _reader(assignment)
-            yield cls(assignment, cluster, count, session, freight, reader)
+    def of(cls, assignment: Assignment, early: EarlyActors) -> RayActors:
+        """Of a cluster that is there, or starts."""
+        freight = early.session.later(partial(_packed, assignment))
+        reader = None if early.session.of_this_machine else _reader(assignment)
+        return cls(assignment, early, freight, reader)
 
     def start(self) -> Hand:
         """As `CrewEngine.start`."""
-        return _Actor(self.session.later(self._actor))
+        return _Actor(self.early.session.later(partial(self._opened, self.early.take())))
 
     def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
         """As `CrewEngine.ready`."""
@@ -137,35 +133,17 @@ class RayActors:
         done, _ = ray.wait(list(of), num_returns=1, timeout=seconds)
         return [of[reference] for reference in done]
 
-    def _actor(self) -> Any:
-        import ray
-
-        from gate.scale.cluster.actor import Measurer
-
-        kind: Any = ray.remote(Measurer)
-        return kind.options(num_cpus=self.cluster.cpus, num_gpus=self.cluster.gpus).remote(
-            self.assignment, self.freight.result(), reader=self.reader, threads=self.threads
+    def _opened(self, handle: Future[Any]) -> tuple[Any, Any]:
+        actor, freight = handle.result(), self.freight.result()
+        there = actor.open.remote(
+            self.assignment, freight, reader=self.reader, threads=self.threads
         )
+        return actor, there
 
     def close(self) -> None:
-        """End the reader; the cluster is left by `connected`."""
-        import ray
-
+        """End the reader; the cluster is left by whoever entered it."""
         if self.reader is not None:
-            with contextlib.suppress(Exception):
-                ray.kill(self.reader)
-
-
-def require_room(cluster: Cluster, machines: Sequence[dict[str, float]]) -> None:
-    """Raise PolicyError for a worker that fits on no machine: it would be waited for in vain.
-    `machines`: what each has."""
-    if not any(map(cluster.room, machines)):
-        largest = max((of.get("CPU", 0), of.get("GPU", 0)) for of in machines)
-        raise PolicyError(
-            f"no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a "
-            f"worker, the largest has {largest[0]:g} and {largest[1]:g}. Give fewer: "
-            "--cpus-per-worker, --gpus-per-worker."
-        )
+            end_actor(self.reader)
 
 
 def _packed(assignment: Assignment) -> Freight:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Any, TypeVar
 
 from gate.errors import PolicyError, StorageError, first_line
 from gate.scale.cluster.switches import set_switches
-from gate.scale.jobs import cores
+from gate.scale.cores import cores
 from gate.storage.temporary import temporary_folder
 
+_LISTEN_S = 10.0
 _SOCKETS = 40
 """Characters of a folder in which Ray's sockets can be: their names are long, and have a limit."""
 
@@ -63,6 +65,8 @@ class RaySession:
                 "--jobs N measures in N processes of this machine."
             ) from error
         address = cluster.address or os.environ.get("RAY_ADDRESS")
+        if address is not None and not ray.is_initialized():
+            _require_listener(address)
         with ThreadPoolExecutor(1, "ray") as thread, temporary_folder() as folder:
             if ray.is_initialized():  # by whoever calls this as a library: it is theirs to end
                 yield cls(cluster, thread, thread.submit(lambda: None))
@@ -95,18 +99,34 @@ class RaySession:
         return self._thread.submit(inside)
 
 
+def _require_listener(address: str) -> None:
+    """Raise StorageError where nobody listens at HOST:PORT: Ray would wait for minutes, and then
+    end this process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTEN_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(place: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
+        "it runs, has the same versions of Python and Ray, and which token it asks for "
+        "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
+        "machines."
+    )
+
+
 def _enter(place: str, options: dict[str, Any]) -> None:
     import ray
 
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        raise StorageError(
-            f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
-            "it runs, has the same versions of Python and Ray, and which token it asks for "
-            "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
-            "machines."
-        ) from error
+        raise _unreachable(place, error) from error
 
 
 def _leave(there: Future[None]) -> None:

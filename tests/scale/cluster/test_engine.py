@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +20,8 @@ from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.scale.assignment import Assignment
-from gate.scale.cluster.engine import RayActors, require_room
+from gate.scale.cluster.early import EarlyActors, require_room
+from gate.scale.cluster.engine import RayActors
 from gate.scale.cluster.session import Cluster
 from gate.scale.workers import Workers
 from tests.scale import test_processes
@@ -64,8 +64,8 @@ def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
     """`theirs`: in a cluster that is the caller's, of which nothing is known."""
     assignment, reference, workload = assigned(folder, **options)
     with (
-        RayActors.connected(assignment, Cluster(workers=2)) as engine,
-        Workers(engine) as crew,
+        EarlyActors.started(Cluster(workers=2)) as early,
+        Workers(engine := RayActors.of(assignment, early)) as crew,
     ):
         assert (engine.reader is not None) == theirs
         return evidence_on(
@@ -138,8 +138,8 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
     assignment, _, _ = assigned(folder)
     with (
         pytest.raises(KeyboardInterrupt),
-        RayActors.connected(assignment, Cluster(workers=2)) as engine,
-        Workers(engine) as crew,
+        EarlyActors.started(Cluster(workers=2)) as early,
+        Workers(engine := RayActors.of(assignment, early)) as crew,
     ):
         engine.freight.result()  # the cluster is there
         assert engine.ready(crew._hands, seconds=60.0)
@@ -152,7 +152,7 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
             if connection.status == psutil.CONN_LISTEN
         }
         with pytest.raises(PolicyError, match="no machine of the cluster has 64 CPUs"):
-            require_room(Cluster(cpus=64), engine.session.machines())
+            require_room(Cluster(cpus=64), early.session.machines())
         waiting = {process.nice() for process in workers} - {psutil.Process().nice()}
         raise KeyboardInterrupt
     assert workers
@@ -160,18 +160,6 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
     assert places
     assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert_nobody_is_left()
-
-
-def test_a_cluster_that_is_not_there_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
-    assignment, _, _ = assigned(folder)
-    with (
-        pytest.raises(StorageError, match="cannot start or reach the Ray cluster auto"),
-        RayActors.connected(assignment, Cluster(address="auto")),
-    ):
-        pass
 
 
 def test_a_cluster_of_this_machine_that_does_not_start_ends_the_check(
@@ -186,26 +174,3 @@ def test_a_cluster_of_this_machine_that_does_not_start_ends_the_check(
     with pytest.raises(StorageError, match="cluster of this machine: no room for sockets"):
         evidence(folder)
     assert not ray.is_initialized()
-
-
-def test_a_worker_that_this_machine_has_no_room_for_is_refused_before_anything_starts(
-    folder: Path,
-) -> None:
-    assignment, _, _ = assigned(folder)
-    with (
-        pytest.raises(PolicyError, match="no machine of the cluster has 6400 CPUs"),
-        RayActors.connected(assignment, Cluster(cpus=6400)),
-    ):
-        pass
-
-
-def test_without_ray_it_is_said_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assignment, _, _ = assigned(folder)
-    with (
-        pytest.raises(PolicyError, match=r"pip install 'parity-gate\[ray\]'"),
-        RayActors.connected(assignment, Cluster()),
-    ):
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import ray
 
 from gate.errors import StorageError
 from gate.scale.cluster.session import Cluster, RaySession
-from gate.scale.jobs import cores
+from gate.scale.cores import cores
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +60,34 @@ def test_nothing_is_asked_of_a_cluster_that_did_not_start(
 
 def test_one_that_is_named_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: object) -> None:
-        raise ConnectionError("refused")
+        raise ConnectionError("it asks for a token")
 
     monkeypatch.setattr(ray, "init", broken)
-    named = RaySession.joined(Cluster(address="127.0.0.1:1"))
-    with pytest.raises(StorageError, match="127.0.0.1:1: refused"), named:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        with (
+            pytest.raises(StorageError, match=f"{address}: it asks for a token"),
+            RaySession.joined(Cluster(address=address)),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_where_nobody_listens_ray_is_not_asked(calls: list[str], address: str) -> None:
+    """It would wait for minutes, and then end the process: tests, too."""
+    with (
+        pytest.raises(StorageError, match="cannot start or reach the Ray cluster"),
+        RaySession.joined(Cluster(address=address)),
+    ):
         pass
+    assert calls == []
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://127.0.0.1:1"])
+def test_what_is_no_place_is_for_ray_to_find(calls: list[str], address: str) -> None:
+    with RaySession.joined(Cluster(address=address)):
+        pass
+    assert calls == ["init", "shutdown"]
 
 
 def test_one_of_the_callers_goes_on(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
