@@ -1,4 +1,5 @@
-"""Python's collector, which rests while PyTorch and a model are loaded."""
+"""Python's collector, which rests while PyTorch and a model are loaded: apart, because commands and
+workers load, and nobody else may let it rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cores of this machine."""
+"""The cores of this machine: apart, so that whoever counts them imports no PyTorch."""
 
 from __future__ import annotations
 

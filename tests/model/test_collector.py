@@ -1,0 +1,43 @@
+"""The collector rests while something is loaded, and works afterwards whatever happens."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from gate.model.collector import resting_collector
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    frozen = gc.get_freeze_count()
+    yield
+    assert gc.get_freeze_count() == frozen == 0
+    gc.enable()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_rests_meanwhile(fails) -> None:
+    try:
+        with resting_collector():
+            assert not gc.isenabled()
+            if fails:
+                raise KeyError
+    except KeyError:
+        assert fails
+    assert gc.isenabled()
+
+
+def test_what_was_loaded_counts_as_old() -> None:
+    with resting_collector():
+        loaded = [[] for _ in range(5000)]
+    assert len(gc.get_objects(generation=0)) < len(loaded)
+    assert len(gc.get_objects(generation=2)) > len(loaded)
+
+
+def test_who_has_no_collector_gets_none() -> None:
+    gc.disable()
+    with resting_collector():
+        pass
+    assert not gc.isenabled()

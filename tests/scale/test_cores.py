@@ -1,0 +1,21 @@
+"""A worker more than there are cores for makes all of them slower."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from gate.scale.cores import cores
+
+
+@pytest.mark.parametrize(
+    ("physical", "allowed", "wanted"), [(4, 8, 4), (4, 2, 2), (None, 3, 1), (0, 2, 1)]
+)
+def test_it_is_the_physical_ones_that_this_process_may_use(
+    physical: int | None, allowed: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
+    assert cores() == wanted
