@@ -75,7 +75,7 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 
 # After a worker's crash, xdist waits for ever where it starts another one: it hands out files that
 # are done, and hears nothing of them. A failure is printed when it happens: whoever ends a run sees it.
-PYTEST := $(BIN)/python -m pytest --instafail -n $(WORKERS) --max-worker-restart=0 \
+PYTEST := $(BIN)/python -m pytest -q --instafail -n $(WORKERS) --max-worker-restart=0 \
 	--dist loadfile --no-loadscope-reorder
 ALONE := $(BIN)/python -m pytest -m alone $$(grep -rl 'mark\.alone' tests --include='test_*.py')
 FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
