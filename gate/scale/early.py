@@ -79,10 +79,10 @@ def _serve(connection: Connection) -> None:
 def _interrupts_held() -> Iterator[None]:
     """What starts inside never hears of Ctrl-C, not even while it imports: it leaves when its
     connection ends. A child has the mask of the thread that started it."""
-    resource_tracker.ensure_running()  # which the first process would start, and unblock SIGINT
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # which the first process would start, and unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

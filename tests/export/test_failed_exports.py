@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
@@ -77,7 +77,7 @@ NETS = st.recursive(
 
 @exhaustive
 @pytest.mark.proof
-@hypothesis_settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=12)
 @given(
     net=NETS,
     broken=st.sampled_from([failing.Eigenvalues, failing.ShiftedSwish]),

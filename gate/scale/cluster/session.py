@@ -65,10 +65,11 @@ class RaySession:
                 "--jobs N measures in N processes of this machine."
             ) from error
         address = cluster.address or os.environ.get("RAY_ADDRESS")
-        if address is not None and not ray.is_initialized():
+        theirs = ray.is_initialized()
+        if address is not None and not theirs:
             _require_listener(address)
         with ThreadPoolExecutor(1, "ray") as thread, temporary_folder() as folder:
-            if ray.is_initialized():  # by whoever calls this as a library: it is theirs to end
+            if theirs:  # by whoever calls this as a library: it is theirs to end
                 yield cls(cluster, thread, thread.submit(lambda: None))
                 return
             own = _own(cluster, str(folder)) if address is None else {"address": address}
