@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gate.parity.rounding.dispatch import DispatchMode
+from gate.parity.rounding.draws import Draws
 from gate.parity.rounding.error_model import ErrorModel
 from gate.parity.rounding.operators import COMPOSITES, bare, model_of
 from gate.parity.rounding.sums import ROUNDED, Operation, accumulated
@@ -57,7 +58,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         """`scale`: all of that so many times as far. `ties`: what IEEE 754 does not round stays, so
         that only what rounding decides is a tie; a floor of errors is not to be so narrow."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._random = torch.Generator().manual_seed(seed)
+        self._draws = Draws(seed)
         self._unit = scale * EPSILON
         self._ties = ties
         self._fast_paths: list[bool] = []
@@ -131,23 +132,22 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         x = operation.argument
         if x.dtype != torch.float32 or operation.arguments.get("stable"):
             return operation.again(x)
-        share = torch.rand(x.shape, generator=self._random)
+        share = self._draws.shares(x.shape)
         _, indices = operation.again(x * (1.0 + self._unit * share) + _TINY * share)
         return x.gather(operation.arguments.get("dim", -1), indices), indices
 
     def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
         if model.terms == "transform":
-            return transformed(tensor, operation, unit=self._unit, draw=self._draw)
+            return transformed(tensor, operation, unit=self._unit, draw=self._draws.normal)
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
             return tensor
         moves = _moves(tensor, saturates=model.saturates)
         error = None
         if model.terms is not None:
-            error = accumulated(model.terms, operation, tensor, draw=self._draw)
+            error = accumulated(model.terms, operation, tensor, draw=self._draws.normal)
         if error is not None and model.terms in ROUNDED:
             return tensor.add(_where(moves, error), alpha=self._unit)
-        width = model.relative * self._unit
-        share = torch.empty_like(tensor).uniform_(-width, width, generator=self._random)
+        share = self._draws.uniform(tensor.shape).mul(model.relative * self._unit)
         if model.approximated:
             share = self._approximated(share, tensor, model, operation)
         if model.overshoot:
@@ -164,8 +164,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         """With the error of an approximation, which leaves the sign and some of the result."""
         x = operation.factor(still)
         free = 1.0 - _BIAS
-        error = self._draw(still.shape).mul_(free / 3.0).clamp_(-free, free)
-        phase = 2.0 * math.pi * torch.rand((), generator=self._random)
+        error = self._draws.normal(still.shape).mul(free / 3.0).clamp_(-free, free)
+        phase = 2.0 * math.pi * self._draws.shares(())
         near = x.clamp(-_FAR, _FAR).mul_(2.0 * math.pi).add_(phase).cos_()
         error.add_(near, alpha=_BIAS)
         error.mul_(
@@ -177,16 +177,14 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         # Zeros and infinities divide into nothing, and stay.
         return share.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=_LEAST - 1.0)
 
-    def _draw(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape).normal_(generator=self._random)
-
 
 def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:
     """What is no zero, and no small integer unless a function that `saturates` made it; None: all
     of it, as of most results of a network, which spares looking at magnitudes."""
-    moves = tensor != 0.0 if saturates else tensor.round() != tensor
-    if bool(moves.all()):
+    least = (tensor if saturates else tensor.frac()).abs().amin() if tensor.numel() else 0.0
+    if least > 0.0:  # not so where there is a NaN
         return None
+    moves = tensor != 0.0 if saturates else tensor.round() != tensor
     return moves if saturates else moves.logical_or_(tensor.abs() >= EXACT)
 
 

@@ -93,8 +93,8 @@ def walk(
     length, over = n / lanes, lanes if lanes > 1.0 else 0.0
     of_total = (length / lanes + over) / 3.0 + last
     of_squares = (length * (1.5 - 1.0 / lanes) + over / 2.0) / 3.0
-    variance = total.square().mul_(of_total * ROUNDING**2)
-    return variance.add(squares, alpha=of_squares * ROUNDING**2).sqrt_()
+    variance = squares * (of_squares * ROUNDING**2)
+    return torch.addcmul(variance, total, total, value=of_total * ROUNDING**2).sqrt_()
 
 
 def accumulated(
