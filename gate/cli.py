@@ -22,6 +22,7 @@ from gate.commands.options import warn_of_passwords
 from gate.commands.outcome import Outcome, Printed, as_json, console, stdout_to_stderr
 from gate.commands.status import Status
 from gate.errors import GateError
+from gate.openmp import wait_asleep
 
 _BROKEN_PIPE = 141
 _BARE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
@@ -124,10 +125,7 @@ def gate() -> None:
 
 def run() -> None:
     """Entry point of the command `gate`."""
-    # Read by OpenMP when torch is loaded, here or in a child. Its threads otherwise wait by
-    # spinning, where those of ONNX Runtime wait asleep (`gate.onnxfile.session`): on cores that
-    # others use too, two of them are several times slower than one. The numbers are the same.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_asleep()
     _print_in_any_locale()
     # A shell asks without arguments; with some there is a command to be run, whatever the
     # environment holds: click would complete instead, and exit with 0.

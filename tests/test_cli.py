@@ -33,6 +33,7 @@ PLAIN = {
     "PYTHONPATH": str(Path(__file__).parents[1]),
 }
 COMMANDS = cli.COMMANDS
+OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 GOOD = ["good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
 
 
@@ -97,10 +98,11 @@ class TestHelp:
         )
         assert _run(code).stdout.splitlines()[-1] == "[]"
 
-    def test_help_costs_less_than_300_ms_of_cpu_over_the_bare_interpreter(self) -> None:
+    def test_help_costs_no_more_than_eight_starts_of_the_interpreter(self) -> None:
+        """That is 0.2 s; in its units, as busy cores are slower for both."""
         bare = min(_cpu_seconds("pass") for _ in range(3))
         help_ = min(_cpu_seconds("from gate.cli import main; main(['--help'])") for _ in range(3))
-        assert help_ - bare < 0.3
+        assert help_ - bare < 8 * bare
 
 
 def _cpu_seconds(code: str) -> float:
@@ -263,8 +265,7 @@ class TestExitCodes:
         assert done.returncode == 2
         assert "there is no ledger at nowhere.db" in done.stderr
 
-    @pytest.mark.parametrize(("given", "waits"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-    def test_threads_of_openmp_wait_asleep_unless_somebody_says_how(self, given, waits) -> None:
+    def test_threads_of_openmp_wait_asleep(self) -> None:
         code = (
             "import os, atexit, sys\n"
             "from gate import cli\n"
@@ -272,12 +273,12 @@ class TestExitCodes:
             "sys.argv = ['gate', '--version']\n"
             "cli.run()\n"
         )
-        environment = {name: text for name, text in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        others = {name: text for name, text in os.environ.items() if name not in OPENMP}
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
-            env=environment | ({} if given is None else {"OMP_WAIT_POLICY": given}),
+            env=others,
         )  # fmt: skip
-        assert done.stdout.splitlines()[-1] == waits
+        assert done.stdout.splitlines()[-1] == "PASSIVE"
 
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (

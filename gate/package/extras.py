@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from importlib import metadata
 from importlib.util import find_spec
 
 from gate.errors import PackageMissing
@@ -127,6 +126,8 @@ def is_installed(module: str) -> bool:
 
 def onnx_runtimes() -> dict[str, str]:
     """Versions of the packages of ONNX Runtime that are installed, by name."""
+    from importlib import metadata  # a third of what --help imports
+
     found = {}
     for name in ONNX_RUNTIMES:
         with contextlib.suppress(metadata.PackageNotFoundError):
