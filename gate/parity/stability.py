@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from gate.errors import EvidenceError, GateError, describe_failure
-from gate.parity.float64.floor import DRAWS, seed
-from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.float64.floor import DRAWS
+from gate.parity.rounding.run import rounded_run
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.change import by_column, columns, worse_columns, worst_ratio
 from gate.parity.statistics.output import Array
@@ -157,11 +157,10 @@ class Stability:
     def _rounding(self) -> list[Floats]:
         """How far random rounding moves each output, by column: the middle one of three runs.
         Nothing where the model can't be computed so."""
-        runs = []
+        runs, batches = [], [base.batch for base in self._bases]
         try:
             for draw in range(DRAWS):
-                with RandomRounding(seed(self._stand, draw)):
-                    runs.append([self._stand.reference.run(base.batch) for base in self._bases])
+                runs.append([rounded_run(self._stand, one, draw=draw) for one in batches])
         except GateError:
             return [np.zeros(1)] * len(self._units)
         return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gate.errors import GateError
 from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.rounding.run import rounded_run
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.output import Array
 from gate.runtimes.runtime import Batch
@@ -15,8 +15,6 @@ DRAWS = 3
 MORE_DRAWS = 15
 """Where three give too small a floor: the errors of a column may be those of one sample, and of
 three errors the one in the middle is small by chance in every twentieth column."""
-_SEEDS = 2**63
-"""A policy may have a negative seed, a generator may not."""
 
 
 def rounding_floor(stand: Stand, *, draws: int = DRAWS) -> list[NoiseStatistics | None]:
@@ -35,17 +33,12 @@ def rounding_floor(stand: Stand, *, draws: int = DRAWS) -> list[NoiseStatistics 
         floors = floors or [[None] * len(reference) for _ in range(draws)]
         for draw, own in enumerate(floors):  # one run at a time is held
             try:
-                run = _run(stand, batch, draw)
+                run = rounded_run(stand, batch, draw=draw)
             except GateError:
                 return []
             for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
                 own[place] = _added(own[place], arrays, samples=length(batch))
     return [_middle(several) for several in zip(*floors, strict=True)]
-
-
-def seed(stand: Stand, draw: int) -> int:
-    """A seed that any generator takes."""
-    return stand.policy.determinism.seed % _SEEDS + draw
 
 
 def _with_truth(stand: Stand) -> Iterator[Batch]:
@@ -56,11 +49,6 @@ def _with_truth(stand: Stand) -> Iterator[Batch]:
             return
         yield batch
         done += length(batch)
-
-
-def _run(stand: Stand, batch: Batch, draw: int) -> list[Array]:
-    with RandomRounding(seed(stand, draw)):
-        return stand.reference.run(batch)
 
 
 def _added(

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from gate.errors import GateError
-from gate.parity.float64.floor import DRAWS, MORE_DRAWS, rounding_floor, seed
+from gate.parity.float64.floor import DRAWS, MORE_DRAWS, rounding_floor
 from gate.parity.float64.look import Look, own, row_of
-from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.rounding.run import rounded_run
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.output import Array
 from gate.parity.track import Track
@@ -51,7 +51,7 @@ class SecondLook:
             return None
         try:
             reference = self._stand.reference.run(alone)
-            draws = [self._run(alone, draw) for draw in range(_DRAWS)]
+            draws = [rounded_run(self._stand, alone, draw=draw) for draw in range(_DRAWS)]
         except GateError:
             return None
         count = length(alone)
@@ -78,7 +78,8 @@ class SecondLook:
             yield row_of(self._stand.reference.run(batch), row, count)
             for draw in range(_MORE_DRAWS):
                 scale = 1.0 if draw < _DRAWS else _SCALE
-                yield row_of(self._run(batch, draw, scale=scale, ties=True), row, count)
+                run = rounded_run(self._stand, batch, draw=draw, scale=scale, ties=True)
+                yield row_of(run, row, count)
         except GateError:
             return
 
@@ -97,12 +98,6 @@ class SecondLook:
 
     def _pick(self, places: Sequence[int]) -> Batch:
         return next(self._stand.samples.pick(places).batches(len(places)))
-
-    def _run(
-        self, batch: Batch, draw: int, *, scale: float = 1.0, ties: bool = False
-    ) -> list[Array]:
-        with RandomRounding(seed(self._stand, draw), scale=scale, ties=ties):
-            return self._stand.reference.run(batch)
 
 
 class RoundingFloor:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gate.parity.float64.floor import seed
-from gate.parity.rounding.rounding import EXACT, RandomRounding
+from gate.parity.rounding.rounding import EXACT
+from gate.parity.rounding.run import rounded_run, seed
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
 from gate.records.instruments import ULP
@@ -28,8 +28,7 @@ def jittered(stand: Stand, batch: Batch, *, draws: Iterable[int]) -> list[list[A
         random = np.random.default_rng(seed(stand, draw))
         moved = {name: _input(array, random) for name, array in batch.items()}
         try:
-            with RandomRounding(seed(stand, draw), scale=_SCALE):
-                runs.append(stand.reference.run(moved))
+            runs.append(rounded_run(stand, moved, draw=draw, scale=_SCALE))
         except Exception:
             return []
     return runs
