@@ -394,15 +394,15 @@ class Steps(nn.Module):
     """Whole numbers of what is multiplied."""
 
     def forward(self, x):
-        return torch.floor(x * 5.3).to(torch.int32)
+        return torch.floor(x * 5.7).to(torch.int32)
 
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
 def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, excused):
-    """`units` of float32 beyond a whole number: three runs happen not to move the first."""
+    """`units` of float32 beyond a whole number: three runs happen not to lower the input."""
     rows = np.full((12, 6), 0.5, np.float32)
-    rows[3, 2] = np.float32(7.0 / 5.3) * np.float32(1.0 + units * 2.0**-23)
-    seen = judged(Steps(), lambda outputs: [np.where(outputs[0] == 7, 6, outputs[0])], {"x": rows})
+    rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
+    seen = judged(Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows})
     assert (seen.noise_ratio == 0.0) == excused
     assert excused or seen.noise_ratio == INF
 
@@ -448,22 +448,22 @@ class Taken(nn.Module):
     """Of what rounding decides, the places that are taken, and the score of one of them."""
 
     def forward(self, x):
-        steps = torch.floor(x * 5.3)
+        steps = torch.floor(x * 5.7)
         return steps[:, :2], steps[:, 2:3] / 100.0
 
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
 def test_where_rounding_takes_others_what_comes_with_them_is_seen_in_more_runs(units, excused):
-    """Three runs take others, and happen not to change the score of the fourth sample."""
+    """Three runs take others, and happen not to change the score of the tenth sample."""
     rows = np.full((12, 6), 0.5, np.float32)
-    rows[:, :2] = np.float32(7.0 / 5.3)
-    rows[3, 2] = np.float32(7.0 / 5.3) * np.float32(1.0 + units * 2.0**-23)
-    (taken, score) = (7.0, np.float32(7.0) / np.float32(100.0))
+    rows[:, :2] = np.float32(6.0 / 5.7)
+    rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
+    (taken, score) = (6.0, np.float32(6.0) / np.float32(100.0))
 
     def a_step_less(outputs):
         return [
-            np.where(outputs[0] == taken, np.float32(6.0), outputs[0]),
-            np.where(outputs[1] == score, np.float32(0.06), outputs[1]),
+            np.where(outputs[0] == taken, np.float32(5.0), outputs[0]),
+            np.where(outputs[1] == score, np.float32(0.05), outputs[1]),
         ]
 
     seen = judged(Taken(), a_step_less, {"x": rows})
