@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gate.parity.rounding import draws
 from gate.parity.rounding.rounding import RandomRounding
 
 UNIT = 2.0**-24
@@ -403,3 +404,18 @@ def test_zeros_and_small_integers_stay_and_the_rest_moves_as_without_them(still)
     assert torch.equal(tossed[: len(others)], expected[: len(others)])
     assert tossed[len(others) :].tolist() == still
     assert (tossed[: len(others)] != torch.tensor(others)).sum() >= 4
+
+
+@pytest.mark.parametrize("compute", [
+    torch.sigmoid, nn.functional.elu, torch.fft.rfft, lambda x: x.sum(-1), lambda x: x.std(-1),
+    lambda x: x.prod(-1), lambda x: x.logsumexp(-1), lambda x: x.cumsum(-1), lambda x: x.cumprod(-1),
+    lambda x: x @ x.mT, lambda x: nn.functional.layer_norm(x, x.shape[-1:]),
+    lambda x: torch.logcumsumexp(x, -1), lambda x: x.clone().mul_(1.7),
+    lambda x: nn.functional.batch_norm(x, torch.zeros(6), torch.ones(6)),
+    lambda x: nn.functional.conv1d(x[None], torch.ones(3, 8, 2)),
+])  # fmt: skip
+def test_numbers_that_all_runs_share_stay(compute):
+    before = [store().clone() for store in (draws._normal, draws._uniform)]
+    with RandomRounding(1):
+        compute(draw(8, 6))
+    assert all(map(torch.equal, before, (draws._normal(), draws._uniform())))
