@@ -1,4 +1,8 @@
-"""A Ray cluster gives the evidence of one process, or an error, and leaves no actor."""
+"""A Ray cluster gives the evidence of one process, or an error, and leaves no actor.
+
+Whoever joins a cluster has Ray's threads and signal handlers from then on: a crash of the process is
+silent. So these tests run in a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +101,7 @@ def assert_nobody_is_left() -> None:
     assert not [process.cmdline() for process in of_ray()]
 
 
-@pytest.mark.proof
+@pytest.mark.alone
 def test_the_numbers_are_those_of_one_process_though_an_actor_is_killed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +118,7 @@ def test_the_numbers_are_those_of_one_process_though_an_actor_is_killed(
     assert_nobody_is_left()
 
 
-@pytest.mark.proof
+@pytest.mark.alone
 def test_actors_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -> None:
     """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -131,7 +135,7 @@ def test_actors_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) ->
     assert_nobody_is_left()
 
 
-@pytest.mark.proof
+@pytest.mark.alone
 def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_off(
     folder: Path,
 ) -> None:
