@@ -77,7 +77,8 @@ packages:  ## Install Debian's chromium and postgresql for the tests, where root
 # are done, and hears nothing of them. A failure is printed when it happens: whoever ends a run sees it.
 PYTEST := $(BIN)/python -m pytest -q --instafail -n $(WORKERS) --max-worker-restart=0 \
 	--dist loadfile --no-loadscope-reorder
-ALONE := $(BIN)/python -m pytest -m alone $$(grep -rl 'mark\.alone' tests --include='test_*.py')
+# Each file in a process of its own.
+ALONE := grep -rl 'mark\.alone' tests --include='test_*.py' | xargs -n 1 $(BIN)/python -m pytest -q -m alone
 FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
 test: $(READY) packages browser  ## Run the tests but for the slow proofs

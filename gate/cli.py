@@ -22,7 +22,7 @@ from gate.commands.options import warn_of_passwords
 from gate.commands.outcome import Outcome, Printed, as_json, console, stdout_to_stderr
 from gate.commands.status import Status
 from gate.errors import GateError
-from gate.openmp import wait_asleep
+from gate.model.openmp import wait_asleep
 
 _BROKEN_PIPE = 141
 _BARE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2

@@ -1,10 +1,11 @@
 """How the threads of PyTorch wait for their next piece of work.
 
-OpenMP reads it when torch is loaded. By default its threads spin for milliseconds: on cores that
-others use too, ONNX Runtime's threads among them (they sleep, `gate.onnxfile.session`), two threads
-are then several times slower than one. Asleep at once, they have to be woken for every operator: a
-network of many small ones takes several times as long as with one thread. So they spin for the few
-microseconds between two operators. The numbers are the same.
+Apart, so that it can be set before torch is loaded, when OpenMP reads it. By default its threads
+spin for milliseconds: on cores that others use too, ONNX Runtime's threads among them (they sleep,
+`gate.onnxfile.session`), two threads are then several times slower than one. Asleep at once, they
+have to be woken for every operator: a network of many small ones takes several times as long as
+with one thread. So they spin for the few microseconds between two operators. The numbers are the
+same.
 """
 
 from __future__ import annotations
