@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from gate.errors import PolicyError
 from gate.front_door import Reference, case_of
 from gate.parity.case import Case
+from gate.parity.runners.determinism import threads_set
 from gate.parity.workload import Workload
 from gate.policy.policy import Policy
 from gate.scale.assignment import Assignment
@@ -86,13 +85,13 @@ class CheckedFile:
         """Inside, PyTorch has the plan's threads. Raises DigestMismatch where file or model are
         not those of the plan."""
         plan.assignment.verify(self.onnx, self.reference)
-        with _threads(plan.threads):
+        with threads_set(plan.threads):
             yield
 
     @contextlib.contextmanager
     def _shared(self, engine: CrewEngine, threads: int) -> Iterator[Workload]:
         workload = self.workload
-        with _threads(threads), contextlib.ExitStack() as held:
+        with threads_set(threads), contextlib.ExitStack() as held:
             plan = KeptPlan.of(engine.assignment, workload)
             kept = held.enter_context(KeptParts.opened(plan))
             yield replace(workload, crew=held.enter_context(Workers(engine, kept)))
@@ -101,13 +100,3 @@ class CheckedFile:
         return case_of(
             self.onnx, reference=self.reference, workload=self.workload, policy=self.policy
         )
-
-
-@contextlib.contextmanager
-def _threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

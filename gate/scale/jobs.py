@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 import psutil
-import torch
 
 from gate.parity.arrays.samples import Samples
 from gate.parity.case import Case
+from gate.parity.runners.determinism import threads_set
 from gate.parity.sample_pass import SamplePass
 from gate.records.runtime import CPU_PROVIDER
 from gate.runtimes.chosen import chosen_of
@@ -98,16 +98,13 @@ def _on_the_cpu(case: Case) -> bool:
 
 def _trial(case: Case, threads: tuple[int, int]) -> list[float]:
     """Seconds of a batch of the reference with either number of threads, once it is warm."""
-    before, seconds = torch.get_num_threads(), []
+    seconds = []
     with SamplePass.open(case, noise=False) as sample_pass:
         batch = next(sample_pass.samples.batches(sample_pass.binding.batch_size))
-        try:
-            for number in threads:
-                torch.set_num_threads(number)
+        for number in threads:
+            with threads_set(number):
                 sample_pass.reference.run(batch)
                 start = time.perf_counter()
                 sample_pass.reference.run(batch)
                 seconds.append(time.perf_counter() - start)
-        finally:
-            torch.set_num_threads(before)
     return seconds

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
-
 from gate.parity.rounding.rounding import RandomRounding
+from gate.parity.runners.determinism import threads_set
 from gate.parity.stand import Stand
 from gate.parity.statistics.output import Array
 from gate.runtimes.runtime import Batch
@@ -29,20 +25,14 @@ def rounded_run(
 ) -> list[Array]:
     """All outputs of one run, reproducible by its number `draw`; `scale` and `ties` as in
     `RandomRounding`. Raises EvidenceError where the model can't be computed so."""
-    with _few_threads(stand, batch), RandomRounding(seed(stand, draw), scale=scale, ties=ties):
+    with (
+        threads_set(_threads(stand, batch)),
+        RandomRounding(seed(stand, draw), scale=scale, ties=ties),
+    ):
         return stand.reference.run(batch)
 
 
-@contextmanager
-def _few_threads(stand: Stand, batch: Batch) -> Iterator[None]:
-    """One for a small batch, unless the policy says how many."""
-    before = torch.get_num_threads()
+def _threads(stand: Stand, batch: Batch) -> int | None:
+    """One for a small batch, unless the policy says how many; None: as many as there are."""
     small = sum(array.size for array in batch.values()) <= _SMALL
-    if not small or before == 1 or stand.policy.determinism.threads is not None:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return 1 if small and stand.policy.determinism.threads is None else None

@@ -41,7 +41,7 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
     the caller has set. The caller's random states are untouched.
     """
     with ExitStack() as restored:
-        restored.enter_context(_threads(policy.threads))
+        restored.enter_context(threads_set(policy.threads))
         restored.enter_context(_algorithms(deterministic=policy.algorithms))
         restored.enter_context(_cudnn(policy))
         restored.enter_context(_tf32(allowed=policy.tf32))
@@ -83,7 +83,8 @@ def cublas_reason(policy: DeterminismPolicy) -> str | None:
 
 
 @contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
+def threads_set(threads: int | None) -> Iterator[None]:
+    """Inside, PyTorch has so many threads; None: as many as before."""
     before = torch.get_num_threads()
     try:
         if threads is not None:
