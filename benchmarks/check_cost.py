@@ -118,6 +118,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--size", type=int, default=64, help="pixels along both axes")
     asked = parser.parse_args(arguments)
+    if asked.against and not (asked.against / "gate" / "cli.py").is_file():
+        # Python would take this checkout in its place, and say that both cost the same.
+        parser.error(f"{asked.against} is no checkout of this project")
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), asked.samples, asked.size)
         if asked.watching:

@@ -17,6 +17,7 @@ Each message says what was seen, what was expected, and the way out. All of them
     ├── EvidenceError          the measurement can't be made, or a record can't be read
     │   ├── InputMismatch      the samples don't fit the model's inputs
     │   ├── OutputMismatch     the runtime's outputs are not the model's
+    │   ├── RuntimeAbsent      a runtime is not there for this model
     │   ├── RuntimeUnusable    a runtime is there and can run no file at all
     │   └── PastChanged        the ledger is shorter, or other, than it once was
     ├── LimitExceeded          a foreign file takes more time or memory than is allowed
@@ -116,6 +117,11 @@ class InputMismatch(EvidenceError):
 
 class OutputMismatch(EvidenceError):
     """The runtime's outputs are not the model's: other number, shape or dtype."""
+
+
+class RuntimeAbsent(EvidenceError):
+    """A runtime of the model, not of the file, is not there for this model: the policy may do
+    without it, as without a device."""
 
 
 class RuntimeUnusable(EvidenceError):

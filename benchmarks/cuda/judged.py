@@ -86,10 +86,13 @@ class Judged:
 def judged(
     kept: Mapping[Cell, Kept], device: Device, proposed: Proposed | None = None
 ) -> list[Judged]:
-    """All cells, in their order. Cells of one measurement are decided together."""
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
-    for cell in kept:
-        groups.setdefault((cell.part, cell.subject, cell.setting), []).append(cell)
+    """All cells, in their order. Cells of one measurement are decided together, and of others
+    apart: two exports of a scripted model are unlike files, whose probes have other sizes."""
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell, one in kept.items():
+        measurement = "" if one.evidence is None else _measurement(one.evidence)
+        key = (cell.part, cell.subject, cell.setting, measurement)
+        groups.setdefault(key, []).append(cell)
     found = {
         cell: one
         for cells in groups.values()
@@ -122,6 +125,10 @@ def _group(
             places = (None, device.name(cell.role))
             own = replace(own, problems=tuple(p for p in problems if p.runtime in places))
         yield cell, own
+
+
+def _measurement(evidence: Evidence) -> str:
+    return f"{evidence.measured_at} {evidence.subject.sha256.hex}"
 
 
 def _together(evidences: Sequence[Evidence]) -> Evidence | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gate.errors import EvidenceError, RuntimeUnusable, describe_failure
+from gate.errors import EvidenceError, RuntimeAbsent, RuntimeUnusable, describe_failure
 from gate.parity.comparison import OutputComparison
 from gate.parity.float64.look import Look
 from gate.parity.float64.noise import NoiseStatistics
@@ -180,9 +180,13 @@ class Track:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Note the failure and drop the runner with its memory."""
-        self.failure = describe_failure(error)
-        self.unusable = isinstance(error, RuntimeUnusable | ImportError)
+        """Note the failure, or that there is no such runtime for this model, and drop the runner
+        with its memory."""
+        if isinstance(error, RuntimeAbsent):
+            self.absent_reason = str(error)
+        else:
+            self.failure = describe_failure(error)
+            self.unusable = isinstance(error, RuntimeUnusable | ImportError)
         self.close()
 
     def fail_on(

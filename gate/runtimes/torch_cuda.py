@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from gate.errors import EvidenceError, RuntimeUnusable
+from gate.errors import EvidenceError, RuntimeAbsent, RuntimeUnusable, first_line
 from gate.records.runtime import CUDA_PROVIDER, RuntimeName
 from gate.runtimes.runtime import Batch, Conditions, Promises, RunnableFile, Runtime, Session
+
+_CPU_ALONE = (
+    "to be on the same device",  # torch.arange(n) in forward, a tensor as plain attribute
+    "on the same device as the indexed tensor",
+    "can't convert cuda",  # to numpy
+)
+"""Words of PyTorch where a model was written for the CPU."""
 
 
 class TorchCuda(Runtime):
@@ -35,9 +42,10 @@ class TorchCuda(Runtime):
         *,
         options: Any,  # noqa: ARG002 - it takes none
         conditions: Conditions,  # noqa: ARG002 - PyTorch's own switches
-        example: Batch,  # noqa: ARG002 - nothing is traced
+        example: Batch,
     ) -> Session:
-        """Raises RuntimeUnusable where PyTorch can't use the device that is there."""
+        """Raises RuntimeUnusable where PyTorch can't use the device that is there, RuntimeAbsent
+        where the model can't be moved to it."""
         from gate.runtimes.cuda import cuda_unusable_reason
 
         unusable = cuda_unusable_reason()
@@ -48,4 +56,14 @@ class TorchCuda(Runtime):
                 "torch-cuda runs the model, and only a file was given. Measure it where the model "
                 "is, by gate check or gate.measure."
             )
-        return file.in_torch("cuda")
+        session = file.in_torch("cuda")
+        try:
+            session.run(example)
+        except Exception as error:
+            if any(words in str(error) for words in _CPU_ALONE):
+                raise RuntimeAbsent(
+                    "the model runs on the CPU alone, because it makes or keeps tensors there: "
+                    f"{first_line(error)}"
+                ) from error
+            # What else fails may fail on this small batch only: the samples say it.
+        return session

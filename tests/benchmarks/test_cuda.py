@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from benchmarks.cuda.summary import Summary
 from gate.records.evidence import Evidence
 from gate.runtimes import registry
 from gate.runtimes.cuda import cuda_traces
+from gate.storage.digest import Digest
 from gate.storage.yaml_section import load_section
 from pipelines.params import ModelParams, PrepareParams
 from tests import builders
@@ -333,6 +335,21 @@ def test_a_worker_that_hangs_or_dies_says_so(dying: crew.Worker, tmp_path: Path)
     with pytest.raises(WorkerLost, match=r"ended with status 3 \(log has more\)"):
         dying.answer(limit_s=60)
     assert (tmp_path / "log").read_text() == "no memory\n"
+
+
+def test_two_measurements_of_one_subject_are_decided_apart() -> None:
+    """Two exports of a scripted model are unlike files: each draws probes by its own digest."""
+    kept = {}
+    for role, sha256 in (("ort-cuda", "ab" * 32), ("torch-cuda", "cd" * 32)):
+        one = measured(in_corpus(RIGHT[0], role))
+        assert one.evidence is not None
+        subject = one.evidence.subject.model_copy(update={"sha256": Digest(hex=sha256)})
+        evidence = one.evidence.model_copy(update={"subject": subject})
+        drawn = builders.with_drawn_probes(evidence)
+        kept[in_corpus(RIGHT[0], role)] = replace(one, evidence=drawn)
+    assert [one.passes for one in cells_of(kept)] == [True, True], [
+        one.problems for one in cells_of(kept)
+    ]
 
 
 # What is proposed

@@ -10,11 +10,13 @@ import torch
 
 from gate.decision.checks import Verdict
 from gate.decision.rules import all_checks
+from gate.errors import RuntimeAbsent
 from gate.parity.arrays.binding import bind
 from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners.torch_runner import TorchRunner
 from gate.runtimes import cuda as environment
+from gate.runtimes.torch_cuda import TorchCuda
 from tests.parity import tiny
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -57,6 +59,28 @@ def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
         assert "no reason" not in runtime.failure
         assert "\x1b" not in runtime.failure
     assert "onnxruntime" not in capfd.readouterr().err
+
+
+def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good, monkeypatch):
+    def stays(*_, **__):
+        raise RuntimeAbsent("the model runs on the CPU alone")
+
+    monkeypatch.setattr(environment, "cuda_traces", lambda: ["a device"])
+    monkeypatch.setattr(TorchCuda, "open", stays)
+    for required, verdict in (("when_present", Verdict.WAIVED), ("always", Verdict.ERROR)):
+        named = tiny.policy("ort-cpu", "torch-cuda").runtimes
+        by_cuda = named["torch-cuda"].model_copy(update={"required": required})
+        policy = tiny.policy(runtimes={**named, "torch-cuda": by_cuda})
+        measurement = measure(Case(model, good, tiny.samples(), policy=policy))
+        by_torch = measurement.runtimes[1]
+        assert by_torch.absent_reason == "the model runs on the CPU alone"
+        assert by_torch.failure is None
+        (check,) = [
+            check
+            for check in all_checks(policy, tiny.evidence(good, measurement))
+            if check.runtime == "torch-cuda"
+        ]
+        assert check.verdict is verdict
 
 
 class SaysCuda:

@@ -1,0 +1,79 @@
+"""The model on CUDA: what says of the model that it can't go there, and what says nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gate.errors import RuntimeAbsent
+from gate.runtimes import cuda
+from gate.runtimes.runtime import NoOptions, RunnableFile
+from gate.runtimes.torch_cuda import TorchCuda
+
+BATCH = {"input": np.zeros((1, 3), np.float32)}
+
+
+class OnCuda:
+    """A session that fails with the words of PyTorch."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def run(self, batch):
+        assert batch is BATCH
+        if self._error is not None:
+            raise self._error
+        return []
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a session of a model that fails with this error."""
+    monkeypatch.setattr(cuda, "cuda_unusable_reason", lambda: None)
+
+    def open_with(error):
+        session = OnCuda(error)
+        file = RunnableFile(None, lambda device: session)
+        found = TorchCuda().open(file, options=NoOptions(), conditions=None, example=BATCH)
+        return found is session
+
+    return open_with
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "Expected all tensors to be on the same device, but got index is on cpu, different "
+            "from other tensors on cuda:0 (when checking argument in method wrapper_CUDA_index_add)"
+        ),
+        RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
+            "and cpu!"
+        ),
+        RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        ),
+        TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+            "to host memory first."
+        ),
+    ],
+)
+def test_a_model_that_was_written_for_the_cpu_has_no_runtime_on_cuda(opened, error):
+    with pytest.raises(RuntimeAbsent, match="the model runs on the CPU alone") as absent:
+        opened(error)
+    assert str(error).splitlines()[0] in str(absent.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        ValueError("Expected more than 1 value per channel"),
+    ],
+)
+def test_of_anything_else_the_samples_say_more(opened, error):
+    assert opened(error)
