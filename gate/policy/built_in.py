@@ -1,7 +1,7 @@
 """Runtimes and bounds of the policies that are built in.
 
-All bounds are free of the model's scale. Where they come from: docs/adr/0008, docs/cuda.md (those on
-CUDA), and docs/adr/0012 (the quantized twin).
+All bounds are free of the model's scale. Where they come from: docs/adr/0008, those on CUDA
+docs/cuda.md, those of the quantized twin docs/adr/0012.
 """
 
 from __future__ import annotations
