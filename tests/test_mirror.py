@@ -52,7 +52,6 @@ ELSEWHERE = {
     "registry/mlflow/experiment": ("pipelines/test_run.py", "the runs of the pipeline use it"),
     "report/lint": ("commands/test_lint.py", "only the command prints it"),
     "report/preprocessing": ("commands/test_preprocess.py", "only the command prints it"),
-    "runtimes/torch_cuda": ("parity/test_cuda_logic.py", "it runs the model, not a file"),
     "report/records": ("commands/test_report.py", "only the command reads them"),
     "parity/workload": ("test_front_door.py", "a check is made on it"),
     "scale/measuring": ("scale/test_merging.py", "what it measures is there to be merged"),

@@ -181,7 +181,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:
     """What is no zero, and no small integer unless a function that `saturates` made it; None: all
     of it, as of most results of a network, which spares looking at magnitudes."""
-    least = (tensor if saturates else tensor.frac()).abs().amin() if tensor.numel() else 0.0
+    least = (tensor.abs() if saturates else tensor.frac().abs_()).amin() if tensor.numel() else 0.0
     if least > 0.0:  # not so where there is a NaN
         return None
     moves = tensor != 0.0 if saturates else tensor.round() != tensor

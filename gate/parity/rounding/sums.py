@@ -190,7 +190,8 @@ def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch
         stride = operation.arguments.get("stride", 1)
         steps = stride if isinstance(stride, int) else math.prod(stride)
     else:
-        weights, steps = weight.square().flatten(1).mean(1), 1
+        norms = torch.linalg.vector_norm(weight.flatten(1), dim=1)
+        weights, steps = norms.square_().div_(weight[0].numel()), 1
     n = max(channels * math.prod(kernel) / max(steps, 1), 1.0)
     if groups not in (1, y.shape[axis]):
         power = power.repeat_interleave(y.shape[axis] // groups, dim=axis)
