@@ -10,6 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from onnx import numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
 from PIL import Image
 from torch import nn
 
@@ -133,6 +136,47 @@ def test_a_changed_weight_is_rejected(project: Path) -> None:
     )
     assert verdicted.decision.verdict is Verdict.FAIL
     assert {check.name for check in verdicted.decision.problems} >= {"noise_ratio", "noise_diff"}
+
+
+def in_float16(path: Path, converted: Path) -> Path:
+    """As ONNX Runtime's own tool converts a file."""
+    half = OnnxModel(convert_float_to_float16(onnx.load(path), keep_io_types=True))
+    half.topological_sort()
+    onnx.save(half.model, converted)
+    return converted
+
+
+@pytest.mark.parametrize(
+    ("file", "precision", "code"),
+    [
+        ("good.onnx", None, 1),
+        ("good.onnx", "reduced", 0),
+        ("worse.onnx", "reduced", 1),
+    ],
+)
+def test_a_file_in_float16_passes_where_it_is_that_on_purpose(
+    project: Path, tmp_path: Path, file: str, precision: str | None, code: int, capsys
+) -> None:
+    """`worse.onnx` has another bias, by one part in a hundred of the logits."""
+    worse = onnx.load(project / "good.onnx")
+    bias = next(t for t in worse.graph.initializer if list(t.dims) == [5])
+    moved = numpy_helper.to_array(bias) + np.float32(0.05)
+    bias.CopyFrom(numpy_helper.from_array(moved, bias.name))
+    onnx.save(worse, tmp_path / "worse.onnx")
+    source = {"good.onnx": project / "good.onnx", "worse.onnx": tmp_path / "worse.onnx"}[file]
+    half = in_float16(source, tmp_path / "half.onnx")
+    command = ["check", str(half), "--reference", "small_models:build", "--inputs", "images.npy"]
+    chosen = ["--precision", precision] if precision else []
+    assert cli.main([*command, *chosen]) == code
+    told = "on purpose by --precision reduced" in capsys.readouterr().out
+    assert told is (precision is None)
+
+
+def test_a_policy_of_ones_own_says_its_precision_itself(project: Path, capsys) -> None:
+    command = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+    (project / "own.yaml").write_text("runtimes: {}\n")
+    assert cli.main([*command, "--policy", "own.yaml", "--precision", "reduced"]) == 2
+    assert "own.yaml is one of your own: say precision there" in capsys.readouterr().err
 
 
 def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:

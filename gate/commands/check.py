@@ -15,6 +15,7 @@ from gate.commands.judged import judged
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.parts import release_file
 from gate.commands.verdict_files import VerdictCommand
+from gate.errors import PolicyError
 
 if TYPE_CHECKING:
     from gate.policy.policy import Policy
@@ -40,6 +41,8 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --set runtimes.ort-cpu.bounds.noise_ratio=2
+      gate check fp16.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --precision reduced
       gate check clip.onnx --reference mypackage.models:clip --inputs pairs.npz \\
           --role image_embeds=embedding --role logits_per_image=scores
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
@@ -70,8 +73,13 @@ def policy_of(question: Mapping[str, Any]) -> Policy:
     """The policy of the file or the built-in one, with the roles and the task of the options."""
     from gate.policy.policy import Policy
 
-    path, task = question["policy"], question["task"]
-    policy = Policy.of_file(path) if path else Policy.default(task=task or "auto")
+    path, task, precision = question["policy"], question["task"], question["precision"]
+    if path and precision:
+        raise PolicyError(
+            f"--precision chooses a built-in policy, and {path} is one of your own: say precision "
+            "there, with bounds that fit it. gate init --precision writes one to begin with."
+        )
+    policy = Policy.of_file(path) if path else Policy.built_in(precision or "exact", task=task)
     stated = dict(question["roles"])
     if stated or task:
         policy = policy.with_answers(outputs=stated, task=task)

@@ -30,8 +30,10 @@ from gate.commands.state import with_state
 
 if TYPE_CHECKING:
     from gate.policy.policy import Role, Task
+    from gate.policy.scope import Precision
 
 _TASKS = ("auto", "classification", "tensors")
+_PRECISIONS = ("exact", "reduced", "quantized")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
@@ -48,6 +50,7 @@ class CheckQuestion(TypedDict):
     decode_workers: int | None
     labels: Path | None
     policy: Path | None
+    precision: Precision | None
     task: Task | None
     roles: tuple[tuple[str, Role], ...]
     settings: tuple[tuple[str, str], ...]
@@ -98,6 +101,13 @@ _MEASURING = (
         type=POLICY_FILE,
         help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU "
         "always, CUDA when present.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(_PRECISIONS),
+        help="Which built-in policy judges. exact: float32 on both sides; reduced: the file is "
+        "float16 or computes in TF32 on purpose, and may be off by what that rounds; quantized: a "
+        "classifier in 8 bits, judged by its answers. Default: exact. A --policy says it itself.",
     ),
     click.option(
         "--task",

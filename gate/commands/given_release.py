@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gate.attestation.statements import Statements
     from gate.attestation.trust import Trust
     from gate.decision.decision import Decision
-    from gate.policy.policy import Policy
+    from gate.policy.policy import Policy, Task
     from gate.registry.judged import GoldenFolder, Judged
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import Release
@@ -62,7 +62,8 @@ class ReportOf:
         it. Raises PolicyError."""
         from gate.policy.policy import Policy
 
-        built_in = [Policy.default(task=task) for task in ("auto", "classification", "tensors")]
+        tasks: tuple[Task, ...] = ("auto", "classification", "tensors")
+        built_in = [make(task=task) for make in (Policy.default, Policy.reduced) for task in tasks]
         with suppress(EvidenceError, OSError):  # older reports have none
             built_in.insert(0, Policy.from_json((self.folder / POLICY).read_bytes()))
         fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]

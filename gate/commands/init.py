@@ -19,6 +19,8 @@ from gate.errors import ModelError, PolicyError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.policy.scope import Precision
+
 _POLICY = Path("gate.yaml")
 _STAGE = "gate"
 _IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
@@ -27,6 +29,7 @@ _IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
 class _Begun(TypedDict):
     """The options, as parsed."""
 
+    precision: Precision
     pipeline: bool
     shows: bool
     model: str
@@ -58,6 +61,10 @@ class _File:
 
 
 @click.command("init", short_help="Write a commented policy, and a stage of a pipeline.")
+@click.option(
+    "--precision", type=click.Choice(("exact", "reduced", "quantized")), default="exact",
+    show_default=True, help="Of which files: as gate check --precision.",
+)  # fmt: skip
 @click.option(
     "--pipeline", is_flag=True,
     help="Also a stage in dvc.yaml and an entry point in MLproject, beside those that are there.",
@@ -92,6 +99,7 @@ def command(**begun: Unpack[_Begun]) -> Outcome:
     \b
     Examples:
       gate init
+      gate init --precision reduced
       gate init --pipeline --reference mypackage.models:build --checkpoint weights.safetensors
       gate init --pipeline --diff
     """
@@ -118,7 +126,11 @@ def _files(begun: _Begun) -> Iterator[_File]:
     from gate.story.policy_text import policy_text
 
     before = _text(_POLICY)
-    after = policy_text(Policy.default(), name=str(_POLICY)) if before is None else None
+    after = (
+        policy_text(Policy.built_in(begun["precision"]), name=str(_POLICY))
+        if before is None
+        else None
+    )
     yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
     if begun["pipeline"]:
         note = "the stage gate: dvc repro gate"

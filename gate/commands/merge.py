@@ -96,6 +96,7 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
         decode_workers=None,
         labels=Path(assignment.labels) if assignment.labels else None,
         policy=None,
+        precision=None,
         task=None,
         roles=(),
         settings=(),

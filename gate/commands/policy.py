@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     from gate.policy.effective import EffectiveValue
     from gate.policy.policy import Policy, Task
+    from gate.policy.scope import Precision
 
 
 class _PolicyQuestion(TypedDict):
     """The options of `gate policy show`, as parsed."""
 
     policy: Path | None
+    precision: Precision | None
     task: Task | None
     settings: tuple[tuple[str, str], ...]
     runtimes: tuple[str, ...]
@@ -48,6 +50,10 @@ def command() -> None:
     help="YAML with a 'gate:' section, or the policy itself. Default: the built-in one.",
 )  # fmt: skip
 @click.option(
+    "--precision", type=click.Choice(("exact", "reduced", "quantized")),
+    help="As gate check --precision: which of the built-in policies.",
+)  # fmt: skip
+@click.option(
     "--task", type=click.Choice(("auto", "classification", "tensors")),
     help="As gate check --task: it goes before the policy's.",
 )  # fmt: skip
@@ -66,6 +72,7 @@ def _show(**question: Unpack[_PolicyQuestion]) -> Outcome:
     \b
     Examples:
       gate policy show
+      gate policy show --precision reduced
       gate policy show --policy gate.yaml --set runtimes.ort-cpu.bounds.noise_ratio=2
       gate policy show --policy params.yaml --json
     """
@@ -75,8 +82,9 @@ def _show(**question: Unpack[_PolicyQuestion]) -> Outcome:
     policy = policy_of({**question, "roles": ()})
     file = question["policy"]
     options = {f"runtimes.{name}": "--runtime" for name in question["runtimes"]}
-    if question["task"]:
-        options["task"] = "--task"
+    for name in ("precision", "task"):
+        if question[name]:
+            options[name] = f"--{name}"
     values = effective_values(policy, file=file, options=options)
     plain = {
         "policy": None if file is None else str(file),

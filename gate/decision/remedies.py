@@ -23,7 +23,7 @@ REMEDIES: dict[str, str] = {
     "provider": "ONNX Runtime fell back to another provider. Run gate doctor; install the CUDA and "
     "cuDNN libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
     "precision": "Set the option by which the runtime computes in float32 (openvino: "
-    "precision_hint: f32), or say precision: reduced in the policy.",
+    "precision_hint: f32), or judge the file by --precision reduced.",
     "device": "Run gate locate on this runtime to see the first layer that diverges; set "
     "determinism.tf32: false, and measure torch-cuda beside it.",
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
@@ -111,9 +111,10 @@ REMEDIES: dict[str, str] = {
     "graph_other_weights": "The file has other weights than the model: export again from the very "
     "checkpoint that --checkpoint names, or give the checkpoint that the file was made from.",
     "graph_rounded_weights": "The file keeps weights in fewer bits than the model: export the "
-    "float32 model, or say precision: reduced in the policy.",
+    "float32 model, or judge what is so on purpose by --precision reduced.",
     "graph_float64": "Keep numpy scalars and Python floats out of forward, or cast to float32.",
-    "graph_float16": "Export the float32 model, or say precision: reduced in the policy.",
+    "graph_float16": "Export the float32 model, or judge what is float16 on purpose by --precision "
+    "reduced.",
     "graph_quantized": "Promote the float32 file; a quantized one goes beside it as its twin, "
     "judged by a policy with precision: quantized.",
     "graph_external_data": "Copy the external data again together with its model file.",

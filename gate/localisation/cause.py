@@ -31,7 +31,10 @@ WEIGHTS = (
     "Export again from the checkpoint of the reference; if it stays, try "
     "export.do_constant_folding: false."
 )
-_ROUNDED = "Export in float32, and convert nothing afterwards; or say precision: reduced."
+_ROUNDED = (
+    "Export in float32, and convert nothing afterwards; or judge what is so on purpose by "
+    "--precision reduced."
+)
 _OTHER_MODEL = (
     "Export again from the code and checkpoint of the reference: the file is of another model."
 )
@@ -189,7 +192,8 @@ class Detective:
             differences = weights.folded_differences(pair, (layer.path, value.path), found)
         if not differences:
             return None
-        first = differences[0]
+        # Another number is more than one that was rounded.
+        first = min(differences, key=lambda difference: difference.rounded_to is not None)
         remedy = _ROUNDED if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
         return Cause(first.module, first.text, remedy)
 

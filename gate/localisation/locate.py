@@ -94,6 +94,7 @@ def locate(
                 runtime,
                 setup,
                 float64=measured.noise_unmeasured is None,
+                reduced=policy.precision == "reduced",
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
             finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gate.localisation.rows import Deviation
+from gate.policy.built_in import REDUCED_UNIT
 from gate.policy.ort_options import OrtSetup
 from gate.records.runtime import RuntimeName
 
@@ -47,6 +48,8 @@ class Limits:
     setup: OrtSetup
     float64: bool
     """False if the model can't run in float64."""
+    reduced: bool = False
+    """True if the file is in 16 bits on purpose, by its policy."""
     plain_refused: bool = False
     """True if the same providers with optimisations off were refused: then no optimiser is at fault
     alone."""
@@ -99,6 +102,7 @@ class Limits:
     @property
     def _wider(self) -> float:
         wider = 1.0 if self.setup.on_cpu else _ON_CUDA
+        wider *= REDUCED_UNIT if self.reduced else 1.0
         return wider if self.float64 else wider * _WITHOUT_FLOAT64
 
 

@@ -21,6 +21,10 @@ _DEFAULT_DOMAINS = ("", "ai.onnx")
 _UNKNOWN_AXIS = "?"
 _PROTOBUF_LIMIT = 2**31 - 1
 """Bytes of one protobuf, which no reader takes more of."""
+_SORT = (
+    "ONNX Runtime puts nodes in order by itself, other tools don't: sort them before you save, by "
+    "onnxruntime.transformers.onnx_model.OnnxModel(model).topological_sort()."
+)
 
 
 def read_subject(path: Path) -> Subject:
@@ -131,9 +135,9 @@ def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
     except MemoryError:
         raise
     except Exception as error:  # ValidationError, InferenceError, and plain ones from C++
+        again = _SORT if "topologically sorted" in str(error) else "Copy or export it again."
         raise OnnxFileError(
-            f"{path} is not a valid ONNX model: {first_line(error).rstrip('.')}. "
-            "Copy or export it again."
+            f"{path} is not a valid ONNX model: {first_line(error).rstrip('.')}. {again}"
         ) from error
 
 

@@ -75,7 +75,7 @@ class OutputCheck:
             raise OutputMismatch(
                 f"{self._runtime} returned float16 {c.shape} for output '{name}', and the model "
                 "is judged as it computes in float32. Keep inputs and outputs float32 "
-                "(keep_io_types=True), and say precision: reduced where the file is float16 on "
+                "(keep_io_types=True), and judge by --precision reduced what is float16 on "
                 "purpose."
             )
         else:

@@ -31,6 +31,18 @@ _CUDA = Bounds(
     repeatability_ratio=8.0,
     batch_invariance_ratio=32.0,
 )
+REDUCED_UNIT = 2.0**13
+"""The unit of float16's rounding, 2^-11, in that of float32's, 2^-24. TF32 rounds as much."""
+_REDUCED = Bounds(
+    unequal_share=0.05,
+    noise_ratio=1.5 * REDUCED_UNIT,
+    noise_peak=6.0 * REDUCED_UNIT,
+    noise_diff=32.0 * REDUCED_UNIT,
+    repeatability_ratio=8.0 * REDUCED_UNIT,
+    batch_invariance_ratio=16.0 * REDUCED_UNIT,
+)
+REDUCED = Instruments(probe_relative_diff=0.2, probe_noise_ratio=32.0 * REDUCED_UNIT)
+"""Of a file in 16 bits: all of them, and probes that look for other answers."""
 _QUANTIZED = Bounds(
     top1_agreement=0.99,
     confidence_bands=ConfidenceBands(over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02),
@@ -52,6 +64,15 @@ def exact_bounds(kind: BoundsKind, *, classes: bool) -> Bounds:
     """Of one runtime of an exact file, by what it promises."""
     unlike = {} if classes else {"top1_agreement": None}
     return (_CPU if kind == "cpu" else _CUDA).model_copy(update=unlike)
+
+
+def reduced_runtimes(*, top1_agreement: float | None) -> dict[RuntimeName, RuntimePolicy]:
+    """Of a file in 16 bits on purpose: as of an exact one, by the rounding of 16 bits."""
+    bounds = _REDUCED.model_copy(update={"top1_agreement": top1_agreement})
+    return {
+        name: runtime.model_copy(update={"bounds": bounds})
+        for name, runtime in exact_runtimes(classes=False).items()
+    }
 
 
 def quantized_runtimes() -> dict[RuntimeName, RuntimePolicy]:

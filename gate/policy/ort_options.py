@@ -66,7 +66,8 @@ class OrtSettings(PolicyRecord):
         for key in filter(self._lowers, self.config):
             raise ValueError(
                 f"config: {key} computes in {_LOWERING[key]}, and precision is 'exact'; leave it "
-                "out, or set precision: reduced"
+                "out, or set precision: reduced, and bounds that fit it (gate init --precision "
+                "reduced)"
             )
 
     def _lowers(self, key: str) -> bool:

@@ -16,8 +16,10 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_valid
 from gate.errors import PolicyError
 from gate.policy.built_in import (
     ANSWERS_ONLY,
+    REDUCED,
     exact_runtimes,
     quantized_runtimes,
+    reduced_runtimes,
     runtimes_to_add,
 )
 from gate.policy.operating_points import OperatingPoint, OperatingPoints, points_of
@@ -304,6 +306,20 @@ class Policy(PolicyRecord):
     def default(cls, *, task: Task = "auto") -> Self:
         """The built-in policy: exact float32, CPU always, CUDA when present, all instruments on."""
         return cls(task=task, runtimes=exact_runtimes(classes=task != "tensors"))
+
+    @classmethod
+    def reduced(cls, *, task: Task = "auto") -> Self:
+        """The built-in policy of a file in float16 or TF32 on purpose. Nobody guesses classes:
+        answers that are close are others in 16 bits."""
+        runtimes = reduced_runtimes(top1_agreement=0.95 if task == "classification" else None)
+        return cls(task=task, precision="reduced", instruments=REDUCED, runtimes=runtimes)
+
+    @classmethod
+    def built_in(cls, precision: Precision = "exact", *, task: Task | None = None) -> Self:
+        """That of a precision. Of a quantized file only that of a classifier is built in."""
+        if precision == "quantized":
+            return cls.quantized()
+        return {"exact": cls.default, "reduced": cls.reduced}[precision](task=task or "auto")
 
     @classmethod
     def quantized(cls) -> Self:

@@ -8,6 +8,7 @@ import pytest
 
 from gate import cli
 from gate.policy.policy import Policy
+from gate.policy.scope import Precision
 from tests.commands.running import Capture, runner
 
 PARAMS = str(Path(__file__).parents[2] / "params.yaml")
@@ -29,6 +30,17 @@ def test_show_says_where_each_value_comes_from(capsys: Capture) -> None:
     line = int(values["min_samples"]["origin"].rpartition(":")[2])
     assert Path(PARAMS).read_text().splitlines()[line - 1].strip().startswith("min_samples:")
     assert values["environments"]["origin"] == "default"
+
+
+@pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
+def test_show_knows_each_built_in_policy(capsys: Capture, precision: Precision) -> None:
+    code, shown = as_json(capsys, "show", "--precision", precision)
+    values = {each["place"]: each for each in shown["values"]}
+    assert code == 0
+    assert shown["digest"] == str(Policy.built_in(precision).digest())
+    assert (values["precision"]["value"], values["precision"]["origin"]) == (
+        precision, "--precision",
+    )  # fmt: skip
 
 
 def test_show_prints_what_is_asked_and_the_digest(capsys: Capture) -> None:

@@ -156,7 +156,7 @@ def wide_resize(proto: onnx.ModelProto) -> None:
     scales.CopyFrom(numpy_helper.from_array(np.array([1, 1, 3, 3], np.float32)))
 
 
-REDUCED, WEIGHTS, OTHER = "precision: reduced", "from the checkpoint", "of another model"
+REDUCED, WEIGHTS, OTHER = "--precision reduced", "from the checkpoint", "of another model"
 EVAL, OPERATOR, CODE = "model.eval()", "another opset", "functions that forward calls"
 TOLD = {
     "weight to float16": (

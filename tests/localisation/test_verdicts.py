@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ def limits_of(runtime: str, *, float64: bool = True) -> Limits:
 
 CPU, CUDA = limits_of("ort-cpu"), limits_of("ort-cuda")
 BLIND = limits_of("ort-cpu", float64=False)
+IN_16_BITS = replace(CPU, reduced=True)
 
 
 def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
@@ -47,6 +49,8 @@ def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
         (CUDA, 80.1, 0.0, True),
         (BLIND, 512.0, 0.0, False),
         (BLIND, 513.0, 0.0, True),
+        (IN_16_BITS, 8.0 * 2**13, 24.0 * 2**13, False),
+        (IN_16_BITS, 8.1 * 2**13, 0.0, True),
     ],
 )
 def test_a_layer_alone(limits, ratio, peak, source):

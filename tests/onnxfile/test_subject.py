@@ -89,6 +89,13 @@ def dangling_name(model: onnx.ModelProto) -> None:
     model.graph.node[0].input[1] = "nowhere"
 
 
+def unsorted(model: onnx.ModelProto) -> None:
+    """As converters to float16 leave it, and ONNX Runtime takes it."""
+    first = model.graph.node[0]
+    first.input[0], before = "cast", first.input[0]
+    model.graph.node.append(helper.make_node("Identity", [before], ["cast"]))
+
+
 def input_without_rank(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.ClearField("shape")
 
@@ -113,6 +120,7 @@ def sequence_input(model: onnx.ModelProto) -> None:
         (no_weights, "not a valid ONNX model"),
         (unknown_operator, "Adddd"),
         (dangling_name, "nowhere"),
+        (unsorted, r"topological_sort\(\)"),
         (input_without_rank, "'shape' of 'type' is required"),
         (output_without_rank, "'shape' of 'type' is required"),
         (sequence_input, "s is declared as sequence_type, expected a tensor"),

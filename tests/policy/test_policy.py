@@ -134,6 +134,17 @@ def test_a_reduced_policy_may_lean_on_agreement():
     assert builders.policy(precision="reduced", runtimes=runtimes).precision == "reduced"
 
 
+@pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
+def test_the_built_in_reduced_policy_allows_what_16_bits_round(task):
+    exact, reduced = Policy.default(task=task), Policy.built_in("reduced", task=task)
+    assert (reduced.precision, reduced.task) == ("reduced", task)
+    assert reduced.runtimes.keys() == exact.runtimes.keys()
+    for name, runtime in reduced.runtimes.items():
+        assert runtime.required == exact.runtimes[name].required
+        assert runtime.bounds.noise_ratio == 2**13 * exact.runtimes["ort-cpu"].bounds.noise_ratio
+        assert (runtime.bounds.top1_agreement is None) is (task != "classification")
+
+
 BANDS = ConfidenceBands(over_1_percent=1.0, over_5_percent=0.1, over_10_percent=0.1)
 
 

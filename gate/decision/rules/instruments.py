@@ -141,10 +141,10 @@ def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
 
 def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> CheckResult:
     instruments = policy.instruments
-    exact = policy.precision == "exact" and probe.noise_ratio is not None
-    observed = probe.noise_ratio if exact else probe.relative_diff
-    bound = instruments.probe_noise_ratio if exact else instruments.probe_relative_diff
-    metric = "noise_ratio" if exact else "relative_diff"
+    by_noise = _by_noise(policy, probe)
+    observed = probe.noise_ratio if by_noise else probe.relative_diff
+    bound = instruments.probe_noise_ratio if by_noise else instruments.probe_relative_diff
+    metric = "noise_ratio" if by_noise else "relative_diff"
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
     told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
     if probe.failure is not None:
@@ -177,6 +177,16 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
         explanation=explanation,
         remedy=REMEDIES[f"probe_{probe.kind}"],
     )
+
+
+def _by_noise(policy: Policy, probe: ProbeParity) -> bool:
+    """Whether a probe is judged in units of rounding. In 16 bits only what is far off: far beyond
+    the samples some models make much of any rounding."""
+    if probe.noise_ratio is None or policy.precision == "quantized":
+        return False
+    relative, bound = probe.relative_diff, policy.instruments.probe_relative_diff
+    near = relative is not None and relative <= bound
+    return policy.precision == "exact" or not near
 
 
 def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gate.parity.graph.formats import Leeway, leeway
 from gate.parity.graph.pool import Values, is_plain
 from gate.records.instruments import ULP
 
@@ -89,6 +90,8 @@ class Folded:
     """Those with this scale; none: scaled by what no BatchNorm of the model has."""
     factor: Floats
     """By what each channel is scaled."""
+    kept: Leeway
+    """What the format makes of it that the file keeps it in."""
 
     @property
     def way(self) -> str:
@@ -96,13 +99,13 @@ class Folded:
         return self.norms[0].way if self.norms else "scaled"
 
     def wrong(self, values: Values) -> NDArray[np.bool_]:
-        """Elements that are farther off than folding in float32 explains."""
+        """Elements that are farther off than folding in float32 and keeping it explain."""
         with np.errstate(all="ignore"):
             apart = np.subtract(values, self.expected)
             np.abs(apart, out=apart)
             allowed = np.abs(self.expected)
-            allowed *= np.float32(TOLERANCE)
-            allowed += np.finfo(np.float32).tiny
+            allowed *= np.float32(TOLERANCE + self.kept.relative)
+            allowed += np.float32(self.kept.absolute)
         wrong: NDArray[np.bool_] = ~(apart <= allowed)
         return wrong
 
@@ -135,39 +138,53 @@ def layers(model: nn.Module) -> Iterator[WeightLayer]:
         yield WeightLayer(path, weight, _tensor(module, "bias"), transposed, int(groups))
 
 
-def folded(values: Values, layer: WeightLayer, norms_of_model: Iterable[Norm]) -> Folded | None:
+def folded(
+    values: Values,
+    layer: WeightLayer,
+    norms_of_model: Iterable[Norm],
+    *,
+    format_: str | None = None,
+) -> Folded | None:
     """`values`, in the shape of the layer's weight, as that weight with each output channel scaled.
 
-    None if that is not what they are: fewer than half of the channels are scaled.
+    None if that is not what they are: fewer than half of the channels are scaled. `format_`: in
+    which the file keeps them; None: float32.
     """
+    kept = leeway(format_)
+    near = 2 * TOLERANCE + kept.relative
     weight = layer.weight.detach().to("cpu", torch.float32).numpy()
     rows, plain = layer.channels(values), layer.channels(weight)
     each = plain.shape[1]
     some = np.linspace(0, each - 1, min(each, _COLUMNS)).astype(np.int64)
-    factor, scaled, usable = _factors(rows[:, some], plain[:, some])
+    factor, scaled, usable = _factors(rows[:, some], plain[:, some], near=near)
     if not usable.any() or scaled[usable].mean() < _CHANNELS:
         return None
-    fitting = [(one, _agreement(factor[usable], one.scale, usable)) for one in norms_of_model]
+    fitting = [
+        (one, _agreement(factor[usable], one.scale, usable, near=near)) for one in norms_of_model
+    ]
     best = max((share for _, share in fitting), default=0.0)
     same = tuple(one for one, share in fitting if share == best)
     if best >= _CHANNELS:
-        return Folded(layer.restored(_scaled(plain, same[0].scale)), same, factor)
+        return Folded(layer.restored(_scaled(plain, same[0].scale)), same, factor, kept)
     if each == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
         return None
-    root = _root(factor[usable], len(rows))
+    root = _root(factor[usable], len(rows), near=near)
     if root is not None:
         constant = np.full(len(rows), root)
         norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled")
-        return Folded(layer.restored(_scaled(plain, constant)), (norm,), constant)
-    return Folded(layer.restored(_scaled(plain, factor)), (), factor)
+        return Folded(layer.restored(_scaled(plain, constant)), (norm,), constant, kept)
+    return Folded(layer.restored(_scaled(plain, factor)), (), factor, kept)
 
 
-def folded_bias(values: Values, layer: WeightLayer, norm: Norm) -> NDArray[np.bool_] | None:
+def folded_bias(
+    values: Values, layer: WeightLayer, norm: Norm, *, format_: str | None = None
+) -> NDArray[np.bool_] | None:
     """Channels in which `values` is not the bias that folding gives; None for another number."""
     if values.shape != norm.scale.shape:
         return None
-    own = layer.offset() * norm.scale
-    allowed = TOLERANCE * (norm.size + np.abs(own)) + np.finfo(np.float32).tiny
+    own, kept = layer.offset() * norm.scale, leeway(format_)
+    allowed = TOLERANCE * (norm.size + np.abs(own)) + kept.absolute
+    allowed += kept.relative * np.abs(own + norm.shift)
     return ~(np.abs(values - (own + norm.shift)) <= allowed)
 
 
@@ -177,7 +194,9 @@ def _scaled(plain: Values, scale: Floats) -> Values:
     return product
 
 
-def _factors(rows: Values, plain: Values) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+def _factors(
+    rows: Values, plain: Values, *, near: float
+) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
     """By what each channel was scaled, the median so that single weights that are wrong don't move
     it; which channels are scaled so; and of which one can tell, those that are not all zero."""
     with np.errstate(all="ignore"):
@@ -186,12 +205,12 @@ def _factors(rows: Values, plain: Values) -> tuple[Floats, NDArray[np.bool_], ND
     factor = np.zeros(len(rows))
     if some.any():
         factor[some] = np.nanmedian(ratios[some], axis=1)
-    near = np.abs(ratios - factor[:, None]) <= 2 * TOLERANCE * np.abs(factor[:, None])
-    scaled = some & ((near | np.isnan(ratios)).mean(axis=1) > _CHANNELS)
+    alike = np.abs(ratios - factor[:, None]) <= near * np.abs(factor[:, None])
+    scaled = some & ((alike | np.isnan(ratios)).mean(axis=1) > _CHANNELS)
     return factor, scaled, some
 
 
-def _root(factor: Floats, rows: int) -> float | None:
+def _root(factor: Floats, rows: int, *, near: float) -> float | None:
     """The scale of an attention, if it is what all channels have: the dimension of a head to the
     power of -1/2, or of -1/4 for query and key each. A head is a part of the rows."""
     middle = float(np.median(factor))
@@ -201,17 +220,17 @@ def _root(factor: Floats, rows: int) -> float | None:
         head = round(middle ** (1.0 / power))
         if head > 1 and rows % head == 0:
             root: float = float(head) ** power
-            if (np.abs(factor - root) <= 2 * TOLERANCE * root).mean() >= _CHANNELS:
+            if (np.abs(factor - root) <= near * root).mean() >= _CHANNELS:
                 return root
     return None
 
 
-def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_]) -> float:
+def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_], *, near: float) -> float:
     """The share of channels that have the scale."""
     if scale.shape != usable.shape:
         return 0.0
     wanted = scale[usable]
-    return float((np.abs(factor - wanted) <= 2 * TOLERANCE * np.abs(wanted)).mean())
+    return float((np.abs(factor - wanted) <= near * np.abs(wanted)).mean())
 
 
 def _tensor(module: nn.Module, name: str) -> torch.Tensor | None:

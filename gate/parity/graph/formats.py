@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gate.parity.graph.pool import Values
+
+
+class Leeway(NamedTuple):
+    """How far a number may move."""
+
+    relative: float
+    absolute: float
+    """Where numbers are so small that a format has no bits left."""
+
+
+def leeway(name: str | None) -> Leeway:
+    """What keeping a number in a format makes of it, cut off or rounded; None: in float32."""
+    return _LEEWAYS.get(name, _FLOAT32)
 
 
 def rounded_to(values: Values, stored: Values) -> str | None:
@@ -42,4 +56,9 @@ FORMATS: Mapping[str, Callable[[Values], Values]] = {
     "float16": _half,
     "TF32": _tf32,
     "bfloat16": _bfloat,
+}
+_FLOAT32 = Leeway(0.0, float(np.finfo(np.float32).tiny))
+_LEEWAYS: Mapping[str | None, Leeway] = {
+    "float16": Leeway(2.0**-10, 2.0**-23),  # converters make 1e-7 of what is smaller
+    "bfloat16": Leeway(2.0**-7, float(np.finfo(np.float32).tiny)),
 }

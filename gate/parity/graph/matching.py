@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.parity.graph.folding import Norm, WeightLayer, folded, folded_bias, layers, norms
-from gate.parity.graph.formats import FORMATS
+from gate.parity.graph.formats import FORMATS, Leeway, leeway
 from gate.parity.graph.layouts import arrangements, equal, same
 from gate.parity.graph.lines import Lines
 from gate.parity.graph.packed import packed
@@ -141,7 +141,7 @@ class ConstantMatcher:
                         return
 
     def _fold(self, constant: Constant, layer: WeightLayer, values: Values) -> bool:
-        found = folded(values, layer, self._norms)
+        found = folded(values, layer, self._norms, format_=constant.format)
         if found is None:
             return False
         weight = f"{layer.path}.weight" if layer.path else "weight"
@@ -156,6 +156,7 @@ class ConstantMatcher:
             constant.suspicion = of_mask(constant.name, weight, (values, found.expected), wrong)
         else:
             constant.match = Match(found.way, (weight, *(n.parameters for n in found.norms)))
+            constant.suspicion = None
         return True
 
     def folded_bias(self, constant: Constant) -> None:
@@ -165,7 +166,7 @@ class ConstantMatcher:
             return
         for fold in self.folds:
             for norm in fold.norms:
-                wrong = folded_bias(values, fold.layer, norm)
+                wrong = folded_bias(values, fold.layer, norm, format_=constant.format)
                 if wrong is None or (wrong.any() and wrong.mean() > HALF):
                     continue
                 prefix = f"{fold.layer.path}." if fold.layer.path else ""
@@ -199,7 +200,7 @@ class ConstantMatcher:
                 return
         for stored in pool.of_dims(values):
             for arranged in arrangements(values, stored.values):
-                wrong = _far(values, arranged)
+                wrong = _far(values, arranged, kept=leeway(constant.format))
                 if wrong is None:
                     continue
                 if not wrong.any():
@@ -210,7 +211,7 @@ class ConstantMatcher:
                     constant.suspect(of_mask(constant.name, name, (values, arranged), wrong))
 
 
-def _far(values: Values, arranged: Values) -> NDArray[np.bool_] | None:
+def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_] | None:
     """Where a constant is not what forward computes; None if it is something else altogether.
 
     Exporters compute it with other roundings than PyTorch, which may add up. So it is the same
@@ -219,7 +220,8 @@ def _far(values: Values, arranged: Values) -> NDArray[np.bool_] | None:
     with np.errstate(all="ignore"):
         apart = np.abs(values.astype(np.float64) - arranged)
         size = np.sqrt(np.mean(arranged.astype(np.float64) ** 2))
-    near = (apart <= _ROUNDING * np.abs(arranged)) | (values == arranged)
+        rounding = (_ROUNDING + kept.relative) * np.abs(arranged) + kept.absolute
+    near = (apart <= rounding) | (values == arranged)
     near |= np.isnan(values) & np.isnan(arranged)
     far = ~near & ~(apart <= _FAR * size)
     return far if (near | far).all() and near.mean() >= HALF else None

@@ -458,3 +458,21 @@ def test_nan_in_classes_that_are_not_judged_is_no_matter():
     evidence = everywhere(classification=nan)
     assert judge(evidence, task="tensors", runtimes=runtimes).passed
     assert not judge(evidence).passed
+
+
+@pytest.mark.parametrize(
+    ("fields", "passes"),
+    [
+        ({"relative_diff": 0.1, "noise_ratio": 1e30}, True),
+        ({"relative_diff": 0.9, "noise_ratio": 9e3}, True),
+        ({"relative_diff": 0.9, "noise_ratio": 3e5}, False),
+        ({"relative_diff": 0.9, "noise_ratio": None}, False),
+        ({"relative_diff": math.inf, "noise_ratio": math.inf}, False),
+        ({"relative_diff": math.nan, "noise_ratio": 1.0}, False),
+    ],
+)
+def test_a_probe_in_16_bits_is_near_or_within_the_rounding_of_16_bits(fields, passes):
+    probe = PROBE("bright", kind="value", **fields)
+    checks = decide(Policy.built_in("reduced"), probed(probe), decided_at=AT).checks
+    (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
+    assert (found.verdict is PASS) is passes

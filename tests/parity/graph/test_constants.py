@@ -14,6 +14,8 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
 from torch import nn
 
 from tests.parity.graph.build import model, node, report, value
@@ -212,6 +214,34 @@ def test_weights_that_were_rounded_are_found(dtype, tmp_path):
     assert {one.code for one in found} == {"rounded_weights"}
     assert len(found) == weights.constants
     assert all(f"rounded to {str(dtype).removeprefix('torch.')}" in one.detail for one in found)
+
+
+def in_float16(data):
+    """As ONNX Runtime's own tool converts a file."""
+    converted = OnnxModel(convert_float_to_float16(onnx.load_from_string(data)))
+    converted.topological_sort()
+    return converted.model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_in_float16_has_the_models_weights(name, tmp_path):
+    reference, samples, data = exported(name, "folded")
+    weights, found = judged(reference, samples, in_float16(data), tmp_path)
+    assert {one.code for one in found} <= {"rounded_weights"}, found
+    if name == "convolutions":
+        assert weights.matched["folded"] > 0
+
+
+def test_another_weight_is_found_in_a_folded_file_in_float16_too(tmp_path):
+    reference, samples, data = exported("convolutions", "folded")
+    proto = in_float16(data)
+    weight = next(t for t in proto.graph.initializer if len(t.dims) == 4)
+    array = numpy_helper.to_array(weight).copy()
+    array[1, 0, 0, 0] += np.float16(0.25)
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    _, found = judged(reference, samples, proto, tmp_path)
+    (other,) = [one for one in found if one.code == "other_weights"]
+    assert (other.place, "1 of its" in other.detail) == (weight.name, True)
 
 
 def test_another_checkpoint_is_one_finding(tmp_path):
