@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gate.bounded.limits import CHECK_S
+from gate.commands import record_file
 from gate.commands.child import in_child, limit_options
 from gate.commands.given import PART_FILE, PLAN_FILE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.status import Status
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, StorageError
 
 if TYPE_CHECKING:
     from gate.scale.plan import MeasuringPlan
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     "--lead", type=PART_FILE, metavar="PART",
     help="The part of unit 0. Default: unit 0 is measured first, again: some seconds.",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PART")
+@click.option("-o", "--output", type=record_file.PART, required=True, metavar="PART")
 @machine_options
 @limit_options(CHECK_S)
 @in_child
 def command(plan: Path, unit: int, lead: Path | None, output: Path) -> Outcome:
-    """Measure unit K, and write what it gave; a part that is whole already is left as it is.
+    """Measure unit K, and write what it gave; a part that is whole already is left as it is, and
+    that of another unit is never overwritten.
 
     \b
     Examples:
@@ -41,7 +43,7 @@ def command(plan: Path, unit: int, lead: Path | None, output: Path) -> Outcome:
     """
     from gate.scale.plan import MeasuringPlan
 
-    planned = MeasuringPlan.load(plan)
+    planned = MeasuringPlan.open(plan)
     done = _is_there(output, planned, unit)
     if not done:
         with spinner(f"measuring unit {unit} of {len(planned.units)}"):
@@ -57,9 +59,15 @@ def command(plan: Path, unit: int, lead: Path | None, output: Path) -> Outcome:
 
 
 def _is_there(output: Path, plan: MeasuringPlan, unit: int) -> bool:
-    """Whether the file holds this unit, whole; what is torn or foreign is measured again."""
+    """Whether the file holds this unit, whole; what is torn or foreign is measured again. Raises
+    StorageError where it is another unit's."""
     from gate.scale.part_file import PartFile
 
+    other = record_file.unit_in(output)
+    if other not in (None, unit):
+        raise StorageError(
+            f"{output} is the part of unit {other}. Name a file of its own for unit {unit}."
+        )
     try:
         return output.exists() and PartFile.open(output, plan=plan).unit == unit
     except EvidenceError:

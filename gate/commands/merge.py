@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.bounded.limits import CHECK_S
+from gate.commands import record_file
 from gate.commands.check_question import CheckQuestion
 from gate.commands.child import in_child, limit_options
 from gate.commands.given import NEW_FOLDER, PART_FILE, PLAN_FILE
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @click.argument("plan", type=PLAN_FILE)
 @click.argument("parts", type=PART_FILE, nargs=-1, required=True)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="EVIDENCE",
+    "-o", "--output", type=record_file.EVIDENCE, metavar="EVIDENCE",
     help="Write the evidence here, besides the report.",
 )  # fmt: skip
 @click.option(
@@ -52,8 +53,9 @@ if TYPE_CHECKING:
 def command(plan: Path, parts: tuple[Path, ...], output: Path | None, **options: Any) -> Outcome:
     """Fold what all units gave, in their order, measure what belongs to the whole, and judge.
 
-    Unit 0 is measured here too, and must give what it gave to the others. A part that is missing,
-    doubled with other numbers, damaged, or of another plan or machine is an error that names it.
+    Unit 0 is measured here too, and must give what it gave to the others; its part may be left out.
+    Any other that is missing, doubled with other numbers, damaged, or of another plan or machine
+    is an error that names it.
     Exit code 0: within every bound; 1: rejected; 2: could not judge.
 
     \b
@@ -65,7 +67,7 @@ def command(plan: Path, parts: tuple[Path, ...], output: Path | None, **options:
     from gate.scale.merging import MergedParts
     from gate.scale.plan import MeasuringPlan
 
-    planned = MeasuringPlan.load(plan)
+    planned = MeasuringPlan.open(plan)
     crew = MergedParts.of(planned, parts)
 
     @contextlib.contextmanager

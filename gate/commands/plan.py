@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.bounded.limits import CHECK_S
+from gate.commands import record_file
 from gate.commands.check import policy_of
 from gate.commands.check_question import with_measuring
 from gate.commands.child import in_child, limit_options
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     "--threads", type=click.IntRange(min=1), default=1, show_default=True,
     help="Of each worker, and of gate merge: another number sums in another order.",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PLAN")
+@click.option("-o", "--output", type=record_file.PLAN, required=True, metavar="PLAN")
 @machine_options
 @limit_options(CHECK_S)
 @in_child

@@ -148,7 +148,9 @@ class SamplePass:
         """What those need who measure the units after the first, which is done."""
         self.rounding.widen()
         self._proofs = {track.name: proof_of(track) for track in self.tracks}
-        return LeadState(floors={track.name: floor_of(track) for track in self.tracks})
+        samples, labels = self.digests(self.units[0])
+        floors = {track.name: floor_of(track) for track in self.tracks}
+        return LeadState(floors=floors, samples_sha256=samples, labels_sha256=labels)
 
     def judge_by(self, lead: LeadState) -> None:
         """Take what another pass gave as its lead. Raises EvidenceError."""
@@ -161,7 +163,7 @@ class SamplePass:
         labels, answers = self._labels_of(unit), hashlib.sha256()
         self._run(unit, labels, lambda _count: None, lambda outputs: _add(answers, outputs))
         return UnitPart(
-            **self._answers(unit, labels, answers.hexdigest()).to_plain(),
+            **self._answers(unit, answers.hexdigest()).to_plain(),
             environment=self.environments[0],
             reference_seconds=self.reference.meter.drain(),
             runtimes={track.name: part_of(track) for track in self.tracks},
@@ -173,15 +175,21 @@ class SamplePass:
         samples = self.samples.between(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             _add(answers, self.reference.run(batch))
-        return self._answers(unit, self._labels_of(unit), answers.hexdigest())
+        return self._answers(unit, answers.hexdigest())
 
-    def _answers(self, unit: Unit, labels: NDArray[np.int64] | None, answers: str) -> UnitAnswers:
+    def digests(self, unit: Unit) -> tuple[Digest, Digest | None]:
+        """Of the samples of a unit, in their order, and of their labels, if there are any."""
+        samples = self.samples.between(unit.start, unit.stop).digest()
+        return samples, _digest_of(self._labels_of(unit))
+
+    def _answers(self, unit: Unit, answers: str) -> UnitAnswers:
+        samples, labels = self.digests(unit)
         return UnitAnswers(
             index=unit.index,
             start=unit.start,
             stop=unit.stop,
-            samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
-            labels_sha256=_digest_of(labels),
+            samples_sha256=samples,
+            labels_sha256=labels,
             answers_sha256=Digest(answers),
         )
 
@@ -204,9 +212,7 @@ class SamplePass:
         return None if self._labels is None else self._labels[unit.start : unit.stop]
 
     def _verify(self, part: UnitPart, unit: Unit) -> None:
-        samples = self.samples.between(unit.start, unit.stop).digest()
-        own = samples, _digest_of(self._labels_of(unit))
-        if part.unit != unit or own != (part.samples_sha256, part.labels_sha256):
+        if part.unit != unit or self.digests(unit) != (part.samples_sha256, part.labels_sha256):
             raise DigestMismatch(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) was measured on "
                 "other samples or labels than are here. Give all processes the same data set, in "

@@ -100,7 +100,7 @@ class KeptParts:
         """One of them, by its number."""
         return self._units[index]
 
-    def verify(self, index: int, samples: Digest) -> None:
+    def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
         """Nothing: of a kept part the reference is asked again, on the samples as they are."""
 
     def begin(self, lead: LeadState, units: Sequence[Unit]) -> set[int]:

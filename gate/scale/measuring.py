@@ -21,12 +21,13 @@ def measure_unit(plan: MeasuringPlan, index: int, *, lead: Path | None = None) -
     given = None if lead is None else PartFile.open(lead, plan=plan).lead
     with opened(plan.case(), threads=plan.threads, noise=given is None) as sample_pass:
         state = given or _lead(sample_pass)
+        plan.verify(0, samples=state.samples_sha256, labels=state.labels_sha256)
         if index == 0:
             return PartFile.of_lead(plan, state)
         if given is not None:
             sample_pass.judge_by(given)
         part = sample_pass.part(unit)
-    plan.verify(index, part.samples_sha256)
+    plan.verify(index, samples=part.samples_sha256, labels=part.labels_sha256)
     return PartFile.of_unit(plan, state, part)
 
 

@@ -55,13 +55,15 @@ class MergedParts:
         return CrewRecord(engine="parts", workers=max(len(self.paths), 1))
 
     def begin(self, lead: LeadState, units: Sequence[Unit]) -> LeadState:
-        """As `Crew.begin`. Raises EvidenceError where the units are not those of the plan, and
-        where the part of unit 0 holds another lead in an environment that must be the same."""
+        """As `Crew.begin`. Raises DigestMismatch where unit 0 has not the samples and labels that
+        were planned, EvidenceError where the units are not those of the plan, or the part of unit 0
+        holds another lead in an environment that must be the same."""
         if list(units) != [self.plan.unit(index) for index in range(1, len(self.plan.units))]:
             raise EvidenceError(
                 f"there are other samples here than were planned: {len(units) + 1} units, planned "
                 f"are {len(self.plan.units)}. Give the planned data set, or plan again."
             )
+        self.plan.verify(0, samples=lead.samples_sha256, labels=lead.labels_sha256)
         self._lead, self._units = lead, units
         if 0 in self.paths:
             self._lead = PartFile.open(self.paths[0], plan=self.plan).lead

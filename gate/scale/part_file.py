@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -25,8 +26,8 @@ class UnitTable(Protocol):
     def unit(self, index: int) -> Unit:
         """One of them."""
 
-    def verify(self, index: int, samples: Digest) -> None:
-        """Raise DigestMismatch unless the unit's samples are these."""
+    def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
+        """Raise DigestMismatch unless the unit's samples and labels are these."""
 
 
 class PartFile(Record):
@@ -68,11 +69,14 @@ class PartFile(Record):
         """Read and verify one. Raises EvidenceError, which names file and unit, where it is torn,
         damaged, or of another plan."""
         try:
-            text = path.read_bytes()
+            endless = stat.S_ISCHR(path.stat().st_mode)
+            text = b"" if endless else path.read_bytes()
         except OSError as error:
             raise EvidenceError(
                 f"cannot read {path}: {error.strerror}. Name a file that gate measure wrote."
             ) from error
+        if b'"parity_gate"' in text[:_HEADER]:
+            raise EvidenceError(f"{path} is a plan. Name it before the parts, and once.")
         try:
             part = cls.from_json(text)
         except EvidenceError as error:
@@ -89,15 +93,17 @@ class PartFile(Record):
                 f"{what} belongs to another plan: {self.plan_sha256.short}, this one is "
                 f"{plan.digest().short}. Measure the unit by this plan."
             )
-        if self.body.digest() != self.body_sha256:
+        is_lead = isinstance(self.body, LeadState)
+        own = self.lead_sha256 if is_lead else self.body_sha256
+        if not self.body.digest() == self.body_sha256 == own:
             raise EvidenceError(f"{what} was damaged: its digest is another. Measure it again.")
         if isinstance(self.body, LeadState):
             fits = self.unit == 0
         else:
             fits = self.unit > 0 and self.body.unit == plan.unit(self.unit)
-            plan.verify(self.unit, self.body.samples_sha256)
         if not fits:
             raise EvidenceError(f"{what} holds another unit than it says. Measure it again.")
+        plan.verify(self.unit, samples=self.body.samples_sha256, labels=self.body.labels_sha256)
 
     @property
     def lead(self) -> LeadState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 from typing import Literal, Self
 
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
@@ -23,6 +24,8 @@ class PlannedUnit(Record):
     start: Count
     stop: Count
     samples_sha256: Sha256
+    labels_sha256: Sha256 | None
+    """Of their labels; None: there are none."""
 
 
 class MeasuringPlan(Record):
@@ -46,21 +49,34 @@ class MeasuringPlan(Record):
         _check(case.policy)
         assignment = Assignment.of(case, reference, workload)
         with SamplePass.open(case, noise=False) as sample_pass:
-            samples = sample_pass.samples
-            units = tuple(
-                PlannedUnit(
-                    start=unit.start,
-                    stop=unit.stop,
-                    samples_sha256=samples.between(unit.start, unit.stop).digest(),
+            units = []
+            for unit in sample_pass.units:
+                samples, labels = sample_pass.digests(unit)
+                units.append(
+                    PlannedUnit(
+                        start=unit.start,
+                        stop=unit.stop,
+                        samples_sha256=samples,
+                        labels_sha256=labels,
+                    )
                 )
-                for unit in sample_pass.units
-            )
         return cls(
             parity_gate=metadata.version("parity-gate"),
             assignment=assignment,
             threads=threads,
-            units=units,
+            units=tuple(units),
         )
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read one. Raises EvidenceError, which names the file."""
+        try:
+            return cls.load(path)
+        except EvidenceError as error:
+            problem = str(error).partition(". ")[0]
+            raise EvidenceError(
+                f"{path} is no whole plan of this version: {problem}. Plan again: gate plan."
+            ) from error
 
     def unit(self, index: int) -> Unit:
         """One of them. Raises DataError where there is none of that number."""
@@ -82,16 +98,24 @@ class MeasuringPlan(Record):
             )
         return self.assignment.case()
 
-    def verify(self, index: int, samples: Digest) -> None:
-        """Raise DigestMismatch unless the unit's samples are those that were planned."""
-        planned = self.units[index].samples_sha256
-        if samples != planned:
-            unit = self.unit(index)
-            raise DigestMismatch(
-                f"unit {index} (samples {unit.start} to {unit.stop - 1}): the samples are "
-                f"{samples.short}, {planned.short} was planned. The data set was shuffled or "
-                "changed: give the planned one, or plan again."
-            )
+    def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
+        """Raise DigestMismatch unless the unit's samples and labels are those that were planned."""
+        planned = self.units[index]
+        for what, given, wanted in (
+            ("samples", samples, planned.samples_sha256),
+            ("labels", labels, planned.labels_sha256),
+        ):
+            if given != wanted:
+                unit = self.unit(index)
+                raise DigestMismatch(
+                    f"unit {index} (samples {unit.start} to {unit.stop - 1}): the {what} are "
+                    f"{_short(given)}, {_short(wanted)} was planned. The data set was shuffled or "
+                    "changed: give the planned one, or plan again."
+                )
+
+
+def _short(digest: Digest | None) -> str:
+    return "none" if digest is None else digest.short
 
 
 def _check(policy: Policy) -> None:

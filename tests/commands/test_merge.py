@@ -49,6 +49,30 @@ def measured(
     return plan, parts
 
 
+def test_nothing_else_is_written_over(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, parts = measured(capsys, tmp_path, "good.onnx")
+    model = tmp_path / "model.onnx"
+    model.write_bytes((project / "good.onnx").read_bytes())
+    contents = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    one = ("measure", plan, "--unit", 1, "-o")
+    for command, says in (
+        (("plan", model, *ASKED, "-o", model), "is not a plan"),
+        (("plan", model, *ASKED, "-o", parts[1]), "is not a plan"),
+        ((*one, plan), "is not a part of a plan"),
+        ((*one, parts[2]), "is the part of unit 2"),
+        (("merge", plan, *parts, "-o", plan), "is not evidence"),
+        (("merge", plan, *parts, "-o", parts[2]), "is not evidence"),
+        (("merge", plan, plan, *parts), "is a plan. Name it before the parts"),
+        (("merge", parts[1], *parts), "is no whole plan of this version"),
+        (("measure", parts[1], "--unit", 1, "-o", tmp_path / "new.json"), "Plan again"),
+    ):
+        code = cli.main([*map(str, command)])
+        assert (code, says in capsys.readouterr().err) == (2, True), command
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == contents
+
+
 @pytest.mark.parametrize(
     ("model", "verdict", "code"),
     [("good.onnx", "PASS", 0), pytest.param("bad.onnx", "FAIL", 1, marks=pytest.mark.proof)],

@@ -27,6 +27,7 @@ from gate.scale.measuring import measure_unit
 from gate.scale.merging import MergedParts
 from gate.scale.part_file import PartFile
 from gate.scale.plan import MeasuringPlan
+from gate.storage.digest import Digest
 from tests.scale.test_processes import untimed
 from tests.scale.tiny import rare
 
@@ -147,9 +148,61 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda path: path.write_text(""), "part-2.json is no whole part"),
     "torn": (cut_off, r"\(unit 2\) is no whole part"),
     "a flipped bit": (flip, r"\(unit 2\)"),
-    "another number": (renumber, r"unit 3 \(samples"),
+    "another number": (renumber, "holds another unit than it says"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read .*part-2"),
 }
+
+
+@pytest.mark.parametrize("name", ["unit", "plan_sha256", "lead_sha256", "body_sha256"])
+def test_no_digit_of_the_header_of_the_lead_can_be_another(
+    plan: MeasuringPlan, parts: dict[int, Path], name: str
+) -> None:
+    part = PartFile.open(parts[0], plan=plan)
+    other = 1 if name == "unit" else Digest.of_bytes(b"another")
+    part.model_copy(update={name: other}).save(parts[0])
+    with pytest.raises(EvidenceError):
+        MergedParts.of(plan, list(parts.values()))
+
+
+def changed(folder: Path, to: Path, *, row: int, column: str) -> None:
+    """The folder's files, and one sample or label that is another."""
+    for name in ("model.onnx", "x.npy", "labels.npy"):
+        shutil.copy(folder / name, to)
+    array = np.load(to / column)
+    array[row] = array[row] + 1 if column == "x.npy" else 1 - array[row]
+    np.save(to / column, array)
+
+
+@pytest.mark.parametrize("column", ["x.npy", "labels.npy"])
+@pytest.mark.parametrize("unit", [0, 2])
+def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int, column: str
+) -> None:
+    np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
+    monkeypatch.chdir(folder)
+    reference = Reference.load("tests.scale.tiny:rare")
+    workload = Workload.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
+    case = case_of(
+        Path("model.onnx"), reference=reference, workload=workload, policy=Policy.default()
+    )
+    labelled = MeasuringPlan.of(replace(case, units=UNITS - 1), reference, workload, threads=1)
+    changed(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
+    monkeypatch.chdir(tmp_path)
+    what = "samples" if column == "x.npy" else "labels"
+    with pytest.raises(DigestMismatch, match=rf"unit {unit} .*the {what} are"):
+        measure_unit(labelled, unit)
+
+
+def test_who_merges_has_the_planned_samples_of_the_lead_too(
+    folder: Path, plan: MeasuringPlan, parts: dict[int, Path], tmp_path: Path
+) -> None:
+    del parts[0]
+    np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    changed(folder, other, row=1, column="x.npy")
+    with pytest.raises(DigestMismatch, match="unit 0 "):
+        merged(other, plan, list(parts.values()))
 
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILED.values(), ids=SPOILED)

@@ -140,9 +140,15 @@ def _check(wanted: TensorSpec, given: TensorSpec) -> None:
             "again with an example of the samples' shape."
         )
     if wanted.dtype != given.dtype:
+        remedy = f"Save the samples as {wanted.dtype}."
+        if (wanted.dtype, given.dtype) == ("float16", "float32"):
+            remedy = (
+                "Convert the file with inputs and outputs in float32 (keep_io_types=True), and "
+                "judge it by --precision reduced."
+            )
         raise InputMismatch(
             f"input {_describe([wanted])} of the file doesn't take the samples' dtype: "
-            f"{_describe([given])}. Save the samples as {wanted.dtype}."
+            f"{_describe([given])}. {remedy}"
         )
 
 

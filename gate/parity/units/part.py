@@ -91,6 +91,10 @@ class LeadState(Record):
 
     floors: dict[RuntimeName, Any]
     """By runtime, packed: `gate.parity.float64.runtime_floor.RuntimeFloor`."""
+    samples_sha256: Sha256 | None = None
+    """Of the samples that it was measured on, in their order."""
+    labels_sha256: Sha256 | None = None
+    """Of their labels; None: there are none."""
 
 
 class Crew(Protocol):

@@ -1,0 +1,52 @@
+"""Where a record is written: never over a file that is another thing, such as the model itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gate.commands.given import Written
+
+_HEAD = 400
+"""Bytes in which a record says what it is."""
+
+
+class RecordFile(Written):
+    """A file that is new, empty, or an older record of the same kind, whole or torn."""
+
+    def __init__(self, sign: str, what: str) -> None:
+        """`sign`: a field by which such a record begins. `what`: it, in words."""
+        super().__init__("file")
+        self._sign, self._what = sign, what
+
+    def problem(self, path: Path) -> str | None:
+        """That something else stands there."""
+        return super().problem(path) or self._other(path)
+
+    def _other(self, path: Path) -> str | None:
+        if not path.is_file():  # a device takes whatever comes
+            return None
+        head = head_of(path)
+        if not head or f'"{self._sign}"'.encode() in head:
+            return None
+        return f"{path} is there, and is not {self._what}. Name another file, or remove it."
+
+
+def head_of(path: Path) -> bytes:
+    """The first bytes; none of a file that can't be read."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_HEAD)
+    except OSError:
+        return b""
+
+
+def unit_in(path: Path) -> int | None:
+    """The unit that a part says it is, torn or not; None: there is none."""
+    named = re.search(rb'"unit":\s*(\d+)', head_of(path)) if path.is_file() else None
+    return int(named[1]) if named else None
+
+
+PLAN = RecordFile("parity_gate", "a plan")
+PART = RecordFile("plan_sha256", "a part of a plan")
+EVIDENCE = RecordFile("subject", "evidence")
