@@ -169,7 +169,8 @@ class _Child:
                 self._watch.look(what)
             self._finish()
         except KeyboardInterrupt:
-            if self._terminal:  # it got the signal too, and may say better what became of it
+            if self._terminal:  # it may have got the signal too, and says what became of it
+                self._process.send_signal(signal.SIGINT)
                 for _ in self._reading(for_s=_LAST_S):
                     pass
                 self._finish()

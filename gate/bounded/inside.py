@@ -27,6 +27,7 @@ def answer(request: dict[str, Any], descriptor: int) -> None:
     """
     os.set_inheritable(descriptor, False)
     die_with(request["parent"])
+    _be_interrupted_once()
     for kind, limit in request["limits"].items():
         _limit(getattr(resource, kind), limit)
     try:
@@ -66,6 +67,18 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
         if os.getppid() != parent:  # it died before
             os._exit(1)
+
+
+def _be_interrupted_once() -> None:
+    """Ctrl-C reaches the whole group, and the parent passes on what may have reached it alone: a
+    second one must not end what cleans up after the first."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: nohup
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _limit(kind: int, limit: int) -> None:

@@ -82,6 +82,15 @@ def for_ever(pid: str | None = None) -> None:
         time.sleep(60)
 
 
+def clean_up(pid: str, cleaned: str) -> None:
+    try:
+        for_ever(pid)
+    except KeyboardInterrupt:
+        time.sleep(0.5)
+        Path(cleaned).touch()
+        raise
+
+
 def spin() -> None:
     while True:
         pass

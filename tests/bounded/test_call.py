@@ -206,21 +206,24 @@ def test_a_child_that_answered_ends_without_taking_its_objects_apart(capfd, monk
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["ctrl-c", "only the parent"])
-def test_an_interrupt_ends_both(tmp_path, both):
-    pid = tmp_path / "pid"
+def test_an_interrupt_ends_both_once_the_child_has_cleaned_up(tmp_path, both):
+    pid, cleaned = tmp_path / "pid", tmp_path / "cleaned"
     code = (
         "import signal, gate.bounded.call as c; from gate.bounded.limits import ChildLimits\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler); c._LAST_S = 1.0\n"
-        "try: c.call_here('tests.bounded.behaviour:for_ever', {'pid': %r},"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "try: c.call_here('tests.bounded.behaviour:clean_up', {'pid': %r, 'cleaned': %r},"
         " limits=ChildLimits(99, 1 << 30), what='')\n"
         "except KeyboardInterrupt: raise SystemExit(130)"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", code % str(pid)], process_group=0, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code % (str(pid), str(cleaned))],
+        process_group=0,
+        stderr=subprocess.DEVNULL,
     )
     while not (pid.exists() and pid.read_text()):
         assert parent.poll() is None
         time.sleep(0.01)
     (os.killpg if both else os.kill)(parent.pid, signal.SIGINT)
-    assert parent.wait(15) == 130
+    assert parent.wait(9) == 130
+    assert cleaned.exists()
     _await_end(int(pid.read_text()))
