@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -168,8 +170,15 @@ def test_a_file_in_float16_passes_where_it_is_that_on_purpose(
     command = ["check", str(half), "--reference", "small_models:build", "--inputs", "images.npy"]
     chosen = ["--precision", precision] if precision else []
     assert cli.main([*command, *chosen]) == code
-    told = "on purpose by --precision reduced" in capsys.readouterr().out
-    assert told is (precision is None)
+    out = capsys.readouterr().out
+    assert ("on purpose by --precision reduced" in out) is (precision is None)
+    if code and precision:
+        (looking,) = (line for line in out.splitlines() if "gate locate" in line)
+        assert looking.endswith("--precision reduced")
+        arguments = shlex.split(looking.partition("gate ")[2])
+        assert cli.main([*arguments, "--json"]) == 1
+        layers = json.loads(capsys.readouterr().out)["layers"]
+        assert [layer["module"] for layer in layers if layer["verdict"] == "source"] == ["4"]
 
 
 def test_a_policy_of_ones_own_says_its_precision_itself(project: Path, capsys) -> None:

@@ -23,7 +23,15 @@ from gate.commands.given import (
     NamedRecording,
     NamedRole,
 )
-from gate.commands.options import CHECKPOINT, EXPERIMENT, INPUTS, MODEL, REFERENCE, TRACKING_URI
+from gate.commands.options import (
+    CHECKPOINT,
+    EXPERIMENT,
+    INPUTS,
+    MODEL,
+    PRECISION,
+    REFERENCE,
+    TRACKING_URI,
+)
 from gate.commands.settings import SETTINGS
 from gate.commands.signing import KEY, TRUST
 from gate.commands.state import with_state
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from gate.policy.scope import Precision
 
 _TASKS = ("auto", "classification", "tensors")
-_PRECISIONS = ("exact", "reduced", "quantized")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
@@ -102,13 +109,7 @@ _MEASURING = (
         help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU "
         "always, CUDA when present.",
     ),
-    click.option(
-        "--precision",
-        type=click.Choice(_PRECISIONS),
-        help="Which built-in policy judges. exact: float32 on both sides; reduced: the file is "
-        "float16 or computes in TF32 on purpose, and may be off by what that rounds; quantized: a "
-        "classifier in 8 bits, judged by its answers. Default: exact. A --policy says it itself.",
-    ),
+    PRECISION,
     click.option(
         "--task",
         type=click.Choice(_TASKS),

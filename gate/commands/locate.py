@@ -11,7 +11,7 @@ from gate.bounded.limits import CHECK_S
 from gate.commands.child import in_child, limit_options
 from gate.commands.given import NEW_FILE, NEW_FOLDER, POLICY_FILE
 from gate.commands.loading import loading
-from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, REFERENCE
+from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, PRECISION, REFERENCE
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
 from gate.commands.status import Status
@@ -19,6 +19,7 @@ from gate.commands.status import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.policy.scope import Precision
     from gate.records.localisation import Localisation
     from gate.records.runtime import RuntimeName
 
@@ -33,6 +34,7 @@ class _Question(TypedDict):
     preprocessing: Path | None
     samples: int
     runtime: RuntimeName
+    precision: Precision | None
     policy: Path | None
     report: Path | None
     save: Path | None
@@ -53,6 +55,7 @@ class _Question(TypedDict):
     help="The runtime whose layers are compared: ort-cpu, ort-cpu-optimized, ort-cuda, "
     "ort-cuda-optimized, or one of kind ort of the policy.",
 )  # fmt: skip
+@PRECISION
 @click.option(
     "--policy", type=POLICY_FILE, help="YAML whose determinism and CUDA settings are in force."
 )
@@ -85,8 +88,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     """
     from gate.policy.policy import Policy
 
-    path = question["policy"]
-    policy = Policy.of_file(path) if path else Policy.default(task="tensors")
+    path, precision = question["policy"], question["precision"] or "exact"
+    policy = Policy.of_file(path) if path else Policy.built_in(precision, task="tensors")
     with loading():
         from gate.front_door import Reference, case_of
         from gate.localisation.locate import locate

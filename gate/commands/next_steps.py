@@ -30,10 +30,10 @@ def addressed(story: Story, options: Mapping[str, Any]) -> Story:
     line, first = click.get_current_context().obj, story.steps[0].command or ""
     if first.startswith("gate promote "):
         story = story.with_command("gate promote ", " ".join([first, *_of_promote(options)]))
-    looking = [s.command for s in story.steps if (s.command or "").startswith("gate locate ")]
-    if looking and options["preprocessing"] is not None:
-        spec = shlex.quote(str(options["preprocessing"]))
-        story = story.with_command("gate locate ", f"{looking[0]} --preprocessing {spec}")
+    commands = [step.command for step in story.steps if step.command]
+    looking = [command for command in commands if command.startswith("gate locate ")]
+    if looking:
+        story = story.with_command("gate locate ", " ".join([looking[0], *_of_locate(options)]))
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
     if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
         again = _untried(again)
@@ -45,6 +45,15 @@ def _untried(words: list[str]) -> list[str]:
     pairs = zip(["", *words], words, strict=False)
     kept = [word for before, word in pairs if before != "--set" and word.split("=")[0] != "--set"]
     return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
+
+
+def _of_locate(options: Mapping[str, Any]) -> list[str]:
+    """The options by which gate locate sees the same numbers, quoted for a shell."""
+    return [
+        f"--{name} {shlex.quote(str(options[name]))}"
+        for name in ("preprocessing", "precision")
+        if options[name] is not None
+    ]
 
 
 def _of_promote(options: Mapping[str, Any]) -> list[str]:

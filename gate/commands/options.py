@@ -43,6 +43,12 @@ PICTURE_SPEC = click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="How pictures of the source become inputs (gate preprocess).",
 )  # fmt: skip
+PRECISION = click.option(
+    "--precision", type=click.Choice(("exact", "reduced", "quantized")),
+    help="Which built-in policy judges. exact: float32 on both sides; reduced: the file is float16 "
+    "or computes in TF32 on purpose, and may be off by what that rounds; quantized: a classifier "
+    "in 8 bits, judged by its answers. Default: exact. A --policy says it itself.",
+)  # fmt: skip
 STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
 KEEP = click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from gate.commands.given import POLICY_FILE
+from gate.commands.options import PRECISION
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.policy_explain import explain
 from gate.commands.settings import SETTINGS
@@ -49,10 +50,7 @@ def command() -> None:
     "--policy", type=POLICY_FILE,
     help="YAML with a 'gate:' section, or the policy itself. Default: the built-in one.",
 )  # fmt: skip
-@click.option(
-    "--precision", type=click.Choice(("exact", "reduced", "quantized")),
-    help="As gate check --precision: which of the built-in policies.",
-)  # fmt: skip
+@PRECISION
 @click.option(
     "--task", type=click.Choice(("auto", "classification", "tensors")),
     help="As gate check --task: it goes before the policy's.",
