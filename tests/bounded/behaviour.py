@@ -86,6 +86,7 @@ def clean_up(pid: str, cleaned: str) -> None:
     try:
         for_ever(pid)
     except KeyboardInterrupt:
+        Path(f"{cleaned}.begun").touch()
         time.sleep(0.5)
         Path(cleaned).touch()
         raise
