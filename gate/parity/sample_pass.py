@@ -163,7 +163,7 @@ class SamplePass:
         labels, answers = self._labels_of(unit), hashlib.sha256()
         self._run(unit, labels, lambda _count: None, lambda outputs: _add(answers, outputs))
         return UnitPart(
-            **self._answers(unit, answers.hexdigest()).to_plain(),
+            **self._answers(unit, labels, answers.hexdigest()).to_plain(),
             environment=self.environments[0],
             reference_seconds=self.reference.meter.drain(),
             runtimes={track.name: part_of(track) for track in self.tracks},
@@ -175,21 +175,20 @@ class SamplePass:
         samples = self.samples.between(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             _add(answers, self.reference.run(batch))
-        return self._answers(unit, answers.hexdigest())
+        return self._answers(unit, self._labels_of(unit), answers.hexdigest())
 
     def digests(self, unit: Unit) -> tuple[Digest, Digest | None]:
         """Of the samples of a unit, in their order, and of their labels, if there are any."""
         samples = self.samples.between(unit.start, unit.stop).digest()
         return samples, _digest_of(self._labels_of(unit))
 
-    def _answers(self, unit: Unit, answers: str) -> UnitAnswers:
-        samples, labels = self.digests(unit)
+    def _answers(self, unit: Unit, labels: NDArray[np.int64] | None, answers: str) -> UnitAnswers:
         return UnitAnswers(
             index=unit.index,
             start=unit.start,
             stop=unit.stop,
-            samples_sha256=samples,
-            labels_sha256=labels,
+            samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
+            labels_sha256=_digest_of(labels),
             answers_sha256=Digest(answers),
         )
 

@@ -27,8 +27,8 @@ PACKAGES = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit
 CHECK = ("model.onnx", "--reference", "mine:build", "--inputs", "samples.npy")
 LINES = {
     "check": CHECK,
-    "plan": (*CHECK, "--output", "plan.json", "--units", "2"),
-    "measure": ("plan.json", "--unit", "0", "-o", "part.json"),
+    "plan": (*CHECK, "--output", "new.json", "--units", "2"),
+    "measure": ("plan.json", "--unit", "0", "-o", "new.json"),
     "merge": ("plan.json", "part.json"),
     "locate": CHECK,
     "lint": ("mine:build",),
