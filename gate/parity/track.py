@@ -182,7 +182,7 @@ class Track:
     def fail(self, error: Exception) -> None:
         """Note the failure, or that there is no such runtime for this model, and drop the runner
         with its memory."""
-        if isinstance(error, RuntimeAbsent):
+        if isinstance(error, RuntimeAbsent) and self.chosen.runtime.runs == "model":
             self.absent_reason = str(error)
         else:
             self.failure = describe_failure(error)

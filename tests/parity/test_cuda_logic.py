@@ -16,6 +16,7 @@ from gate.parity.case import Case
 from gate.parity.measure import measure
 from gate.parity.runners.torch_runner import TorchRunner
 from gate.runtimes import cuda as environment
+from gate.runtimes.ort import OrtCpu
 from gate.runtimes.torch_cuda import TorchCuda
 from tests.parity import tiny
 
@@ -81,6 +82,18 @@ def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good,
             if check.runtime == "torch-cuda"
         ]
         assert check.verdict is verdict
+
+
+def test_a_runtime_of_the_file_can_not_call_itself_absent_once_it_is_there(
+    model, good, monkeypatch
+):
+    def leaves(*_, **__):
+        raise RuntimeAbsent("the file runs elsewhere alone")
+
+    monkeypatch.setattr(OrtCpu, "open", leaves)
+    (by_ort,) = measure(Case(model, good, tiny.samples(), policy=tiny.policy("ort-cpu"))).runtimes
+    assert by_ort.absent_reason is None
+    assert "the file runs elsewhere alone" in by_ort.failure
 
 
 class SaysCuda:
