@@ -181,8 +181,9 @@ def test_a_file_in_float16_passes_where_it_is_that_on_purpose(
         assert [layer["module"] for layer in layers if layer["verdict"] == "source"] == ["4"]
 
 
-def test_a_policy_of_ones_own_says_its_precision_itself(project: Path, capsys) -> None:
-    command = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+@pytest.mark.parametrize("name", ["check", "locate"])
+def test_a_policy_of_ones_own_says_its_precision_itself(project: Path, name: str, capsys) -> None:
+    command = [name, "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
     (project / "own.yaml").write_text("runtimes: {}\n")
     assert cli.main([*command, "--policy", "own.yaml", "--precision", "reduced"]) == 2
     assert "own.yaml is one of your own: say precision there" in capsys.readouterr().err

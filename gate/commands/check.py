@@ -18,7 +18,10 @@ from gate.commands.verdict_files import VerdictCommand
 from gate.errors import PolicyError
 
 if TYPE_CHECKING:
-    from gate.policy.policy import Policy
+    from pathlib import Path
+
+    from gate.policy.policy import Policy, Task
+    from gate.policy.scope import Precision
 
 
 @click.command(
@@ -71,15 +74,8 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
 
 def policy_of(question: Mapping[str, Any]) -> Policy:
     """The policy of the file or the built-in one, with the roles and the task of the options."""
-    from gate.policy.policy import Policy
-
-    path, task, precision = question["policy"], question["task"], question["precision"]
-    if path and precision:
-        raise PolicyError(
-            f"--precision chooses a built-in policy, and {path} is one of your own: say precision "
-            "there, with bounds that fit it. gate init --precision writes one to begin with."
-        )
-    policy = Policy.of_file(path) if path else Policy.built_in(precision or "exact", task=task)
+    task = question["task"]
+    policy = own_or_built_in(question["policy"], question["precision"], task=task)
     stated = dict(question["roles"])
     if stated or task:
         policy = policy.with_answers(outputs=stated, task=task)
@@ -93,3 +89,17 @@ def policy_of(question: Mapping[str, Any]) -> Policy:
 
         policy = with_tried(policy, dict(question["settings"]))
     return policy
+
+
+def own_or_built_in(
+    path: Path | None, precision: Precision | None, *, task: Task | None = None
+) -> Policy:
+    """The policy of a file, or the built-in one of a precision. Raises PolicyError for both."""
+    from gate.policy.policy import Policy
+
+    if path and precision:
+        raise PolicyError(
+            f"--precision chooses a built-in policy, and {path} is one of your own: say precision "
+            "there, with bounds that fit it. gate init --precision writes one to begin with."
+        )
+    return Policy.of_file(path) if path else Policy.built_in(precision or "exact", task=task)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from gate.commands.options import PRECISIONS
 from gate.commands.outcome import Outcome, machine_options
 from gate.commands.status import Status
 from gate.errors import ModelError, PolicyError
@@ -62,8 +63,8 @@ class _File:
 
 @click.command("init", short_help="Write a commented policy, and a stage of a pipeline.")
 @click.option(
-    "--precision", type=click.Choice(("exact", "reduced", "quantized")), default="exact",
-    show_default=True, help="Of which files: as gate check --precision.",
+    "--precision", type=PRECISIONS, default="exact", show_default=True,
+    help="Of which files: as gate check --precision.",
 )  # fmt: skip
 @click.option(
     "--pipeline", is_flag=True,

@@ -86,10 +86,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npy --runtime ort-cpu-optimized --report report --save marked.onnx
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    from gate.policy.policy import Policy
+    from gate.commands.check import own_or_built_in
 
-    path, precision = question["policy"], question["precision"] or "exact"
-    policy = Policy.of_file(path) if path else Policy.built_in(precision, task="tensors")
+    policy = own_or_built_in(question["policy"], question["precision"], task="tensors")
     with loading():
         from gate.front_door import Reference, case_of
         from gate.localisation.locate import locate

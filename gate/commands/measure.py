@@ -61,9 +61,9 @@ def command(plan: Path, unit: int, lead: Path | None, output: Path) -> Outcome:
 def _is_there(output: Path, plan: MeasuringPlan, unit: int) -> bool:
     """Whether the file holds this unit, whole; what is torn or foreign is measured again. Raises
     StorageError where it is another unit's."""
-    from gate.scale.part_file import PartFile
+    from gate.scale.part_file import PartFile, named_unit
 
-    other = record_file.unit_in(output)
+    other = named_unit(record_file.head_of(output))
     if other not in (None, unit):
         raise StorageError(
             f"{output} is the part of unit {other}. Name a file of its own for unit {unit}."

@@ -43,8 +43,9 @@ PICTURE_SPEC = click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="How pictures of the source become inputs (gate preprocess).",
 )  # fmt: skip
+PRECISIONS = click.Choice(("exact", "reduced", "quantized"))
 PRECISION = click.option(
-    "--precision", type=click.Choice(("exact", "reduced", "quantized")),
+    "--precision", type=PRECISIONS,
     help="Which built-in policy judges. exact: float32 on both sides; reduced: the file is float16 "
     "or computes in TF32 on purpose, and may be off by what that rounds; quantized: a classifier "
     "in 8 bits, judged by its answers. Default: exact. A --policy says it itself.",

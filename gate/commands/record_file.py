@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from gate.commands.given import Written
@@ -24,8 +23,6 @@ class RecordFile(Written):
         return super().problem(path) or self._other(path)
 
     def _other(self, path: Path) -> str | None:
-        if not path.is_file():  # a device takes whatever comes
-            return None
         head = head_of(path)
         if not head or f'"{self._sign}"'.encode() in head:
             return None
@@ -33,18 +30,14 @@ class RecordFile(Written):
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes; none of a file that can't be read."""
+    """The first bytes; none of what is no file, as a device, or can't be read."""
+    if not path.is_file():
+        return b""
     try:
         with path.open("rb") as stream:
             return stream.read(_HEAD)
     except OSError:
         return b""
-
-
-def unit_in(path: Path) -> int | None:
-    """The unit that a part says it is, torn or not; None: there is none."""
-    named = re.search(rb'"unit":\s*(\d+)', head_of(path)) if path.is_file() else None
-    return int(named[1]) if named else None
 
 
 PLAN = RecordFile("parity_gate", "a plan")

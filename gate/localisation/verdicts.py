@@ -34,8 +34,8 @@ _FARTHER = 2.0
 """By what factor an answer must be farther off with optimisations on for these to be in doubt: the
 limit may lie between two that are off by nearly the same."""
 _ON_CUDA = 10.0
-"""Other algorithms, with other orders of summation, round more; the policy's bounds for CUDA are as
-much wider."""
+"""Other algorithms, with other orders of summation, may round more; wider than the policy's bounds,
+because no verdict depends on it."""
 _WITHOUT_FLOAT64 = 64.0
 """Then the unit is one rounding, not that of all operations of the layer."""
 

@@ -17,6 +17,12 @@ _HEADER = 200
 """Bytes in which a part says its unit."""
 
 
+def named_unit(text: bytes) -> int | None:
+    """The unit that a part says it is, torn or not; None: it says none."""
+    named = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
+    return int(named[1]) if named else None
+
+
 class UnitTable(Protocol):
     """What parts belong to: a plan."""
 
@@ -80,8 +86,8 @@ class PartFile(Record):
         try:
             part = cls.from_json(text)
         except EvidenceError as error:
-            named = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
-            unit = f" (unit {int(named[1])})" if named else ""
+            named = named_unit(text)
+            unit = "" if named is None else f" (unit {named})"
             raise EvidenceError(f"{path}{unit} is no whole part: {error}") from error
         part._verify(path, plan)
         return part
@@ -93,14 +99,14 @@ class PartFile(Record):
                 f"{what} belongs to another plan: {self.plan_sha256.short}, this one is "
                 f"{plan.digest().short}. Measure the unit by this plan."
             )
-        is_lead = isinstance(self.body, LeadState)
-        own = self.lead_sha256 if is_lead else self.body_sha256
-        if not self.body.digest() == self.body_sha256 == own:
-            raise EvidenceError(f"{what} was damaged: its digest is another. Measure it again.")
+        digest = self.body.digest()
         if isinstance(self.body, LeadState):
-            fits = self.unit == 0
+            whole, fits = digest == self.body_sha256 == self.lead_sha256, self.unit == 0
         else:
+            whole = digest == self.body_sha256
             fits = self.unit > 0 and self.body.unit == plan.unit(self.unit)
+        if not whole:
+            raise EvidenceError(f"{what} was damaged: its digest is another. Measure it again.")
         if not fits:
             raise EvidenceError(f"{what} holds another unit than it says. Measure it again.")
         plan.verify(self.unit, samples=self.body.samples_sha256, labels=self.body.labels_sha256)

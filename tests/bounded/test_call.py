@@ -225,6 +225,7 @@ def test_an_interrupt_ends_both_once_the_child_has_cleaned_up(tmp_path, both):
         time.sleep(0.01)
     (os.killpg if both else os.kill)(parent.pid, signal.SIGINT)
     while not Path(f"{cleaned}.begun").exists():
+        assert parent.poll() is None
         time.sleep(0.01)
     os.kill(int(pid.read_text()), signal.SIGINT)  # as what the parent passes on may come late
     assert parent.wait(9) == 130
