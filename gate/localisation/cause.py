@@ -10,12 +10,13 @@ from functools import cache, partial
 import onnx
 from torch import nn
 
-from gate.localisation import settings, weights
-from gate.localisation.counterparts import Floats
+from gate.localisation import settings
 from gate.localisation.graph import FileGraph
 from gate.localisation.layout import Layout
-from gate.localisation.loose import tensor_names, tensors_around
 from gate.localisation.rows import Deviation
+from gate.localisation.tensors import folded, weights
+from gate.localisation.tensors.counterparts import Floats
+from gate.localisation.tensors.loose import tensor_names, tensors_around
 from gate.localisation.values import ComputedValue
 from gate.records.localisation import listed
 
@@ -105,16 +106,18 @@ class Detective:
         layout: Layout,
         *,
         cuda: bool,
+        reduced: bool = False,
         loose: Callable[[], Mapping[str, Floats]] = dict,
     ) -> None:
-        """`cuda`: the file ran there. `loose`: finds the tensors that code may use anywhere, where
-        that is asked."""
+        """`cuda`: the file ran there. `reduced`: what 16 bits lose is no cause. `loose`: finds the
+        tensors that code may use anywhere, where that is asked."""
         self._model = model
         self._loose = cache(loose)
         self._names = tensor_names(model)
         self._graph = graph
         self._cuts = layout.cuts
         self._cuda = cuda
+        self._reduced = reduced
 
     def cause(self, suspect: Suspect) -> Cause:
         """The first explanation that the evidence gives, from the most certain to the least."""
@@ -181,7 +184,9 @@ class Detective:
         module = self._model.get_submodule(value.path)
         if layer is None:
             differences = [*self._comparison(suspect, places).differences]
-            differences += weights.affine_differences(module, value.path, found)
+            differences += folded.affine_differences(
+                module, value.path, found, format_=self._format
+            )
             turned = weights.transposed(module, value.path, nodes, found)
             moved = weights.moved(module, value.path, found)
             differences += [one for one in (turned, moved) if one is not None]
@@ -189,13 +194,21 @@ class Detective:
             differences.sort(key=lambda difference: difference.module != value.path)
         else:
             pair = (self._model.get_submodule(layer.path), module)
-            differences = weights.folded_differences(pair, (layer.path, value.path), found)
+            differences = folded.folded_differences(
+                pair, (layer.path, value.path), found, format_=self._format
+            )
+        if self._reduced:
+            differences = [one for one in differences if not one.in_16_bits]
         if not differences:
             return None
         # Another number is more than one that was rounded.
         first = min(differences, key=lambda difference: difference.rounded_to is not None)
         remedy = _ROUNDED if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
         return Cause(first.module, first.text, remedy)
+
+    @property
+    def _format(self) -> str | None:
+        return "float16" if self._reduced else None
 
     def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:
         """Of the module's tensors; where code computed the value, also of what it may have used:
@@ -246,7 +259,9 @@ class Detective:
         return Cause(suspect.paths[0], text, _OTHER_MODEL)
 
     def _precision(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
-        narrow = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+        narrow = {onnx.TensorProto.BFLOAT16: "bfloat16"}
+        if not self._reduced:
+            narrow[onnx.TensorProto.FLOAT16] = "float16"
         for node in nodes:
             for attribute in node.attribute:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
@@ -257,7 +272,7 @@ class Detective:
             text = f"the file computes it from eight bits ({_operators(eight_bits)})"
             return Cause(suspect.paths[0], text, _EIGHT_BITS)
         size = suspect.alone.relative
-        if self._cuda and _TF32 / 8 <= size <= _TF32 * 8:
+        if self._cuda and not self._reduced and _TF32 / 8 <= size <= _TF32 * 8:
             text = f"its relative error, {size:.2g}, is that of TF32"
             remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
             return Cause(suspect.paths[0], text, remedy)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from gate.localisation.cause import Suspect
-from gate.localisation.counterparts import Floats
 from gate.localisation.graph import FileGraph
 from gate.localisation.layout import Layout
-from gate.localisation.loose import loose_tensors
 from gate.localisation.measuring import Measured
+from gate.localisation.tensors.counterparts import Floats
+from gate.localisation.tensors.loose import loose_tensors
 from gate.localisation.values import ComputedValue, Survey
 
 

@@ -39,6 +39,7 @@ def tell(
         findings.graph,
         findings.layout,
         cuda=limits.setup.cuda,
+        reduced=limits.reduced,
         loose=lambda: findings.loose(model),
     )
     causes: dict[int, Cause] = {}

@@ -14,9 +14,13 @@ from torch import nn
 from gate.localisation.cause import Detective, Suspect
 from gate.localisation.graph import FileGraph
 from gate.localisation.layout import Layout
+from gate.localisation.locate import locate
 from gate.localisation.rows import Deviation
 from gate.localisation.values import ComputedValue
 from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
+from gate.records.localisation import Localisation
 from tests.localisation import nets
 from tests.localisation.nets import (
     IMAGES,
@@ -263,6 +267,42 @@ def test_the_cause_and_what_to_do(made, tmp_path, fault):
     name = module or "The model itself"
     assert told.cause.startswith(f"{name} is wrong although its inputs are right: ")
     assert told.cause.endswith(".")
+
+
+def in_16_bits(proto: onnx.ModelProto) -> None:
+    """Every weight, and the values before the pooling."""
+    for tensor in proto.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32:
+            tensor.CopyFrom(numpy_helper.from_array(half(values), tensor.name))
+    through(TensorProto.FLOAT16)(proto)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "module", "cause"),
+    [
+        (Residual, setting("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
+         "dilations is [2, 2] in the file"),
+        (Residual, scaled_fold, "block.bn1", "the scale of `block.bn1`"),
+        (Residual, initializer("head.weight", lambda w: w * 3), "head", "`head.weight` of the file is another"),
+        ("unfolded", setting("BatchNormalization", 1, epsilon=10.0), "block.bn1",
+         "epsilon is 10 in the file"),
+    ],
+)  # fmt: skip
+def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
+    made, tmp_path, kind, spoil, module, cause
+):
+    model, candidate = made(Residual, unfolded=True) if kind == "unfolded" else made(kind)
+    policy = nets.POLICY.model_copy(update={"precision": "reduced"})
+
+    def told(spoil: Spoil) -> Localisation:
+        edited = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
+        case = Case(model, edited, Samples.of({"input": IMAGES}), policy)
+        return locate(case, runtime="ort-cpu", limit=6)
+
+    assert told(in_16_bits).first_divergence is None
+    found = told(lambda proto: (spoil(proto), in_16_bits(proto)))
+    assert (found.first_divergence, cause in found.cause) == (module, True), found.cause
 
 
 def test_another_shape_is_told_with_both(tmp_path):

@@ -92,6 +92,8 @@ class Folded:
     """By what each channel is scaled."""
     kept: Leeway
     """What the format makes of it that the file keeps it in."""
+    least: Values
+    """What every element may be off for want of bits; in the shape of the weight, or one number."""
 
     @property
     def way(self) -> str:
@@ -105,7 +107,7 @@ class Folded:
             np.abs(apart, out=apart)
             allowed = np.abs(self.expected)
             allowed *= np.float32(TOLERANCE + self.kept.relative)
-            allowed += np.float32(self.kept.absolute)
+            allowed += self.least
         wrong: NDArray[np.bool_] = ~(apart <= allowed)
         return wrong
 
@@ -150,7 +152,7 @@ def folded(
     None if that is not what they are: fewer than half of the channels are scaled. `format_`: in
     which the file keeps them; None: float32.
     """
-    kept = leeway(format_)
+    kept = leeway(format_).folded
     near = 2 * TOLERANCE + kept.relative
     weight = layer.weight.detach().to("cpu", torch.float32).numpy()
     rows, plain = layer.channels(values), layer.channels(weight)
@@ -165,15 +167,15 @@ def folded(
     best = max((share for _, share in fitting), default=0.0)
     same = tuple(one for one, share in fitting if share == best)
     if best >= _CHANNELS:
-        return Folded(layer.restored(_scaled(plain, same[0].scale)), same, factor, kept)
+        return _made(layer, plain, same[0].scale, norms=same, kept=kept)
     if each == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
         return None
     root = _root(factor[usable], len(rows), near=near)
     if root is not None:
         constant = np.full(len(rows), root)
         norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled")
-        return Folded(layer.restored(_scaled(plain, constant)), (norm,), constant, kept)
-    return Folded(layer.restored(_scaled(plain, factor)), (), factor, kept)
+        return _made(layer, plain, constant, norms=(norm,), kept=kept)
+    return _made(layer, plain, factor, norms=(), kept=kept)
 
 
 def folded_bias(
@@ -182,16 +184,25 @@ def folded_bias(
     """Channels in which `values` is not the bias that folding gives; None for another number."""
     if values.shape != norm.scale.shape:
         return None
-    own, kept = layer.offset() * norm.scale, leeway(format_)
-    allowed = TOLERANCE * (norm.size + np.abs(own)) + kept.absolute
-    allowed += kept.relative * np.abs(own + norm.shift)
+    own, kept = layer.offset() * norm.scale, leeway(format_).folded
+    allowed = (TOLERANCE + kept.relative) * (norm.size + np.abs(own))
+    allowed += kept.absolute * np.maximum(1.0, np.abs(norm.scale))
     return ~(np.abs(values - (own + norm.shift)) <= allowed)
 
 
-def _scaled(plain: Values, scale: Floats) -> Values:
+def _made(
+    layer: WeightLayer, plain: Values, scale: Floats, *, norms: tuple[Norm, ...], kept: Leeway
+) -> Folded:
+    """`plain`: the weight by channels, which `scale` multiplies, and with it what was lost before
+    for want of bits."""
     with np.errstate(all="ignore"):
-        product: Values = plain * scale.astype(np.float32)[:, None]
-    return product
+        factors = scale.astype(np.float32)[:, None]
+        product: Values = plain * factors
+        least = np.asarray(np.float32(kept.absolute))
+        if kept.relative:
+            rows = least * np.maximum(1.0, np.abs(factors))
+            least = layer.restored(np.broadcast_to(rows, plain.shape))
+    return Folded(layer.restored(product), norms, scale, kept, least)
 
 
 def _factors(

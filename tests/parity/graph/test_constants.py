@@ -232,9 +232,52 @@ def test_a_file_in_float16_has_the_models_weights(name, tmp_path):
         assert weights.matched["folded"] > 0
 
 
-def test_another_weight_is_found_in_a_folded_file_in_float16_too(tmp_path):
-    reference, samples, data = exported("convolutions", "folded")
-    proto = in_float16(data)
+class Half(nn.Module):
+    """A model that was made half, between inputs and outputs in float32."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.half()
+
+    def forward(self, x):
+        return self.inner(x.half() if x.is_floating_point() else x).float()
+
+
+def made_half(name, mode, *, small=1.0):
+    """The reference in float32, samples, and the export of the same model made half, which folds
+    in float16. `small`: what the weights and variances of its convolutions are times."""
+    reference, samples, _ = exported(name, "folded")
+    reference = copy.deepcopy(reference)
+    with torch.no_grad():
+        for key, tensor in reference.state_dict().items():
+            if "norm" not in key and tensor.dim() == 4:
+                tensor.mul_(small)
+            if key.endswith("running_var"):
+                tensor.mul_(small)
+    data = export(Half(copy.deepcopy(reference)).eval(), samples, mode)
+    return reference, samples, onnx.load_from_string(data)
+
+
+@pytest.mark.parametrize("mode", ["folded", pytest.param("dynamo", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("small", [1.0, 1e-5])
+@pytest.mark.parametrize("name", ["convolutions", "encoder"])
+def test_a_model_that_was_made_half_before_its_export_has_its_weights(name, small, mode, tmp_path):
+    reference, samples, proto = made_half(name, mode, small=small)
+    weights, found = judged(reference, samples, proto, tmp_path)
+    assert {one.code for one in found} <= {"rounded_weights"}, found
+    if name == "convolutions":
+        assert weights.matched["folded"] > 0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: in_float16(exported("convolutions", "folded")[2]),
+     lambda: made_half("convolutions", "folded")[2]],
+    ids=["converted", "made half"],
+)  # fmt: skip
+def test_another_weight_is_found_in_a_folded_file_in_float16_too(made, tmp_path):
+    reference, samples, _ = exported("convolutions", "folded")
+    proto = made()
     weight = next(t for t in proto.graph.initializer if len(t.dims) == 4)
     array = numpy_helper.to_array(weight).copy()
     array[1, 0, 0, 0] += np.float16(0.25)

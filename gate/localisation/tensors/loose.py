@@ -9,9 +9,9 @@ from collections.abc import Container
 import numpy as np
 from torch import nn
 
-from gate.localisation.counterparts import Floats
+from gate.localisation.tensors.counterparts import Floats
+from gate.localisation.tensors.weights import plain_attributes, tensors_of
 from gate.localisation.values import Survey
-from gate.localisation.weights import plain_attributes, tensors_of
 
 
 def loose_tensors(model: nn.Module, survey: Survey, constant: Container[int]) -> dict[str, Floats]:

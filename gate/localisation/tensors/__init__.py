@@ -1,0 +1,1 @@
+"""The tensors of the model against the constants of the file."""
