@@ -104,7 +104,8 @@ def judged(
         model_name=question["name"],
         signed_by=None if signing is None else signing.label,
     )
-    judgement = replace(judgement, steps=addressed(judgement.story, question).steps)
+    addressed_story = addressed(judgement.story, question, policy=verdicted.policy)
+    judgement = replace(judgement, steps=addressed_story.steps)
     if signing is not None and question["report"] is not None:
         compared = question["against"] is not None
         write_for_others(question["report"], verdicted, compared=compared, signing=signing)

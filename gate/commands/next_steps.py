@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from gate.policy.policy import Policy
     from gate.story.story import Story
 
 
-def addressed(story: Story, options: Mapping[str, Any]) -> Story:
+def addressed(story: Story, options: Mapping[str, Any], *, policy: Policy) -> Story:
     """With the names of the files in its commands; what judges again is this command line. No
-    password stands in them: reports are kept and sent."""
+    password stands in them: reports are kept and sent. `policy`: by which it was judged."""
     from gate.storage.redaction import without_passwords
 
     named = {
@@ -33,7 +34,8 @@ def addressed(story: Story, options: Mapping[str, Any]) -> Story:
     commands = [step.command for step in story.steps if step.command]
     looking = [command for command in commands if command.startswith("gate locate ")]
     if looking:
-        story = story.with_command("gate locate ", " ".join([looking[0], *_of_locate(options)]))
+        whole = " ".join([looking[0], *_of_locate(options, policy)])
+        story = story.with_command("gate locate ", whole)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
     if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
         again = _untried(again)
@@ -47,13 +49,15 @@ def _untried(words: list[str]) -> list[str]:
     return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
 
 
-def _of_locate(options: Mapping[str, Any]) -> list[str]:
+def _of_locate(options: Mapping[str, Any], policy: Policy) -> list[str]:
     """The options by which gate locate sees the same numbers, quoted for a shell."""
-    return [
-        f"--{name} {shlex.quote(str(options[name]))}"
-        for name in ("preprocessing", "precision")
-        if options[name] is not None
-    ]
+    built_in = options["policy"] is None and policy.precision != "exact"
+    given = {
+        "--preprocessing": options["preprocessing"],
+        "--policy": options["policy"],
+        "--precision": policy.precision if built_in else None,
+    }
+    return [f"{name} {shlex.quote(str(value))}" for name, value in given.items() if value]
 
 
 def _of_promote(options: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,8 @@ from gate.commands.given import Written
 
 _HEAD = 400
 """Bytes in which a record says what it is."""
+_BEGIN = b'{\n  "schema_version": '
+"""Of every record that is saved."""
 
 
 class RecordFile(Written):
@@ -24,7 +26,7 @@ class RecordFile(Written):
 
     def _other(self, path: Path) -> str | None:
         head = head_of(path)
-        if not head or f'"{self._sign}"'.encode() in head:
+        if f'"{self._sign}"'.encode() in head or _is_torn(head):
             return None
         return f"{path} is there, and is not {self._what}. Name another file, or remove it."
 
@@ -38,6 +40,15 @@ def head_of(path: Path) -> bytes:
             return stream.read(_HEAD)
     except OSError:
         return b""
+
+
+def _is_torn(head: bytes) -> bool:
+    """True of nothing, of zeros, as a crash may leave them, and of a record that ends before it
+    says what it is."""
+    if not head.strip(b"\0"):
+        return True
+    begun = head.startswith(_BEGIN) or _BEGIN.startswith(head)
+    return begun and len(head) < _HEAD and not head.rstrip().endswith(b"}")
 
 
 PLAN = RecordFile("parity_gate", "a plan")

@@ -46,6 +46,10 @@ class ReferenceAnswers:
         self._single.take(digests, lambda: list(reference))
         self._samples.note(digests, reference, truth)
 
+    def note_reference(self, batch: Batch, reference: Sequence[Array]) -> None:
+        """The same of the answer in float32 alone."""
+        self._single.take(row_digests(batch), lambda: list(reference))
+
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
         """Compute batches of one sample and of one shape in float64, up to `most` at a time, which
         costs half. Kept is what agrees with the float32 answer to the sample alone."""

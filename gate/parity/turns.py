@@ -6,7 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle, islice
 
+from gate.parity.runners.runner import Runner
 from gate.parity.stand import Stand, length
 from gate.parity.statistics.output import Array
 from gate.parity.track import Track
@@ -42,9 +44,10 @@ def take_turns(stand: Stand, tracks: Sequence[Track], *, seconds: float) -> None
         for meter in (stand.reference.meter, *(track.meter for track in tracks)):
             meter.single_unmeasured = reason
         return
-    sample = next(stand.samples.batches(1))
-    for _ in _turns(allowed, least=_LEAST):
+    samples = cycle(islice(stand.samples.batches(1), _LEAST))
+    for sample, _ in zip(samples, _turns(allowed, least=_LEAST), strict=False):
         expected = stand.reference.single_run(sample)
+        stand.answers.note_reference(sample, expected)
         for track in tracks:
             _take_turn(track, sample, expected, note=track.meter.single)
 
@@ -57,11 +60,12 @@ def _repeat(track: Track, batch: Batch, expected: Sequence[Array]) -> None:
 def _take_turn(
     track: Track, batch: Batch, expected: Sequence[Array], *, note: Callable[[float], None]
 ) -> None:
-    """Compute it on the clock; a recording computes nothing."""
+    """Compute it on the clock; a recording computes nothing. What it answers is kept for whoever
+    asks for another time of it."""
     if track.runner is None or not track.runner.live:
         return
     try:
-        track.compute(batch, expected)
+        track.compute(batch, expected, by=Runner.run_kept)
         note(track.runner.seconds)
     except Exception as error:
         track.fail(error)

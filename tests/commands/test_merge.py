@@ -38,10 +38,10 @@ def gate(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, dict
 
 
 def measured(
-    capsys: pytest.CaptureFixture[str], folder: Path, model: str
+    capsys: pytest.CaptureFixture[str], folder: Path, model: str, *more: str
 ) -> tuple[Path, list[Path]]:
     plan, parts = folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
-    assert gate(capsys, "plan", model, *ASKED, "-o", plan)[1]["units"] == 3
+    assert gate(capsys, "plan", model, *ASKED, *more, "-o", plan)[1]["units"] == 3
     for index, part in enumerate(parts):
         lead = ["--lead", parts[0]] if index else []
         code, said = gate(capsys, "measure", plan, "--unit", index, *lead, "-o", part)
@@ -104,12 +104,26 @@ def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
     before = parts[1].stat().st_mtime_ns
     assert gate(capsys, *again)[1]["measured"] is False
     assert parts[1].stat().st_mtime_ns == before
+    for torn in (parts[1].read_bytes()[:40], b"\0" * 4096):
+        parts[1].write_bytes(torn)
+        assert gate(capsys, *again)[1]["measured"] is True
     parts[1].write_bytes(parts[1].read_bytes()[:-100])
     code, said = gate(capsys, "merge", plan, *parts)
     assert (code, said["error"]["type"]) == (2, "EvidenceError")
     assert "(unit 1)" in said["error"]["message"]
     assert gate(capsys, *again)[1]["measured"] is True
     assert gate(capsys, "merge", plan, *parts)[0] == 0
+
+
+def test_what_sees_every_layer_has_the_precision_of_the_plan(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bad.onnx` is off by more than 16 bits explain."""
+    plan, parts = measured(capsys, tmp_path, "bad.onnx", "--precision", "reduced")
+    code, said = gate(capsys, "merge", plan, *parts)
+    steps = [step["command"] for step in said["story"]["steps"] if step["command"]]
+    (looking,) = (command for command in steps if command.startswith("gate locate "))
+    assert (code, looking.endswith(" --precision reduced")) == (1, True), looking
 
 
 def test_less_than_everything_is_no_verdict(

@@ -7,6 +7,7 @@ import pytest
 from gate.parity import turns
 from gate.parity.case import Case
 from gate.parity.measure import Measurement, measure
+from gate.parity.runners.torch_runner import TorchRunner
 from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
 from gate.runtimes.ort import OrtSession
 from tests.parity import tiny
@@ -110,3 +111,31 @@ def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:
     (runtime,) = measured(model, fixed, count=4).runtimes
     assert runtime.cost is not None
     assert (runtime.cost.single, runtime.cost.single_unmeasured) == (runtime.latency, None)
+
+
+def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypatch) -> None:
+    """Three samples have their turns; stability asks for four alone."""
+    instruments = Instruments.none().model_copy(update={"stability_samples": 4})
+    policy = POLICY.model_copy(update={"instruments": instruments})
+    images = tiny.images(12)
+    alone: dict[str, list[int]] = {"reference": [], "runtime": []}
+
+    def counted(kind: type, side: str) -> None:
+        original = kind.run
+
+        def run(self, batch):
+            if len(batch["input"]) == 1:
+                places = (images == batch["input"]).reshape(12, -1).all(1)
+                alone[side].append(int(places.argmax()))
+            return original(self, batch)
+
+        monkeypatch.setattr(kind, "run", run)
+
+    counted(TorchRunner, "reference")
+    counted(OrtSession, "runtime")
+    monkeypatch.setattr(turns, "_MOST", turns._LEAST)
+    found = measure(Case(model, good, tiny.samples(12), policy, batch_size=4))
+    assert found.runtimes[0].outputs[0].stability is not None
+    # Sample 0 is the example, which the reference computes twice to see that it repeats itself.
+    assert sorted(alone["reference"]) == [0, 0, 0, 1, 2, 3]
+    assert sorted(alone["runtime"]) == [0, 0, 1, 2, 3]

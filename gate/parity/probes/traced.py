@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +84,25 @@ class Traced:
 
 
 class _Flat(nn.Module):
-    """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
+    """Takes tensors by position, returns a tuple of tensors, whatever the model does.
+
+    It has the model's tensors as its own, because the tracer builds every module below anew, which
+    takes longer than to run them. Scripted ones can only be called as parts of a module.
+    """
 
     def __init__(self, model: nn.Module, binding: Binding) -> None:
         super().__init__()
-        self.model = model
-        self._call = call_of(model, binding)
+        if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+            self.model = model
+        else:
+            for number, parameter in enumerate(model.parameters()):
+                self.register_parameter(f"parameter_{number}", parameter)
+            for number, buffer in enumerate(model.buffers()):
+                self.register_buffer(f"buffer_{number}", buffer)
+        self._answer = partial(call_of(model, binding), model)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = leaves(self._call(self.model, tensors))
-        return tuple(leaf.tensor for leaf in found)
+        return tuple(leaf.tensor for leaf in leaves(self._answer(tensors)))
 
 
 def disagree(eager: list[Array], traced: list[Array]) -> bool:

@@ -18,7 +18,7 @@ from gate.runtimes.recording.rows import row_digests
 from gate.runtimes.runtime import Array, Batch, Conditions, Proof, Session
 
 _ROOM = 2**24
-"""Bytes of answers to probes that are kept."""
+"""Bytes of answers that are kept."""
 
 
 class Runner:
@@ -47,15 +47,21 @@ class Runner:
         """Whether it can be asked about inputs beside the samples."""
         return self._session.has_probe(self._fed(batch))
 
+    def run_kept(self, batch: Batch) -> list[Array]:
+        """As `run`, and kept for `answer`."""
+        return self._kept(batch, self.run(batch))
+
     def run_probe(self, batch: Batch) -> list[Array]:
-        """As `run`, of inputs beside the samples."""
-        outputs = self._timed(self._session.run_probe, batch)
-        self._answers.take(row_digests(batch), lambda: outputs)
-        return outputs
+        """As `run_kept`, of inputs beside the samples."""
+        return self._kept(batch, self._timed(self._session.run_probe, batch))
 
     def answer(self, batch: Batch) -> list[Array]:
-        """As `run`, but what a probe had is not computed again."""
+        """As `run`, but what was kept is not computed again."""
         return self._answers.take(row_digests(batch), lambda: self.run(batch)) or []
+
+    def _kept(self, batch: Batch, outputs: list[Array]) -> list[Array]:
+        self._answers.take(row_digests(batch), lambda: outputs)
+        return outputs
 
     def _fed(self, batch: Batch) -> Batch:
         return batch if self._binding is None else self._binding.by_input(batch)

@@ -69,6 +69,38 @@ def test_what_the_model_refuses():
     assert watch.path == (True,)
 
 
+class Deep(nn.Module):
+    """With a buffer that it writes to, and one parameter in two places."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.layers = nn.Sequential(first, nn.ReLU(), nn.Linear(6, 6))
+        self.layers[2].weight = self.layers[0].weight
+        self.register_buffer("step", torch.ones(1))
+
+    def forward(self, x):
+        self.step.mul_(1.0)
+        return self.layers(x) * self.step
+
+
+def test_no_module_below_is_built_anew_and_the_weights_are_shared():
+    stand, module = traced(Deep(nn.Linear(6, 6)))
+    assert len(list(module._module.modules())) == 1
+    before = module.run(X)[0]
+    assert not disagree([before], stand.reference.run(X))
+    with torch.no_grad():
+        stand.model.layers[0].weight.mul_(2.0)
+        stand.model.step.mul_(3.0)
+    assert not disagree(stand.reference.run(X), module.run(X))
+    assert disagree([before], module.run(X))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_part_is_traced_too():
+    stand, module = traced(Deep(torch.jit.script(nn.Linear(6, 6))))
+    assert not disagree(stand.reference.run(X), module.run(X))
+
+
 class Nested(nn.Module):
     def forward(self, left, right):
         return {"sum": left + right, "more": [(left > right), (None, right.long())]}
