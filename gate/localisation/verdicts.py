@@ -102,7 +102,8 @@ class Limits:
     @property
     def _wider(self) -> float:
         wider = 1.0 if self.setup.on_cpu else _ON_CUDA
-        wider *= REDUCED_UNIT if self.reduced else 1.0
+        if self.reduced:  # other orders of summation are nothing beside it
+            wider = REDUCED_UNIT
         return wider if self.float64 else wider * _WITHOUT_FLOAT64
 
 

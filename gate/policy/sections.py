@@ -153,9 +153,11 @@ class Instruments(PolicyRecord):
     probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
     """Where the batch axis is dynamic: one, the export's batch, an odd one."""
     probe_noise_ratio: Bound = 32.0
-    """Bound for probes: they look for other answers, not for lost bits, and have few elements."""
+    """Bound for probes: they look for other answers, not for lost bits, and have few elements.
+    Where the precision is reduced, a probe holds this one or the next."""
     probe_relative_diff: Bound = 1e-3
-    """Bound where no float64 reference runs, and where the precision is not exact."""
+    """Bound where no float64 reference runs, or the precision is quantized; where it is reduced,
+    this one or the one before."""
     search_inputs: Annotated[int, Field(ge=0)] = 64
     """Inputs on which the traced and the eager module are compared; 0: no search."""
     graph: bool = True

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from gate.errors import EvidenceError, RuntimeAbsent, RuntimeUnusable, first_line
 from gate.records.runtime import CUDA_PROVIDER, RuntimeName
 from gate.runtimes.runtime import Batch, Conditions, Promises, RunnableFile, Runtime, Session
 
-_CPU_ALONE = (
-    "to be on the same device",  # torch.arange(n) in forward, a tensor as plain attribute
-    "on the same device as the indexed tensor",
-    "can't convert cuda",  # to numpy
+_CPU_ALONE = re.compile(
+    r"same device"  # torch.arange(n) in forward, a tensor as plain attribute, a state of an LSTM
+    r"|\(torch\.[A-Za-z]+Tensor\)"  # a weight of a convolution; on CUDA torch.cuda.FloatTensor
+    r"|can't convert cuda"  # to numpy
 )
 """Words of PyTorch where a model was written for the CPU."""
 
@@ -60,7 +61,7 @@ class TorchCuda(Runtime):
         try:
             session.run(example)
         except Exception as error:
-            if any(words in str(error) for words in _CPU_ALONE):
+            if _CPU_ALONE.search(str(error)):
                 raise RuntimeAbsent(
                     "the model runs on the CPU alone, because it makes or keeps tensors there: "
                     f"{first_line(error)}"

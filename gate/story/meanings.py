@@ -180,7 +180,7 @@ _ROWS: dict[str, Meaning] = {
         "noise_ratio, or max|c - r| / max|r|",
         ROUNDING,
         "Twice what the worst correct file shows: probes look for other answers, not "
-        "for lost bits.",
+        "for lost bits. Where the precision is reduced, one of the two is enough.",
     ),
     "graph": Meaning("Was the graph of the file read?"),
     "graph_": Meaning(

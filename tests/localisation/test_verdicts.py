@@ -51,6 +51,8 @@ def layer(ratio: float, peak: float = 0.0) -> LayerDeviations:
         (BLIND, 513.0, 0.0, True),
         (IN_16_BITS, 8.0 * 2**13, 24.0 * 2**13, False),
         (IN_16_BITS, 8.1 * 2**13, 0.0, True),
+        (replace(CUDA, reduced=True), 8.0 * 2**13, 24.0 * 2**13, False),
+        (replace(CUDA, reduced=True), 8.1 * 2**13, 0.0, True),
     ],
 )
 def test_a_layer_alone(limits, ratio, peak, source):

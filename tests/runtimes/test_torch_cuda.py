@@ -54,6 +54,14 @@ def opened(monkeypatch):
         RuntimeError(
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
         ),
+        RuntimeError(
+            "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the "
+            "same"
+        ),
+        RuntimeError(
+            "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and "
+            "hidden tensor at cpu"
+        ),
         TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
             "to host memory first."
@@ -73,6 +81,10 @@ def test_a_model_that_was_written_for_the_cpu_has_no_runtime_on_cuda(opened, err
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         ValueError("Expected more than 1 value per channel"),
+        RuntimeError(
+            "Input type (torch.cuda.HalfTensor) and bias type (torch.cuda.FloatTensor) should be "
+            "the same"
+        ),
     ],
 )
 def test_of_anything_else_the_samples_say_more(opened, error):

@@ -180,13 +180,22 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
 
 
 def _by_noise(policy: Policy, probe: ProbeParity) -> bool:
-    """Whether a probe is judged in units of rounding. In 16 bits only what is far off: far beyond
-    the samples some models make much of any rounding."""
+    """Whether a probe is judged in units of rounding. In 16 bits by what it takes the smaller part
+    of: far beyond the samples some models make much of any rounding."""
     if probe.noise_ratio is None or policy.precision == "quantized":
         return False
-    relative, bound = probe.relative_diff, policy.instruments.probe_relative_diff
-    near = relative is not None and relative <= bound
-    return policy.precision == "exact" or not near
+    if policy.precision == "exact" or probe.relative_diff is None:
+        return True
+    bounds = policy.instruments
+    ratio = _part(probe.noise_ratio, bounds.probe_noise_ratio)
+    return ratio < _part(probe.relative_diff, bounds.probe_relative_diff)
+
+
+def _part(observed: float, bound: float) -> float:
+    """Of the bound; NaN and infinite numbers take more than all of it."""
+    if bound and math.isfinite(observed):
+        return observed / bound
+    return math.inf if observed else 0.0
 
 
 def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> str | None:

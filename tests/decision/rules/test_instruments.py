@@ -476,3 +476,16 @@ def test_a_probe_in_16_bits_is_near_or_within_the_rounding_of_16_bits(fields, pa
     checks = decide(Policy.built_in("reduced"), probed(probe), decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
     assert (found.verdict is PASS) is passes
+
+
+@pytest.mark.parametrize(
+    ("noise_ratio", "shown"),
+    [(500.0, "relative_diff is 0.002"), (40.0, "noise_ratio is 40"), (math.nan, "relative_diff")],
+)
+def test_a_probe_in_16_bits_is_shown_by_the_bound_that_it_misses_least(noise_ratio, shown):
+    """As of a policy of one's own that says precision: reduced, and no bounds for probes."""
+    probe = PROBE("bright", kind="value", relative_diff=0.002, noise_ratio=noise_ratio)
+    policy = Policy.built_in("reduced").model_copy(update={"instruments": Instruments()})
+    checks = decide(policy, probed(probe), decided_at=AT).checks
+    (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
+    assert (found.verdict is PASS, shown in found.explanation) == (False, True), found.explanation
