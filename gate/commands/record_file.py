@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from gate.commands.given import Written
@@ -10,6 +11,8 @@ _HEAD = 400
 """Bytes in which a record says what it is."""
 _BEGIN = b'{\n  "schema_version": '
 """Of every record that is saved."""
+_TORN = len(_BEGIN) + 40
+"""Bytes that end before the sign, of a plan or a part."""
 
 
 class RecordFile(Written):
@@ -26,7 +29,7 @@ class RecordFile(Written):
 
     def _other(self, path: Path) -> str | None:
         head = head_of(path)
-        if f'"{self._sign}"'.encode() in head or _is_torn(head):
+        if f'"{self._sign}"'.encode() in head or _is_torn(path, head):
             return None
         return f"{path} is there, and is not {self._what}. Name another file, or remove it."
 
@@ -42,13 +45,21 @@ def head_of(path: Path) -> bytes:
         return b""
 
 
-def _is_torn(head: bytes) -> bool:
-    """True of nothing, of zeros, as a crash may leave them, and of a record that ends before it
-    says what it is."""
-    if not head.strip(b"\0"):
-        return True
-    begun = head.startswith(_BEGIN) or _BEGIN.startswith(head)
-    return begun and len(head) < _HEAD and not head.rstrip().endswith(b"}")
+def _is_torn(path: Path, head: bytes) -> bool:
+    """True of nothing, and of a record that ends before it says what it is; zeros may follow, as a
+    crash may leave them."""
+    begin = head.rstrip(b"\0")
+    begun = begin.startswith(_BEGIN) or _BEGIN.startswith(begin)
+    if not begun or len(begin) > _TORN or begin.rstrip().endswith(b"}"):
+        return False
+    return head == begin or not _has_more(path)
+
+
+def _has_more(path: Path) -> bool:
+    """Whether something else than zeros follows the first bytes."""
+    with path.open("rb") as stream:
+        stream.seek(_HEAD)
+        return any(chunk.strip(b"\0") for chunk in iter(partial(stream.read, 2**20), b""))
 
 
 PLAN = RecordFile("parity_gate", "a plan")

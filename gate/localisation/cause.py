@@ -36,6 +36,10 @@ _ROUNDED = (
     "Export in float32, and convert nothing afterwards; or judge what is so on purpose by "
     "--precision reduced."
 )
+_BFLOAT16 = (
+    "Convert to float16, which keeps 11 bits where bfloat16 keeps 8, as --precision reduced "
+    "allows; or judge by a policy of your own."
+)
 _OTHER_MODEL = (
     "Export again from the code and checkpoint of the reference: the file is of another model."
 )
@@ -203,7 +207,8 @@ class Detective:
             return None
         # Another number is more than one that was rounded.
         first = min(differences, key=lambda difference: difference.rounded_to is not None)
-        remedy = _ROUNDED if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
+        rounded = _BFLOAT16 if self._reduced else _ROUNDED
+        remedy = rounded if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
         return Cause(first.module, first.text, remedy)
 
     @property
@@ -266,7 +271,7 @@ class Detective:
             for attribute in node.attribute:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
-                    return Cause(suspect.paths[0], text, _ROUNDED)
+                    return Cause(suspect.paths[0], text, _BFLOAT16 if self._reduced else _ROUNDED)
         eight_bits = [node for node in nodes if _QUANTIZED.search(node.op_type)]
         if eight_bits:
             text = f"the file computes it from eight bits ({_operators(eight_bits)})"

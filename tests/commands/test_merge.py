@@ -55,12 +55,17 @@ def test_nothing_else_is_written_over(
     plan, parts = measured(capsys, tmp_path, "good.onnx")
     model = tmp_path / "model.onnx"
     model.write_bytes((project / "good.onnx").read_bytes())
+    weights, record = tmp_path / "model.onnx.data", tmp_path / "record.json"
+    weights.write_bytes(b"\0" * 2**21 + b"\1")
+    record.write_text('{\n  "schema_version": 3\n}\n')
     contents = {path: path.read_bytes() for path in tmp_path.iterdir()}
     one = ("measure", plan, "--unit", 1, "-o")
     for command, says in (
         (("plan", model, *ASKED, "-o", model), "is not a plan"),
         (("plan", model, *ASKED, "-o", parts[1]), "is not a plan"),
         ((*one, plan), "is not a part of a plan"),
+        ((*one, weights), "is not a part of a plan"),
+        ((*one, record), "is not a part of a plan"),
         ((*one, parts[2]), "is the part of unit 2"),
         (("merge", plan, *parts, "-o", plan), "is not evidence"),
         (("merge", plan, *parts, "-o", parts[2]), "is not evidence"),
@@ -104,7 +109,8 @@ def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
     before = parts[1].stat().st_mtime_ns
     assert gate(capsys, *again)[1]["measured"] is False
     assert parts[1].stat().st_mtime_ns == before
-    for torn in (parts[1].read_bytes()[:40], b"\0" * 4096):
+    begun = parts[1].read_bytes()[:40]
+    for torn in (begun, b"{", b"\0" * 4096, begun + b"\0" * 4096):
         parts[1].write_bytes(torn)
         assert gate(capsys, *again)[1]["measured"] is True
     parts[1].write_bytes(parts[1].read_bytes()[:-100])

@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gate.localisation import verdicts
 from gate.localisation.cause import Detective, Suspect
 from gate.localisation.graph import FileGraph
 from gate.localisation.layout import Layout
@@ -303,6 +304,20 @@ def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
     assert told(in_16_bits).first_divergence is None
     found = told(lambda proto: (spoil(proto), in_16_bits(proto)))
     assert (found.first_divergence, cause in found.cause) == (module, True), found.cause
+
+
+@pytest.mark.parametrize(
+    "spoil", [initializer("head.weight", bfloat), through(TensorProto.BFLOAT16)]
+)
+def test_bfloat16_is_not_excused_by_what_does_not_allow_it(made, tmp_path, monkeypatch, spoil):
+    monkeypatch.setattr(verdicts, "REDUCED_UNIT", 16.0)  # else this net hardly minds
+    model, candidate = made(Residual)
+    policy = nets.POLICY.model_copy(update={"precision": "reduced"})
+    edited = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
+    case = Case(model, edited, Samples.of({"input": IMAGES}), policy)
+    found = locate(case, runtime="ort-cpu", limit=6)
+    assert "bfloat16" in found.cause
+    assert found.remedy.startswith("Convert to float16")
 
 
 def test_another_shape_is_told_with_both(tmp_path):

@@ -10,14 +10,18 @@ from torch import nn
 
 from gate.localisation.tensors.counterparts import Floats
 from gate.localisation.tensors.weights import WeightDifference, difference, fits, like, numbers_of
-from gate.parity.graph.folding import Norm, norms
-from gate.parity.graph.formats import FORMATS, Leeway, leeway
+from gate.parity.graph.formats import FORMATS, leeway
+from gate.parity.graph.norms import Norm, norms
 from gate.parity.statistics.output import Array
 
 _FOLDING = 1e-5
 """Relative difference that folding in float32 makes at most."""
 _OF_OFFSETS = 10.0
 """How many times that an offset may be off, of the largest one."""
+_UNITS = 4.5
+"""Of 16 bits, that folding in them makes at most. A weight, half a unit each: itself, gamma, root,
+quotient, product; and a quarter each, because the root is taken of them: the variance, and it with
+epsilon. An offset, of its terms: bias, mean, their difference, beta and the sum besides."""
 
 
 def folded_differences(
@@ -34,13 +38,13 @@ def folded_differences(
     `format_`: in which the file may keep and compute it (`gate.parity.graph.formats.leeway`); None:
     float32.
     """
-    layer, kept = modules[0], leeway(format_).folded
+    layer, relative = modules[0], _UNITS * leeway(format_).relative
     norm = next(norms(modules[1]), None)
     weight, bias = (numbers_of(getattr(layer, name, None)) for name in ("weight", "bias"))
     fitting = [] if weight is None else [like(a, weight) for a in found.values() if fits(a, weight)]
     if weight is None or norm is None or not fitting or getattr(layer, "transposed", False):
         return []
-    tolerance, scale = _FOLDING + kept.relative, norm.scale
+    tolerance, scale = _FOLDING + relative, norm.scale
     rows, channels = fitting[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
     factor = _factor(rows, channels, scale)
     largest = np.abs(rows).max(1, where=np.isfinite(rows), initial=0.0)
@@ -48,7 +52,7 @@ def folded_differences(
     scaled = ~np.isclose(factor, scale, rtol=tolerance, atol=0.0)
     offset = 0.0 if bias is None else bias
     offsets = [a.astype(np.float64) for a in found.values() if a.shape == scale.shape]
-    same_offset = not offsets or _any_close(offsets, norm, scale * offset, kept=kept)
+    same_offset = not offsets or _any_close(offsets, norm, scale * offset, relative=relative)
     if not wrong.any() and scaled.any() and not same_offset:
         # Had only the layer's weight changed, the offset would have stayed.
         return [_another_scale(modules[1], paths[1], factor, tolerance=tolerance)]
@@ -84,11 +88,11 @@ def affine_differences(
         any(one is not None and np.array_equal(array, one) for one in own) for array in sized
     ):  # as BatchNormalization has them, or not at all
         return []
-    kept = leeway(format_).folded
-    nothing, scale = np.zeros_like(norm.scale), Norm("", norm.scale, norm.scale, np.abs(norm.scale))
-    if not _any_close(sized, scale, nothing, kept=kept):
+    relative = _UNITS * leeway(format_).relative
+    nothing = np.zeros_like(norm.scale)
+    if not _any_close(sized, Norm("", nothing, nothing, norm.scale), nothing, relative=relative):
         lost, of = "scale", "weight, running_var, eps"
-    elif not _any_close(sized, norm, nothing, kept=kept):
+    elif not _any_close(sized, norm, nothing, relative=relative):
         lost, of = "offset", "bias, running_mean"
     else:
         return []
@@ -139,11 +143,10 @@ def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | Non
     return epsilon if np.allclose(would, scale, rtol=tolerance, atol=0.0) else None
 
 
-def _any_close(offsets: list[Floats], norm: Norm, own: Floats | float, *, kept: Leeway) -> bool:
+def _any_close(offsets: list[Floats], norm: Norm, own: Floats | float, *, relative: float) -> bool:
     """True if one of the offsets is the norm's and what it makes of the layer's `own`, as far as
-    folding keeps it."""
-    want = norm.shift + own
-    allowed = kept.relative * (norm.size + np.abs(own))
-    allowed += kept.absolute * np.maximum(1.0, np.abs(norm.scale))
+    folding keeps it. `relative`: of the terms."""
+    want = norm.offset(np.zeros(1)) + own
+    allowed = relative * (norm.size + np.abs(own))
     allowed += _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
     return any(bool((np.abs(offset - want) <= allowed).all()) for offset in offsets)

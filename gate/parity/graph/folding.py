@@ -1,13 +1,8 @@
-"""Weights into which a BatchNorm was folded: what the layer's weight and bias become.
-
-Folded, output channel k of a weight is `weight[k] * scale[k]` and its bias
-`bias[k] * scale[k] + shift[k]`, with `scale = gamma / sqrt(var + eps)` and
-`shift = beta - mean * scale` (Ioffe and Szegedy 2015, section 3.1).
-"""
+"""Weights into which a BatchNorm was folded, and biases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.parity.graph.formats import Leeway, leeway
-from gate.parity.graph.pool import Values, is_plain
+from gate.parity.graph.norms import Floats, Norm, rounding, tensor_of
+from gate.parity.graph.pool import Values
 from gate.records.instruments import ULP
-
-Floats = NDArray[np.float64]
 
 TOLERANCE = 8 * ULP
 """Of a product, relative. Exporters fold in float32 with up to four roundings; measured on 646
@@ -29,23 +23,6 @@ for biases."""
 _CHANNELS = 0.5
 """The share of channels that must follow a BatchNorm, for the others to be told from it."""
 _COLUMNS = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """A BatchNorm in eval mode, as factors and terms of its channels."""
-
-    path: str
-    scale: Floats
-    shift: Floats
-    size: Floats
-    """Of the terms that the shift is made of, for the error that folding may make."""
-    way: str = "folded"
-
-    @property
-    def parameters(self) -> str:
-        """All of them by one name; none for the scale of an attention."""
-        return f"{self.path}.*" if self.way == "folded" else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +54,10 @@ class WeightLayer:
 
     def offset(self) -> Floats:
         """The bias, zero without one."""
-        return np.zeros(1) if self.bias is None else _numbers(self.bias)
+        if self.bias is None:
+            return np.zeros(1)
+        numbers: Floats = self.bias.detach().to("cpu", torch.float64).numpy()
+        return numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +72,6 @@ class Folded:
     """By what each channel is scaled."""
     kept: Leeway
     """What the format makes of it that the file keeps it in."""
-    least: Values
-    """What every element may be off for want of bits; in the shape of the weight, or one number."""
 
     @property
     def way(self) -> str:
@@ -107,37 +85,19 @@ class Folded:
             np.abs(apart, out=apart)
             allowed = np.abs(self.expected)
             allowed *= np.float32(TOLERANCE + self.kept.relative)
-            allowed += self.least
+            allowed += np.float32(self.kept.absolute)
         wrong: NDArray[np.bool_] = ~(apart <= allowed)
         return wrong
-
-
-def norms(model: nn.Module) -> Iterator[Norm]:
-    """All modules that normalise by running statistics, subclasses and others with the names of
-    nn.BatchNorm included."""
-    for path, module in model.named_modules():
-        mean, variance = (_tensor(module, name) for name in ("running_mean", "running_var"))
-        if mean is None or variance is None:
-            continue
-        gamma, beta = (_tensor(module, name) for name in ("weight", "bias"))
-        with np.errstate(all="ignore"):
-            root = np.sqrt(_numbers(variance) + float(getattr(module, "eps", 0.0)))
-            scale = (1.0 if gamma is None else _numbers(gamma)) / root
-        if scale.shape != mean.shape or scale.ndim != 1:
-            continue
-        offset = np.zeros_like(scale) if beta is None else _numbers(beta)
-        moved = _numbers(mean) * scale
-        yield Norm(path, scale, offset - moved, np.abs(offset) + np.abs(moved))
 
 
 def layers(model: nn.Module) -> Iterator[WeightLayer]:
     """All modules with a weight of two axes and more."""
     for path, module in model.named_modules():
-        weight = _tensor(module, "weight")
+        weight = tensor_of(module, "weight")
         if weight is None or weight.ndim < 2 or not weight.numel():
             continue
         groups, transposed = getattr(module, "groups", 1), bool(getattr(module, "transposed", 0))
-        yield WeightLayer(path, weight, _tensor(module, "bias"), transposed, int(groups))
+        yield WeightLayer(path, weight, tensor_of(module, "bias"), transposed, int(groups))
 
 
 def folded(
@@ -145,16 +105,17 @@ def folded(
     layer: WeightLayer,
     norms_of_model: Iterable[Norm],
     *,
+    arithmetic: str | None = None,
     format_: str | None = None,
 ) -> Folded | None:
     """`values`, in the shape of the layer's weight, as that weight with each output channel scaled.
 
-    None if that is not what they are: fewer than half of the channels are scaled. `format_`: in
-    which the file keeps them; None: float32.
+    None if that is not what they are: fewer than half of the channels are scaled. `arithmetic`: of
+    the norms. `format_`: in which the file keeps the values; None: float32.
     """
-    kept = leeway(format_).folded
+    kept = leeway(format_)
     near = 2 * TOLERANCE + kept.relative
-    weight = layer.weight.detach().to("cpu", torch.float32).numpy()
+    weight = rounding(arithmetic)(layer.weight.detach().to("cpu", torch.float32).numpy())
     rows, plain = layer.channels(values), layer.channels(weight)
     each = plain.shape[1]
     some = np.linspace(0, each - 1, min(each, _COLUMNS)).astype(np.int64)
@@ -167,15 +128,40 @@ def folded(
     best = max((share for _, share in fitting), default=0.0)
     same = tuple(one for one, share in fitting if share == best)
     if best >= _CHANNELS:
-        return _made(layer, plain, same[0].scale, norms=same, kept=kept)
+        return Folded(layer.restored(same[0].folded(plain)), same, factor, kept)
     if each == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
         return None
     root = _root(factor[usable], len(rows), near=near)
     if root is not None:
         constant = np.full(len(rows), root)
-        norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled")
-        return _made(layer, plain, constant, norms=(norm,), kept=kept)
-    return _made(layer, plain, factor, norms=(), kept=kept)
+        norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled", arithmetic)
+        return Folded(layer.restored(norm.folded(plain)), (norm,), constant, kept)
+    nobody = Norm("", factor, 0.0 * factor, 0.0 * factor)
+    return Folded(layer.restored(nobody.folded(plain)), (), factor, kept)
+
+
+def likeliest(
+    values: Values,
+    layer: WeightLayer,
+    norms_by: Callable[[str | None], Iterable[Norm]],
+    *,
+    format_: str | None,
+) -> tuple[Folded | None, NDArray[np.bool_]]:
+    """As `folded`, by the arithmetic that leaves the fewest elements wrong, and these: exact, or
+    that of the format in which the file keeps the values. `norms_by`: the model's, by arithmetic.
+    """
+    best: tuple[Folded | None, NDArray[np.bool_]] = (None, np.ones(values.shape, np.bool_))
+    for arithmetic in dict.fromkeys((None, format_)):
+        own = norms_by(arithmetic)
+        found = folded(values, layer, own, arithmetic=arithmetic, format_=format_)
+        if found is None:
+            continue
+        wrong = found.wrong(values) if found.norms else np.ones(values.shape, np.bool_)
+        if best[0] is None or wrong.sum() < best[1].sum():
+            best = (found, wrong)
+        if not wrong.any():
+            break
+    return best
 
 
 def folded_bias(
@@ -184,25 +170,10 @@ def folded_bias(
     """Channels in which `values` is not the bias that folding gives; None for another number."""
     if values.shape != norm.scale.shape:
         return None
-    own, kept = layer.offset() * norm.scale, leeway(format_).folded
-    allowed = (TOLERANCE + kept.relative) * (norm.size + np.abs(own))
-    allowed += kept.absolute * np.maximum(1.0, np.abs(norm.scale))
-    return ~(np.abs(values - (own + norm.shift)) <= allowed)
-
-
-def _made(
-    layer: WeightLayer, plain: Values, scale: Floats, *, norms: tuple[Norm, ...], kept: Leeway
-) -> Folded:
-    """`plain`: the weight by channels, which `scale` multiplies, and with it what was lost before
-    for want of bits."""
-    with np.errstate(all="ignore"):
-        factors = scale.astype(np.float32)[:, None]
-        product: Values = plain * factors
-        least = np.asarray(np.float32(kept.absolute))
-        if kept.relative:
-            rows = least * np.maximum(1.0, np.abs(factors))
-            least = layer.restored(np.broadcast_to(rows, plain.shape))
-    return Folded(layer.restored(product), norms, scale, kept, least)
+    kept, expected = leeway(format_), norm.offset(layer.offset())
+    allowed = TOLERANCE * (norm.size + np.abs(layer.offset() * norm.scale)) + kept.absolute
+    allowed += kept.relative * np.abs(expected)
+    return ~(np.abs(values - expected) <= allowed)
 
 
 def _factors(
@@ -242,17 +213,3 @@ def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_], *, near
         return 0.0
     wanted = scale[usable]
     return float((np.abs(factor - wanted) <= near * np.abs(wanted)).mean())
-
-
-def _tensor(module: nn.Module, name: str) -> torch.Tensor | None:
-    try:
-        value = getattr(module, name, None)
-    except Exception:  # a parametrization that can't be computed
-        return None
-    usable = isinstance(value, torch.Tensor) and value.is_floating_point() and is_plain(value)
-    return value if usable else None
-
-
-def _numbers(tensor: torch.Tensor) -> Floats:
-    numbers: Floats = tensor.detach().to("cpu", torch.float64).numpy()
-    return numbers

@@ -18,14 +18,6 @@ class Leeway(NamedTuple):
     absolute: float
     """Where numbers are so small that a format has no bits left."""
 
-    @property
-    def folded(self) -> Leeway:
-        """Of what a BatchNorm was folded into by arithmetic in the format, where the sum of the
-        terms is the size: `relative` is one unit, and weight, mean, gamma, their difference, root,
-        quotient, product and sum are rounded by half of one each; the variance and epsilon added
-        to it count half as much, because the root is taken of them."""
-        return Leeway(_FOLDED * self.relative, self.absolute)
-
 
 def leeway(name: str | None) -> Leeway:
     """What keeping a number in a format makes of it, cut off or rounded; None: in float32."""
@@ -65,7 +57,6 @@ FORMATS: Mapping[str, Callable[[Values], Values]] = {
     "TF32": _tf32,
     "bfloat16": _bfloat,
 }
-_FOLDED = 4.5
 _FLOAT32 = Leeway(0.0, float(np.finfo(np.float32).tiny))
 _LEEWAYS: Mapping[str | None, Leeway] = {
     "float16": Leeway(2.0**-10, 2.0**-23),  # converters make 1e-7 of what is smaller

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.graph.folding import Norm, WeightLayer, folded, folded_bias, layers, norms
+from gate.parity.graph.folding import WeightLayer, folded_bias, layers, likeliest
 from gate.parity.graph.formats import FORMATS, Leeway, leeway
 from gate.parity.graph.layouts import arrangements, equal, same
 from gate.parity.graph.lines import Lines
+from gate.parity.graph.norms import Norm, norms
 from gate.parity.graph.packed import packed
 from gate.parity.graph.pool import Pool, Stored, Values, stored_tensors
 from gate.parity.graph.suspicion import HALF, Suspicion, nearest, of_mask, telling
@@ -76,7 +78,7 @@ class ConstantMatcher:
         self.scaled: set[str] = set()
         """Paths of the layers that something was folded into."""
         self._lines = Lines(self.pool.all)
-        self._norms = list(norms(witness.model))
+        self._norms = cache(lambda arithmetic: tuple(norms(witness.model, arithmetic)))
         self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
         for layer in layers(witness.model):
             self._layers[tuple(layer.weight.shape)].append(layer)
@@ -141,16 +143,16 @@ class ConstantMatcher:
                         return
 
     def _fold(self, constant: Constant, layer: WeightLayer, values: Values) -> bool:
-        found = folded(values, layer, self._norms, format_=constant.format)
+        found, wrong = likeliest(values, layer, self._norms, format_=constant.format)
         if found is None:
             return False
         weight = f"{layer.path}.weight" if layer.path else "weight"
         self.scaled.add(layer.path)
         if not found.norms:
-            constant.excused = any(len(norm.scale) == len(found.factor) for norm in self._norms)
+            sizes = {len(norm.scale) for norm in self._norms(None)}
+            constant.excused = len(found.factor) in sizes
             return False
         self.folds.append(Fold(layer, found.norms))
-        wrong = found.wrong(values)
         if wrong.any():
             constant.match = None
             constant.suspicion = of_mask(constant.name, weight, (values, found.expected), wrong)
@@ -165,7 +167,7 @@ class ConstantMatcher:
         if values is None or values.ndim != 1 or values.dtype.kind != "f":
             return
         for fold in self.folds:
-            for norm in fold.norms:
+            for norm in self._versions(fold.norms, constant.format):
                 wrong = folded_bias(values, fold.layer, norm, format_=constant.format)
                 if wrong is None or (wrong.any() and wrong.mean() > HALF):
                     continue
@@ -175,11 +177,19 @@ class ConstantMatcher:
                     constant.match, constant.suspicion = Match(norm.way, names), None
                     return
                 if telling(values[~wrong]):
-                    expected = norm.shift + fold.layer.offset() * norm.scale
+                    expected = norm.offset(fold.layer.offset())
                     constant.match = None
                     constant.suspect(
                         of_mask(constant.name, f"{prefix}bias", (values, expected), wrong)
                     )
+
+    def _versions(self, own: Sequence[Norm], format_: str | None) -> Iterator[Norm]:
+        """These norms, and the same in every arithmetic that may have made a constant."""
+        yield from own
+        paths = {norm.path for norm in own if norm.way == "folded"}
+        for arithmetic in dict.fromkeys((None, format_)):
+            alike = (norm for norm in self._norms(arithmetic) if norm.path in paths)
+            yield from (norm for norm in alike if norm.arithmetic != own[0].arithmetic)
 
     def may_be_folded(self, constant: Constant, matched: set[str]) -> bool:
         """True for a bias that a BatchNorm may be folded into: the weight beside it is nowhere in
@@ -188,7 +198,7 @@ class ConstantMatcher:
         if values is None or name != "bias" or f"{path}.weight" in matched:
             return False
         layer = any(one.path == path for group in self._layers.values() for one in group)
-        return layer and any(one.scale.shape == values.shape for one in self._norms)
+        return layer and any(one.scale.shape == values.shape for one in self._norms(None))
 
     def computed(self, constant: Constant, pool: Pool) -> None:
         """What forward computes without the inputs, exactly or as far as float32 rounds."""

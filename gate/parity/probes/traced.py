@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,13 @@ class Traced:
     def __init__(self, stand: Stand, batch: Batch) -> None:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
         self._names = stand.binding.arguments
-        self._flat = _Flat(stand.model, stand.binding)
         with _quiet() as caught:
             try:
+                self._flat: nn.Module = _Flat(stand.model, stand.binding)
                 self._module = self._trace(batch)
-            except Exception as error:
-                raise ModelError(
-                    f"the model can't be traced: {describe_failure(error)} "
-                    "Export it by another strategy."
-                ) from error
+            except Exception:  # as of scripted parts, which only modules can call
+                self._flat = _Whole(stand.model, stand.binding)
+                self._module = self._whole(batch)
         self.warned = any(map(_tells, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
@@ -73,6 +70,15 @@ class Traced:
             outputs = self._module(*self._tensors(batch))
         return [output.detach().numpy() for output in outputs]
 
+    def _whole(self, batch: Batch) -> Any:
+        try:
+            return self._trace(batch)
+        except Exception as error:
+            raise ModelError(
+                f"the model can't be traced: {describe_failure(error)} "
+                "Export it by another strategy."
+            ) from error
+
     def _trace(self, batch: Batch) -> Any:
         return torch.jit.trace(  # type: ignore[no-untyped-call]
             self._flat, self._tensors(batch), check_trace=False, strict=False
@@ -83,26 +89,36 @@ class Traced:
         return tuple(t.float() if t.is_floating_point() else t for t in tensors)
 
 
-class _Flat(nn.Module):
-    """Takes tensors by position, returns a tuple of tensors, whatever the model does.
-
-    It has the model's tensors as its own, because the tracer builds every module below anew, which
-    takes longer than to run them. Scripted ones can only be called as parts of a module.
-    """
+class _Whole(nn.Module):
+    """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
 
     def __init__(self, model: nn.Module, binding: Binding) -> None:
         super().__init__()
-        if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
-            self.model = model
-        else:
-            for number, parameter in enumerate(model.parameters()):
-                self.register_parameter(f"parameter_{number}", parameter)
-            for number, buffer in enumerate(model.buffers()):
-                self.register_buffer(f"buffer_{number}", buffer)
-        self._answer = partial(call_of(model, binding), model)
+        self.model = model
+        self._call = call_of(model, binding)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(leaf.tensor for leaf in leaves(self._answer(tensors)))
+        return tuple(leaf.tensor for leaf in leaves(self._call(self.model, tensors)))
+
+
+class _Flat(nn.Module):
+    """The same with the model's tensors as its own: the tracer builds every module below anew,
+    which takes longer than to run them."""
+
+    def __init__(self, model: nn.Module, binding: Binding) -> None:
+        super().__init__()
+        whole = _Whole(model, binding)
+        self._answer = whole.forward  # no module of this one
+        own: set[int] = set()
+        for kept, parts in (("_parameters", self._parameters), ("_buffers", self._buffers)):
+            for part in model.modules():
+                for tensor in vars(part)[kept].values():
+                    if tensor is not None and id(tensor) not in own:
+                        own.add(id(tensor))
+                        parts[f"tensor_{len(own)}"] = tensor
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._answer(*tensors)
 
 
 def disagree(eager: list[Array], traced: list[Array]) -> bool:

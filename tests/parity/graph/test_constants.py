@@ -243,48 +243,66 @@ class Half(nn.Module):
         return self.inner(x.half() if x.is_floating_point() else x).float()
 
 
-def made_half(name, mode, *, small=1.0):
+def made_half(name, mode, *, small=1.0, eps=1e-5):
     """The reference in float32, samples, and the export of the same model made half, which folds
     in float16. `small`: what the weights and variances of its convolutions are times."""
     reference, samples, _ = exported(name, "folded")
     reference = copy.deepcopy(reference)
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.eps = eps
     with torch.no_grad():
         for key, tensor in reference.state_dict().items():
-            if "norm" not in key and tensor.dim() == 4:
-                tensor.mul_(small)
-            if key.endswith("running_var"):
+            if key.endswith("running_var") or ("norm" not in key and tensor.dim() == 4):
                 tensor.mul_(small)
     data = export(Half(copy.deepcopy(reference)).eval(), samples, mode)
     return reference, samples, onnx.load_from_string(data)
 
 
 @pytest.mark.parametrize("mode", ["folded", pytest.param("dynamo", marks=pytest.mark.proof)])
-@pytest.mark.parametrize("small", [1.0, 1e-5])
+@pytest.mark.parametrize(("small", "eps"), [(1.0, 1e-5), (1e-5, 1e-5), (1e-5, 1e-6)])
 @pytest.mark.parametrize("name", ["convolutions", "encoder"])
-def test_a_model_that_was_made_half_before_its_export_has_its_weights(name, small, mode, tmp_path):
-    reference, samples, proto = made_half(name, mode, small=small)
+def test_a_model_that_was_made_half_before_its_export_has_its_weights(
+    name, small, eps, mode, tmp_path
+):
+    """The smaller ones have no bits left in float16, nor has epsilon."""
+    reference, samples, proto = made_half(name, mode, small=small, eps=eps)
     weights, found = judged(reference, samples, proto, tmp_path)
     assert {one.code for one in found} <= {"rounded_weights"}, found
+    assert weights.unmatched == 0
     if name == "convolutions":
         assert weights.matched["folded"] > 0
 
 
 @pytest.mark.parametrize(
-    "made",
-    [lambda: in_float16(exported("convolutions", "folded")[2]),
-     lambda: made_half("convolutions", "folded")[2]],
-    ids=["converted", "made half"],
-)  # fmt: skip
-def test_another_weight_is_found_in_a_folded_file_in_float16_too(made, tmp_path):
-    reference, samples, _ = exported("convolutions", "folded")
-    proto = made()
-    weight = next(t for t in proto.graph.initializer if len(t.dims) == 4)
+    ("channel", "factor"),
+    [((1, 0, 0, 0), 1.5), ((1,), 1.0035)],
+    ids=["one weight", "one channel by a third of a percent"],
+)
+@pytest.mark.parametrize("made", ["converted", "made half"])
+def test_another_weight_is_found_in_a_folded_file_in_float16_too(made, channel, factor, tmp_path):
+    reference, samples, data = exported("convolutions", "folded")
+    proto = in_float16(data) if made == "converted" else made_half("convolutions", "folded")[2]
+    weight = next(t for t in proto.graph.initializer if list(t.dims) == [8, 3, 3, 3])
     array = numpy_helper.to_array(weight).copy()
-    array[1, 0, 0, 0] += np.float16(0.25)
+    array[channel] *= np.float16(factor)
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     _, found = judged(reference, samples, proto, tmp_path)
     (other,) = [one for one in found if one.code == "other_weights"]
-    assert (other.place, "1 of its" in other.detail) == (weight.name, True)
+    elements = f"{array[channel].size} of its"
+    assert (other.place, elements in other.detail) == (weight.name, True), other.detail
+
+
+def test_another_offset_is_found_in_a_folded_file_in_float16(tmp_path):
+    """By half a percent of one channel's."""
+    reference, samples, data = exported("convolutions", "folded")
+    proto = in_float16(data)
+    bias = next(t for t in proto.graph.initializer if list(t.dims) == [8])
+    array = numpy_helper.to_array(bias).copy()
+    array[0] *= np.float16(1.005)
+    bias.CopyFrom(numpy_helper.from_array(array, bias.name))
+    _, found = judged(reference, samples, proto, tmp_path)
+    assert [one.place for one in found if one.code == "other_weights"] == [bias.name]
 
 
 def test_another_checkpoint_is_one_finding(tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import numpy as np
@@ -99,6 +100,44 @@ def test_no_module_below_is_built_anew_and_the_weights_are_shared():
 def test_a_scripted_part_is_traced_too():
     stand, module = traced(Deep(torch.jit.script(nn.Linear(6, 6))))
     assert not disagree(stand.reference.run(X), module.run(X))
+
+
+class Anchored(Branch):
+    """A buffer is a parameter of another part."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("anchor", self.layer.weight)
+
+
+class Dropped(Branch):
+    """A hook, as of code that drops weights, puts a plain tensor in the place of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(self.layer.weight.detach().clone())
+        self.layer.register_forward_pre_hook(self.drop)
+
+    def drop(self, layer, _inputs):
+        layer._parameters["weight"] = self.raw * 0.5
+
+
+class Quantized(Branch):
+    """Its weights are an object of PyTorch's own, which only modules hold."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.layer = torch.ao.nn.quantized.dynamic.Linear(6, 2)
+
+
+@pytest.mark.parametrize("kind", [Anchored, Dropped, Quantized])
+def test_whatever_a_model_holds_its_branch_is_kept(kind):
+    stand, module = traced(kind())
+    negative = {"x": -X["x"]}
+    assert not disagree(stand.reference.run(X), module.run(X))
+    assert disagree(stand.reference.run(negative), module.run(negative))
 
 
 class Nested(nn.Module):
