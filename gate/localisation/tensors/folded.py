@@ -11,7 +11,7 @@ from torch import nn
 from gate.localisation.tensors.counterparts import Floats
 from gate.localisation.tensors.weights import WeightDifference, difference, fits, like, numbers_of
 from gate.parity.graph.formats import FORMATS, leeway
-from gate.parity.graph.norms import Norm, norms
+from gate.parity.graph.norms import norms
 from gate.parity.statistics.output import Array
 
 _FOLDING = 1e-5
@@ -52,7 +52,8 @@ def folded_differences(
     scaled = ~np.isclose(factor, scale, rtol=tolerance, atol=0.0)
     offset = 0.0 if bias is None else bias
     offsets = [a.astype(np.float64) for a in found.values() if a.shape == scale.shape]
-    same_offset = not offsets or _any_close(offsets, norm, scale * offset, relative=relative)
+    want, size = norm.offset(np.zeros(1)) + scale * offset, norm.size + np.abs(scale * offset)
+    same_offset = not offsets or _any_close(offsets, want, relative * size)
     if not wrong.any() and scaled.any() and not same_offset:
         # Had only the layer's weight changed, the offset would have stayed.
         return [_another_scale(modules[1], paths[1], factor, tolerance=tolerance)]
@@ -89,10 +90,9 @@ def affine_differences(
     ):  # as BatchNormalization has them, or not at all
         return []
     relative = _UNITS * leeway(format_).relative
-    nothing = np.zeros_like(norm.scale)
-    if not _any_close(sized, Norm("", nothing, nothing, norm.scale), nothing, relative=relative):
+    if not _any_close(sized, norm.scale, relative * np.abs(norm.scale)):
         lost, of = "scale", "weight, running_var, eps"
-    elif not _any_close(sized, norm, nothing, relative=relative):
+    elif not _any_close(sized, norm.offset(np.zeros(1)), relative * norm.size):
         lost, of = "offset", "bias, running_mean"
     else:
         return []
@@ -143,10 +143,8 @@ def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | Non
     return epsilon if np.allclose(would, scale, rtol=tolerance, atol=0.0) else None
 
 
-def _any_close(offsets: list[Floats], norm: Norm, own: Floats | float, *, relative: float) -> bool:
-    """True if one of the offsets is the norm's and what it makes of the layer's `own`, as far as
-    folding keeps it. `relative`: of the terms."""
-    want = norm.offset(np.zeros(1)) + own
-    allowed = relative * (norm.size + np.abs(own))
-    allowed += _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
+def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
+    """True if one of the offsets is the wanted one, as far as folding in float32 keeps it, and by
+    no more than `kept` beyond that."""
+    allowed = kept + _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
     return any(bool((np.abs(offset - want) <= allowed).all()) for offset in offsets)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.parity.graph.formats import Leeway, leeway
-from gate.parity.graph.norms import Floats, Norm, rounding, tensor_of
+from gate.parity.graph.norms import Floats, Norm, doubles, rounding, tensor_of
 from gate.parity.graph.pool import Values
 from gate.records.instruments import ULP
 
@@ -54,10 +54,7 @@ class WeightLayer:
 
     def offset(self) -> Floats:
         """The bias, zero without one."""
-        if self.bias is None:
-            return np.zeros(1)
-        numbers: Floats = self.bias.detach().to("cpu", torch.float64).numpy()
-        return numbers
+        return np.zeros(1) if self.bias is None else doubles(self.bias)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 Folded, output channel k of a weight is `weight[k] * scale[k]` and its bias
 `(bias[k] - mean[k]) * scale[k] + beta[k]`, with `scale = gamma / sqrt(var + eps)` (Ioffe and
 Szegedy 2015, section 3.1). Of a model that was made half before its export each of these steps
-rounds to 16 bits, in this order: torch.onnx, onnxscript and ONNX Runtime have no other.
+rounds to 16 bits, in this order: both exporters of PyTorch give these weights to the last bit.
 """
 
 from __future__ import annotations
@@ -105,6 +105,12 @@ def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
     return value if usable else None
 
 
+def doubles(tensor: torch.Tensor) -> Floats:
+    """Its numbers in float64."""
+    numbers: Floats = tensor.detach().to("cpu", torch.float64).numpy()
+    return numbers
+
+
 def _numbers(module: nn.Module, name: str) -> Floats | None:
     tensor = tensor_of(module, name)
-    return None if tensor is None else tensor.detach().to("cpu", torch.float64).numpy()
+    return None if tensor is None else doubles(tensor)

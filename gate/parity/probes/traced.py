@@ -35,11 +35,11 @@ class Traced:
         self._names = stand.binding.arguments
         with _quiet() as caught:
             try:
-                self._flat: nn.Module = _Flat(stand.model, stand.binding)
+                self._net: nn.Module = _Flat(stand.model, stand.binding)
                 self._module = self._trace(batch)
             except Exception:  # as of scripted parts, which only modules can call
-                self._flat = _Whole(stand.model, stand.binding)
-                self._module = self._whole(batch)
+                self._net = _Whole(stand.model, stand.binding)
+                self._module = self._trace_or_say_why(batch)
         self.warned = any(map(_tells, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
@@ -48,7 +48,7 @@ class Traced:
         tensors = self._tensors(batch)
         with _quiet(), Watch() as watch:
             try:
-                self._flat(*tensors)
+                self._net(*tensors)
             except Exception:  # what the model refuses is no input of it
                 return watch, False
         return watch, True
@@ -70,7 +70,7 @@ class Traced:
             outputs = self._module(*self._tensors(batch))
         return [output.detach().numpy() for output in outputs]
 
-    def _whole(self, batch: Batch) -> Any:
+    def _trace_or_say_why(self, batch: Batch) -> Any:
         try:
             return self._trace(batch)
         except Exception as error:
@@ -81,7 +81,7 @@ class Traced:
 
     def _trace(self, batch: Batch) -> Any:
         return torch.jit.trace(  # type: ignore[no-untyped-call]
-            self._flat, self._tensors(batch), check_trace=False, strict=False
+            self._net, self._tensors(batch), check_trace=False, strict=False
         )
 
     def _tensors(self, batch: Batch) -> tuple[torch.Tensor, ...]:
