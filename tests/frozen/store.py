@@ -1,0 +1,95 @@
+"""Frozen files: compare what the code gives today with what was committed.
+
+`GATE_RENEW_FROZEN=1 python -m pytest tests/frozen` writes the files anew. A test whose file it
+changed fails all the same, so that no run can accept another behavior by itself: read the diff,
+commit it, and run the tests again without the variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.policy.policy import Policy
+
+FOLDER = Path(__file__).parent
+INPUTS = FOLDER / "inputs"
+RENEW = "GATE_RENEW_FROZEN"
+REL_TOL = 1e-12
+"""Of numbers that scipy and libm compute: their last bits differ by processor and version."""
+BUILT_IN = {"exact": Policy.default, "reduced": Policy.reduced, "quantized": Policy.quantized}
+"""Policies that inputs name, so that the frozen decisions show a change of their bounds."""
+_SHOWN = 60
+"""Lines of a diff."""
+
+
+def assert_frozen(name: str, text: str, *, numbers: bool = False) -> None:
+    """Fail if `text` differs from the frozen file `name`, and show the difference.
+
+    `numbers`: each line is JSON, and floats may differ by `REL_TOL`.
+    """
+    file = FOLDER / name
+    frozen = file.read_text(encoding="utf-8") if file.exists() else ""
+    if text == frozen or (numbers and _same_lines(text, frozen)):
+        return
+    if os.environ.get(RENEW) == "1":
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        pytest.fail(
+            f"Renewed {name}. Read the diff, then run again without {RENEW}.", pytrace=False
+        )
+    lines = difflib.unified_diff(
+        frozen.splitlines(), text.splitlines(), f"frozen/{name}", "now", lineterm="", n=1
+    )
+    shown = list(itertools.islice(lines, _SHOWN + 1))
+    shown[_SHOWN:] = ["…"] if len(shown) > _SHOWN else []
+    how = f"If this is intended: {RENEW}=1 .venv/bin/python -m pytest tests/frozen, then commit."
+    pytest.fail("\n".join([f"{name} differs from what was frozen.", *shown, how]), pytrace=False)
+
+
+def json_lines(rows: Iterable[Any]) -> str:
+    """One line of JSON per row. Infinity and NaN are written as JSON can't: they are parsed back."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def input_names() -> list[str]:
+    """The names of the committed inputs."""
+    return sorted(path.name.removesuffix(".json.gz") for path in INPUTS.glob("*.json.gz"))
+
+
+def read_input(name: str) -> dict[str, Any]:
+    """The records of one committed measurement, as plain values."""
+    plain: dict[str, Any] = json.loads(gzip.decompress((INPUTS / f"{name}.json.gz").read_bytes()))
+    return plain
+
+
+def write_input(name: str, plain: dict[str, Any]) -> None:
+    """Write the records of one measurement; the same records give the same bytes."""
+    INPUTS.mkdir(exist_ok=True)
+    data = json.dumps(plain, separators=(",", ":")).encode()
+    (INPUTS / f"{name}.json.gz").write_bytes(gzip.compress(data, mtime=0))
+
+
+def _same_lines(text: str, frozen: str) -> bool:
+    pairs: Iterator[tuple[str, str]] = zip(text.splitlines(), frozen.splitlines(), strict=False)
+    return text.count("\n") == frozen.count("\n") and all(
+        one == other or _close(json.loads(one), json.loads(other)) for one, other in pairs
+    )
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        same = math.isnan(one) and math.isnan(other)
+        return same or math.isclose(one, other, rel_tol=REL_TOL)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    return bool(one == other)

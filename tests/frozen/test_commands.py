@@ -1,0 +1,101 @@
+"""The command line: the help of every command, and what a session of commands comes to."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+
+from gate import cli
+from tests import small_project
+from tests.frozen.store import FOLDER, assert_frozen
+
+SESSION = (FOLDER / "cli_session.txt").read_text(encoding="utf-8").splitlines()
+DEPTH = 3
+"""Of the keys of --json: below are names of nodes and the like."""
+BY_MACHINE = ("environment", "versions", "reference_cost")
+"""Keys whose values have other keys on other machines."""
+VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "GATE_SIGNING_KEY", "GATE_TRUST",
+             "GATE_STATE", "GATE_STORE", "GATE_SECRET_FILE", "GATE_TIME_LIMIT",
+             "GATE_MEMORY_LIMIT", "RAY_ADDRESS")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    yield
+    torch.set_num_threads(threads)
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The command lines of a command and all its subcommands."""
+    yield path
+    found = getattr(command, "subcommands", ())
+    for name in found:
+        yield (*path, name)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, (*path, name))
+
+
+@pytest.mark.parametrize("name", ["gate", *cli.COMMANDS])
+def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [path for path in commands(cli.gate) if (path or ("gate",))[0] == name]
+    text = ""
+    for path in wanted:
+        assert cli.main([*path, "--help"]) == 0
+        text += f"$ gate {' '.join(path)} --help\n{capsys.readouterr().out}\n"
+    assert_frozen(f"help/{name}.txt", text)
+
+
+def test_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(small_project.made(), tmp_path / "project"))
+    shutil.copy(FOLDER / "policies" / "cpu.yaml", folder)
+    monkeypatch.chdir(folder)
+    text = ""
+    for line in SESSION:
+        if line.startswith("#") or not line:
+            continue
+        arguments = shlex.split(line)
+        code = cli.main(arguments)
+        printed = capsys.readouterr()
+        text += f"$ gate {line}\n  exit code {code}\n"
+        if printed.err and code:
+            lines = printed.err.strip().splitlines()  # progress comes first where it takes long
+            first = next((each for each in lines if each.startswith("error:")), lines[0])
+            first = first.replace(str(folder), "FOLDER")
+            text += f"  {re.sub(r'[0-9a-f]{12,}', 'HEX', first)}\n"
+        if "--json" in arguments and printed.out:
+            text += "".join(f"    {key}\n" for key in keys(json.loads(printed.out)))
+    assert_frozen("session.txt", text)
+
+
+def keys(plain: Any, depth: int = DEPTH) -> list[str]:
+    """Dotted, of all elements of a list together; `[]` stands for one of these."""
+    if isinstance(plain, list):
+        return sorted({f"[]{key}" for each in plain for key in keys(each, depth)})
+    if not isinstance(plain, dict) or not depth:
+        return []
+    found = []
+    for key, value in plain.items():
+        found.append(f".{key}")
+        inner = [] if key in BY_MACHINE else keys(value, depth - 1)
+        found += [f".{key}{each}" for each in inner]
+    return found

@@ -1,0 +1,175 @@
+"""Decisions on committed evidence, and what people read of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
+from typing import Any, NamedTuple
+
+import pytest
+from rich.console import Console
+
+from gate.decision.checks import CheckResult
+from gate.decision.decision import Decision, decide
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.records.incumbent import Incumbent
+from gate.records.localisation import Explanation
+from gate.report.ci import CiResult
+from gate.report.junit import junit
+from gate.report.markdown import describe
+from gate.report.page import page
+from gate.report.report import Report
+from gate.report.terminal import print_story
+from gate.story.making import story_of
+from gate.story.story import Change, Story
+from gate.tracking.names import headline_tags, judged_name, status_of
+from tests.frozen.store import BUILT_IN, FOLDER, assert_frozen, input_names, json_lines, read_input
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
+
+GOLDEN = FOLDER.parent / "golden"
+DECIDED_AT = "2026-03-04T17:15:00+00:00"
+NAMES = [
+    *(f"golden-{path.stem}" for path in sorted(GOLDEN.glob("evidence-*.json"))),
+    *input_names(),
+]
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "reduced": Policy.reduced,
+    "waivers": lambda: Policy.of_file(FOLDER / "policies" / "waivers.yaml"),
+    "strict": lambda: Policy.of_file(FOLDER / "policies" / "strict.yaml"),
+}
+EVERY_POLICY = [name for name in NAMES if not name.startswith("corpus-fault")]
+"""Inputs that are decided by each of these policies, too."""
+EVERY_SURFACE = (
+    "golden-evidence-v1", "run-labels", "run-parts-yesterday", "run-recorded", "run-twin",
+    "story-another-weight", "story-no-CUDA", "story-other-answers-than-the-champion",
+    "story-other-pixels",
+)  # fmt: skip
+"""Inputs of which the longer texts are frozen, too."""
+
+
+class Records(NamedTuple):
+    """One committed measurement."""
+
+    policy: Policy
+    evidence: Evidence
+    explanation: Explanation
+    incumbent: Incumbent | None
+    change: Change | None
+
+    @classmethod
+    def read(cls, name: str) -> Records:
+        if name.startswith("golden-"):
+            evidence = Evidence.load(GOLDEN / f"{name.removeprefix('golden-')}.json")
+            return cls(Policy.default(), evidence, Explanation(), None, None)
+        plain = read_input(name)
+
+        def record(kind: Any, key: str) -> Any:
+            return plain[key] and kind.from_json(json.dumps(plain[key]))
+
+        policy = BUILT_IN.get(str(plain["policy"]))
+        return cls(
+            policy() if policy else record(Policy, "policy"),
+            record(Evidence, "evidence"),
+            record(Explanation, "explanation"),
+            record(Incumbent, "incumbent"),
+            record(Change, "change"),
+        )
+
+    def decide(self, policy: Policy | None = None) -> Decision:
+        return decide(
+            policy or self.policy, self.evidence, incumbent=self.incumbent, decided_at=DECIDED_AT
+        )
+
+    def story(self, decision: Decision) -> Story:
+        found = story_of(
+            decision, self.evidence, explanation=self.explanation, change=self.change,
+            confidence=self.policy.confidence,
+        )  # fmt: skip
+        return found.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decision(name: str) -> None:
+    records = Records.read(name)
+    rows = list(decision_rows("own policy", records.decide()))
+    for title, policy in POLICIES.items() if name in EVERY_POLICY else ():
+        rows += decision_rows(title, records.decide(policy()))
+    assert_frozen(f"decisions/{name}.jsonl", json_lines(rows), numbers=True)
+
+
+def decision_rows(policy: str, decision: Decision) -> Iterator[list[Any]]:
+    yield ["policy", policy, decision.verdict.value, *decision.runtimes]
+    for check in decision.checks:
+        yield [check.verdict.value, check.name, _location(check), check.observed, check.bound]
+
+
+def _location(check: CheckResult) -> list[str | None]:
+    return [check.part, check.runtime, check.output, check.point]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts(name: str) -> None:
+    records = Records.read(name)
+    decision = records.decide()
+    story = records.story(decision)
+    texts = {
+        "headline": _json(story.headline.to_plain()),
+        "findings": "".join(map(_finding, story.findings)),
+        "terminal": terminal(story),
+        "mlflow": mlflow(decision, story),
+    }
+    if name in EVERY_SURFACE:
+        result = CiResult(command="check", exit_code=_EXIT_CODES[decision.verdict], story=story)
+        texts |= {
+            "markdown": describe(story, {"MLflow run": "#/experiments/1/runs/2"}),
+            "junit": junit(result),
+            "html": html(Report(story, records.evidence, decision, records.explanation)),
+        }
+    if name == EVERY_SURFACE[0]:
+        texts["verbose terminal"] = terminal(story, verbose=True)
+    titled = "\n".join(f"======== {title}\n{text}" for title, text in texts.items())
+    assert_frozen(f"texts/{name}.txt", titled)
+
+
+_EXIT_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2}
+
+
+def _finding(finding: Any) -> str:
+    checks = [check.title for check in finding.checks]
+    return _json({**finding.to_plain(), "checks": checks})
+
+
+def terminal(story: Story, *, verbose: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, height=50, color_system=None, force_terminal=False)
+    print_story(story, console, verbose=verbose)
+    return stream.getvalue()
+
+
+def mlflow(decision: Decision, story: Story) -> str:
+    verdict, headline = decision.verdict, story.headline
+    name = judged_name(verdict, decision.subject_sha256, headline)
+    return _json({"name": name, "status": status_of(verdict), "tags": headline_tags(headline)})
+
+
+def html(report: Report) -> str:
+    """The text of the page without its charts, and a digest of its markup."""
+    body = page(report).partition("<body>")[2]
+    for element in ("script", "style", "svg"):
+        body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)
+    body = re.sub(r"data:image/[^\"]*", "", body)
+    text = re.sub(r'<wbr>|<span class="name">([^<]*)</span>', r"\1", body)
+    lines = (" ".join(line.split()) for line in re.sub(r"<[^>]+>", "\n", text).splitlines())
+    digest = hashlib.sha256(" ".join(body.split()).encode()).hexdigest()
+    return unescape("\n".join(line for line in lines if line)) + f"\nmarkup {digest}\n"
+
+
+def _json(plain: Any) -> str:
+    return json.dumps(plain, indent=1, ensure_ascii=False, default=str) + "\n"

@@ -1,0 +1,145 @@
+"""Promotions, reviews and rollbacks that are interrupted at each write to the registry and the
+ledger: the aliases, the ledger and the deployed version after the service has looked again.
+
+A kill is an exception that no `except Exception` catches, against the simulated registry;
+tests/service/test_killed.py kills real processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.deploy.manifest import EXACT
+from gate.deploy.store import Store
+from gate.errors import GateError, RegistryUnavailable
+from gate.ledger.ledger import Ledger
+from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
+from tests.bounded.here import read_here
+from tests.end_to_end import test_weather
+from tests.frozen.store import assert_frozen, json_lines
+from tests.registry.releases import NAME
+from tests.registry.simulator import Crash, Watched
+from tests.service import test_killed
+from tests.service.places import REVIEWED, Model, Place
+
+Act = Callable[[], object]
+WRITES = ("create_version", "set_", "delete_", "append")
+TEXTS = ("set_tag", "set_description")
+"""Of these only the first write is interrupted."""
+MOST_LOOKS = 6
+
+
+class SimulatedModel(Model):
+    """A registered model in the simulated registry."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.name, self.run_id = NAME, "run"
+        self.place, self.policy = Place(folder, REVIEWED), REVIEWED
+        self.registry: Any = Watched(self.place.registry)
+        self.store = Store(folder / "store")
+        self.trust = self.reading = None
+
+
+def looking(scenario: Callable[[Model], None], model: Model) -> Act:
+    """What the service does in a scenario of test_killed."""
+    scenario(model)
+    return model.look
+
+
+def third_waits(begin: Callable[[Model], Act], model: Model) -> Act:
+    """What is done in a scenario of test_weather: two versions served, a third waits."""
+    for seed in (1, 2, 3):
+        number = model.hand_in(seed)
+        if seed < 3:
+            model.approve(number)
+            model.look()
+    return begin(model)
+
+
+SCENARIOS: dict[str, Callable[[Model], Act]] = {
+    **{
+        name: functools.partial(looking, getattr(test_killed, name))
+        for name in ("approval", "offence", "rejection", "handing_in", "forgery")
+    },
+    **{
+        f"weather {name}": functools.partial(third_waits, begin)
+        for name, (begin, _) in test_weather.DONE.items()
+        if name != "review"  # is as `approval`
+    },
+}
+
+
+@dataclass
+class Strike:
+    """Interrupts the write of number `at`. `unavailable`: the registry answers with an error;
+    otherwise the process is gone before the write."""
+
+    at: int | None = None
+    unavailable: bool = False
+    writes: list[str] | None = None
+
+    def before(self, label: str, _index: int = 0) -> None:
+        if self.writes is None or not label.startswith(WRITES):
+            return
+        self.writes.append(label)
+        if len(self.writes) - 1 == self.at:
+            raise RegistryUnavailable("down") if self.unavailable else Crash
+
+
+@contextlib.contextmanager
+def striking(model: Model, strike: Strike) -> Iterator[None]:
+    append = Ledger.append
+
+    def watched(self: Ledger, entry: Any) -> Any:
+        strike.before("append")
+        return append(self, entry)
+
+    strike.writes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "append", watched)
+        patch.setattr(model.registry, "before", strike.before)
+        yield
+
+
+def outcome(folder: Path, scenario: Callable[[Model], Act], strike: Strike) -> list[Any]:
+    """The final state: aliases, deployed version, ledger."""
+    model = SimulatedModel(folder)
+    act = scenario(model)
+    with striking(model, strike), contextlib.suppress(Crash, GateError):
+        act()
+    act()
+    looks = next((number for number in range(MOST_LOOKS) if not model.look()), None)
+    assert looks is not None, "the service finds no end"
+    ledger = model.place.ledger.entries()
+    live = model.store.live(NAME)
+    digest = live and live.slots[EXACT].sha256
+    return [
+        {alias: model.registry.alias(NAME, alias) for alias in (CHAMPION, PREVIOUS, CANDIDATE)},
+        {"deployed": next((line.version for line in ledger if line.sha256 == digest), None)},
+        [f"{line.action} {line.version}" for line in ledger],
+    ]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_promotion(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
+    monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+    strike = Strike()
+    rows = [["uninterrupted", *outcome(tmp_path / "whole", SCENARIOS[name], strike)]]
+    writes = strike.writes or []
+    for at, label in enumerate(writes):
+        if label in TEXTS and label in writes[:at]:
+            continue
+        for unavailable in (False, True) if "alias" in label else (False,):
+            how = f"{'unavailable at' if unavailable else 'killed before'} {at} {label}"
+            folder = tmp_path / f"{at}-{unavailable}"
+            rows.append([how, *outcome(folder, SCENARIOS[name], Strike(at, unavailable))])
+    assert_frozen(f"promotions/{name.replace(' ', '-')}.jsonl", json_lines(rows))
