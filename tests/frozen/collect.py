@@ -171,23 +171,28 @@ def cases() -> dict[str, Callable[[], Verdicted | None]]:
 
 
 def records(verdicted: Verdicted) -> dict[str, Any]:
-    """All that the decision and its texts are made of."""
+    """All that the decision and its texts are made of, without the machine and the time."""
     incumbent, policy = verdicted.decision.incumbent, verdicted.policy
     name = next((name for name, make in BUILT_IN.items() if make() == policy), None)
-    return {
+    plain = {
         "policy": name or policy.to_plain(),
-        "evidence": scrubbed(verdicted.evidence.to_plain()),
+        "evidence": verdicted.evidence.to_plain(),
         "explanation": verdicted.explanation.to_plain(),
-        "incumbent": incumbent and scrubbed(incumbent.to_plain()),
-        "change": scrubbed(verdicted.change.to_plain()),
+        "incumbent": incumbent and incumbent.to_plain(),
+        "change": verdicted.change.to_plain(),
     }
+    environment = verdicted.evidence.environment.to_plain()
+    texts = {environment[key]: MACHINE[key] for key in ("cpu", "os", "kernel")}
+    scrubbed: dict[str, Any] = _scrubbed(plain, texts)
+    return scrubbed
 
 
-def scrubbed(value: Any) -> Any:
-    """Without the machine and the time."""
+def _scrubbed(value: Any, texts: dict[str, Any]) -> Any:
     if isinstance(value, dict):
-        return {key: MACHINE.get(key, scrubbed(each)) for key, each in value.items()}
-    return [scrubbed(each) for each in value] if isinstance(value, list) else value
+        return {key: MACHINE.get(key, _scrubbed(each, texts)) for key, each in value.items()}
+    if isinstance(value, str):
+        return re.sub(r"/\S*/tmp\w+/", "", texts.get(value, value))
+    return [_scrubbed(each, texts) for each in value] if isinstance(value, list) else value
 
 
 def main(glob: str = "*") -> None:
