@@ -11,7 +11,7 @@ PORT ?= 5000
 SERVICE_PORT ?= 8400
 WORKERS ?= 4
 
-.PHONY: help install constraints dist packages browser repro ui stack screens docs lint fix test check exhaustive
+.PHONY: help install constraints dist packages browser repro ui stack screens docs lint fix test check exhaustive frozen
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -88,6 +88,9 @@ test: $(READY) packages browser  ## Run the tests but for the slow proofs
 exhaustive: $(READY) packages browser  ## Every row of every proof, of which check runs some: an hour or more
 	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(ALONE) || { $(FAILED); }
 	@echo "What happened: all proofs passed, with every row. Where to look: tests/exhaustive.py says what make check leaves out."
+
+frozen: $(READY)  ## Compare evidence and corpus with a commit, to the last bit (BASE=commit ALL=1)
+	@$(BIN)/python -m benchmarks.frozen $(BASE) $(if $(ALL),--all) $(if $(ONLY),--only $(ONLY))
 
 check: lint packages browser  ## What CI runs: lint and all tests, with branch coverage but for proofs and further rows of tables
 	@$(PYTEST) -m "not alone" --cov --cov-report= \

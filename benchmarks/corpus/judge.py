@@ -25,6 +25,7 @@ from gate.front_door import Reference, check
 from gate.parity.arrays.samples import Samples
 from gate.parity.workload import Workload
 from gate.records.evidence import Evidence, Source
+from gate.story.making import story_of
 
 Gate = Callable[[Pair], Ruling]
 
@@ -51,6 +52,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     problems = verdicted.decision.problems
     explanation = verdicted.explanation
     found = explanation.localisation
+    story = story_of(verdicted.decision, verdicted.evidence, explanation=explanation)
     return Ruling(
         passed=verdicted.decision.passed,
         caught_by=tuple(dict.fromkeys(check.name for check in problems)),
@@ -58,6 +60,11 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
         numbers=numbers(verdicted.evidence),
         located=found.first_divergence if found else None,
         explained=(found.cause if found else explanation.failure) or "",
+        results=tuple(
+            f"{check.title}: {check.verdict}, {check.observed!r} {check.relation} {check.bound!r}"
+            for check in problems
+        ),
+        cause=story.findings[0].title if problems else "",
     )
 
 

@@ -28,6 +28,10 @@ class Ruling:
     """The layer that was named as the first to diverge."""
     explained: str = ""
     """What localisation said, or why it could say nothing."""
+    results: tuple[str, ...] = ()
+    """Of each check that failed: where, verdict, observed value and bound."""
+    cause: str = ""
+    """Title of the main cause; empty if it passed."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Compares what two commits measure: `make frozen BASE=<commit>`."""
