@@ -1,198 +1,207 @@
-"""`gate export`: a model to an ONNX file, by the first strategy that carries."""
+"""`gate quantize`: the static int8 twin of an exported file, or of a release of several."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
-from gate.commands.dispatch import Dispatch
-from gate.commands.export_settings import SettingOptions, setting_options, settings_of
-from gate.commands.given import NEW_FILE, SAMPLES, SPEC_FILE
-from gate.commands.options import FACTORY, WEIGHTS
+from gate.commands.given import NEW_FILE, SAMPLES, Factory
+from gate.commands.loading import loading
+from gate.commands.options import CHECKPOINT, MODEL
 from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import spinner
+from gate.commands.progress import bar
 from gate.commands.status import Status
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.export.export import Exported
-    from gate.records.evidence import TensorSpec
-
-SUBCOMMANDS = {"compare": "gate.commands.export_compare"}
-"""Name to module."""
+    from gate.export.quantize_settings import QuantizeSettings
+    from gate.export.quantized import Quantized
+    from gate.parts.quantized import QuantizedRelease
 
 
-class _Question(SettingOptions):
+class _Request(TypedDict):
     """The options, as parsed."""
 
-    factory: str
-    example_input: Path
+    model: Path
+    calibration: Path
     output: Path
+    reference: str | None
     checkpoint: Path | None
-    preprocessing: Path | None
-    submodule: str | None
+    parts: tuple[str, ...]
+    samples: int
+    method: Literal["minmax", "entropy", "percentile"]
+    per_channel: bool
+    reduce_range: bool
 
 
-@click.command(
-    "export", cls=Dispatch, subcommands=SUBCOMMANDS,
-    short_help="Export a PyTorch model to an ONNX file.",
-)  # fmt: skip
-@FACTORY
+@click.command("quantize", short_help="Make the int8 twin of an ONNX file.")
+@MODEL
 @click.option(
-    "--example-input", type=SAMPLES, required=True, metavar="FILE",
-    help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays that are named "
-    "as arguments of forward go there, batch.image into a dict or tuple; others by position.",
+    "--calibration", type=SAMPLES, required=True,
+    help="Samples like those that will be served, not those it is judged on: FILE.npy, FILE.npz "
+    "with one array per input, or a folder of such. For a release: the inputs of its chain.",
 )  # fmt: skip
 @click.option(
-    "--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="The file to write."
-)
-@WEIGHTS
-@click.option(
-    "--submodule", metavar="PATH",
-    help="Export this module of the model, model.bbox_head, as a part of a release of several "
-    "files. --example-input has its inputs.",
+    "--output", type=NEW_FILE, required=True,
+    help="The file to write; for a release its release file, in a folder of its own.",
 )  # fmt: skip
-@setting_options
 @click.option(
-    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
-    help="How pictures become the input (gate preprocess): its digest goes into the file.",
+    "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
+    help="For a release: a callable without arguments that returns the nn.Module, whose chain says "
+    "what each part is given.",
+)  # fmt: skip
+@CHECKPOINT
+@click.option(
+    "--part", "parts", multiple=True, metavar="NAME",
+    help="Of a release quantize this part only; the others stay as they are. Repeatable. Default: "
+    "all that can be.",
+)  # fmt: skip
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=128, show_default=True,
+    help="Calibrate on the first N samples.",
+)  # fmt: skip
+@click.option(
+    "--method", type=click.Choice(["minmax", "entropy", "percentile"]), default="minmax",
+    show_default=True, help="How a range is taken from the values that were seen.",
+)  # fmt: skip
+@click.option(
+    "--per-channel/--per-tensor", default=True, show_default=True,
+    help="A scale for each output channel of a weight, or one for all.",
+)  # fmt: skip
+@click.option(
+    "--reduce-range/--full-range", default=True, show_default=True,
+    help="Seven bits for weights: the same answers on processors with and without VNNI.",
 )  # fmt: skip
 @machine_options
-def command(**question: Unpack[_Question]) -> Outcome:
-    """Export the model of FACTORY to one ONNX file that says how it was made.
+def command(**request: Unpack[_Request]) -> Outcome:
+    """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer; of a release of several
+    files (release.yaml) each part, on what the chain gives it.
 
-    FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
-    Of a ladder, the first strategy carries whose file is valid and computes what the model
-    computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
-    the file's metadata. MODEL.onnx.export.json holds all that is known of the export, for
-    gate check --export-record. Whether the file is exact, gate check judges.
-
-    Every setting, and what becomes of it in the file: docs/export.md.
-
-    Exit code 0: done; 1: refused by the rules of gate lint; 2: could not. What the exporters
-    printed is then in MODEL.onnx.export.log.
+    The twin answers otherwise than the exact file, so it is judged by a policy of its own
+    (precision: quantized) and promoted beside the exact file, never in its place.
 
     \b
     Examples:
-      gate export mypackage.models:build --example-input samples.npy --output model.onnx
-      gate export mypackage.models:build --checkpoint model.safetensors --opset 13 \\
-          --example-input samples.npz --output model.onnx --dynamic image:2=height
-      gate export mypackage.models:build --submodule encoder --example-input samples.npy \\
-          --output encoder.onnx
-      gate export mypackage.models:build --example-input samples.npy --output model.onnx \\
-          --strategy dynamo --json
+      gate quantize model.onnx --calibration train.npy --output twin/model.onnx
+      gate quantize release.yaml --reference mypackage.models:build --calibration train.npy \\
+          --output twin/release.yaml --part encoder
+      gate check twin/model.onnx --reference mypackage.models:build --inputs eval.npy \\
+          --policy twin.yaml --report twin/report
     """
-    from gate.errors import ExportRefused
+    from gate.export.quantize_settings import QuantizeSettings
+    from gate.onnxfile.release_file import is_release
 
-    try:
-        with spinner("exporting"):
-            return _export(question)
-    except ExportRefused as refused:
-        return _refused(str(refused))
-
-
-def _refused(why: str) -> Outcome:
-    from gate.story.wording import printable
-
-    lines = [printable(line) for line in why.splitlines()]
-    return Outcome(
-        Status.REJECTED,
-        {"refused": lines},
-        lambda console: console.print("\n".join(lines), style="bold red", markup=False),
+    model, output = request["model"], request["output"]
+    of_release = [f"--{name}" for name in ("reference", "checkpoint") if request[name]]
+    of_release += ["--part"] if request["parts"] else []
+    if is_release(model) != is_release(output):
+        raise click.UsageError(
+            f"{model} and {output} are not of one kind: the twin of a release is a release "
+            "(--output twin/release.yaml), that of a file a file (--output twin/model.onnx)."
+        )
+    if of_release and not is_release(model):
+        raise click.UsageError(
+            f"{', '.join(of_release)} is for a release (release.yaml): the one file {model} is "
+            "calibrated on the samples themselves."
+        )
+    settings = QuantizeSettings(
+        samples=request["samples"],
+        method=request["method"],
+        per_channel=request["per_channel"],
+        reduce_range=request["reduce_range"],
     )
+    return _release(request, settings) if is_release(model) else _file(request, settings)
 
 
-def _export(question: _Question) -> Outcome:
-    import warnings
-
-    from gate.export.export import log_of, staged
-    from gate.export.self_check import self_check
-    from gate.front_door import Reference
-    from gate.onnxfile.export_note import ExportNote, note_path
+def _file(request: _Request, settings: QuantizeSettings) -> Outcome:
+    from gate.export.quantized import Batches, quantize
+    from gate.onnxfile.subject import read_subject
+    from gate.parity.arrays.binding import bind
     from gate.parity.arrays.samples import Samples
-    from gate.parts.chain import module_of
 
-    settings = settings_of(question)
-    reference = Reference.load(
-        question["factory"],
-        checkpoint=question["checkpoint"],
-        preprocessing=question["preprocessing"],
+    subject = read_subject(request["model"])
+    samples = Samples.open(request["calibration"])
+    binding = bind(
+        subject.inputs, samples.specs, count=len(samples), batch_size=settings.batch_size
     )
-    model, path = reference.model, question["submodule"]
-    if path is not None:
-        model = module_of(model, path, part=path)
-    samples = Samples.open(question["example_input"])
-    example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
-        with staged(
-            model,
-            example,
-            settings=settings,
-            output=question["output"],
-            source=reference.source,
-        ) as exported:
-            checked = self_check(model, exported, example)
-    note = note_path(question["output"])
-    ExportNote.of(exported.subject, exported.record).save(note)
+    with bar("calibrating") as progress:
+
+        def batches() -> Batches:
+            done, total = 0, min(settings.samples, len(samples))
+            for batch in samples.batches(binding.batch_size):
+                done = min(done + binding.batch_size, total)
+                progress(done, total)  # before it is taken: nobody asks for more than enough
+                yield binding.by_input(batch)
+
+        made = quantize(request["model"], batches(), request["output"], settings=settings)
     plain = {
-        "file": str(question["output"]),
-        "record": str(note),
-        "subject": exported.subject.to_plain(),
-        "export": exported.record.to_plain(),
-        "source": reference.source.to_plain(),
-        "self_check": checked,
-        "log": str(log_of(question["output"])) if settings.verbose else None,
+        "path": str(made.path),
+        "subject": made.subject.to_plain(),
+        "export": made.record.to_plain(),
+        "of": subject.to_plain(),
     }
-    return Outcome(Status.DONE, plain, lambda out: _show(question, exported, checked, out))
+    return Outcome(Status.DONE, plain, lambda console: _show(made, subject.size_bytes, console))
 
 
-def _show(
-    question: _Question, exported: Exported, checked: dict[str, float], console: Console
-) -> None:
-    from gate.export.export import log_of
-    from gate.onnxfile.export_note import note_path
-    from gate.story.wording import printable
+def _release(request: _Request, settings: QuantizeSettings) -> Outcome:
+    factory = request["reference"]
+    if factory is None:
+        raise click.UsageError(
+            f"{request['model']} is a release: its parts are calibrated on what the model's chain "
+            "gives them. Name the model: --reference PKG.MODULE:FACTORY."
+        )
+    with loading():
+        from gate.model.loading import build_model, load_checkpoint
+        from gate.parity.arrays.samples import Samples
+        from gate.parts.quantized import ReleaseQuantization
 
-    subject, record, output = exported.subject, exported.record, question["output"]
-    weights = f" --checkpoint {question['checkpoint']}" if question["checkpoint"] else ""
-    rows = [
-        ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
-        *(("data", str(output.with_name(name))) for name in subject.external_data),
-        ("record", str(note_path(output))),
-        *(("log", str(log_of(output))) for _ in range(exported.settings.verbose)),
-        ("strategy", f"{record.strategy}, opset {subject.opset}"),
-        *(("  not by", line) for line in record.rungs),
-        *(("input", _spec(spec)) for spec in subject.inputs),
-        *(("output", _spec(spec)) for spec in subject.outputs),
-        ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())
-         or "not possible: no runtime of the gate runs this file"),
-        *(("look at", f"{f.code} {f.level} at {f.place}: {f.message}")
-          for f in record.lint if not f.suppressed),
-        *(("look at", line)
-          for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
-        ("next", _next(question, weights)),
-    ]  # fmt: skip
-    for label, text in rows:
-        console.print(f"{label:<12}{printable(text)}")
+        samples = Samples.open(request["calibration"])
+        model = build_model(factory)
+        if request["checkpoint"] is not None:
+            load_checkpoint(model, request["checkpoint"])
+    with bar("calibrating") as progress:
+        made = ReleaseQuantization(
+            model=model,
+            samples=samples,
+            settings=settings,
+            only=request["parts"],
+            progress=progress,
+        ).write(request["model"], request["output"])
+    plain = {
+        "path": str(made.path),
+        "subject": made.subject.to_plain(),
+        "parts": {
+            name: made.records[name].to_plain() if name in made.records else None
+            for name in made.subject.parts
+        },
+        "of": made.of.to_plain(),
+    }
+    return Outcome(Status.DONE, plain, lambda console: _show_release(made, console))
 
 
-def _next(question: _Question, weights: str) -> str:
-    from gate.onnxfile.export_note import note_path
+def _show_release(made: QuantizedRelease, console: Console) -> None:
+    size, before = made.subject.size_bytes, made.of.size_bytes
+    console.print(f"{made.path}: {made.subject.sha256}")
+    console.print(f"{size} bytes, {size / before:.0%} of the exact release")
+    for name in made.subject.parts:
+        record = made.records.get(name)
+        how = (
+            "the exact file, byte by byte"
+            if record is None
+            else f"quantized, calibrated on {record.settings['calibration_samples']} samples"
+        )
+        console.print(f"  {name}: {how}")
+    console.print("Judge it by a policy with precision: quantized, beside the exact release.")
 
-    output, path = question["output"], question["submodule"]
-    reference = f"--reference {question['factory']}{weights}"
-    if path is not None:
-        part = f"{{file: {output.name}, reference: {path}}}"
-        return f"write {part} into release.yaml, gate check release.yaml {reference} --inputs FILE"
-    return (
-        f"gate check {output} {reference} --inputs {question['example_input']} "
-        f"--export-record {note_path(output)}"
+
+def _show(made: Quantized, before: int, console: Console) -> None:
+    size = made.subject.size_bytes
+    console.print(f"{made.path}: {made.subject.sha256}")
+    console.print(
+        f"{size} bytes, {size / before:.0%} of the exact file; calibrated on "
+        f"{made.record.settings['calibration_samples']} samples"
     )
-
-
-def _spec(spec: TensorSpec) -> str:
-    return f"{spec.name} {spec.dtype} ({', '.join(map(str, spec.shape))})"
+    console.print("Judge it by a policy with precision: quantized, beside the exact file.")

@@ -1,124 +1,273 @@
-"""`gate export compare`: exporters side by side on one model."""
+"""Exporters side by side: every strategy, opset and folding, measured in every runtime.
+
+The table with which people find out that their default exporter is the fault.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import Any
 
-import click
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from gate.commands.given import NEW_FOLDER, SAMPLES, SETTINGS_FILE
-from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import bar
-from gate.commands.status import Status
+from gate.decision.checks import Verdict
+from gate.decision.decision import Decision, decide
+from gate.errors import ExportError, GateError, first_line
+from gate.export.export import Exported, export_model
+from gate.front_door import Reference
+from gate.onnxfile.candidate import Candidate
+from gate.parity.arrays.samples import Samples
+from gate.parity.case import Case
+from gate.parity.measure import measure
+from gate.parity.workload import Workload
+from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.output_parity import OutputParity
+from gate.records.runtime import RUNTIMES
+from gate.records.strategy import ExportSettings
+from gate.records.trials import Trial, TrialParity, Trials, TrialVerdict
+from gate.storage.digest import Digest
+from gate.storage.temporary import temporary_folder
+from gate.storage.yaml_section import first_problem
 
-if TYPE_CHECKING:
-    from rich.console import Console
+Arrays = Mapping[str, NDArray[Any]]
 
-    from gate.records.trials import Trials
-
-_MOST = 16
-"""Samples that are compared on at most: more tell nothing new about an exporter."""
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    factory: str
-    example_input: Path
-    checkpoint: Path | None
-    strategy: tuple[str, ...]
-    opset: tuple[int, ...]
-    folding: str
-    settings: Path | None
-    report: Path | None
+_LEAST_SAMPLES = 8
+_NOISE = 0.1
+"""Of the example's standard deviation: what is added to make more samples of it."""
+_BOUND = 1.5
 
 
-@click.command("compare", short_help="Put exporters side by side on one model.")
-@FACTORY
-@click.option(
-    "--example-input", type=SAMPLES, required=True,
-    help="Samples on axis 0: X.npy, or X.npz with one array per input. They are exported with and "
-    "compared on; fewer than 8 are filled up with noise around them.",
-)  # fmt: skip
-@WEIGHTS
-@click.option(
-    "--strategy", type=click.Choice(STRATEGIES), multiple=True, default=STRATEGIES,
-    help="Try this one; may be repeated. Default: all four.",
-)  # fmt: skip
-@click.option(
-    "--opset", type=int, multiple=True, default=(13, 18), show_default=True,
-    help="Try this opset; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--folding", type=click.Choice(["both", "on", "off"]), default="both", show_default=True,
-    help="Constant folding of the exporter.",
-)  # fmt: skip
-@click.option(
-    "--settings", type=SETTINGS_FILE,
-    help="YAML with an export: section: names, axes, batch size.",
-)  # fmt: skip
-@click.option(
-    "--report", type=NEW_FOLDER, metavar="DIR",
-    help="Write trials.json, trials.md and a chart here.",
-)  # fmt: skip
-@machine_options
-def command(**question: Unpack[_Question]) -> Outcome:
-    """Export a model in every way and measure each file in every runtime.
+@dataclass(frozen=True)
+class Plan:
+    """What is tried. Constant folding is tried both ways for every strategy and opset."""
 
-    The table says which exports compute what the model computes. Exit code 0: all files do; 1: at
-    least one does not; 2: could not tell.
+    strategies: tuple[str, ...] = ("traced", "direct", "scripted", "dynamo")
+    opsets: tuple[int, ...] = (13, 18)
+    foldings: tuple[bool, ...] = (True, False)
 
-    \b
-    Examples:
-      gate export compare mypackage.models:build --example-input x.npy
-      gate export compare mypackage.models:build --example-input x.npy --opset 13 --opset 17 \\
-          --strategy traced --strategy dynamo --report report
-      gate export compare mypackage.models:build --example-input x.npz --json
+    def __iter__(self) -> Iterator[tuple[str, int, bool]]:
+        return (
+            (strategy, opset, folding)
+            for strategy in self.strategies
+            for opset in self.opsets
+            for folding in self.foldings
+        )
+
+    def __len__(self) -> int:
+        return len(self.strategies) * len(self.opsets) * len(self.foldings)
+
+
+def compare(
+    reference: Reference,
+    example: Arrays,
+    *,
+    plan: Plan | None = None,
+    settings: ExportSettings | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Trials:
+    """Export the model in every way of the plan and measure each file on the example.
+
+    `settings`: of the exports, but for strategy, opset and folding. A small example is filled up
+    to 8 samples with noise around it. `progress` is called with trials done, all, and the next
+    one's title. What can't be exported or measured is a row that says so. Raises GateError where
+    the model itself can't be computed, ExportError where no trial gives a file.
     """
-    from gate.export_trials import Plan, compare
-    from gate.front_door import Reference
-    from gate.parity.arrays.samples import Samples
-    from gate.records.strategy import ExportSettings
-    from gate.report.trials import markdown, trials_chart
-    from gate.storage import atomic
-    from gate.storage.yaml_section import load_section
-
-    foldings = {"both": (True, False), "on": (True,), "off": (False,)}[question["folding"]]
-    path, report = question["settings"], question["report"]
-    settings = load_section(ExportSettings, path, "export") if path else None
-    reference = Reference.load(question["factory"], checkpoint=question["checkpoint"])
-    samples = Samples.open(question["example_input"])
-    example = next(samples.batches(min(len(samples), _MOST)))
-    plan = Plan(
-        tuple(dict.fromkeys(question["strategy"])),
-        tuple(dict.fromkeys(question["opset"])),
-        foldings,
-    )
-    with bar("exporting") as progress:
-
-        def advance(done: int, total: int, _title: str) -> None:
-            progress(done, total)
-
-        found = compare(reference, example, plan=plan, settings=settings, progress=advance)
-    if report is not None:
-        found.save(report / "trials.json")
-        atomic.write_text(report / "trials.md", markdown(found))
-        drawn = trials_chart(found)
-        if drawn is not None:
-            atomic.write_bytes(report / "plots" / "trials.svg", drawn.file())
-    bad = any(trial.verdict in ("FAIL", "ERROR") for trial in found.trials)
-    return Outcome(
-        Status.REJECTED if bad else Status.DONE,
-        found.to_plain(),
-        lambda console: _show(found, report, console),
+    plan, settings = plan or Plan(), settings or ExportSettings()
+    samples = Samples.of(_enough(example))
+    workload = Workload(samples, batch_size=min(_LEAST_SAMPLES, len(samples)))
+    bench = _Bench(reference, example, workload, settings)
+    trials: list[Trial] = []
+    for done, (strategy, opset, folding) in enumerate(plan):
+        if progress is not None:
+            progress(done, len(plan), f"{strategy}, opset {opset}")
+        trials.append(bench.trial(strategy, opset, folding=folding))
+    if all(trial.failure is not None for trial in trials):
+        raise ExportError(
+            f"none of {len(trials)} exports of {reference.source.factory} succeeded; "
+            f"{trials[0].title}: {trials[0].failure}. Try gate lint, and gate export for the log."
+        )
+    if progress is not None:
+        progress(len(plan), len(plan), "done")
+    return Trials(
+        factory=reference.source.factory,
+        samples=len(samples),
+        batch_size=workload.batch_size,
+        bound=_BOUND,
+        trials=tuple(trials),
     )
 
 
-def _show(found: Trials, report: Path | None, console: Console) -> None:
-    from gate.report.trials import print_trials
+class _Bench:
+    """One model and its samples; remembers the graphs that were measured."""
 
-    print_trials(found, console)
-    if report is not None:
-        console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")
+    def __init__(
+        self, reference: Reference, example: Arrays, workload: Workload, settings: ExportSettings
+    ) -> None:
+        self._reference = reference
+        self._example = example
+        self._workload = workload
+        self._settings = settings
+        self._measured: dict[Digest, Trial] = {}
+
+    def trial(self, strategy: str, opset: int, *, folding: bool) -> Trial:
+        trial = Trial(
+            strategy=strategy, opset_asked=opset, constant_folding=folding, seconds=math.nan
+        )
+        with temporary_folder() as folder:
+            begun = time.perf_counter()
+            try:
+                exported = self._export(trial, Path(folder, "model.onnx"))
+            except (GateError, ValueError) as error:  # ValueError: settings that can't be
+                seconds = time.perf_counter() - begun
+                return trial.model_copy(update={"seconds": seconds, "failure": _brief(error)})
+            trial = trial.model_copy(update={"seconds": time.perf_counter() - begun})
+            return self._with_parities(trial, exported)
+
+    def _export(self, trial: Trial, path: Path) -> Exported:
+        choice = {
+            "strategy": trial.strategy,
+            "opset": trial.opset_asked,
+            "do_constant_folding": trial.constant_folding,
+            "lint": "off",  # what it costs to export all the same is the question
+        }
+        settings = ExportSettings(**{**dict(self._settings), **choice})
+        with warnings.catch_warnings():
+            # Deprecations of exporters that are tried on purpose.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            return export_model(
+                self._reference.model, self._example, settings=settings, output=path
+            )
+
+    def _with_parities(self, trial: Trial, exported: Exported) -> Trial:
+        proto = onnx.load(str(exported.path), load_external_data=False)
+        del proto.metadata_props[:]
+        graph = Digest.of_bytes(proto.SerializeToString(deterministic=True))
+        subject, record = exported.subject, exported.record
+        trial = trial.model_copy(
+            update={
+                "sha256": subject.sha256,
+                "opset": subject.opset,
+                "nodes": len(proto.graph.node),
+                "size_bytes": subject.size_bytes,
+                "warnings": (*record.tracer_warnings, *record.hazards),
+            }
+        )
+        before = self._measured.get(graph)
+        if before is not None:
+            return trial.model_copy(update={"same_as": before.title, "parities": before.parities})
+        try:
+            parities = self._parities(exported)
+        except GateError as error:
+            parities = tuple(
+                TrialParity(runtime=name, verdict="ERROR", failure=str(error))
+                for name in ("ort-cpu", "ort-cpu-optimized")
+            )
+        trial = trial.model_copy(update={"parities": parities})
+        self._measured[graph] = trial
+        return trial
+
+    def _parities(self, exported: Exported) -> tuple[TrialParity, ...]:
+        policy = _policy(samples=len(self._workload.samples))
+        measured = measure(
+            Case(
+                self._reference.model,
+                Candidate(exported.path, exported.subject),
+                self._workload.samples,
+                policy=policy,
+                batch_size=self._workload.batch_size,
+            )
+        )
+        evidence = measured.evidence(exported.subject, source=self._reference.source)
+        decision = decide(policy, evidence, decided_at=evidence.measured_at)
+        return tuple(_parity(runtime, decision) for runtime in _present(evidence))
+
+
+def _enough(example: Arrays) -> dict[str, NDArray[Any]]:
+    """The example, filled up with noise around it where it has few samples."""
+    count = min(len(array) for array in example.values())
+    if count >= _LEAST_SAMPLES:
+        return dict(example)
+    generator = np.random.default_rng(0)
+    chosen = np.arange(_LEAST_SAMPLES) % count
+    filled = {}
+    for name, array in example.items():
+        more = np.array(array[chosen])
+        if array.dtype.kind == "f":
+            size = _NOISE * float(array.std() or 1.0)
+            more[count:] += generator.normal(0, size, more[count:].shape).astype(array.dtype)
+        filled[name] = more
+    return filled
+
+
+def _policy(*, samples: int) -> Policy:
+    """The built-in bounds on numbers, without what needs many more passes.
+
+    Not on answers, which a handful of samples around one example need not tell apart.
+    """
+    bounds = Bounds(scaled_diff=2e-2, noise_ratio=_BOUND)
+    instruments = Instruments(
+        noise_samples=min(samples, _LEAST_SAMPLES), stability_samples=0, probes=False,
+        search_inputs=0, graph=False,
+    )  # fmt: skip
+    runtimes = {
+        name: RuntimePolicy(required="when_present" if traits.cuda else "always", bounds=bounds)
+        for name, traits in RUNTIMES.items()
+        if traits.engine == "onnxruntime"
+    }
+    return Policy(task="tensors", instruments=instruments, runtimes=runtimes)
+
+
+def _present(evidence: Evidence) -> Iterator[RuntimeEvidence]:
+    return (runtime for runtime in evidence.runtimes if runtime.absent_reason is None)
+
+
+def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
+    checks = [c for c in decision.checks if c.runtime in (runtime.runtime, None)]
+    verdicts = {check.verdict for check in checks}
+    verdict: TrialVerdict = "PASS"
+    if Verdict.FAIL in verdicts:
+        verdict = "FAIL"
+    elif Verdict.ERROR in verdicts:
+        verdict = "ERROR"
+    outputs = runtime.outputs
+    logits = [o.classification for o in outputs if o.classification is not None]
+    noises = [o.noise.ratio for o in outputs if o.noise is not None]
+    return TrialParity(
+        runtime=runtime.runtime,
+        verdict=verdict,
+        max_abs_diff=_worst(outputs, "max_abs_diff"),
+        l2_logits=_worst(outputs, "l2_max"),
+        l2_probabilities=_largest([c.l2_probabilities_max for c in logits]),
+        noise_ratio=_largest(noises),
+        top1_agreement=min((c.top1_agreement for c in logits), default=None),
+        latency_ms=runtime.latency.median_ms if runtime.latency else None,
+        failure=runtime.failure,
+    )
+
+
+def _worst(outputs: tuple[OutputParity, ...], field: str) -> float | None:
+    return _largest([getattr(output, field) for output in outputs])
+
+
+def _largest(numbers: list[float]) -> float | None:
+    """NaN counts as the largest."""
+    if any(math.isnan(number) for number in numbers):
+        return math.nan
+    return max(numbers, default=None)
+
+
+def _brief(error: Exception) -> str:
+    """The first line that says something."""
+    if isinstance(error, ValidationError):
+        return first_problem(error)
+    return first_line(error, empty=type(error).__name__)

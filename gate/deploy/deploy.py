@@ -1,185 +1,239 @@
-"""Deploying and rolling back: prove everything first, then move one link."""
+"""A slot on its way into the store: fetched, hashed, loaded, its golden vectors computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import shutil
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 from gate.bounded.limits import ChildLimits
-from gate.deploy.disk import make_folder, point, settle, storage_errors
-from gate.deploy.manifest import EXACT, MANIFEST, Earlier, Manifest, Slot, check_name
-from gate.deploy.source import SlotSource
-from gate.deploy.staging import NotDeployed, compute, prove, stage, store_staged
+from gate.deploy.disk import settle
+from gate.deploy.manifest import Slot, StoredFile, url_of
+from gate.deploy.source import GOLDEN, SlotSource, fetched
 from gate.deploy.store import Store
-from gate.errors import StorageError
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    LimitExceeded,
+    OnnxFileError,
+    PackageMissing,
+    PolicyError,
+)
+from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
+from gate.golden.foreign import loading_problem, verify_within
+from gate.onnxfile.foreign import subject_within
+from gate.onnxfile.release_file import onnx_files
+from gate.preprocess.beside import prove_spec, spec_beside
+from gate.records.evidence import Subject
 from gate.storage.atomic import sync
+from gate.storage.digest import Digest
+from gate.storage.quota import TooLarge
 
-__all__ = ["Deployment", "SlotSource", "Store", "deploy", "rollback", "serves"]
+_steps = logging.getLogger("gate.steps")
 
-Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
+
+class NotDeployed(Exception):
+    """These bytes are not deployed. The message says why."""
+
+    judged = True
+    """Whether that is a verdict on them."""
+
+
+class NotJudged(NotDeployed):
+    """Whether these bytes are good could not be found out within the limits."""
+
+    judged = False
 
 
 @dataclass(frozen=True)
-class Deployment:
-    """What came of it."""
+class Staged:
+    """A slot whose bytes were proven, in folders that are on the disk."""
 
-    outcome: Outcome
-    name: str
-    manifest: Manifest | None
-    """Of what serves now; None: nothing does."""
-    reason: str
-    judged: bool = True
-    """False: it was refused because nobody could find out within the limits whether it is good."""
+    slot: Slot
+    model: Path
+    """Folder of the model and its data."""
+    golden: Path | None
 
 
-def deploy(store: Store, name: str, slots: Mapping[str, SlotSource]) -> Deployment:
-    """Let these slots serve as `name`, all together or not at all; `exact` must be among them.
+def stage(source: SlotSource, folder: Path) -> Staged:
+    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes
+    are not good, and whatever fetching raises where they could not be had."""
+    folder.mkdir()
+    try:
+        _steps.debug("fetch the file and hash it")
+        path = fetched(source, folder / "fetched")
+        subject = _subject(path, source, inside=folder / "fetched")
+        expected = source.preprocess_sha256
+        spec = prove_spec(spec_beside(path), expected, what=path.name) if expected else None
+        model, golden = _taken(path, subject, expected=source.golden_sha256, into=folder)
+    except LimitExceeded as error:
+        raise NotJudged(str(error)) from error
+    except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
+        raise NotDeployed(str(error)) from error
+    vectors = _computed(model / path.name, source, golden=golden)
+    for made in (model, golden):
+        if made is not None:
+            settle(made)
+    digest = subject.sha256
+    data = tuple(_stored(model, name, within=digest) for name in subject.external_data)
+    by_name = {file.name: file for file in data}
+    slot = Slot(
+        sha256=digest,
+        size_bytes=subject.size_bytes,
+        model=_stored(model, path.name, within=digest),
+        external_data=data,
+        golden=_stored(golden, GOLDEN_JSON, within=vectors) if golden and vectors else None,
+        preprocessing=spec,
+        parts={name: by_name[part.file] for name, part in subject.parts.items()},
+    )
+    return Staged(slot, model, golden)
 
-    Every slot is fetched into a folder of the same file system with its size capped, hashed and
-    compared with its expected digest, loaded in ONNX Runtime, and its golden vectors computed;
-    then it is made durable, renamed into the store, and last the link of the name is replaced.
-    `unchanged`: whole and the same bytes serve already. `refused`: a slot is not what was
-    expected, or does not compute what it should; what served before serves still.
 
-    Two at once wait for each other. Killed at any moment, the name points at a whole release,
-    and the next call finishes the job. Raises StorageError, and whatever fetching raises.
+def store_staged(store: Store, staged: Staged) -> None:
+    """Put the proven folders into the store, each by one rename."""
+    if staged.golden is not None and staged.slot.golden_sha256 is not None:
+        _put(store, staged.golden, staged.slot.golden_sha256)
+    _put(store, staged.model, staged.slot.sha256)
+
+
+def prove(store: Store, slot: Slot) -> str | None:
+    """What is wrong with a slot's bytes in the store, or None if they are whole.
+
+    Every file is hashed, and none may be a link; nothing is computed.
     """
-    check_name(name, what="deployed model")
-    for slot in slots:
-        check_name(slot, what="slot")
-    if EXACT not in slots:
-        raise StorageError(
-            f"a release of {name} needs the slot '{EXACT}', given are {sorted(slots)}. "
-            "Name the model itself, too."
-        )
-    with storage_errors(store.root), store.alone():
-        store.prune(name)  # what somebody who died did not get done
-        live = store.live(name)
-        if live is not None and serves(store, name, slots):
-            return Deployment("unchanged", name, live, f"release {live.release} serves it already")
-        try:
-            staged = {slot: stage(source, store.workshop / slot) for slot, source in slots.items()}
-        except NotDeployed as refusal:
-            return Deployment("refused", name, live, str(refusal), judged=refusal.judged)
-        mixed = _mixed({slot: entry.slot for slot, entry in staged.items()})
-        if mixed is not None:
-            return Deployment("refused", name, live, mixed)
-        for entry in staged.values():
-            store_staged(store, entry)
-        served = {slot: entry.slot for slot, entry in staged.items()}
-        previous = () if live is None else (live.earlier(), *live.previous)
-        manifest = _go_live(store, name, served, previous=previous)
-    return Deployment("deployed", name, manifest, _describe(manifest))
-
-
-def rollback(store: Store, name: str, *, limits: ChildLimits | None = None) -> Deployment:
-    """Let the release serve again that served before, with the same checks on its bytes.
-
-    It becomes a new release, so that the numbers go up; calling again goes further back.
-    `refused`: there is none, or its bytes are not (any more) good. `limits`: within which a child
-    process computes them; None: in this process. Raises StorageError.
-    """
-    check_name(name, what="deployed model")
-    with storage_errors(store.root), store.alone():
-        store.prune(name)  # what somebody who died did not get done
-        live = store.live(name)
-        if live is None or not live.previous:
-            reason = "there is no earlier release to go back to"
-            return Deployment("refused", name, live, reason)
-        target = live.previous[0]
-        slots = store.release(name, target.release).slots
-        for label, slot in slots.items():
-            problem = prove(store, slot) or compute(store, slot, limits)
-            if problem is not None:
-                reason = f"release {target.release} can't serve again: {label}: {problem}"
-                return Deployment("refused", name, live, reason)
-        manifest = _go_live(store, name, slots, previous=live.previous[1:], back_to=target.release)
-    return Deployment("rolled_back", name, manifest, _describe(manifest))
-
-
-def serves(
-    store: Store, name: str, slots: Mapping[str, SlotSource], *, thoroughly: bool = True
-) -> bool:
-    """Whether these very slots serve as `name`, and no others; `thoroughly`: with whole bytes.
-
-    Raises StorageError where the manifest of what serves is damaged.
-    """
-    live = store.live(name)
-    if live is None or live.slots.keys() != slots.keys():
-        return False
-    if not all(_is(live.slots[slot], source) for slot, source in slots.items()):
-        return False
-    return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
-
-
-def _mixed(slots: Mapping[str, Slot]) -> str | None:
-    """Why the slots can't be replaced as one: a consumer of each runs the same parts."""
-    exact = slots[EXACT].parts
-    for label, slot in slots.items():
-        if slot.parts.keys() != exact.keys():
-            here, there = (", ".join(sorted(parts)) for parts in (slot.parts, exact))
-            return (
-                f"the slot {label} has {f'the parts {here}' if here else 'one file'}, the slot "
-                f"{EXACT} {f'the parts {there}' if there else 'one file'}: deploy a release with "
-                "the twin of that release, a file with that of the file"
-            )
+    try:
+        for entry in slot.files:
+            with store.open(store.file(slot.sha256, entry)) as stream:
+                entry.sha256.verify(Digest.of_stream(stream), what=entry.name)
+        if slot.golden_sha256 is not None:
+            read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
+    except Exception as error:
+        return str(error)
     return None
 
 
-def _is(slot: Slot, source: SlotSource) -> bool:
-    vectors, spec = slot.golden_sha256, slot.preprocessing
-    return (
-        slot.sha256 == source.sha256
-        and source.golden_sha256 in (None, vectors)
-        and (vectors is not None or not source.golden_required)
-        and source.preprocess_sha256 == (None if spec is None else spec.digest())
-    )
+def compute(store: Store, slot: Slot, limits: ChildLimits | None = None) -> str | None:
+    """What is wrong with what a slot of the store computes on this machine, or None."""
+    path = store.file(slot.sha256, slot.model)
+    golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
+    try:
+        _run(path, golden, limits)
+    except NotDeployed as refusal:
+        return str(refusal)
+    return None
 
 
-def _go_live(
-    store: Store,
-    name: str,
-    slots: Mapping[str, Slot],
-    *,
-    previous: Sequence[Earlier],
-    back_to: int | None = None,
-) -> Manifest:
-    manifest = Manifest(
+def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
+    """Of a release the list of its parts is read before any digest is compared: at most 64 KiB of
+    plain YAML, for the links among them."""
+    if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
+        raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
+    linked = [part for part in onnx_files(path).values() if part.is_symlink()]
+    if linked:
+        raise NotDeployed(f"{linked[0]} is a link, expected the file of a part")
+    subject = subject_within(path, source.limits)
+    if subject.sha256 != source.sha256:
+        raise NotDeployed(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
+    return subject
+
+
+def _taken(
+    path: Path, subject: Subject, *, expected: Digest | None, into: Path
+) -> tuple[Path, Path | None]:
+    """Move what is needed, and nothing else, into folders of its own."""
+    model = into / "model"
+    for name in (path.name, *subject.external_data):
+        _move(path.parent / name, model / name)
+    beside = path.parent / GOLDEN
+    if not (beside / GOLDEN_JSON).exists():
+        return model, None
+    try:
+        files = files_of(read_golden(beside, sha256=expected).golden)
+    except EvidenceError as error:
+        raise NotDeployed(f"the golden vectors are not whole: {error}") from error
+    for name in files:
+        _move(beside / name, into / GOLDEN / name)
+    return model, into / GOLDEN
+
+
+def _move(source: Path, target: Path) -> None:
+    if source.is_symlink() or not source.is_file():
+        raise NotDeployed(f"{source.name} is a link, or no file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.rename(target)
+
+
+def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest | None:
+    """Load the model, compute the vectors; gives their digest."""
+    if golden is None and (source.golden_required or source.golden_sha256 is not None):
+        raise NotDeployed(
+            "no golden vectors came with the model, so nothing proves that it computes the same "
+            "here. Promote it anew, or deploy its file by hand"
+        )
+    _run(path, golden, source.limits)
+    return Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
+
+
+def _run(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
+    _steps.debug("load it and compute its golden vectors" if golden else "load it")
+    try:
+        _compute(path, golden, limits)
+    except (LimitExceeded, PackageMissing) as error:
+        raise NotJudged(str(error)) from error
+
+
+def _compute(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
+    if golden is not None:
+        try:
+            result = verify_within(path, golden, limits)
+        except (EvidenceError, DigestMismatch) as error:
+            raise NotDeployed(f"the golden vectors are not whole: {error}") from error
+        if not result.passed:
+            raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
+        return
+    for name, file in onnx_files(path).items():
+        problem = loading_problem(file, limits)
+        if problem is not None:
+            it = f"the part {name}" if name else "it"
+            raise NotDeployed(f"ONNX Runtime can't load {it}: {problem}")
+
+
+def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
+    path = folder / name
+    return StoredFile(
         name=name,
-        release=1 + max(store.releases(name), default=0),
-        slots=dict(slots),
-        rolled_back_to=back_to,
-        deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        previous=tuple(previous[: store.keep]),
+        sha256=Digest.of_file(path),
+        size_bytes=path.stat().st_size,
+        url=url_of(within, name),
     )
-    folder = _release_folder(store, manifest)
-    point(store.live_link(name), f"../releases/{name}/{folder.name}")
-    store.prune(name)
-    return manifest
 
 
-def _release_folder(store: Store, manifest: Manifest) -> Path:
-    """The release's own folder, complete before it is there."""
-    made = store.workshop / "release"
-    made.mkdir()
-    manifest.save(made / MANIFEST)
-    for label, slot in manifest.slots.items():
-        (made / label).symlink_to(f"../../../store/{slot.sha256.hex}", target_is_directory=True)
-    settle(made)
-    releases = store.root / "releases" / manifest.name
-    make_folder(releases)
-    short = manifest.slots[EXACT].sha256.short
-    folder = releases / f"{manifest.release}-{short}"
-    made.rename(folder)
-    sync(releases)
-    return folder
+def _put(store: Store, folder: Path, digest: Digest) -> None:
+    target = store.content(digest)
+    if target.is_symlink():
+        target.unlink()  # whoever put it there could exchange what it points at
+    if not target.exists():
+        folder.rename(target)
+        sync(target.parent)
+        return
+    # There already: whatever is damaged in it is replaced file by file, so that nobody who
+    # reads it finds nothing.
+    for path in folder.rglob("*"):
+        there = target / path.relative_to(folder)
+        if path.is_dir():
+            if there.is_symlink():
+                there.unlink()
+            there.mkdir(exist_ok=True)
+        elif not _holds(store, there, Digest.of_file(path)):
+            path.replace(there)
+            sync(there.parent)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _describe(manifest: Manifest) -> str:
-    slots = ", ".join(f"{label} {slot.sha256.short}" for label, slot in manifest.slots.items())
-    bare = [label for label, slot in manifest.slots.items() if slot.golden is None]
-    warning = f"; without golden vectors: {', '.join(bare)}" if bare else ""
-    return f"release {manifest.release} serves: {slots}{warning}"
+def _holds(store: Store, path: Path, digest: Digest) -> bool:
+    try:
+        with store.open(path) as stream:
+            return Digest.of_stream(stream) == digest
+    except OSError:
+        return False

@@ -1,174 +1,203 @@
-"""From a model to a verified ONNX file that says how it was made."""
+"""Rung by rung: the strategies in the order of the settings, until one carries.
+
+One strategy alone carries if its file is valid and the one that was asked for. In a ladder the file
+must also compute what the model computes (`gate.export.sanity`); if only made-up data speaks
+against it, it is kept aside, and taken where no later rung does better.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import logging
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-from torch import nn
-
-from gate.errors import ExportError, OnnxFileError, StorageError
-from gate.export.capture import captured
-from gate.export.example import Example
-from gate.export.ladder import Carried, Ladder, NoRung
-from gate.export.output_axes import notices
+from gate.export.capture import Capture, captured
+from gate.export.custom import registered
+from gate.export.refusals.refusal import ExportRefusal
 from gate.export.request import Request
 from gate.export.safety import Safety
-from gate.export.strategies.exporter import export_copy, neutral
-from gate.export.switches import Switches
-from gate.export.telltale import hazards, tracer_warnings
-from gate.export.verify import unplain
-from gate.onnxfile.gathered import data_files
-from gate.onnxfile.metadata import described, stamp_file
-from gate.onnxfile.subject import read_subject
-from gate.records.evidence import ExportRecord, Source, Subject
-from gate.records.strategy import ExportSettings
-from gate.storage import atomic
+from gate.export.sanity import Sanity
+from gate.export.strategies import dynamo, torchscript
+from gate.export.strategies.exporter import ExporterOptions, RungFailed, Strategy
+from gate.export.verify import verified
+from gate.onnxfile.gathered import gather, is_large
+from gate.onnxfile.metadata import impersonal
+from gate.records import strategy as strategies
+
+STRATEGIES: dict[strategies.Strategy, Strategy] = {
+    "traced": torchscript.write_traced,
+    "direct": torchscript.write_direct,
+    "scripted": torchscript.write_scripted,
+    "dynamo": dynamo.write_dynamo,
+}
+_steps = logging.getLogger("gate.steps")
+_LOWEST = {"dynamo": 18}
+"""The first opset that a strategy writes by itself."""
+_WRONG = "Keep Python code on data and sizes out of forward; see the tracer warnings."
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A file that was exported and verified, and how. `log` is what the exporters printed."""
+class Carried:
+    """A file that was written: how, and what speaks against it."""
 
     path: Path
-    subject: Subject
-    record: ExportRecord
-    log: str
-    settings: ExportSettings
+    strategy: strategies.Strategy
+    opset: int
+    options: ExporterOptions
+    output: Capture
+    """While it was written."""
+    doubt: str | None = None
 
 
-def export_model(
-    model: nn.Module,
-    example: Mapping[str, NDArray[Any]],
-    *,
-    settings: ExportSettings,
-    output: Path,
-    source: Source | None = None,
-) -> Exported:
-    """Export `model` to `output`, atomically; the model itself is not touched.
+class NoRung(Exception):
+    """No strategy carried."""
 
-    `example` maps input names (or anything, then by position) to arrays of shape (samples, ...).
-    Works on a deep copy on the CPU in eval mode. The same model, settings and `source` give the
-    same bytes; the file's metadata says the strategy, the opset that was asked for, why earlier
-    rungs did not carry, and from `source` the factory, the checkpoint's digest and that of the
-    preprocessing. One file; weights of more than 2 GB go into one data file beside it, whose name
-    holds its digest.
-
-    Raises ExportRefused where its own source forbids every strategy (`settings.lint`), ExportError
-    if the model can't be copied or run, or if no strategy writes the file that
-    was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
-    `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
-    `output` stays as it was. With `settings.verbose` the log is kept after a success, too.
-    """
-    with staged(model, example, settings=settings, output=output, source=source) as exported:
-        pass
-    return replace(exported, path=output)
+    def __init__(self, refusal: ExportRefusal, rungs: tuple[str, ...]) -> None:
+        super().__init__(refusal.cause)
+        self.refusal = refusal
+        self.rungs = rungs
+        """One line for each, where there are several."""
 
 
-@contextlib.contextmanager
-def staged(
-    model: nn.Module,
-    example: Mapping[str, NDArray[Any]],
-    *,
-    settings: ExportSettings,
-    output: Path,
-    source: Source | None = None,
-) -> Iterator[Exported]:
-    """The same, with a look at the file before it becomes `output`.
+class Ladder:
+    """One climb, into the folder `room`."""
 
-    Yields the export with the path of the finished file in a folder of its own. It takes its place
-    when the `with` block ends well; else an older `output` stays.
-    """
-    bound = Example.bind(example, settings.input_names)
-    copied = export_copy(model)
-    Switches(settings).check(copied)
-    with atomic.replacing(output) as temporary, atomic.scratch(output) as room:
-        log_path = log_of(output)
-        with neutral(copied):
-            with captured():  # what the model itself says in Python is not the export's
-                request = Request.of(copied, bound, settings)
-            safety = Safety(model, settings)
-            ladder = Ladder(request, room, name=output.name, safety=safety)
+    def __init__(self, request: Request, room: Path, *, name: str, safety: Safety) -> None:
+        """`name`: of the file."""
+        self._request = request
+        self._room = room
+        self._name = name
+        self._safety = safety
+        self._sanity = Sanity(request)
+        self._failures: list[RungFailed] = []
+        self._notes: dict[str, str] = {}
+        self.log = ""
+        """All that the exporters printed."""
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """One line for each rung that did not carry, of those that were tried."""
+        return tuple(f"{strategy}: {impersonal(why)}" for strategy, why in self._notes.items())
+
+    def climb(self) -> Carried:
+        """The first rung that carries, else the first that is only in doubt.
+
+        Raises ExportRefused where the model's source forbids all of them, NoRung, ExportError where
+        the custom symbolic functions can't be registered, and OSError where a file can't be
+        written.
+        """
+        doubtful: Carried | None = None
+        for strategy in self._request.settings.rungs:
+            unsafe = self._safety.objection(strategy)
+            if unsafe is not None:
+                self._notes[strategy] = unsafe
+                continue
+            _steps.debug("by strategy %s", strategy)
             try:
-                carried = ladder.climb()
-            except NoRung as failed:
-                raise _with_log(failed, log_path, ladder.log) from failed.__cause__
-        wanted_opset = settings.opset
-        metadata = described(
-            strategy=carried.strategy, opset_asked=wanted_opset, rungs=ladder.rungs, source=source
-        )
-        stamp_file(carried.path, metadata)
-        subject = _read(carried.path)
-        read = safety.report(carried.strategy)
-        record = _record(request, carried, ladder.rungs).model_copy(
-            update={
-                "lint": read.findings,
-                "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
-                "code": source.code if source else None,
-                "notices": notices(subject, request.axes, settings),
-            }
-        )
-        yield Exported(carried.path, subject, record, ladder.log, settings)
-        for name in subject.external_data:  # first, so that no model is there without its weights
-            atomic.sync(carried.path.with_name(name))
-            carried.path.with_name(name).replace(output.with_name(name))
-        carried.path.replace(temporary)
-    if settings.verbose:
-        atomic.write_text(log_path, ladder.log)
-    else:
-        log_path.unlink(missing_ok=True)
-    for older in data_files(output):
-        if older.name not in subject.external_data:
-            older.unlink(missing_ok=True)
+                carried = self._lowest(strategy)
+            except RungFailed as failed:
+                self._failures.append(failed)
+                self._notes[strategy] = failed.refusal.cause
+                continue
+            if carried.doubt is None:
+                return carried
+            self._notes[strategy] = f"wrote a file that {carried.doubt}"
+            doubtful = doubtful or carried
+        if doubtful is None:
+            raise self._no_rung() if self._failures else self._safety.refusal()
+        del self._notes[doubtful.strategy]
+        return doubtful
+
+    def _no_rung(self) -> NoRung:
+        """Told about the failure that a higher opset mends, else about the first one."""
+        chosen = min(self._failures, key=lambda failed: failed.since is None)
+        refusal = chosen.refusal
+        if chosen.explain is not None:
+            with self._listening():
+                refusal = chosen.explain()
+        if len(self._notes) == 1:
+            return NoRung(refusal, ())
+        cause = "no strategy of the ladder could export the model"
+        tried = self._request.settings.rungs
+        return NoRung(refusal.of_all(tried, cause=cause), self.rungs)
+
+    def _lowest(self, strategy: strategies.Strategy) -> Carried:
+        """By the opset that was asked for, or the lowest that works."""
+        wanted = self._opsets(strategy)
+        while True:
+            opset = wanted.pop(0)
+            try:
+                return self._attempt(strategy, opset)
+            except RungFailed as failed:
+                # Where it is not said which opset would do, a higher one seldom does.
+                wanted = [one for one in wanted if failed.since and one >= failed.since]
+                if not wanted:
+                    raise
+
+    def _opsets(self, strategy: strategies.Strategy) -> list[int]:
+        wanted = self._request.settings.opset
+        if wanted != "auto":
+            return [wanted]
+        lowest = _LOWEST.get(strategy, strategies.LOWEST_AUTO)
+        if self._request.settings.export_modules_as_functions:
+            lowest = max(lowest, strategies.LOWEST_WITH_FUNCTIONS)
+        return list(range(lowest, strategies.HIGHEST_OPSET[strategy] + 1))
+
+    def _attempt(self, strategy: strategies.Strategy, opset: int) -> Carried:
+        folder = self._room / f"{strategy}-{opset}"
+        folder.mkdir()
+        try:
+            carried = self._written(strategy, opset, folder / self._name)
+            settings = self._request.settings
+            if settings.strategy != "ladder" or not settings.export_params:
+                return carried
+            return self._sane(carried)
+        except RungFailed as failed:
+            shutil.rmtree(folder, ignore_errors=True)  # it may be some gigabytes
+            if failed.explain is not None:
+                symbolics_spec = self._request.settings.custom_symbolics
+                failed.explain = partial(_explained, failed.explain, symbolics_spec, opset)
+            raise
+
+    def _written(self, strategy: strategies.Strategy, opset: int, path: Path) -> Carried:
+        """The file, if it is valid and the one that was asked for."""
+        symbolics_spec = self._request.settings.custom_symbolics
+        with self._listening() as output, registered(symbolics_spec, opset=opset) as symbolics:
+            options = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
+        if path.is_file() and is_large(path):
+            gather(path, name=self._name)
+        verified(path, self._request, opset=opset)
+        return Carried(path, strategy, opset, options, output)
+
+    def _sane(self, carried: Carried) -> Carried:
+        """With a doubt, if there is one. Raises RungFailed for more than a doubt."""
+        with self._listening():
+            objection = self._sanity.objection(carried.path)
+        if objection is None:
+            return carried
+        if objection.kind != "doubt":
+            # Some operators are written wrongly in lower opsets, such as repeated indices at 13.
+            since = carried.opset + 1 if objection.kind == "differs" else None
+            raise RungFailed.because(f"wrote a file that {objection.cause}", _WRONG, since=since)
+        return replace(carried, doubt=objection.cause)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[Capture]:
+        output = Capture()
+        try:
+            with captured() as output:
+                yield output
+        finally:
+            self.log += output.text
 
 
-def log_of(output: Path) -> Path:
-    """Where what the exporters printed is kept: after a failure, and with `verbose`."""
-    return output.with_name(f"{output.name}.export.log")
-
-
-def _read(path: Path) -> Subject:
-    try:
-        return read_subject(path)
-    except OnnxFileError as error:
-        raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
-
-
-def _record(request: Request, carried: Carried, rungs: tuple[str, ...]) -> ExportRecord:
-    settings = request.settings
-    doubts = () if carried.doubt is None else (f"the file {carried.doubt}",)
-    return ExportRecord(
-        strategy=carried.strategy,
-        settings={
-            "strategy_asked": settings.strategy,
-            "ladder": ",".join(settings.rungs),
-            "opset_asked": settings.opset,
-            "dynamic_batch": settings.dynamic_batch,
-            "batch_size": settings.batch_size,
-            "custom_symbolics": settings.custom_symbolics,
-            "lint": settings.lint,
-            **carried.options,
-        },
-        tracer_warnings=tracer_warnings(carried.output.warnings),
-        hazards=(
-            *request.hazards,
-            *doubts,
-            *unplain(carried.path, settings),
-            *hazards(carried.output.warnings),
-        ),
-        rungs=rungs,
-    )
-
-
-def _with_log(failed: NoRung, path: Path, text: str) -> ExportError:
-    """Write the log beside the output; a full disk must not hide the error that is told."""
-    log: Path | None = None
-    if text.strip():
-        with contextlib.suppress(StorageError):
-            atomic.write_text(path, text)
-            log = path
-    return ExportError(failed.refusal.text(notes=failed.rungs, log=log))
+def _explained(
+    explain: Callable[[], ExportRefusal], symbolics_spec: str | None, opset: int
+) -> ExportRefusal:
+    """With the custom symbolic functions, so that what they write does not count as missing."""
+    with registered(symbolics_spec, opset=opset):
+        return explain()

@@ -1,213 +1,221 @@
-"""Promotion: verify, make a version, read it back, move the aliases last. Idempotent.
+"""Handing in: a version with all that proves it is made, and becomes `candidate`; the service
+decides about the rest.
 
-What serves is decided by the local records alone. Tags only help to find a version that an
-interrupted promotion left behind (its bytes are hashed again); a reviewer's tag may veto.
+It takes neither the ledger nor the right to move `champion`, so that whoever measures can be
+another machine than the one that decides.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
+from gate.attestation.envelope import SignedStatement
 from gate.attestation.trust import Trust
-from gate.decision.checks import CheckResult
 from gate.errors import (
+    ArtifactMissing,
     DigestMismatch,
-    EvidenceError,
+    MismatchUnconfirmed,
+    PromotionConflict,
     Untrusted,
 )
-from gate.ledger.history import History
-from gate.ledger.ledger import Ledger
+from gate.ledger.addresses import plain
 from gate.policy.policy import Policy
-from gate.registry.champion import alone, move
-from gate.registry.comparison.compared import outdated
-from gate.registry.creation import ReleaseVersions
-from gate.registry.objection import objection_to
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.page.version_page import refresh
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Registry
-from gate.registry.registered_model import RegisteredModel
+from gate.registry.creation import Creation
+from gate.registry.doubts import Doubts
+from gate.registry.download import Download
+from gate.registry.page.status_line import WAITS_FOR_SERVICE, outcome_on, way_back
+from gate.registry.port import CANDIDATE, CHAMPION, Registry, Tag, Version
+from gate.registry.records import statements_beside
 from gate.registry.release import Promotion, Release
-from gate.registry.rollback import rollback
-from gate.registry.signatures import verify_signatures
-from gate.registry.vouching import others_signing
+from gate.registry.vouching import named_beside, verify_statements
+from gate.storage.temporary import temporary_folder
 
-__all__ = ["Promotion", "Release", "promote", "refuse", "rollback"]
-
-_TITLES = 3
-"""Of waived checks in a reason."""
+__all__ = ["hand_in"]
 
 
-def promote(
-    registry: Registry,
-    release: Release,
-    *,
-    policy: Policy,
-    ledger: Ledger,
-    trust: Trust | None = None,
+def hand_in(
+    registry: Registry, release: Release, *, policy: Policy, trust: Trust | None = None
 ) -> Promotion:
-    """Make the release's file the champion, if the decision on it is a PASS.
+    """Make a version of the release and point `candidate` at it, if its decision is a PASS. The
+    same release handed in again finds its version, unless the service refused that.
 
-    `trust`: whose signatures it needs; None: it needs none.
+    `trust`: whose statements are believed here; None: the service alone looks whose they are.
 
-    Refused (a returned outcome): trusted keys do not vouch for all of it, for this model in this
-    registry, at this time; the decision is not PASS, the model's source files changed since
-    it was measured, its evidence is older than the policy allows or of the future, or these bytes
-    were rolled back or rejected in review. `passed`: the policy asks for a review, and the version
-    waits for it. `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves
-    already, whatever its age.
+    Refused (a returned outcome): the service judged it before, as its page says; the decision is
+    not PASS, the model's source files changed since it was measured, its evidence is too old, or
+    it has no statements, or such that the trust does not believe. `dry_run`: within `dvc exp run`.
+    `unchanged`: it is champion already.
 
     Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
-    together, or what the registry gives back is not what was sent; PromotionConflict where
-    another promotion is under way; the other RegistryErrors and StorageError as they come. After
-    any of them the old champion serves, and the next call finishes the job.
+    together; MismatchUnconfirmed where the registry does not give back what was sent;
+    PromotionConflict where another version became the candidate meanwhile; the other RegistryErrors
+    and StorageError as they come. After any of them nothing else than a version without an alias
+    was made, and the next call finishes the job.
     """
-    rule = ReviewRule.of(policy)
-    model = RegisteredModel(registry, ledger, release.model_name, reviews=rule)
-    try:
-        if trust is not None:
-            signers = verify_signatures(release, trust=trust, registries=model.identities())
-            by = tuple(key.key_id for key in signers)
-            others = others_signing((release, release.twin), trust=trust, but=by)
-            release = replace(release, signers=by, measured_by=others)
-        release.verify(policy)
-    except Untrusted as error:
-        return refuse(model, release, str(error))
-    except (DigestMismatch, EvidenceError) as error:
-        model.write("refused", str(error), about=release)
-        raise
+    release.verify(policy)
+    refusal = _refusal(registry, release, policy, trust=trust)
+    if refusal is not None:
+        return Promotion("refused", None, None, refusal)
+    if "DVC_EXP_NAME" in os.environ:
+        reason = "a DVC experiment decides and reports only; run `make repro` to hand it in"
+        return Promotion("dry_run", None, None, reason)
+    return _HandingIn(Creation(registry, release, policy), trust, Doubts()).run()
+
+
+def _refusal(
+    registry: Registry, release: Release, policy: Policy, *, trust: Trust | None
+) -> str | None:
+    """What the service would say, as far as it can be told from here."""
+    now = datetime.now(UTC)
     if policy.precision == "quantized":
-        reason = (
-            "a quantized file is promoted beside the exact one, as its twin, never in its place: "
+        return (
+            "a quantized file is handed in beside the exact one, as its twin, never in its place: "
             "hand in the exact file, with a policy whose section twin is this one"
         )
-        return refuse(model, release, reason)
-    refusal = release.refusal or release.outdated()
-    if refusal is not None:
-        return refuse(model, release, refusal)
-    if "DVC_EXP_NAME" in os.environ:
-        reason = "a DVC experiment decides and reports only; run `make repro` to promote"
-        return Promotion("dry_run", None, None, reason)
-    with alone(model):
-        # A broken ledger must stop the promotion before it touches the registry.
-        done = _Attempt(model, release, policy, model.history(), trust).promote()
-        return replace(done, signers=release.signers)
+    why_not = release.refusal or release.outdated() or release.untimely(policy, at=now)
+    if why_not is not None:
+        return why_not
+    twin = release.twin
+    if release.statements is None or (twin is not None and twin.statements is None):
+        return (
+            "nobody vouches for it: the service takes only what has signed statements. Measure and "
+            "sign it: gate check --report --key"
+        )
+    if trust is None:
+        return None
+    registries = frozenset({plain(registry.identity)})
+    try:
+        verify_statements(
+            release, files=named_beside(release), trust=trust, registries=registries, now=now
+        )
+    except Untrusted as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """One release on its way to `champion`, and the model's history as it was at first."""
+class _HandingIn:
+    """One release on its way to `candidate`."""
 
-    model: RegisteredModel
-    release: Release
-    policy: Policy
-    history: History
+    creation: Creation
     trust: Trust | None
+    doubts: Doubts
 
-    def promote(self) -> Promotion:
-        model, history = self.model, self.history
-        model.registry.ensure_model(model.name)
-        champion = model.alias(CHAMPION)
-        sha256 = self.release.decision.subject_sha256
-        found = model.registry.find(model.name, sha256)
-        tags = {version.number: version.tags for version in found}
-        for number in dict.fromkeys((*tags, *history.holding(sha256))):
-            objection = objection_to(model, history, number, tags=tags.get(number))
-            if objection is not None:
-                return refuse(model, self.release, objection, version=number)
-        there = [version for version in found if version.number == champion]
-        versions = ReleaseVersions(model, self.release, self.policy, history)
-        serving = next((v.number for v in there if versions.serves_already(v)), None)
-        if serving is not None and self._served_rightly(serving):
-            return self._unchanged(serving)
-        late = self._too_late(champion, serving)
-        if late is not None:
-            return refuse(model, self.release, late)
-        required = self.policy.review != "automatic"
-        if serving is not None and not required:
-            return self._unchanged(serving)
-        others = [version for version in found if version.number != champion]
-        number = serving or versions.left_behind(others) or versions.create()
-        if serving is None:
-            model.expect(CHAMPION, champion)
-            model.point(CANDIDATE, number)
-        if required:
-            return self._hand_in(number, champion)
-        why, about = _why(self.release), self.release
-        move(model, model.entry("promoted", why, version=number, previous=champion, about=about))
-        return Promotion("promoted", number, champion, why)
+    def run(self) -> Promotion:
+        registry, release = self.creation.registry, self.creation.release
+        name = release.model_name
+        registry.ensure_model(name)
+        champion, found = registry.alias(name, CHAMPION), self._found()
+        closed = None if found is None or found.number == champion else _closed(found)
+        if found is not None and closed is not None:
+            reason = (
+                f"it was handed in before as version {found.number}, and {closed}. "
+                f"{way_back(name, found.number)}."
+            )
+            return Promotion("refused", found.number, champion, reason)
+        if found is None:
+            number = self.creation.make(status=WAITS_FOR_SERVICE)
+            self._prove(number)
+        else:
+            number = found.number
+        if registry.alias(name, CANDIDATE) != number:  # again would fire an event of nothing
+            registry.set_alias(name, CANDIDATE, number)
+            self._expect(number)
+        if number == champion:
+            reason = f"version {number} is champion already, with these bytes and this verdict"
+            return Promotion("unchanged", number, champion, reason)
+        compared = ""
+        if self.creation.policy.incumbent is not None and release.decision.incumbent is None:
+            compared = ", not compared with what serves, which the service does"
+        reason = (
+            f"PASS on {', '.join(release.decision.runtimes)}{compared}, handed in: now the "
+            "service decides (gate serve). What came of it is said on the page of version "
+            f"{number}, in the first line"
+        )
+        return Promotion("handed_in", number, champion, reason)
 
-    def _too_late(self, champion: str | None, serving: str | None) -> str | None:
-        """Why what was measured and decided holds no more at this moment, or None. `serving`: the
-        champion, where that is this release already."""
-        now = datetime.now(UTC)
-        untimely = self.release.untimely(self.policy, at=now) or self._expired(now)
-        if untimely is not None or serving is not None or self.policy.incumbent is None:
-            return untimely
-        return outdated(self.release.compared_with, champion, self.history)
-
-    def _expired(self, now: datetime) -> str | None:
-        """Why the signatures, which were proven before, count no more at this moment, or None."""
-        if self.trust is None:
-            return None
-        names = self.model.identities()
-        try:
-            verify_signatures(self.release, trust=self.trust, registries=names, now=now)
-        except Untrusted as error:
-            return str(error)
+    def _found(self) -> Version | None:
+        """A whole version of this very release with this very word; None: there is
+        none that the service did not refuse."""
+        for version in self._candidates():
+            try:
+                with temporary_folder() as folder:
+                    path = self._download(version, into=folder).proven()
+                    if self._is_same_word(path):
+                        return version
+            except (DigestMismatch, ArtifactMissing):  # another is made: it could be so for good
+                continue
         return None
 
-    def _served_rightly(self, number: str) -> bool:
-        history = self.history
-        return history.was_served(number) and history.rollback_of(number) is None
+    def _candidates(self) -> Iterator[Version]:
+        release, registry = self.creation.release, self.creation.registry
+        wanted = release.draft().tags.items()
+        for version in registry.find(release.model_name, release.decision.subject_sha256):
+            if wanted <= version.tags.items() and Tag.REFUSED not in version.tags:
+                yield version
 
-    def _unchanged(self, champion: str) -> Promotion:
-        model, previous = self.model, self.model.alias(PREVIOUS)
-        if self._served_rightly(champion):
-            reason = f"version {champion} serves these bytes already, under the same policy"
-            # What is beside its file is what was promoted, whatever was handed in now.
-            about = self.history.vouching_for(champion) or self.release
-            model.write("unchanged", reason, version=champion, previous=previous, about=about)
-        else:
-            # A crash between the alias and the ledger's line, or a promotion from elsewhere.
-            reason = f"version {champion} was champion already, without a line in this ledger"
-            model.write("promoted", reason, version=champion, previous=previous, about=self.release)
-        refresh(model, (champion, previous))
-        return Promotion("unchanged", champion, previous, reason)
+    def _prove(self, number: str) -> None:
+        """Read a version back that was just made; once more, if it comes otherwise."""
+        version = self.creation.registry.version(self.creation.release.model_name, number)
+        for last in (False, True):
+            with temporary_folder() as folder:
+                try:
+                    path = self._download(version, into=folder).proven()
+                    if not self._is_same_word(path):
+                        raise DigestMismatch("Its statements are others than those that were sent.")
+                except DigestMismatch as error:
+                    if last or not self.doubts.waits():
+                        raise MismatchUnconfirmed(
+                            f"version {number} of {self.creation.release.model_name} was made, and "
+                            f"the registry gives back something else: {error} '{CANDIDATE}' was "
+                            "not moved. Look at the artifact store, then repeat."
+                        ) from error
+                else:
+                    return
 
-    def _hand_in(self, number: str, champion: str | None) -> Promotion:
-        """Have the version wait for its review."""
-        waits = self.model.reviews.waits(shlex.quote(self.model.name), number)
-        reason = f"{_why(self.release)}; {waits}"
-        standing = self.history.standing(number)
-        if standing is None or standing.action != "passed":
-            self.model.write(
-                "passed", reason, version=number, previous=champion, about=self.release
+    def _download(self, version: Version, *, into: Path) -> Download:
+        name, expected = self.creation.release.model_name, self.creation.expected(version.tags)
+        return Download.into(into, self.creation.registry, of=(name, version.number, expected))
+
+    def _is_same_word(self, path: Path) -> bool:
+        """Whether the statements beside a file are the release's: signed by the same keys."""
+        try:
+            there = statements_beside(path)
+        except Untrusted:
+            return False
+        ours = self.creation.release.statements
+        if there is None or ours is None:
+            return False
+        pairs = ((there.evidence, ours.evidence), (there.decision, ours.decision))
+        return all(self._are_alike(one, other) for one, other in pairs)
+
+    def _are_alike(self, one: SignedStatement, other: SignedStatement) -> bool:
+        """ECDSA signs the same otherwise each time."""
+        if one.data == other.data:
+            return True
+        if self.trust is None or one.statement != other.statement:
+            return False
+        signers, wanted = (each.signers(self.trust.measurers) for each in (one, other))
+        return {key.key_id for key in signers} == {key.key_id for key in wanted}
+
+    def _expect(self, number: str) -> None:
+        name = self.creation.release.model_name
+        candidate = self.creation.registry.alias(name, CANDIDATE)
+        if candidate != number:
+            raise PromotionConflict(
+                f"'{CANDIDATE}' of {name} points at version {candidate or 'none'}, this hand-in "
+                f"left it at {number}: another one was handed in meanwhile. Look at the registry; "
+                "if this one is meant, repeat."
             )
-        refresh(self.model, (number,))
-        return Promotion("passed", number, champion, reason)
 
 
-def _why(release: Release) -> str:
-    reason = f"PASS on {', '.join(release.decision.runtimes)}"
-    if release.decision.waived:
-        reason += f"; waived: {_titles(release.decision.waived)}"
-    return reason
-
-
-def _titles(checks: Sequence[CheckResult]) -> str:
-    """Some of them: a release of several files may waive dozens, which its report lists."""
-    titles = [check.title for check in checks[:_TITLES]]
-    more = len(checks) - len(titles)
-    return ", ".join(titles) + (f" and {more} more" if more else "")
-
-
-def refuse(
-    model: RegisteredModel, release: Release, reason: str, *, version: str | None = None
-) -> Promotion:
-    """Write down that a release is refused, and why. Raises EvidenceError, StorageError."""
-    model.write("refused", reason, version=version, about=release)
-    return Promotion("refused", version, None, reason)
+def _closed(version: Version) -> str | None:
+    """What the registry says that became of a version; None: nothing yet."""
+    outcome, tag = outcome_on(version.description), version.tags.get(Tag.REVERTED)
+    if outcome is not None:
+        return f"its page says: {outcome}"
+    return None if tag is None else f"it has the tag {Tag.REVERTED}: {tag.rstrip('.')}"

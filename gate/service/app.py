@@ -1,139 +1,155 @@
-"""The service's HTTP side: the webhook, and what operators look at.
-
-POST /webhooks/mlflow   deliveries (gate.service.receiver)
-GET  /healthz           200 while the process answers
-GET  /readyz            200 if the inbox takes, the ledger is whole, the worker works and the
-                        registry answered lately; else 503, and which of them is in trouble. Whether
-                        the trust can be read is said, and takes nothing offline
-GET  /metrics           Prometheus
-"""
+"""The service put together and run until somebody ends it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import contextlib
+import functools
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 
-import anyio
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+import uvicorn
 from starlette.types import ASGIApp
 
-from gate.registry.trusted import TrustFile
-from gate.service.inbox import Inbox
-from gate.service.keeper import kept_ledger
-from gate.service.keyring import Keyring
+from gate.errors import ServiceError
+from gate.service.app import STOP_TIMEOUT_S, WEBHOOK_PATH, Parts, application
+from gate.service.connection import Connection
+from gate.service.inbox import Inbox, Memory
+from gate.service.logs import set_up
 from gate.service.metrics import Metrics
-from gate.service.places import Places
-from gate.service.readiness import Need, inbox_trouble, ledger_trouble
-from gate.service.receiver import Receiver
-from gate.service.settings import Settings
-from gate.service.worker import Worker
+from gate.service.port import Reconcile
+from gate.service.settings import Settings, replayable_s
+from gate.service.worker import Rhythm, Worker
+from gate.storage.redaction import Redaction
 
-WEBHOOK_PATH = "/webhooks/mlflow"
-STOP_TIMEOUT_S = 60.0
-_SILENT_INTERVALS = 3
-"""The registry may be silent for so many rounds of the timer."""
-_NO_STORE = {"Cache-Control": "no-store"}
+_FILES = 128
+"""That the service itself needs to have open: its database, its log, what it deploys."""
+_FEWEST = 16
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What the service is made of."""
-
-    settings: Settings
-    keyring: Keyring
-    inbox: Inbox
-    metrics: Metrics
-    worker: Worker
-
-
-def application(parts: Parts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
-    """The ASGI application; its lifespan starts and stops the worker.
-
-    `mounts`: other applications by path, such as the static store under `/models`; each answers
-    so many requests at once as the settings allow downloads.
-    """
-    receiver = Receiver(
-        parts.settings,
-        keyring=parts.keyring,
-        inbox=parts.inbox,
-        metrics=parts.metrics,
-        received=parts.worker.wake,
+def assemble(settings: Settings, reconcile: Reconcile) -> Parts:
+    """Open secrets and inbox. Raises ServiceError where the service could not do its work."""
+    keyring = settings.keyring()
+    inbox = Inbox(settings.state)
+    metrics = Metrics(inbox)
+    memory = Memory(
+        settings.keep_s, rows=settings.inbox_rows, least_s=replayable_s(settings.window_s)
+    )
+    rhythm = Rhythm(settings.models, interval_s=settings.interval_s, memory=memory)
+    return Parts(
+        settings, keyring, inbox, metrics, Worker(inbox, reconcile, rhythm=rhythm, metrics=metrics)
     )
 
-    downloads = parts.settings.downloads
 
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        parts.worker.start()
+def serve(
+    settings: Settings,
+    reconcile: Reconcile,
+    *,
+    mounts: Mapping[str, ASGIApp] | None = None,
+    ready: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """Run until SIGTERM or SIGINT; then what was begun is finished and nothing new is taken.
+
+    `ready` is called with `http://host:port` as soon as connections are taken. Raises
+    ServiceError where the service can't start.
+    """
+    parts = assemble(settings, reconcile)
+    log = set_up(
+        sys.stderr,
+        log_format=settings.log_format,
+        redaction=Redaction(lambda: parts.keyring.all_secrets, addresses=settings.addresses),
+    )
+    try:
+        with listening(settings.host, settings.port) as listener:
+            address = f"http://{settings.host}:{listener.getsockname()[1]}"
+            _log.info("listening", extra={"fields": {"address": address, "webhook": WEBHOOK_PATH}})
+            ready(address)
+            server(application(parts, mounts=mounts), settings).run(sockets=[listener])
+    finally:
+        parts.worker.stop(timeout_s=0)
+        parts.inbox.close()
+        logging.getLogger().removeHandler(log)
+
+
+def server(app: ASGIApp, settings: Settings) -> _Server:
+    """A uvicorn server that tells nobody what it is, and logs as we do."""
+    places = _places(settings)
+    connection = functools.partial(
+        Connection,
+        places=places,
+        write_timeout_s=settings.write_timeout_s,
+        webhook=WEBHOOK_PATH,
+    )
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=connection,  # type: ignore[arg-type]
+            loop="asyncio",  # others have no bound on what is read at once
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            backlog=places,  # so many are accepted before the first of them gets a place
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=int(STOP_TIMEOUT_S),
+            ws="none",
+        )
+    )
+
+
+class _Server(uvicorn.Server):
+    """Ends well on a signal, which uvicorn would raise anew afterwards."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
-            await anyio.to_thread.run_sync(lambda: parts.worker.stop(timeout_s=STOP_TIMEOUT_S))
-
-    routes: list[BaseRoute] = [
-        Route(WEBHOOK_PATH, receiver.__call__, methods=["POST"]),
-        Route("/healthz", _alive),
-        Route("/readyz", _readiness(parts)),
-        Route("/metrics", _metrics(parts.metrics)),
-        *(Mount(path, Places(app, most=downloads)) for path, app in (mounts or {}).items()),
-    ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={500: _fault})
-    app.router.redirect_slashes = False  # a redirected POST would be signed for another path
-    return app
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
-async def _alive(_request: Request) -> Response:
-    return JSONResponse({"status": "alive"}, headers=_NO_STORE)
+def _places(settings: Settings) -> int:
+    """For how many connections there are files to open, among them those that were just accepted.
+
+    A process that has none left accepts nobody for a second, and can't write its database.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = settings.downloads + _FILES
+    wanted = 2 * settings.connections + others
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            places = max(_FEWEST, (soft - others) // 2)
+            _log.warning(
+                "this process may open %d files, %d connections need %d: it takes %d at once. "
+                "Raise the limit (ulimit -n, LimitNOFILE), or lower --connections.",
+                soft, settings.connections, wanted, places,
+            )  # fmt: skip
+            return places
+    return settings.connections
 
 
-async def _fault(_request: Request, _error: Exception) -> Response:
-    # The server logs the traceback; the sender learns nothing.
-    return JSONResponse({"outcome": "fault"}, 500, _NO_STORE)
-
-
-def _readiness(parts: Parts) -> Callable[[Request], object]:
-    ledger = kept_ledger(parts.settings)
-    trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
-    trust_is_read = Need(trusted.trouble)
-    inbox_works = Need(lambda: inbox_trouble(parts.inbox))
-    ledger_is_whole = Need(lambda: ledger_trouble(ledger, trusted))
-
-    async def ready(_request: Request) -> Response:
-        needs = (inbox_works, ledger_is_whole, trust_is_read)
-        inbox, whole, trust = await asyncio.gather(*(need.trouble() for need in needs))
-        troubles = {
-            "inbox": inbox,
-            "ledger": whole,
-            "worker": None if parts.worker.alive else "is not running",
-            "registry": _registry_trouble(parts),
-        }
-        good = not any(troubles.values())
-        # What serves goes on serving without it: no load balancer shall take it away.
-        states = {name: trouble or "ok" for name, trouble in (troubles | {"trust": trust}).items()}
-        return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
-
-    return ready
-
-
-def _registry_trouble(parts: Parts) -> str | None:
-    silence = parts.worker.registry_silence_s()
-    if silence is None:
-        return "has not answered yet"
-    if silence > _SILENT_INTERVALS * parts.settings.interval_s:
-        return f"has not answered for {silence:.0f} s"
-    return None
-
-
-def _metrics(metrics: Metrics) -> Callable[[Request], object]:
-    one = anyio.CapacityLimiter(1)  # many who ask leave the threads and the inbox to others
-
-    async def read(_request: Request) -> Response:
-        text = await anyio.to_thread.run_sync(metrics.text, limiter=one)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return read
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections already. Raises ServiceError where it can't be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ServiceError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. "
+            "Choose another with --port, or end the process that holds it."
+        ) from error

@@ -1,77 +1,126 @@
-"""Files that somebody else names: read only where they are plain files inside of a known folder.
+"""Files appear whole or not at all: temporary file in the same folder, fsync, atomic replace.
 
-A record from outside could name `/dev/zero`, a pipe, or any other file of this machine.
+What takes several files to make is made in a scratch folder beside the place that it will take.
 """
 
 from __future__ import annotations
 
-import errno
-import io
+import contextlib
 import os
-import stat
-from pathlib import Path, PurePosixPath
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
-NAME_LIMIT = 255
-"""Bytes of a relative name, as most file systems bound a file's own."""
-
-
-def wrong_name(name: str) -> str | None:
-    """Why `name` can't name a file below a folder, on any system, or None."""
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
-        return "is no path inside of a folder"
-    if "\0" in name:
-        return "holds a zero byte"
-    if len(name.encode(errors="replace")) > NAME_LIMIT:
-        return f"has more than {NAME_LIMIT} bytes"
-    return None
+from gate.errors import StorageError
 
 
-def is_inside(folder: Path, name: str) -> bool:
-    """Whether `name` below `folder` is there, links followed, without leaving the folder.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it takes the place of `path`.
 
-    Raises OSError or RuntimeError where links can't be followed.
+    A failure or a crash leaves the old file as it was. Left-overs of crashed writers of the same
+    file are removed first. Raises StorageError where the disk is full or not writable, and where
+    `path` is a folder.
     """
-    root = folder.resolve()
-    return (root / name).resolve().is_relative_to(root)
-
-
-def open_inside(folder: Path, name: str) -> io.FileIO:
-    """Open the plain file `name` below `folder`, no link followed from there on.
-
-    Raises OSError, also where a link or anything but folders and a plain file is on the way.
-    """
-    wrong = wrong_name(name)
-    if wrong is not None:
-        raise OSError(errno.EINVAL, wrong, name)
-    *folders, last = PurePosixPath(name).parts
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    if not path.name or (path.is_dir() and not path.is_symlink()):
+        raise StorageError(
+            f"cannot write {path}: it is a folder. Name a file in it: {path / 'model.onnx'}."
+        )
     try:
-        for part in folders:
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-            os.close(place)
-            place = inner
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(last, flags, dir_fd=place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.*.tmp"):
+            if not writer_lives(stale):
+                stale.unlink(missing_ok=True)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    # Threads of one process may write one path at once: each has a name of its own.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise _storage_error(path, error) from error
     finally:
-        os.close(place)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ELOOP, "is no plain file", name)
-    return io.FileIO(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
-def open_plain(path: Path) -> io.BufferedReader:
-    """Open a plain file for reading, links followed. Raises OSError, for any other kind too.
+@contextlib.contextmanager
+def scratch(output: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `output`, so that a file in it can be moved there atomically.
 
-    Nothing waits for the other end of a pipe meanwhile.
+    It is removed at the end, and so are those that killed processes left. Raises OSError.
     """
+    for stale in output.parent.glob(f".{output.name}.*.scratch"):
+        if not writer_lives(stale):
+            shutil.rmtree(stale, ignore_errors=True)
+    room = output.with_name(f".{output.name}.{os.getpid()}.scratch")
+    shutil.rmtree(room, ignore_errors=True)
+    room.mkdir(parents=True)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except ValueError as error:  # a zero byte in the name
-        raise OSError(f"{str(path)!r} is no file's name") from error
-    stream = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        stream.close()
-        raise OSError(f"{path} is no plain file")
-    return stream
+        yield room
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write `data` to `path` atomically. Raises StorageError.
+
+    `mode`: the file's from its first byte on, less what the umask takes away.
+    """
+    with replacing(path) as temporary:
+        temporary.touch(mode=mode, exist_ok=False)
+        temporary.write_bytes(data)
+
+
+def write_new(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """As `write_bytes`, but never over anything that is there, however many write it at once.
+
+    Raises FileExistsError, StorageError.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.{os.getpid()}.tmp")
+    write_bytes(temporary, data, mode=mode)
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+        sync(path.parent)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` to `path` atomically. Raises StorageError."""
+    write_bytes(path, text.encode())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def writer_lives(temporary: Path) -> bool:
+    """Whether the process lives whose id stands before the last dot of the name."""
+    pid = temporary.name.split(".")[-2]
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {path}: {error.strerror or error}. "
+        "The old file, if there was one, is untouched. Free space or fix permissions, then repeat."
+    )
