@@ -3,8 +3,8 @@ wheel nothing of an earlier build, and an sdist nothing but what a wheel is made
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -12,17 +12,17 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).parent
-PACKAGE = Path("gate", "package")
+PACKAGE = Path("gate")
 
 
 def write_commit(folder: Path) -> None:
     """Write the commit of this checkout into `folder`; an sdist's own is there already."""
-    spec = importlib.util.spec_from_file_location("version", ROOT / PACKAGE / "version.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    commit = module.commit_of(ROOT)
+    sys.path.insert(0, str(ROOT))
+    from gate.installation import COMMIT_FILE, commit_of
+
+    commit = commit_of(ROOT)
     if commit is not None:
-        (folder / PACKAGE / module.COMMIT_FILE).write_text(f"{commit}\n", encoding="utf-8")
+        (folder / PACKAGE / COMMIT_FILE).write_text(f"{commit}\n", encoding="utf-8")
 
 
 class BuildPy(build_py):
@@ -33,7 +33,7 @@ class BuildPy(build_py):
         if (
             not self.editable_mode
         ):  # else a module that is gone since stays in build/lib, and goes in
-            shutil.rmtree(Path(self.build_lib, PACKAGE.parts[0]), ignore_errors=True)
+            shutil.rmtree(Path(self.build_lib, PACKAGE), ignore_errors=True)
         super().run()
         if not self.editable_mode:
             write_commit(Path(self.build_lib))

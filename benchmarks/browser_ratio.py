@@ -20,12 +20,12 @@ import torch
 import torchvision
 
 from benchmarks.measure_ratio import export_resnet18
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.runtime import RuntimeName
-from gate.runtimes.chosen import ChosenRuntime
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
+from gate.runtimes.selection import SelectedRuntime
 
 ALLOWED = 6.0
 BATCH = 32
@@ -40,7 +40,7 @@ def main() -> None:
     images = rng.normal(size=(arguments.samples, 3, 64, 64)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         path = export_resnet18(model, Path(folder) / "resnet18.onnx")
-        file = RunnableFile(Candidate(path, read_subject(path)))
+        file = RunnableFile(TestedFile(path, read_subject(path)))
         chosen = {name: _chosen(name) for name in NAMES}
         absent = chosen["browser-wasm"].absent_reason()
         if absent:
@@ -84,9 +84,9 @@ def _fed(opened: dict[RuntimeName, Session], images: np.ndarray) -> dict[str, fl
     return {**seconds, "in the page": in_page, "max_abs_diff": largest}
 
 
-def _chosen(name: RuntimeName) -> ChosenRuntime:
+def _chosen(name: RuntimeName) -> SelectedRuntime:
     bounds = Bounds(max_abs_diff=1e-4)
-    return ChosenRuntime(name, RuntimePolicy(required="always", bounds=bounds))
+    return SelectedRuntime(name, RuntimePolicy(required="always", bounds=bounds))
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,7 +11,7 @@ import json
 import statistics
 import time
 
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.records.runtime import RUNTIMES
 from tests import builders
 

@@ -19,13 +19,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.head import HeadFile
-from gate.ledger.ledger import Ledger, insert
-from gate.registry.doubts import Reading
-from gate.service.keeper import HEAD_FILE
-from gate.service.reconciler import Reconciler
+from gate.ledger.ledger import Ledger, StoredHead, insert
+from gate.registry.registered_model import Reading
+from gate.service.reconciler import HEAD_FILE, Reconciler
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME
 from tests.service.places import AUTOMATIC, Place
@@ -61,7 +59,7 @@ class Bench:
         self.place = Place(folder)
         fill(self.place.ledger, lines)
         self.place.promote(1)
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
         self._reconcile = self._made()
         self.nothing_new()
 
@@ -80,7 +78,7 @@ class Bench:
         self.nothing_new()
 
     def _made(self) -> Reconciler:
-        seen_by = [HeadFile(self.store.root / HEAD_FILE, place="the store")]
+        seen_by = [StoredHead(self.store.root / HEAD_FILE, place="the store")]
         ledger = Ledger(self.place.ledger.state, keepers=seen_by)
         return Reconciler(
             self.place.registry, ledger, AUTOMATIC, store=self.store, reading=Reading()

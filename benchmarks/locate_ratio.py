@@ -26,11 +26,11 @@ import torchvision
 from torch import nn
 
 from benchmarks.measure_ratio import export_resnet18
-from gate.localisation.locate import locate
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
+from gate.data.samples import SampleSet
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.records.runtime import RuntimeName
 
@@ -117,10 +117,12 @@ def located(
     model: nn.Module, file: Path, images: np.ndarray, *, runtime: RuntimeName
 ) -> str | None:
     """The layer that is named."""
-    candidate = Candidate(file, read_subject(file))
-    samples = Samples.of({"input": images})
+    candidate = TestedFile(file, read_subject(file))
+    samples = SampleSet.from_arrays({"input": images})
     policy = Policy.default(task="classification")
-    found = locate(Case(model, candidate, samples, policy=policy), runtime=runtime, limit=SAMPLES)
+    found = locate(
+        MeasurementJob(model, candidate, samples, policy=policy), runtime=runtime, limit=SAMPLES
+    )
     return found.first_divergence
 
 

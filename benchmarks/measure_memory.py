@@ -56,12 +56,13 @@ def measure_once(inputs: Path) -> dict[str, float]:
     import torch
     from torch import nn
 
-    from gate.onnxfile.candidate import Candidate
-    from gate.onnxfile.subject import read_subject
-    from gate.parity.arrays.samples import Samples
-    from gate.parity.case import Case
-    from gate.parity.measure import measure
-    from gate.policy.policy import Bounds, Policy, RuntimePolicy
+    from gate.data.samples import SampleSet
+    from gate.measure.job import MeasurementJob
+    from gate.measure.run import measure
+    from gate.onnx_file.reading import read_subject
+    from gate.onnx_file.tested_file import TestedFile
+    from gate.policy.policy import Policy
+    from gate.policy.sections import Bounds, RuntimePolicy
 
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -81,9 +82,9 @@ def measure_once(inputs: Path) -> dict[str, float]:
         )
     bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0)
     policy = Policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
-    candidate = Candidate(file, read_subject(file))
+    candidate = TestedFile(file, read_subject(file))
     before = _peak_mib()
-    measurement = measure(Case(model, candidate, Samples.open(inputs), policy=policy))
+    measurement = measure(MeasurementJob(model, candidate, SampleSet.open(inputs), policy=policy))
     assert measurement.runtimes[0].outputs, measurement.runtimes[0].failure
     return {"peak_mib": _peak_mib(), "growth_mib": _peak_mib() - before}
 

@@ -24,12 +24,13 @@ import torch
 import torchvision
 from torch import nn
 
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.data.samples import SampleSet
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
 
 BATCH_SIZES = (8, 32)
 POLICY = Policy(
@@ -107,9 +108,11 @@ def hand_written_loop(model: nn.Module, file: Path, inputs: Path, *, batch_size:
 
 def measured(model: nn.Module, file: Path, inputs: Path, *, batch_size: int) -> float:
     """The same number from `measure`."""
-    candidate = Candidate(file, read_subject(file))
+    candidate = TestedFile(file, read_subject(file))
     measurement = measure(
-        Case(model, candidate, Samples.open(inputs), policy=POLICY, batch_size=batch_size)
+        MeasurementJob(
+            model, candidate, SampleSet.open(inputs), policy=POLICY, batch_size=batch_size
+        )
     )
     (runtime,) = measurement.runtimes
     assert runtime.failure is None, runtime.failure

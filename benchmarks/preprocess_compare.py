@@ -16,12 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.natural_images import write_images
-from gate.preprocess.answers import ModelFile
-from gate.preprocess.compare import LineUp, compare
+from gate.preprocess.comparison import LineUp, ModelFile, compare_consumers
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.preprocessing import IMPLEMENTATIONS, ConsumerParity, PreprocessingParity
-from gate.storage import atomic
+from gate.storage import files
 from gate.storage.digest import Digest
 
 SPECS = {
@@ -55,10 +54,10 @@ def main() -> None:
         for title, spec in SPECS.items():
             asks = model if spec.size == (224, 224) else None
             line_up = LineUp(tuple(IMPLEMENTATIONS))
-            parity = compare(spec, pictures, line_up=line_up, model=asks).parity
+            parity = compare_consumers(spec, pictures, line_up=line_up, model=asks).parity
             sections.append(_section(title, parity))
             print(sections[-1], flush=True)
-    atomic.write_text(asked.output, _introduction(asked.images) + "\n".join(sections))
+    files.write_text(asked.output, _introduction(asked.images) + "\n".join(sections))
 
 
 def _resnet18(path: Path) -> Path:

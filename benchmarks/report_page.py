@@ -10,13 +10,12 @@ import json
 import statistics
 import time
 
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.records.evidence import Evidence
-from gate.records.output_parity import ConfidenceOfClass, OutputParity
+from gate.records.outputs import ConfidenceOfClass, OutputParity
 from gate.records.runtime import RUNTIMES
-from gate.report.page import page
-from gate.report.report import Report
-from gate.story.making import story_of
+from gate.report.html_page import Report, render_page
+from gate.summary.summarize import summarize
 from tests.builders import policy
 from tests.report import stories
 
@@ -34,10 +33,10 @@ def main() -> None:
     seconds, size = [], 0
     for _ in range(asked.rounds):
         began = time.perf_counter()
-        story = story_of(decision, evidence, explanation=case.explanation)
+        story = summarize(decision, evidence, explanation=case.explanation)
         story = story.model_copy(update={"words": tuple(map(stories.word, decision.checks))})
         report = Report(story, evidence, decision, case.explanation, case.pictures or {})
-        size = len(page(report).encode())
+        size = len(render_page(report).encode())
         seconds.append(time.perf_counter() - began)
     print(f"{len(decision.checks)} checks, {size / 1e6:.3f} MB")
     print(f"first {seconds[0]:.2f} s, median of the others {statistics.median(seconds[1:]):.2f} s")

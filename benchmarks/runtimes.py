@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gate.policy.policy import Policy
-from gate.runtimes.chosen import with_runtime
+from gate.runtimes.selection import with_runtime
 
 
 def default_policy(runtimes: Sequence[str] = ()) -> Policy:

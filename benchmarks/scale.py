@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.check_cost import prepare
-from gate.parity.comparison import OutputComparison
-from gate.parity.output_check import OutputCheck
-from gate.parity.statistics.output import Span
-from gate.parity.units.fold import PairwiseFold
+from gate.measure.runtime_measurement import OutputComparison
+from gate.measure.session_runner import OutputCheck
+from gate.statistics.output import Span
+from gate.statistics.serialization import PairwiseMerge
 
 _TIMES = {"measured_at", "reference_latency", "reference_cost", "latency", "cost", "memory_bytes",
           "crew"}  # fmt: skip
@@ -89,7 +89,7 @@ def _unit_ms() -> tuple[float, float]:
     candidate = reference * np.float32(1 + 1e-6)
     lead = OutputComparison(OutputCheck("ort-cpu", ("logits",)))
     lead.update([reference], [candidate], Span(0, _UNIT))
-    fold, worker, driver = PairwiseFold(OutputComparison.merge), [], []
+    fold, worker, driver = PairwiseMerge(OutputComparison.merge), [], []
     fold.add(lead)
     for index in range(1, _UNITS + 1):
         unit = lead.successor()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.webhook_accept import SLOW_S, _send
 from gate.service.inbox import Inbox
-from gate.service.settings import Settings
+from gate.service.settings import ServiceSettings
 from tests.deploy.forged import store_of
 from tests.service.processes import process
 from tests.service.strangers import crowd
@@ -48,7 +48,7 @@ def main() -> None:
 
 def bound_mib() -> float:
     """By how much the service may grow at most, with the default settings."""
-    defaults = Settings.of(models=["digits"], tracking_uri="http://127.0.0.1:1")
+    defaults = ServiceSettings.of(models=["digits"], tracking_uri="http://127.0.0.1:1")
     connection = defaults.body_cap + (96 << 10)  # the body, what was read beyond it, the objects
     download = 3 * (128 << 10)  # a part that is read, written, and not taken yet
     return (defaults.connections * connection + defaults.downloads * download) / _MIB

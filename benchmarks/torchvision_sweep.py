@@ -5,7 +5,7 @@
 
 All below 100 million parameters, with the weights of `benchmarks.torchvision_models` and eight
 images: exported by the first opset of 13, 14, 17 and 18 that works, by the rung that the gate's
-own ladder takes, then judged by `gate.front_door.check` without any policy of ours. Each runs in a
+own ladder takes, then judged by `gate.api.check` without any policy of ours. Each runs in a
 process of its own, on one thread: threads of several programs on one machine wait for each other.
 FILE is written after every row; rows in it that passed are not measured again, so a run that was
 broken off goes on where it was. With `--runtime` these judge, instead of the default policy's.
@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gate.storage import atomic
+from gate.storage import files
 
 Row = dict[str, Any]
 
@@ -82,7 +82,7 @@ def sweep(
 def _keep(rows: list[Row], file: Path) -> None:
     versions = {name: version(name) for name in ("torch", "torchvision", "onnxruntime-gpu")}
     told = {"samples": SAMPLES, "versions": versions, "rows": rows}
-    atomic.write_text(file, json.dumps(told, indent=1) + "\n")
+    files.write_text(file, json.dumps(told, indent=1) + "\n")
 
 
 def in_own_process(name: str, runtimes: Sequence[str] = ()) -> Row:
@@ -113,10 +113,10 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
     """Build, export, check."""
     from benchmarks.runtimes import default_policy
     from benchmarks.torchvision_models import build, images
+    from gate.api import check
+    from gate.data.samples import SampleSet
     from gate.errors import GateError
-    from gate.front_door import Reference, check
-    from gate.parity.arrays.samples import Samples
-    from gate.parity.workload import Workload
+    from gate.measure.job import EvaluationData, Reference
     from gate.records.evidence import Source
 
     model = build(name)
@@ -133,7 +133,9 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
             verdicted = check(
                 file,
                 reference=Reference(model, Source(factory=f"torchvision:{name}"), exported.record),
-                workload=Workload(Samples.of({"input": samples}), batch_size=BATCH_SIZE),
+                workload=EvaluationData(
+                    SampleSet.from_arrays({"input": samples}), batch_size=BATCH_SIZE
+                ),
                 policy=default_policy(runtimes),
             )
         except GateError as error:
@@ -146,7 +148,7 @@ def export_first(model: Any, example: Any, file: Path) -> Any:
     """Exported by the lowest opset that works. Raises the last ExportError."""
     from gate.errors import ExportError
     from gate.export.export import export_model
-    from gate.records.strategy import ExportSettings
+    from gate.records.export import ExportSettings
 
     for opset in OPSETS:
         settings = ExportSettings(opset=opset, batch_size=BATCH_SIZE)

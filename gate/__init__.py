@@ -10,42 +10,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gate.decision.checks import CheckResult, Verdict
-    from gate.decision.decision import Decision, decide
+    from gate.api import EvaluationResult, check
+    from gate.data.samples import SampleSet
+    from gate.decision.check_result import CheckResult, Verdict
+    from gate.decision.decide import Decision, decide
     from gate.errors import GateError
-    from gate.front_door import Reference, Verdicted, check
     from gate.golden.verify import verify_golden
-    from gate.localisation.locate import locate
-    from gate.onnxfile.candidate import Candidate
-    from gate.parity.arrays.samples import Samples
-    from gate.parity.case import Case
-    from gate.parity.measure import Measurement, measure
-    from gate.parity.workload import Workload
+    from gate.localize.locate import locate
+    from gate.measure.job import EvaluationData, MeasurementJob, Reference
+    from gate.measure.run import Measurement, measure
+    from gate.onnx_file.tested_file import TestedFile
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import Evidence
-    from gate.records.localisation import Localisation
+    from gate.records.localization import Localization
     from gate.storage.digest import Digest
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Candidate",
-    "Case",
     "CheckResult",
     "Decision",
     "Digest",
+    "EvaluationData",
+    "EvaluationResult",
     "Evidence",
     "GateError",
-    "Localisation",
+    "Localization",
     "Measurement",
+    "MeasurementJob",
     "Policy",
     "PreprocessSpec",
     "Reference",
-    "Samples",
+    "SampleSet",
+    "TestedFile",
     "Verdict",
-    "Verdicted",
-    "Workload",
     "check",
     "decide",
     "locate",
@@ -54,21 +53,36 @@ __all__ = [
 ]
 
 _WHERE = {
-    "gate.decision.checks": ("CheckResult", "Verdict"),
-    "gate.decision.decision": ("Decision", "decide"),
+    "gate.api": (
+        "EvaluationResult",
+        "check",
+    ),
+    "gate.data.samples": ("SampleSet",),
+    "gate.decision.check_result": (
+        "CheckResult",
+        "Verdict",
+    ),
+    "gate.decision.decide": (
+        "Decision",
+        "decide",
+    ),
     "gate.errors": ("GateError",),
-    "gate.front_door": ("Reference", "Verdicted", "check"),
-    "gate.parity.workload": ("Workload",),
     "gate.golden.verify": ("verify_golden",),
-    "gate.localisation.locate": ("locate",),
-    "gate.onnxfile.candidate": ("Candidate",),
-    "gate.parity.arrays.samples": ("Samples",),
-    "gate.parity.case": ("Case",),
-    "gate.parity.measure": ("Measurement", "measure"),
+    "gate.localize.locate": ("locate",),
+    "gate.measure.job": (
+        "EvaluationData",
+        "MeasurementJob",
+        "Reference",
+    ),
+    "gate.measure.run": (
+        "Measurement",
+        "measure",
+    ),
+    "gate.onnx_file.tested_file": ("TestedFile",),
     "gate.policy.policy": ("Policy",),
     "gate.preprocess.spec": ("PreprocessSpec",),
     "gate.records.evidence": ("Evidence",),
-    "gate.records.localisation": ("Localisation",),
+    "gate.records.localization": ("Localization",),
     "gate.storage.digest": ("Digest",),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}

@@ -1,4 +1,6 @@
-"""`python -m gate`: the same as the command `gate`."""
+"""`python -m gate`."""
+
+from __future__ import annotations
 
 from gate.cli import run
 

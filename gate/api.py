@@ -1,105 +1,60 @@
-"""One file against one model: measure, then decide. The front door of the library.
-
-reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
-verdicted = check(Path("model.onnx"), reference=reference,
-                  workload=Workload.open(Path("samples.npy")))
-assert verdicted.decision.passed
-"""
+"""Evaluate one file against one model: measure, decide, explain."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
-from torch import nn
 
 from gate.decision.champion import Champion
-from gate.decision.decision import Decision, decide
+from gate.decision.decide import Decision, decide
 from gate.errors import DataError, GateError, PolicyError
-from gate.model.code import code_of
-from gate.model.loading import build_model, load_checkpoint
-from gate.model.modules import verify_unchanged
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.export_note import ExportNote
-from gate.onnxfile.release_file import is_release
-from gate.onnxfile.subject import read_subject
-from gate.parity.case import Case
-from gate.parity.incumbent import Compared, measure_incumbent
-from gate.parity.measure import measure
-from gate.parity.statistics.table import SampleTable
-from gate.parity.workload import Workload
-from gate.parts.release import OpenRelease
-from gate.policy.policy import Policy, PreprocessingPolicy
+from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.job import EvaluationData, MeasurementJob, Reference, case_of_file
+from gate.measure.run import measure
+from gate.model.loading import collect_code
+from gate.model.source_code import verify_unchanged
+from gate.multi_file.release import MultiFileRelease
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.release_file import is_release_file
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import Evidence, ExportRecord, Source
-from gate.records.localisation import Explanation
-from gate.records.model_code import ModelCode
+from gate.records.evidence import Evidence, ModelCode
+from gate.records.localization import Explanation
 from gate.records.preprocessing import PreprocessingParity
 from gate.runtimes.recorded import with_recordings
-from gate.story.change import change_of, unasked
-from gate.story.story import Change
+from gate.statistics.sample_table import SampleTable
+from gate.summary.champion_changes import compare_with_champion, unasked
+from gate.summary.summary import Change
+
+if TYPE_CHECKING:
+    from gate.measure.job import Progress
+
+
+# reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
+# verdicted = check(Path("model.onnx"), reference=reference,
+#                   workload=Workload.open(Path("samples.npy")))
+# assert verdicted.decision.passed
+
 
 _steps = logging.getLogger("gate.steps")
-Progress = Callable[[int, int], None]
-"""Called with the samples that are done and their total."""
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The PyTorch model that the file must compute like, and where it comes from."""
-
-    model: nn.Module
-    source: Source
-    export: ExportRecord | None = None
-    """How the file was asked for, where that is known."""
-    spec: PreprocessSpec | None = None
-    """How the samples were made of pictures, where that is known."""
-    note: ExportNote | None = None
-    """The same as `export`, bound to the file: goes before it."""
-    checkpoint: Path | None = None
-    loaded: bool = False
-    """By `load`, so that other processes can load it again."""
-
-    @classmethod
-    def load(
-        cls,
-        factory: str,
-        *,
-        checkpoint: Path | None = None,
-        preprocessing: Path | None = None,
-        export_record: Path | None = None,
-    ) -> Reference:
-        """Call `package.module:factory` and load a checkpoint into its model.
-
-        `preprocessing`: the spec by which the samples were made, whose digest goes into the
-        evidence. `export_record`: what gate export wrote beside the file. Raises ModelError,
-        CheckpointError, PolicyError and EvidenceError.
-        """
-        note = ExportNote.load(export_record) if export_record else None
-        model = build_model(factory)
-        code = code_of(model, factory=factory)
-        sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
-        spec = PreprocessSpec.of_file(preprocessing) if preprocessing else None
-        digest = spec.digest() if spec else None
-        source = Source(
-            factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
-        )
-        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint, loaded=True)
-
-
-@dataclass(frozen=True)
-class Verdicted:
+class EvaluationResult:
     """The evidence, the decision on it, what was judged, and after a rejection which layer diverges
     first."""
 
     evidence: Evidence
     decision: Decision
-    case: Case
+    case: MeasurementJob
     explanation: Explanation
     samples: SampleTable = field(default_factory=SampleTable)
     """One row a sample, for a file beside the report."""
@@ -116,10 +71,10 @@ def check(
     onnx: Path,
     *,
     reference: Reference,
-    workload: Workload,
+    workload: EvaluationData,
     policy: Policy | None = None,
     progress: Progress | None = None,
-) -> Verdicted:
+) -> EvaluationResult:
     """Measure the file `onnx` against the reference and decide.
 
     Without a policy the built-in one applies: each output is judged as what it is seen to be. The
@@ -131,45 +86,45 @@ def check(
     policy = policy or Policy.default()
     if workload.recordings:
         policy = with_recordings(policy, workload.recordings)
-    evidence, case, samples = evidence_on(
+    evidence, case, samples = collect_evidence(
         onnx, reference=reference, workload=workload, policy=policy, progress=progress
     )
     _steps.debug("decide")
     preprocessing = _preprocessing(policy, reference, workload, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
-    champion = _beside(case, evidence, workload.against)
+    champion = _measure_champion(case, evidence, workload.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     compared = champion.compared_by(case.policy) if champion else None
     decision = decide(policy, evidence, incumbent=compared, decided_at=now)
-    return Verdicted(
+    return EvaluationResult(
         evidence,
         decision,
         case,
-        explained(case, evidence, decision),
+        explain_failure(case, evidence, decision),
         samples,
-        change_of(decision, evidence, champion),
+        compare_with_champion(decision, evidence, champion),
     )
 
 
-def explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation:
+def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
     """Why it was refused; an empty explanation of a file that passes, which imports nothing."""
     if decision.passed:
         return Explanation()
-    from gate.localisation.explanation import explain
+    from gate.localize.locate import locate_failure
 
     _steps.debug("look for the layer that diverges first")
-    if not isinstance(case.chained, OpenRelease):
-        return explain(case, evidence, decision)
+    if not isinstance(case.chained, MultiFileRelease):
+        return locate_failure(case, evidence, decision)
     for part in case.chained.parts:  # the first that fails makes what the others get
         own = evidence.parts[part.name]
         refused = decide(part.policy(case.policy), own, decided_at=decision.decided_at)
         if not refused.passed:
-            found = explain(part.case(case.policy, case.batch_size), own, refused)
+            found = locate_failure(part.case(case.policy, case.batch_size), own, refused)
             located = found.localisation
             if located is not None:
                 located = located.model_copy(update={"part": part.name})
             return found.model_copy(update={"localisation": located})
-    from gate.localisation.releases.parts import blamed_on_chain
+    from gate.localize.locate_part import blamed_on_chain
 
     numbers = [c for c in decision.problems if c.output and c.runtime and not c.part]
     for check in numbers[:1]:  # the numbers of the chain alone
@@ -179,7 +134,9 @@ def explained(case: Case, evidence: Evidence, decision: Decision) -> Explanation
     return Explanation()
 
 
-def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champion | None:
+def _measure_champion(
+    case: MeasurementJob, evidence: Evidence, champion: Champion | None
+) -> Champion | None:
     """The version that serves, with what came of running it beside the file. Where the policy does
     not ask for it, what goes wrong is said, and stops nothing."""
     if champion is None:
@@ -196,14 +153,14 @@ def _beside(case: Case, evidence: Evidence, champion: Champion | None) -> Champi
     return replace(champion, incumbent=incumbent)
 
 
-def evidence_on(
+def collect_evidence(
     onnx: Path,
     *,
     reference: Reference,
-    workload: Workload,
+    workload: EvaluationData,
     policy: Policy,
     progress: Progress | None = None,
-) -> tuple[Evidence, Case, SampleTable]:
+) -> tuple[Evidence, MeasurementJob, SampleTable]:
     """All that is measured on the file but parity of preprocessing, what it was measured on, and
     one row a sample.
 
@@ -231,27 +188,27 @@ def evidence_on(
     return evidence, case, measurement.samples
 
 
-def _code(case: Case, reference: Reference) -> ModelCode:
+def _code(case: MeasurementJob, reference: Reference) -> ModelCode:
     """Of the model; of a release with that of its chain."""
     release, source = case.chained, reference.source
-    if isinstance(release, OpenRelease):
-        return code_of(reference.model, factory=source.factory, chain=release.chain_name)
-    return source.code or code_of(reference.model)
+    if isinstance(release, MultiFileRelease):
+        return collect_code(reference.model, factory=source.factory, chain=release.chain_name)
+    return source.code or collect_code(reference.model)
 
 
-def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
+def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]:
     """What is measured of each part of a release; nothing of one file."""
     release = case.chained
-    if not isinstance(release, OpenRelease):
+    if not isinstance(release, MultiFileRelease):
         return {}
     found = {}
     for part in release.parts:
         _steps.debug("measure the part %s", part.name)
         try:
-            found[part.name], _, _ = evidence_on(
+            found[part.name], _, _ = collect_evidence(
                 part.candidate.path,
                 reference=Reference(part.module, reference.source),
-                workload=Workload(part.samples, batch_size=case.batch_size),
+                workload=EvaluationData(part.samples, batch_size=case.batch_size),
                 policy=part.policy(case.policy),
             )
         except GateError as error:
@@ -261,42 +218,35 @@ def _parts_of(case: Case, reference: Reference) -> dict[str, Evidence]:
     return found
 
 
-def case_of(onnx: Path, *, reference: Reference, workload: Workload, policy: Policy) -> Case:
-    """What is measured. Raises OnnxFileError, and of a release as `OpenRelease.open`."""
-    if is_release(onnx):
+def case_of(
+    onnx: Path, *, reference: Reference, workload: EvaluationData, policy: Policy
+) -> MeasurementJob:
+    """What is measured. Raises OnnxFileError, and of a release as `MultiFileRelease.open`."""
+    if is_release_file(onnx):
         if workload.recordings:
             raise PolicyError(
                 f"a recording is of one file, and {onnx} is a release of several. Judge the part "
                 "that was recorded by itself (gate check PART.onnx), or leave the recording out."
             )
-        release = OpenRelease.open(
+        release = MultiFileRelease.open(
             onnx,
             model=reference.model,
             samples=workload.samples,
             batch_size=workload.batch_size,
         )
-        return Case(
+        return MeasurementJob(
             release.chain,
-            Candidate(onnx, release.subject),
+            TestedFile(onnx, release.subject),
             workload.samples,
             policy,
             workload.batch_size,
             workload.labels,
             chained=release,
         )
-    return Case(
-        reference.model,
-        Candidate(onnx, read_subject(onnx)),
-        workload.samples,
-        policy,
-        workload.batch_size,
-        workload.labels,
-        workload.recordings,
-        units=workload.units,
-    )
+    return case_of_file(onnx, model=reference.model, workload=workload, policy=policy)
 
 
-def _spec(reference: Reference, workload: Workload) -> PreprocessSpec | None:
+def _spec(reference: Reference, workload: EvaluationData) -> PreprocessSpec | None:
     """How pictures became the samples. Raises DataError where two say so differently."""
     specs = [spec for spec in (workload.spec, reference.spec) if spec is not None]
     if len({spec.digest() for spec in specs}) > 1:
@@ -308,7 +258,7 @@ def _spec(reference: Reference, workload: Workload) -> PreprocessSpec | None:
 
 
 def _preprocessing(
-    policy: Policy, reference: Reference, workload: Workload, onnx: Path
+    policy: Policy, reference: Reference, workload: EvaluationData, onnx: Path
 ) -> PreprocessingParity | None:
     """None where the policy asks for none, and where there is nothing to measure it on: the
     decision takes what is lacking for an ERROR."""
@@ -330,12 +280,11 @@ def parity_of_preprocessing(
 ) -> PreprocessingParity:
     """As `measure_preprocessing`, on the pictures in files and folders, and where answers are
     bounded with those of the file `onnx` as it is now. Raises GateError."""
-    from gate.preprocess.answers import ModelFile
-    from gate.preprocess.measure import measure_preprocessing
+    from gate.preprocess.comparison import ModelFile, measure_preprocessing
     from gate.preprocess.pictures import pictures_in
 
     answers = policy.max_flips is not None
-    if answers and is_release(onnx):
+    if answers and is_release_file(onnx):
         raise PolicyError(
             f"preprocessing.max_flips counts the answers of one file, and {onnx} is a release. "
             "Set it to null: the tensors are compared all the same."

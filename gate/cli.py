@@ -1,7 +1,4 @@
-"""The command line: parse, call, print; an outcome's status is the exit code.
-
-Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
-"""
+"""Parse, call the command, print; map errors to exit codes."""
 
 from __future__ import annotations
 
@@ -16,56 +13,71 @@ from typing import Any
 
 import click
 
-from gate.commands.child import Line
-from gate.commands.completion import VARIABLE as COMPLETE
 from gate.commands.options import warn_of_passwords
-from gate.commands.outcome import Outcome, Printed, as_json, console, stdout_to_stderr
-from gate.commands.status import Status
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    Line,
+    Printed,
+    as_json,
+    console,
+    stdout_to_stderr,
+)
 from gate.errors import GateError
-from gate.model.openmp import wait_asleep
+from gate.installation import wait_asleep
+
+# Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
+
 
 _BROKEN_PIPE = 141
+
+_COMPLETE = "_GATE_COMPLETE"
+"""By which a shell asks click for completions."""
+
 _BARE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 """A command that needs a subcommand and got none: help on stderr and 2, because nothing was judged:
 a script whose variable is empty must not go on."""
+
 _JSON_VERSION = 1
 """Of what `--json` prints (docs/json.md); a text that is a record has that record's instead."""
 
-COMMANDS = (
-    "check",
-    "plan",
-    "measure",
-    "merge",
-    "locate",
-    "report",
-    "lint",
-    "export",
-    "preprocess",
-    "quantize",
-    "promote",
-    "approve",
-    "reject",
-    "rollback",
-    "absolve",
-    "history",
-    "verify-release",
-    "verify-verdict",
-    "keys",
-    "attest",
-    "deploy",
-    "deployed",
-    "serve",
-    "webhooks",
-    "reconcile",
-    "accept-ledger",
-    "init",
-    "policy",
-    "runtimes",
-    "samples",
-    "record",
-    "doctor",
-    "completion",
-)
+
+_WHERE = {
+    "check": "gate.commands.check:command",
+    "plan": "gate.commands.distribute:plan_command",
+    "measure": "gate.commands.distribute:measure_command",
+    "merge": "gate.commands.distribute:merge_command",
+    "locate": "gate.commands.locate:command",
+    "report": "gate.commands.report:command",
+    "lint": "gate.commands.lint:command",
+    "export": "gate.commands.export:command",
+    "preprocess": "gate.commands.preprocess:command",
+    "quantize": "gate.commands.export:quantize_command",
+    "promote": "gate.commands.promote:command",
+    "approve": "gate.commands.review:approve_command",
+    "reject": "gate.commands.review:reject_command",
+    "rollback": "gate.commands.promote:rollback_command",
+    "absolve": "gate.commands.absolve:command",
+    "history": "gate.commands.history:command",
+    "verify-release": "gate.commands.verify:verify_release_command",
+    "verify-verdict": "gate.commands.verify:verify_verdict_command",
+    "keys": "gate.commands.keys:command",
+    "deploy": "gate.commands.deploy:command",
+    "deployed": "gate.commands.deploy:deployed_command",
+    "serve": "gate.commands.service:serve_command",
+    "webhooks": "gate.commands.service:webhooks_command",
+    "reconcile": "gate.commands.service:reconcile_command",
+    "accept-ledger": "gate.commands.history:accept_ledger_command",
+    "init": "gate.commands.init:command",
+    "policy": "gate.commands.policy:command",
+    "runtimes": "gate.commands.runtimes:command",
+    "samples": "gate.commands.recordings:samples_command",
+    "record": "gate.commands.recordings:record_command",
+    "doctor": "gate.commands.doctor:command",
+}
+"""Name of a command -> its module and function."""
+
+COMMANDS = tuple(_WHERE)
 
 
 class _Commands(click.Group):
@@ -77,7 +89,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(_module(cmd_name)).command
+        module, _, name = _WHERE[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def resolve_command(
@@ -91,13 +104,9 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _module(command: str) -> str:
-    return f"gate.commands.{command.replace('-', '_')}"
-
-
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from gate.package.version import version_text
+        from gate.installation import version_text
 
         click.echo(f"gate {version_text()}")
         ctx.exit(0)
@@ -130,14 +139,14 @@ def run() -> None:
     # A shell asks without arguments; with some there is a command to be run, whatever the
     # environment holds: click would complete instead, and exit with 0.
     if sys.argv[1:]:
-        os.environ.pop(COMPLETE, None)
-    elif COMPLETE in os.environ:
-        gate.main(args=[], prog_name="gate", complete_var=COMPLETE)
+        os.environ.pop(_COMPLETE, None)
+    elif _COMPLETE in os.environ:
+        gate.main(args=[], prog_name="gate", complete_var=_COMPLETE)
     sys.exit(main(sys.argv[1:], child=True))
 
 
 def in_child(arguments: Sequence[str]) -> dict[str, Any]:
-    """As `main`, called by `gate.commands.child`: the exit code, and the text of `--json`."""
+    """As `main`, called by `gate.commands.result`: the exit code, and the text of `--json`."""
     _print_in_any_locale()
     if "--json" not in arguments:
         return {"code": main(arguments), "json": ""}
@@ -167,7 +176,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return Status.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BaseException as error:  # foreign code may call sys.exit(0), or raise what it likes
         # click's own answer to a broken pipe: it covers both streams, and exits with 1.
         covered = isinstance(error, SystemExit) and (sys.stdout, sys.stderr) != streams
@@ -176,7 +185,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
             _forget_stdout()
             return _BROKEN_PIPE
         _print_error(error, arguments, machine=machine)
-        return Status.NOT_JUDGED
+        return ExitCode.NOT_JUDGED
     return code
 
 
@@ -185,7 +194,7 @@ def _print_in_any_locale() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _print(outcome: Outcome | Printed, *, machine: bool) -> int:
+def _print(outcome: CommandResult | Printed, *, machine: bool) -> int:
     """Print the outcome; gives the exit code."""
     if isinstance(outcome, Printed):
         click.echo(outcome.json, nl=False)
@@ -202,7 +211,7 @@ def _text(plain: Mapping[str, Any]) -> str:
 
 
 def _print_error(error: BaseException, arguments: Sequence[str], *, machine: bool) -> None:
-    from gate.storage.redaction import Redaction
+    from gate.storage.safe_text import Redaction
 
     clean = Redaction(addresses=arguments).clean
     kind, message = type(error).__name__, clean(str(error))

@@ -1,40 +1,41 @@
-"""Every error the gate raises on purpose.
+"""All exceptions raised on purpose."""
 
-Each message says what was seen, what was expected, and the way out. All of them mean
-"could not judge" (exit code 2); a rejection is a returned `Decision`, never an error, but for
-`ExportRefused`, of which there is no evidence to decide on.
+from __future__ import annotations
 
-    GateError
-    ├── PackageMissing         a package is not installed that this needs
-    │   └── PackageBroken      it is installed, and does not load
-    ├── PolicyError            the policy (or params.yaml) can't be used
-    ├── DataError              inputs, labels or images can't be used
-    ├── ModelError             the PyTorch model can't be built or loaded
-    │   └── CheckpointError    the checkpoint is missing, unsafe or for another model
-    ├── ExportError            no ONNX file came out, or not the one that was asked for
-    │   └── ExportRefused      the settings forbid to export this source (a rejection, exit code 1)
-    ├── OnnxFileError          the file is not a whole, valid ONNX model
-    ├── EvidenceError          the measurement can't be made, or a record can't be read
-    │   ├── InputMismatch      the samples don't fit the model's inputs
-    │   ├── OutputMismatch     the runtime's outputs are not the model's
-    │   ├── RuntimeAbsent      a runtime is not there for this model
-    │   ├── RuntimeUnusable    a runtime is there and can run no file at all
-    │   └── PastChanged        the ledger is shorter, or other, than it once was
-    ├── LimitExceeded          a foreign file takes more time or memory than is allowed
-    ├── Untrusted              a statement is missing, or no trusted key vouches for this with it
-    ├── KeyUnusable            a key can't be read, or can't sign
-    ├── DigestMismatch         bytes are not the bytes they were said to be
-    ├── StorageError           a file can't be written (disk full, no permission)
-    │   └── StateUnavailable   the database of ledger and inbox can't be read or written now
-    ├── ServiceError           the webhook service can't run as it is set
-    └── RegistryError          the registry can't be used
-        ├── RegistryUnavailable   no server answers
-        ├── ArtifactMissing       a version's file is not there (now)
-        ├── MismatchUnconfirmed   a version's files came otherwise than they should, so far once
-        ├── ResourceGone          the registry answers that it has no such model or version
-        ├── RegistryDenied        the server refuses this user
-        └── PromotionConflict     another promotion holds or moved the alias
-"""
+# Each message says what was seen, what was expected, and the way out. All of them mean
+# "could not judge" (exit code 2); a rejection is a returned `Decision`, never an error, but for
+# `ExportRefused`, of which there is no evidence to decide on.
+#
+#     GateError
+#     ├── PackageMissing         a package is not installed that this needs
+#     │   └── PackageBroken      it is installed, and does not load
+#     ├── PolicyError            the policy (or params.yaml) can't be used
+#     ├── DataError              inputs, labels or images can't be used
+#     ├── ModelError             the PyTorch model can't be built or loaded
+#     │   └── CheckpointError    the checkpoint is missing, unsafe or for another model
+#     ├── ExportError            no ONNX file came out, or not the one that was asked for
+#     │   └── ExportRefused      the settings forbid to export this source (a rejection, exit code 1)
+#     ├── OnnxFileError          the file is not a whole, valid ONNX model
+#     ├── EvidenceError          the measurement can't be made, or a record can't be read
+#     │   ├── InputMismatch      the samples don't fit the model's inputs
+#     │   ├── OutputMismatch     the runtime's outputs are not the model's
+#     │   ├── RuntimeAbsent      a runtime is not there for this model
+#     │   ├── RuntimeUnusable    a runtime is there and can run no file at all
+#     │   └── PastChanged        the ledger is shorter, or other, than it once was
+#     ├── LimitExceeded          a foreign file takes more time or memory than is allowed
+#     ├── Untrusted              a statement is missing, or no trusted key vouches for this with it
+#     ├── KeyUnusable            a key can't be read, or can't sign
+#     ├── DigestMismatch         bytes are not the bytes they were said to be
+#     ├── StorageError           a file can't be written (disk full, no permission)
+#     │   └── StateUnavailable   the database of ledger and inbox can't be read or written now
+#     ├── ServiceError           the webhook service can't run as it is set
+#     └── RegistryError          the registry can't be used
+#         ├── RegistryUnavailable   no server answers
+#         ├── ArtifactMissing       a version's file is not there (now)
+#         ├── MismatchUnconfirmed   a version's files came otherwise than they should, so far once
+#         ├── ResourceGone          the registry answers that it has no such model or version
+#         ├── RegistryDenied        the server refuses this user
+#         └── PromotionConflict     another promotion holds or moved the alias
 
 
 def first_line(error: BaseException, *, empty: str = "no message") -> str:
@@ -67,7 +68,7 @@ def by_name(name: str) -> type[GateError] | None:
 
 class PackageMissing(GateError):
     """A package is not installed that a command needs. The message is the rest of a sentence about
-    what needs it (`gate.package.extras`)."""
+    what needs it (`gate.installation`)."""
 
 
 class PackageBroken(PackageMissing):
@@ -189,3 +190,7 @@ class RegistryDenied(RegistryError):
 
 class PromotionConflict(RegistryError):
     """Another promotion holds the lock, or moved the alias in the meantime."""
+
+
+class TooLarge(Exception):
+    """More bytes came than were allowed. A refusal, not a fault of this machine."""

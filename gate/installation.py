@@ -1,23 +1,97 @@
-"""Which package comes with which extra, which command needs which, and what is said where one is
-missing. The one place; pyproject.toml says what an extra installs (tests/package/test_extras.py).
-
-Importing this module loads nothing: packages are looked for, not imported.
-"""
+"""Version, commit, extras, broken packages, Chromium."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from gate.errors import PackageMissing
+from gate.errors import PackageBroken, PackageMissing, first_line
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+_ANSWER_S = 10.0
+"""For its version; a snap that starts for the first time takes seconds."""
+
+
+def chromium_path() -> str | None:
+    """The program; None: there is none that runs."""
+    found = filter(None, map(shutil.which, _NAMES))
+    return next((path for path in found if _runs(path)), None)
+
+
+@functools.cache
+def _runs(path: str) -> bool:
+    """Whether it says its version: Ubuntu's package of this name may be a hint at a snap."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.returncode == 0
+
+
+def chromium_missing(extra: str) -> str | None:
+    """What is missing to drive it, and what to install; `extra`: of the project, that has
+    Playwright."""
+    if find_spec("playwright") is None:
+        return f"Playwright is not installed: pip install 'parity-gate[{extra}]'"
+    if chromium_path() is None:
+        return "no Chromium is installed: apt-get install chromium"
+    return None
+
+
+# Apart, so that it can be set before torch is loaded, when OpenMP reads it. By default its threads
+# spin for milliseconds: on cores that others use too, ONNX Runtime's threads among them (they sleep,
+# `gate.onnx_file.sessions`), two threads are then several times slower than one. Asleep at once, they
+# have to be woken for every operator: a network of many small ones takes several times as long as
+# with one thread. So they spin for the few microseconds between two operators. The numbers are the
+# same.
+
+
+_SPINS = 300
+"""Measured, two threads on two cores, in units of such that sleep at once: mobilenet_v3_small in
+float64 takes 0.24 times the time, with another process beside it up to 1.6 times, and with 1 000
+it would be 3 times."""
+
+
+def wait_asleep() -> None:
+    """Let threads of OpenMP spin shortly and then sleep, in this process, if torch is not loaded
+    yet, and in those that it starts; nothing if the environment says how they wait."""
+    if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)  # GNU's, which PyTorch brings, reads it first
+
+
+# Importing this module loads nothing: packages are looked for, not imported.
+
 
 TORCH, ONNX_RUNTIME, WHOLE_MLFLOW = "torch", "onnxruntime", "alembic"
 """No extra brings the first, one of two the second. The third is the module by which MLflow opens a
 database; mlflow-skinny, its client, is without it."""
 
+
 ONNX_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
 """All packages that bring the module of this name."""
+
 EXTRAS = {
     "charts": ("matplotlib",),
     "data": ("PIL",),
@@ -29,8 +103,10 @@ EXTRAS = {
 }
 """The modules without which a command that needs the extra can do nothing. The extras of a single
 runtime and of a source of samples speak for themselves."""
+
 _FURTHER = {"pandas": "registry", "anyio": "service", "sklearn": "pipeline"}
 """Modules that only some of what an extra is for needs."""
+
 
 COMMANDS = {
     "check": (TORCH, ONNX_RUNTIME),
@@ -51,7 +127,6 @@ COMMANDS = {
     "absolve": ("registry",),
     "history": ("registry",),
     "history export": ("registry",),
-    "history import": ("registry",),
     "history checkpoint": ("registry",),
     "accept-ledger": ("registry",),
     "verify-release": (ONNX_RUNTIME,),
@@ -63,6 +138,7 @@ COMMANDS = {
     "webhooks test": ("registry",),
 }
 """What a command can do nothing without, whatever its options are."""
+
 
 _REMEDY = {
     TORCH: "needs PyTorch, in the build that fits your machine: pip install torch",
@@ -142,3 +218,150 @@ def distribution(module: str) -> str:
 
 def _is_here(name: str) -> Iterator[bool]:
     return map(is_installed, EXTRAS.get(name, (name,)))
+
+
+# A shared library may be missing or cut, an upgrade broken off, half of a package removed.
+
+
+_TITLES = {TORCH: "PyTorch", ONNX_RUNTIME: "ONNX Runtime"}
+
+_WHOLE = {
+    TORCH: ("__version__", "Tensor", "nn"),
+    ONNX_RUNTIME: ("__version__", "SessionOptions", "InferenceSession"),
+}
+"""Without these, half of a package was removed: what is left of it may load."""
+
+_LIMIT_S = 120.0
+"""To load one in another process: PyTorch takes some seconds, half a minute from a cold disk."""
+
+
+def onnx_runtime() -> Any:
+    """The module. Raises PackageMissing, PackageBroken."""
+    return _loaded(ONNX_RUNTIME)
+
+
+def find_broken(command: str) -> PackageBroken | None:
+    """The first of the large packages that `command` needs, is installed and does not load."""
+    for name in COMMANDS.get(command, ()):
+        try:
+            if name in _TITLES:
+                _loaded(name)
+        except PackageBroken as error:
+            return error
+        except PackageMissing:
+            continue
+    return None
+
+
+def deaths() -> dict[str, str]:
+    """Of PyTorch and ONNX Runtime those whose import kills a process, and how: a library that was
+    cut short does, and would take with it whoever only wants to say so."""
+    found = {name: _death(name) for name in _TITLES if is_installed(name)}
+    return {name: how for name, how in found.items() if how}
+
+
+@functools.cache
+def _death(name: str) -> str:
+    import subprocess
+    import sys
+
+    try:
+        code = subprocess.run(
+            [sys.executable, "-c", f"import {name}"],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"importing it takes longer than {_LIMIT_S:.0f} s"
+    return f"importing it kills the process by {_signal(-code)}" if code < 0 else ""
+
+
+def _loaded(name: str) -> Any:
+    if not is_installed(name):
+        raise PackageMissing(remedy(name))
+    try:
+        module = importlib.import_module(name)
+        for part in _WHOLE[name]:
+            getattr(module, part)
+    except Exception as error:  # a broken binary package raises almost anything
+        raise PackageBroken(
+            f"needs {_TITLES[name]}, and the one that is installed does not load: "
+            f"{type(error).__name__}: {first_line(error)}. Nothing was decided. Install the "
+            "library that it names, or it again: pip install --force-reinstall "
+            f"{distribution(name)}; gate doctor says more"
+        ) from error
+    return module
+
+
+def _signal(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+COMMIT_FILE = "commit.txt"
+"""In the package's folder in a wheel and an sdist: setup.py writes it."""
+
+_HERE = next(folder for folder in Path(__file__).parents if folder.name == "gate")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+def package_folder() -> Path:
+    """The folder of the package."""
+    return _HERE
+
+
+def version_text() -> str:
+    """`0.1.0`, or `0.1.0, commit 1a2b3c4d5e6f`."""
+    version = metadata.version("parity-gate")
+    commit = _stated(_HERE / COMMIT_FILE) or commit_of(_HERE.parent) or _installed_from()
+    return version if commit is None else f"{version}, commit {commit[:12]}"
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that is checked out in `folder`, read from git's files: starting git would take
+    longer than all else. None: no checkout, or one that git packed in a way not read here."""
+    git = folder / ".git"
+    try:
+        if git.is_file():  # of a worktree or a submodule: "gitdir: PATH"
+            git = folder / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref:"):
+            return _checked(head)
+        name = head.removeprefix("ref:").strip()
+        shared = git / "commondir"
+        common = git / shared.read_text(encoding="utf-8").strip() if shared.exists() else git
+        return _stated(git / name) or _stated(common / name) or _packed(common, name)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _packed(git: Path, name: str) -> str | None:
+    for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines():
+        commit, _, ref = line.partition(" ")
+        if ref == name:
+            return _checked(commit)
+    return None
+
+
+def _installed_from() -> str | None:
+    """The commit of `pip install git+…`, which pip writes down (PEP 610)."""
+    try:
+        written = metadata.distribution("parity-gate").read_text("direct_url.json")
+        return _checked(str(json.loads(written or "{}")["vcs_info"]["commit_id"]))
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _stated(path: Path) -> str | None:
+    try:
+        return _checked(path.read_text(encoding="utf-8").strip())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _checked(text: str) -> str | None:
+    return text if _COMMIT.fullmatch(text) else None

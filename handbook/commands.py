@@ -34,8 +34,14 @@ def subcommands(command: click.Command) -> dict[str, click.Command]:
     """Those of a group, and of a command that does something by itself, too."""
     if isinstance(command, click.Group):
         return dict(command.commands)
-    modules = getattr(command, "subcommands", {})
-    return {name: importlib.import_module(place).command for name, place in modules.items()}
+    places = getattr(command, "subcommands", {})
+    return {name: _loaded(place) for name, place in places.items()}
+
+
+def _loaded(place: str) -> click.Command:
+    module, _, name = place.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), name)
+    return command
 
 
 def _sections(command: click.Command, name: str, *, level: int) -> Iterator[str]:

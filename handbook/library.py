@@ -12,7 +12,7 @@ All that is public; all else is private and may change without notice. Nothing i
 is used, so `import gate` costs nothing. The way through: `Reference` and `Workload` are what is
 compared, `check` measures, decides and explains, `Verdicted` holds all three.
 """
-_FIRST = ("check", "Reference", "Workload", "Verdicted", "Policy", "Decision")
+_FIRST = ("check", "Reference", "EvaluationData", "EvaluationResult", "Policy", "Decision")
 
 
 def library_page() -> str:

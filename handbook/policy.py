@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from gate.policy.policy import Policy
-from gate.story.policy_fields import RUNTIME, PolicyField, policy_fields
-from gate.story.policy_text import policy_text
+from gate.summary.policy_docs import RUNTIME, PolicyField, policy_fields, policy_text
 
 PAGE = "reference/policy.md"
 _BOUNDS = f"runtimes.{RUNTIME}.bounds"

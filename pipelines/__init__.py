@@ -1,5 +1,5 @@
 """One thin module for each DVC stage."""
 
-from gate.model.openmp import wait_asleep
+from gate.installation import wait_asleep
 
 wait_asleep()

@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from gate.data.array_files import open_labels
+from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import ComparedWith
-from gate.ledger.history import History
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.release_file import ReleaseFile, is_release
-from gate.parity.arrays.samples import Samples, open_labels
-from gate.parity.case import Opener
-from gate.parity.incumbent import Compared, measure_incumbent
+from gate.ledger.history import ModelHistory
+from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.job import Opener
+from gate.onnx_file.release_file import ReleaseFile, is_release_file
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
-from gate.registry.comparison.incumbent import champion_of
+from gate.registry.load_champion import load_champion
 from gate.registry.registered_model import RegisteredModel
-from gate.storage.temporary import temporary_folder
+from gate.storage.files import temporary_folder
 from pipelines import paths, signing
 from pipelines.params import ModelParams, ParityParams, ReleaseParams
 
@@ -33,7 +34,7 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
     """
     try:
         with temporary_folder() as folder:
-            champion = champion_of(model, into=folder, trust=signing.local_keys().trust())
+            champion = load_champion(model, into=folder, trust=signing.local_keys().trust())
             before = _measured_before(champion, evidence, model.history())
             incumbent = before or _measured(champion, policy, evidence)
             return replace(champion, incumbent=incumbent, onnx_path=None)
@@ -44,33 +45,33 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
         return Champion.unavailable(str(error))
 
 
-def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Incumbent:
-    samples = Samples.open(paths.EVAL_IMAGES)
+def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> ChampionComparison:
+    samples = SampleSet.open(paths.EVAL_IMAGES)
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
     onnx, size = ReleaseParams.load().path, ParityParams.load().batch_size
-    candidate = Candidate(onnx, evidence.subject)
-    opener = _opener(onnx, samples, size) if is_release(onnx) else None
+    candidate = TestedFile(onnx, evidence.subject)
+    opener = _opener(onnx, samples, size) if is_release_file(onnx) else None
     beside = Compared(candidate, samples, labels, size, policy, opener)
     return measure_incumbent(champion, beside=beside, evidence=evidence)
 
 
-def _opener(onnx: Path, samples: Samples, batch_size: int) -> Opener:
+def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
     """What runs the files of a release, whose interfaces a call of each module tells."""
-    from gate.parts.beside import Interfaces
-    from gate.parts.chain import ChainedModel
+    from gate.multi_file.chain_model import ChainModel
+    from gate.multi_file.chain_session import Interfaces
     from pipelines.model import trained
 
     model, _ = trained(ModelParams.load())
     file = ReleaseFile.load(onnx)
-    chain = ChainedModel.of(
-        model, chain=file.chain, references=file.references, inputs=samples.names
-    )
+    chain = ChainModel.of(model, chain=file.chain, references=file.references, inputs=samples.names)
     return Interfaces.of(chain, samples.batches(batch_size))
 
 
-def _measured_before(champion: Champion, evidence: Evidence, history: History) -> Incumbent | None:
+def _measured_before(
+    champion: Champion, evidence: Evidence, history: ModelHistory
+) -> ChampionComparison | None:
     """What the decision before this one says of the same two files on the same samples. Times
     differ from run to run: measured anew, the same release would be another one, and a second
     version would wait for review beside the first.

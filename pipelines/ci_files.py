@@ -6,28 +6,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import GateError
-from gate.report.ci import CiResult
-from gate.report.junit import junit
-from gate.report.openmetrics import openmetrics
-from gate.report.summary import summary
-from gate.storage import atomic
-from gate.storage.redaction import Redaction
-from gate.story.story import Story
+from gate.report.ci_formats import CiResult, junit_xml, openmetrics_text
+from gate.report.markdown import pull_request_comment
+from gate.storage import files
+from gate.storage.safe_text import Redaction
+from gate.summary.summary import Summary
 from pipelines import paths
 from pipelines.promotion_report import PromotionReport
 
-_WRITERS = {paths.SUMMARY: summary, paths.JUNIT: junit, paths.OPENMETRICS: openmetrics}
+_WRITERS = {
+    paths.SUMMARY: pull_request_comment,
+    paths.JUNIT: junit_xml,
+    paths.OPENMETRICS: openmetrics_text,
+}
 
 
-def write(story: Story, report: PromotionReport) -> None:
+def write(story: Summary, report: PromotionReport) -> None:
     """Write them of a verdict and of what came of it. Raises StorageError."""
     _write(
         CiResult(
             command="promote",
             is_stage=True,
-            exit_code=Status.of_promotion(report.outcome, report.verdict.value),
+            exit_code=ExitCode.of_promotion(report.outcome, report.verdict.value),
             model=report.model_name,
             sentence=report.sentence(),
             story=story,
@@ -37,7 +39,7 @@ def write(story: Story, report: PromotionReport) -> None:
 
 def refused(stage: str, reason: str) -> None:
     """Write that `stage` rejected the file before anything was decided. Raises StorageError."""
-    _write_without_verdict(stage, Status.REJECTED, reason)
+    _write_without_verdict(stage, ExitCode.REJECTED, reason)
 
 
 def take_away() -> None:
@@ -57,18 +59,18 @@ def also_of_a_failure(stage: str) -> Iterator[None]:
             said = f"unexpected {type(error).__name__}: {said}"
         take_away()
         with contextlib.suppress(GateError):
-            _write_without_verdict(stage, Status.NOT_JUDGED, said)
+            _write_without_verdict(stage, ExitCode.NOT_JUDGED, said)
         raise
     except BaseException:
         take_away()
         raise
 
 
-def _write_without_verdict(stage: str, status: Status, why: str) -> None:
+def _write_without_verdict(stage: str, status: ExitCode, why: str) -> None:
     said = Redaction().clean(why)
     _write(CiResult(command=stage, is_stage=True, exit_code=status, sentence=said))
 
 
 def _write(result: CiResult) -> None:
     for path, text in _WRITERS.items():
-        atomic.write_text(path, text(result))
+        files.write_text(path, text(result))

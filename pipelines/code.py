@@ -13,9 +13,9 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import EvidenceError, StorageError
-from gate.records.model_code import ModelCode
+from gate.records.evidence import ModelCode
 from pipelines import ci_files, paths, stage
 from pipelines.params import ModelParams, ReleaseParams
 
@@ -25,7 +25,7 @@ RECORD = "code.json"
 @ci_files.also_of_a_failure("code")
 def main() -> int:
     """Write models/code/: a link for each source file, and code.json with packages and digests."""
-    from gate.model.code import modules_of
+    from gate.model.loading import modules_of
     from pipelines.model import build
 
     params = ModelParams.load()
@@ -44,7 +44,7 @@ def main() -> int:
     print(f"{paths.CODE}: {_counted(code)}")
     for name, reason in code.unread.items():
         print(f"  not read, so a change of it is not noticed: {name}: {reason}")
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def refresh(folder: Path = paths.CODE) -> None:

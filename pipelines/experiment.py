@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gate.registry.mlflow import experiment as mlflow_experiment
+from gate.mlflow_client import registry
 from pipelines import paths
 
 if TYPE_CHECKING:
@@ -23,4 +23,4 @@ def experiment_id(client: MlflowClient, name: str, *, local: bool) -> str:
         return str(client.get_experiment(given).experiment_id)
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
     artifacts = paths.project_root() / "mlartifacts" if local else None
-    return mlflow_experiment.experiment_id(client, name, artifacts=artifacts)
+    return registry.experiment_id(client, name, artifacts=artifacts)

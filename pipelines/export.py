@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import DataError, EvidenceError, ExportRefused
-from gate.model.code import code_of
+from gate.model.loading import collect_code
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
@@ -45,7 +45,7 @@ def main() -> int:
         images = np.load(paths.EVAL_IMAGES, mmap_mode="r")
         name = settings.input_names[0] if settings.input_names else _INPUT
         example = {name: np.array(images[: settings.batch_size + 2])}
-        code = code_of(model, factory=model_params.name, chain=release.chain or "")
+        code = collect_code(model, factory=model_params.name, chain=release.chain or "")
         source = _source(model_params, checkpoint).model_copy(update={"code": code})
         training = known_run("train")
         write = export_release if release.parts else export_file
@@ -60,7 +60,7 @@ def main() -> int:
                 pages.write_refused_export(page, str(refused))
                 ci_files.refused("export", str(refused))
                 print(f"refused: {refused}")
-                return Status.REJECTED
+                return ExitCode.REJECTED
         started = {"train_run": training.run_id if training else None}
         report = written.report.model_copy(update=started)
         report.save(paths.EXPORT_REPORT)
@@ -68,7 +68,7 @@ def main() -> int:
         if written.log.strip():
             page.text(written.log, "export.log")
     _tell(release.path, report)
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def _source(params: ModelParams, checkpoint: Digest) -> Source:

@@ -9,11 +9,10 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.export.export import export_model, log_of
-from gate.export.self_check import self_check
+from gate.export.export import export_model, log_of, self_check
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
-from gate.storage import atomic
+from gate.records.export import ExportSettings
+from gate.storage import files
 from pipelines.export_report import ExportReport, WrittenExport
 from pipelines.params import ReleaseParams
 
@@ -38,7 +37,7 @@ def export_file(
         self_check=self_check(model, exported, example),
         train_run=None,
     )
-    with atomic.replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         staged.replace(temporary)
     kept = log_of(path)
     if settings.verbose:

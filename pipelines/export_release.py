@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import GateError
-from gate.export.export import export_model
-from gate.export.self_check import self_check
-from gate.onnxfile.foreign import release_within
-from gate.onnxfile.release_file import PartEntry, references_of, release_text
-from gate.parts.calls import Calls
-from gate.parts.chain import ChainedModel
+from gate.export.export import export_model, self_check
+from gate.multi_file.chain_model import CallRecorder, ChainModel
+from gate.onnx_file.release_file import PartEntry, references_of, release_text
+from gate.onnx_file.sandboxed_reading import release_within
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
-from gate.storage import atomic
+from gate.records.export import ExportSettings
+from gate.storage import files
 from pipelines.export_report import ExportReport, PartReport, WrittenExport
 from pipelines.params import ReleaseParams
 
@@ -40,13 +38,13 @@ def export_release(
     staged = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    chain = ChainedModel.of(
+    chain = ChainModel.of(
         model,
         chain=str(params.chain),
         references=references_of(params.parts),
         inputs=tuple(example),
     )
-    calls = Calls()
+    calls = CallRecorder()
     calls.record(chain, example)
     parts, logs = {}, []
     for name, part in params.parts.items():
@@ -68,7 +66,7 @@ def export_release(
         name: PartEntry(file=_file(name), reference=part.reference)
         for name, part in params.parts.items()
     }
-    atomic.write_text(file, release_text(str(params.chain), entries))
+    files.write_text(file, release_text(str(params.chain), entries))
     subject = release_within(file, None).subject()
     shutil.rmtree(folder, ignore_errors=True)
     staged.rename(folder)

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DataError
-from gate.preprocess.by.pillow import preprocess
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import SUFFIXES, read_picture
-from gate.preprocess.spec import PreprocessSpec
-from gate.preprocess.tensor import Pixels
-from gate.storage.pointer import missing_content
+from gate.preprocess.spec import Pixels, PreprocessSpec
+from gate.storage.untrusted_files import detect_pointer_file
 from pipelines.params import PrepareParams
 
 
@@ -47,7 +46,7 @@ def open_source(params: PrepareParams) -> Source:
 
 def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
     """The spec's tensor of uint8 RGB (height, width, 3) by Pillow: float32 (3, height, width)."""
-    return preprocess(pixels, spec).astype(np.float32, copy=False)
+    return pillow_preprocess(pixels, spec).astype(np.float32, copy=False)
 
 
 def _digits(params: PrepareParams) -> Source:
@@ -145,7 +144,7 @@ def _rgb(pixels: Pixels) -> Pixels:
 
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:
     expected = "expected a .npz file with the arrays 'images' and 'labels'"
-    if (pointer := missing_content(path)) is not None:
+    if (pointer := detect_pointer_file(path)) is not None:
         raise DataError(pointer)
     try:
         # An own handle: numpy leaks its own where the archive is torn.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gate.ledger.ledger import Ledger
-from gate.ledger.opening import FILE_NAME, believe, require_writable
+from gate.ledger.ledger import FILE_NAME, Ledger, require_writable, verify_writer
 from pipelines import paths, signing
 
 
@@ -15,7 +14,7 @@ def project_ledger(*, is_written: bool) -> Ledger:
     """
     keys = signing.local_keys()
     key = keys.signing_key()
-    ledger = believe(Ledger(paths.database(), key=key if is_written else None), keys)
+    ledger = verify_writer(Ledger(paths.database(), key=key if is_written else None), keys)
     ledger.key = key
     if is_written:
         require_writable(ledger, places=[paths.state() / FILE_NAME])

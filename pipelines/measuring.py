@@ -6,24 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gate.commands.progress import bar
+from gate.api import collect_evidence, parity_of_preprocessing
+from gate.commands.progress import progress_bar
+from gate.data.array_files import open_labels
+from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError
-from gate.front_door import Reference, evidence_on, parity_of_preprocessing
-from gate.golden.folder import GOLDEN_JSON
-from gate.golden.pictures import add_pictures
-from gate.golden.record import Golden
-from gate.model.code import code_of
-from gate.parity import thumbnails
-from gate.parity.arrays.samples import Samples, open_labels
-from gate.parity.case import Case
-from gate.parity.golden import SAMPLES, write_golden_of
-from gate.parity.statistics.table import SampleTable
-from gate.parity.workload import SamplesOrigin, Workload
+from gate.golden.folder import GOLDEN_JSON, add_pictures
+from gate.golden.manifest import GoldenManifest
+from gate.measure import artifacts
+from gate.measure.artifacts import SAMPLES, write_golden_of
+from gate.measure.job import EvaluationData, MeasurementJob, Reference, SamplesOrigin
+from gate.model.loading import collect_code
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence, ExportRecord, Source
 from gate.records.preprocessing import PreprocessingParity
-from gate.storage import atomic
+from gate.statistics.sample_table import SampleTable
+from gate.storage import files
 from gate.storage.digest import Digest
 from pipelines import paths
 from pipelines.model import trained
@@ -33,7 +32,7 @@ from pipelines.shares import shared_out
 
 def measured(
     onnx: Path, policy: Policy, *, source: Source, title: str
-) -> tuple[Evidence, Case, SampleTable]:
+) -> tuple[Evidence, MeasurementJob, SampleTable]:
     """The evidence on `onnx` over the evaluation samples, with a progress bar, what it was measured
     on, and one row a sample. How the file was made is not in it yet: `with_records`.
 
@@ -42,18 +41,18 @@ def measured(
     """
     params = ModelParams.load()
     model, checkpoint = trained(params)
-    code = code_of(model, factory=params.name)
+    code = collect_code(model, factory=params.name)
     used = source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code})
-    samples = Samples.open(paths.EVAL_IMAGES)
+    samples = SampleSet.open(paths.EVAL_IMAGES)
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
     )
     origin = SamplesOrigin(str(paths.EVAL_IMAGES), None if labels is None else paths.EVAL_LABELS)
-    workload = Workload(
+    workload = EvaluationData(
         samples, labels, source.labels_sha256, ParityParams.load().batch_size, origin=origin
     )
-    with shared_out(onnx, workload, policy) as shared, bar(title) as progress:
-        return evidence_on(
+    with shared_out(onnx, workload, policy) as shared, progress_bar(title) as progress:
+        return collect_evidence(
             onnx,
             reference=Reference(model, used),
             workload=shared,
@@ -90,21 +89,21 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
         return None
 
 
-def write_samples(case: Case, evidence: Evidence, table: SampleTable) -> None:
+def write_samples(case: MeasurementJob, evidence: Evidence, table: SampleTable) -> None:
     """Every sample as a row, and the worst ones as pictures; the reason alone where there are none,
     because DVC brings back no empty folder."""
     table.save(paths.SAMPLES)
     spec = PreprocessSpec.load(paths.PREPROCESSING)
-    pictures = thumbnails.thumbnails(case.samples, evidence, spec)
-    thumbnails.save(paths.WORST_PICTURES, pictures)
+    pictures = artifacts.thumbnails(case.samples, evidence, spec)
+    artifacts.save(paths.WORST_PICTURES, pictures)
     none = paths.WORST_PICTURES / "none.txt"
     if pictures:
         none.unlink(missing_ok=True)
     else:
-        atomic.write_text(none, "no sample differs, or the input of the model is no picture\n")
+        files.write_text(none, "no sample differs, or the input of the model is no picture\n")
 
 
-def write_golden(folder: Path, case: Case, evidence: Evidence) -> Digest | None:
+def write_golden(folder: Path, case: MeasurementJob, evidence: Evidence) -> Digest | None:
     """What a consumer of the file will compare with; gives the digest of golden.json, from memory.
     The reason alone where there can be none.
 
@@ -118,7 +117,7 @@ def write_golden(folder: Path, case: Case, evidence: Evidence) -> Digest | None:
     try:
         golden = write_golden_of(
             folder,
-            replace(case, samples=case.samples.pick(places)) if kept else case,
+            replace(case, samples=case.samples.take(places)) if kept else case,
             evidence=evidence,
         )
         if kept:
@@ -126,12 +125,12 @@ def write_golden(folder: Path, case: Case, evidence: Evidence) -> Digest | None:
             golden = add_pictures(folder, spec, pictures, sha256=sha256)
     except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
-        atomic.write_text(unmade, f"{error}\n")
+        files.write_text(unmade, f"{error}\n")
         print(f"no golden vectors: {error}")
         return None
     unmade.unlink(missing_ok=True)
     return _digest(golden)
 
 
-def _digest(golden: Golden) -> Digest:
+def _digest(golden: GoldenManifest) -> Digest:
     return Digest.of_bytes(golden.file_bytes())

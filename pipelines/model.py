@@ -33,7 +33,7 @@ def build(params: ModelParams) -> nn.Module:
 
 def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
     """The model with the checkpoint of the stage `train`, in eval mode; and that file's digest."""
-    from gate.model.loading import load_checkpoint
+    from gate.model.checkpoint import load_checkpoint
 
     model = build(params)
     model.eval()  # not chained: a model's own train() may return nothing

@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from gate.mlflow_client.log_evaluation import metrics_from_evidence
 from gate.records.evidence import Evidence
 from gate.records.runtime import CPU_PROVIDER, traits_of
-from gate.tracking.numbers import of_evidence
 
 _WORST: Mapping[str, Callable[[Iterable[float]], float]] = {
     "accuracy_candidate": min,
@@ -30,7 +30,7 @@ def headlines(evidence: Evidence) -> dict[str, float | str]:
     No latency: it is another one on every machine and day.
     """
     found: dict[str, list[float]] = {}
-    for place, value in of_evidence(evidence):
+    for place, value in metrics_from_evidence(evidence):
         runtime, *_, name = place.split("/")
         on_cpu = traits_of(runtime).provider == CPU_PROVIDER
         if name in _WORST and on_cpu and "/probes/" not in place:

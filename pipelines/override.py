@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gate.errors import PolicyError
-from gate.storage import atomic
+from gate.storage import files
 from pipelines import paths
 from pipelines.params import check_all
 
@@ -39,7 +39,7 @@ def override(settings: Iterable[str]) -> None:
         text = exchanged(text, key, value)
     if text == before:
         return
-    with atomic.replacing(paths.PARAMS) as temporary:
+    with files.replacing(paths.PARAMS) as temporary:
         temporary.write_bytes(text.encode())
         try:
             check_all(temporary)

@@ -3,13 +3,12 @@ all of it again."""
 
 from __future__ import annotations
 
+from gate.mlflow_client import log_evaluation
+from gate.mlflow_client.runs import RunLogger, unjudged_name
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT, PLOTS, SAMPLES
-from gate.story.judgement import Judgement
-from gate.tracking import record
-from gate.tracking.names import unjudged_name
-from gate.tracking.page import RunPage
+from gate.records.layout import EVIDENCE, EVIDENCE_STATEMENT, PLOTS, SAMPLES
+from gate.summary.summarize import SummaryInputs
 from pipelines import paths
 from pipelines.export_report import ExportReport
 from pipelines.promotion_report import PromotionReport
@@ -17,10 +16,10 @@ from pipelines.promotion_report import PromotionReport
 _OF_PARITY = (EVIDENCE, EVIDENCE_STATEMENT, SAMPLES, PLOTS)
 
 
-def write_export(page: RunPage, report: ExportReport) -> None:
+def write_export(page: RunLogger, report: ExportReport) -> None:
     """Every export setting, the file's SHA-256 and size, the self-check, where it comes from."""
     subject = report.subject
-    record.write_export(page, subject, source=report.source, export=report.record)
+    log_evaluation.write_export(page, subject, source=report.source, export=report.record)
     for name, part in report.parts.items():
         settings = {f"export.{name}.{key}": value for key, value in part.record.settings.items()}
         page.params({f"export.{name}.strategy": part.record.strategy, **settings})
@@ -35,7 +34,7 @@ def write_export(page: RunPage, report: ExportReport) -> None:
     page.named(unjudged_name("exported", subject.sha256))
 
 
-def write_refused_export(page: RunPage, refusal: str) -> None:
+def write_refused_export(page: RunLogger, refusal: str) -> None:
     """Why there is no file. The run ends FAILED."""
     first = next(iter(refusal.splitlines()), "the exporter refused")
     page.tags({"gate.verdict": "FAIL", "gate.cause": "export", "gate.headline": first[:5000]})
@@ -44,9 +43,9 @@ def write_refused_export(page: RunPage, refusal: str) -> None:
     page.ends = "FAILED"
 
 
-def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
+def write_parity(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
     """The numbers of the evidence, the switches, the machine, and the data set."""
-    record.write_evidence(page, evidence, policy, inputs=paths.EVAL_IMAGES)
+    log_evaluation.write_evidence(page, evidence, policy, inputs=paths.EVAL_IMAGES)
     page.file(paths.EVIDENCE)
     if paths.EVIDENCE_STATEMENT.is_file():  # else the stage promote refuses what is measured
         page.file(paths.EVIDENCE_STATEMENT)
@@ -60,15 +59,15 @@ def write_parity(page: RunPage, evidence: Evidence, policy: Policy) -> None:
     page.named(unjudged_name("measured", evidence.subject.sha256))
 
 
-def write_decision(page: RunPage, judgement: Judgement) -> None:
+def write_decision(page: RunLogger, judgement: SummaryInputs) -> None:
     """The report, the verdict, and the settings that it was made by; `write_parity` has written
     the rest, or will have."""
-    record.write_report(page, paths.REPORTS, without=_OF_PARITY)
+    log_evaluation.write_report(page, paths.REPORTS, without=_OF_PARITY)
     page.file(paths.PARAMS)
-    record.write_decision(page, judgement)
+    log_evaluation.write_decision(page, judgement)
 
 
-def links(page: RunPage, report: PromotionReport | None = None) -> dict[str, str]:
+def links(page: RunLogger, report: PromotionReport | None = None) -> dict[str, str]:
     """To the run and its report, and to the version of which the report of the promotion speaks."""
     version = (report.model_name, report.version) if report and report.version else None
-    return record.links(page, version=version)
+    return log_evaluation.links(page, version=version)

@@ -1,6 +1,6 @@
 """The sections of params.yaml that belong to the pipeline, strictly typed.
 
-`gate:` is `gate.policy.policy.Policy`, `export:` is `gate.records.strategy.ExportSettings`.
+`gate:` is `gate.policy.policy.Policy`, `export:` is `gate.records.export.ExportSettings`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from gate.errors import PolicyError
-from gate.export.quantize_settings import QuantizeSettings
-from gate.onnxfile.release_file import PartName
+from gate.export.quantize import QuantizeSettings
+from gate.onnx_file.release_file import PartName
 from gate.policy.policy import Policy
-from gate.preprocess.by.pillow import lacking
+from gate.preprocess.implementations import lacking
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.strategy import ExportSettings, Labels, Names, TensorName
+from gate.records.export import ExportSettings, Labels, Names, TensorName
 from gate.storage.record import Record
 from gate.storage.yaml_section import first_problem, has_section, load_section
 from pipelines import paths

@@ -11,19 +11,17 @@ import io
 import json
 from pathlib import Path
 
-from gate.commands.status import Status
-from gate.decision.decision import decide
-from gate.front_door import explained
-from gate.parity.case import Case
-from gate.parity.statistics.table import SampleTable
+from gate.api import explain_failure
+from gate.commands.result import ExitCode
+from gate.decision.decide import decide
+from gate.measure.job import MeasurementJob
+from gate.mlflow_client.log_evaluation import of_outputs, runtime_state, switches
+from gate.mlflow_client.runs import RunLogger
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
-from gate.report import folder, localisation
-from gate.report.charts import gallery
-from gate.storage import atomic
-from gate.tracking.numbers import of_outputs
-from gate.tracking.page import RunPage
-from gate.tracking.record import runtime_state, switches
+from gate.report import folder, html_page, terminal
+from gate.statistics.sample_table import SampleTable
+from gate.storage import files
 from pipelines import ci_files, numbers, pages, paths, signing, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import (
@@ -45,7 +43,7 @@ def main() -> int:
     report = ExportReport.load(paths.EXPORT_REPORT)
     tracker = Tracker(RegistryParams.load().experiment)
 
-    def replay(page: RunPage) -> None:
+    def replay(page: RunLogger) -> None:
         pages.write_export(page, report)
 
     with tracker.shared_run(
@@ -58,7 +56,7 @@ def main() -> int:
         signing.write_measured(paths.EVIDENCE_STATEMENT, who, onnx, evidence, golden=golden)
         evidence.save(paths.EVIDENCE)
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
-        explanation = explained(case, evidence, foreseen)
+        explanation = explain_failure(case, evidence, foreseen)
         explanation.save(paths.EXPLANATION)
         write_samples(case, evidence, table)
         _write_numbers(evidence)
@@ -70,12 +68,12 @@ def main() -> int:
             for runtime in evidence.runtimes
         )
     )
-    for sentence in localisation.sentences(explanation):
+    for sentence in terminal.localisation_sentences(explanation):
         print(sentence)
-    return Status.DONE
+    return ExitCode.DONE
 
 
-def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Case, SampleTable]:
+def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, MeasurementJob, SampleTable]:
     onnx = ReleaseParams.load().path
     evidence, case, table = measured(onnx, policy, source=report.source, title="parity")
     if _is_exported(onnx, evidence.subject, report):
@@ -98,7 +96,7 @@ def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
 def _write_numbers(evidence: Evidence) -> None:
     """DVC metrics, and plots from the same numbers."""
     text_of_metrics = json.dumps(numbers.headlines(evidence), indent=2)
-    atomic.write_text(paths.PARITY_METRICS, f"{text_of_metrics}\n")
+    files.write_text(paths.PARITY_METRICS, f"{text_of_metrics}\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["runtime", "label", "mean", "max"])
@@ -106,8 +104,8 @@ def _write_numbers(evidence: Evidence) -> None:
         logits = output.classification
         for entry in logits.confidence.per_class if logits else ():
             writer.writerow([place, entry.label, entry.mean, entry.max])
-    atomic.write_text(paths.CONFIDENCE_BY_CLASS, text.getvalue())
-    folder.write_charts(paths.PLOTS, gallery.of_evidence(evidence))
+    files.write_text(paths.CONFIDENCE_BY_CLASS, text.getvalue())
+    folder.write_charts(paths.PLOTS, html_page.of_evidence(evidence))
 
 
 if __name__ == "__main__":

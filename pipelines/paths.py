@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gate.records import names
+from gate.records import layout
 
 PARAMS = Path("params.yaml")
 
@@ -31,20 +31,20 @@ TRAIN_CURVES = REPORTS / "train.csv"
 EXPORT_REPORT = REPORTS / "export.json"
 PLAN = REPORTS / "plan.json"
 TWIN_PLAN = REPORTS / "twin-plan.json"
-EVIDENCE = REPORTS / names.EVIDENCE
-EVIDENCE_STATEMENT = REPORTS / names.EVIDENCE_STATEMENT
-SAMPLES = REPORTS / names.SAMPLES
-WORST_PICTURES = REPORTS / names.PICTURES
-EXPLANATION = REPORTS / names.EXPLANATION
-GOLDEN = REPORTS / names.GOLDEN
+EVIDENCE = REPORTS / layout.EVIDENCE
+EVIDENCE_STATEMENT = REPORTS / layout.EVIDENCE_STATEMENT
+SAMPLES = REPORTS / layout.SAMPLES
+WORST_PICTURES = REPORTS / layout.PICTURES
+EXPLANATION = REPORTS / layout.EXPLANATION
+GOLDEN = REPORTS / layout.GOLDEN
 PARITY_METRICS = REPORTS / "parity.json"
-PLOTS = REPORTS / names.PLOTS
+PLOTS = REPORTS / layout.PLOTS
 CONFIDENCE_BY_CLASS = REPORTS / "confidence_by_class.csv"
-DECISION = REPORTS / names.DECISION
-DECISION_STATEMENT = REPORTS / names.DECISION_STATEMENT
-CHANGE = REPORTS / names.CHANGE
+DECISION = REPORTS / layout.DECISION
+DECISION_STATEMENT = REPORTS / layout.DECISION_STATEMENT
+CHANGE = REPORTS / layout.CHANGE
 PROMOTION = REPORTS / "promotion.json"
-PAGE = REPORTS / names.PAGE
+PAGE = REPORTS / layout.PAGE
 SUMMARY = REPORTS / "summary.md"
 JUNIT = REPORTS / "junit.xml"
 OPENMETRICS = REPORTS / "metrics.txt"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gate.commands.status import Status
-from gate.policy.measured import measured_part
+from gate.commands.result import ExitCode
 from gate.policy.policy import Policy
-from gate.storage import atomic
+from gate.storage import files
 from pipelines import ci_files, paths, stage
+from pipelines.measured import measured_part
 from pipelines.params import load_policy
 
 
@@ -23,12 +23,12 @@ def main() -> int:
     policy = load_policy()
     _write(paths.PLAN, policy)
     _write(paths.TWIN_PLAN, policy.twin)
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def _write(path: Path, policy: Policy | None) -> None:
     part = None if policy is None else measured_part(policy)
-    atomic.write_text(path, json.dumps(part, indent=2, sort_keys=True) + "\n")
+    files.write_text(path, json.dumps(part, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from gate.commands.progress import bar
-from gate.commands.status import Status
+from gate.commands.progress import progress_bar
+from gate.commands.result import ExitCode
 from gate.errors import DataError
-from gate.storage import atomic
+from gate.storage import files as atomic
 from gate.storage.digest import Digest
 from pipelines import ci_files, paths, stage
 from pipelines.images import Source, open_source
@@ -30,7 +30,7 @@ def main() -> int:
     source = open_source(params)
     train, evaluation = split(source.labels, share=params.eval_share, seed=params.seed)
     require_fit(source, len(evaluation), share=params.eval_share)
-    with bar("prepare", total=len(source.labels)) as progress:
+    with progress_bar("prepare", total=len(source.labels)) as progress:
         for indices, images, labels in (
             (train, paths.TRAIN_IMAGES, paths.TRAIN_LABELS),
             (evaluation, paths.EVAL_IMAGES, paths.EVAL_LABELS),
@@ -46,7 +46,7 @@ def main() -> int:
         f"{source.description}: {len(train)} training and {len(evaluation)} evaluation samples "
         f"of {len(source.classes)} classes in {paths.DATA}/"
     )
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def split(

@@ -6,33 +6,31 @@ import os
 import sys
 from pathlib import Path
 
-from gate.commands.handing_in import is_handed_in
-from gate.commands.outcome import console
-from gate.commands.status import Status
-from gate.decision.decision import Decision, decide
+from gate.commands.promote import is_handed_in
+from gate.commands.result import ExitCode, console
+from gate.decision.decide import Decision, decide
 from gate.golden.tolerance import refit
 from gate.ledger.entry import now
+from gate.mlflow_client.log_evaluation import write_promotion, write_twin
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.mlflow_client.runs import RunLogger, cut
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation
-from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.page.status_line import BODY_LIMIT
-from gate.registry.promotion import Release
+from gate.records.localization import Explanation
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import EvaluatedFile, GoldenFolder, Release
+from gate.registry.version_page import BODY_LIMIT
 from gate.report import markdown
 from gate.report.folder import pictures
-from gate.report.page import page as page_of
-from gate.report.report import Report
-from gate.report.terminal import print_story
-from gate.storage import atomic
-from gate.storage.temporary import temporary_folder
-from gate.story.change import change_of
-from gate.story.judgement import Judgement
-from gate.story.story import Step, Story
-from gate.story.wording import printable
-from gate.tracking.page import RunPage, cut
-from gate.tracking.record import write_promotion, write_twin
+from gate.report.html_page import Report
+from gate.report.html_page import render_page as page_of
+from gate.report.terminal import print_summary
+from gate.storage import files
+from gate.storage.files import temporary_folder
+from gate.storage.safe_text import make_printable
+from gate.summary.champion_changes import compare_with_champion
+from gate.summary.summarize import SummaryInputs
+from gate.summary.summary import Step, Summary
 from pipelines import ci_files, pages, paths, stage
 from pipelines.beside import champion_beside
 from pipelines.export_report import ExportReport
@@ -62,11 +60,11 @@ def main() -> int:
     champion = champion_beside(model, policy, evidence)
     decision = decide(policy, evidence, incumbent=champion.compared_by(policy), decided_at=now())
     decision.save(paths.DECISION)
-    change = change_of(decision, evidence, champion)
+    change = compare_with_champion(decision, evidence, champion)
     change.save(paths.CHANGE)
     explanation = Explanation() if decision.passed else Explanation.load(paths.EXPLANATION)
 
-    def replay(page: RunPage) -> None:
+    def replay(page: RunLogger) -> None:
         pages.write_export(page, export)
         pages.write_parity(page, evidence, policy)
 
@@ -84,7 +82,7 @@ def main() -> int:
             trend=champion.trend,
         )
         verdict = SignedVerdict.of(release, policy, model)
-        judgement = Judgement(
+        judgement = SummaryInputs(
             decision=decision,
             evidence=evidence,
             policy=policy,
@@ -102,7 +100,7 @@ def main() -> int:
             explanation=explanation,
             pictures=pictures(paths.REPORTS),
         )
-        atomic.write_text(paths.PAGE, page_of(drawn))
+        files.write_text(paths.PAGE, page_of(drawn))
         with tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page:
             pages.write_decision(page, judgement)
             for chart in drawn.charts:
@@ -110,7 +108,7 @@ def main() -> int:
             if twin is not None:
                 write_twin(page, twin, exact=decision)
             beside = "" if twin is None else markdown.describe_twin(twin.story)
-            described = markdown.describe(judgement.story, pages.links(page))
+            described = markdown.summary_markdown(judgement.story, pages.links(page))
             promotion = verdict.promote(
                 run_id=page.run_id,
                 description=cut(described, BODY_LIMIT - len(beside)) + beside,
@@ -127,7 +125,7 @@ def main() -> int:
                 experiment_id=page.experiment_id,
                 signed_by=verdict.word,
             )
-            note = markdown.describe(judgement.story, pages.links(page, report)) + beside
+            note = markdown.summary_markdown(judgement.story, pages.links(page, report)) + beside
             note = f"{note}\n{report.sentence()}\n"
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)
@@ -137,15 +135,15 @@ def main() -> int:
         _tell_twin(twin.decision)
     # An experiment is there to be compared, whatever came out; what is not signed can't be.
     if "DVC_EXP_NAME" in os.environ and verdict.refusal is None:
-        return Status.DONE
-    return Status.of_promotion(report.outcome, report.verdict.value)
+        return ExitCode.DONE
+    return ExitCode.of_promotion(report.outcome, report.verdict.value)
 
 
-def _judged(twin: Judged | None, policy: Policy | None) -> Judgement | None:
+def _judged(twin: EvaluatedFile | None, policy: Policy | None) -> SummaryInputs | None:
     """The verdict on the quantized twin, by the twin's own policy."""
     if twin is None or policy is None:
         return None
-    return Judgement(decision=twin.decision, evidence=twin.evidence, policy=policy)
+    return SummaryInputs(decision=twin.decision, evidence=twin.evidence, policy=policy)
 
 
 def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
@@ -163,18 +161,18 @@ def _steps(decision: Decision) -> tuple[Step, ...]:
     return (look, Step(label="Judge it again, when the cause is mended", command="make repro"))
 
 
-def _tell(story: Story, report: PromotionReport) -> None:
-    print_story(story, console(sys.stdout))
+def _tell(story: Summary, report: PromotionReport) -> None:
+    print_summary(story, console(sys.stdout))
     print(report.sentence())
     if report.signed_by is not None:
-        print(f"Whose word: {printable(report.signed_by)}")
+        print(f"Whose word: {make_printable(report.signed_by)}")
     print("Where to look: make ui")
 
 
 def _tell_twin(decision: Decision) -> None:
     print(f"Quantized twin: {decision.verdict}, {decision.subject_sha256}")
     for check in decision.problems:
-        print("  " + printable(f"{check.verdict} {check.title}: {check.explanation}"))
+        print("  " + make_printable(f"{check.verdict} {check.title}: {check.explanation}"))
 
 
 if __name__ == "__main__":

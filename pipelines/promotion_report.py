@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gate.decision.checks import Verdict
+from gate.decision.check_result import Verdict
 from gate.registry.release import Outcome
-from gate.storage.record import Record, Sha256, later
+from gate.storage.record import Record, Sha256, added_field
 
 
 class PromotionReport(Record):
@@ -22,7 +22,7 @@ class PromotionReport(Record):
     sha256: Sha256
     run_id: str
     experiment_id: str
-    signed_by: str | None = later(None)
+    signed_by: str | None = added_field(None)
     """Who signed the verdict, and of the project's own key what that is worth; None: nobody did."""
 
     @property

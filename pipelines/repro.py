@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import EvidenceError, RegistryError
 from pipelines import code, paths, signing, stage
 from pipelines.override import override
@@ -44,19 +44,19 @@ def main() -> int:
         code_of_dvc = _dvc(["repro", *([arguments.target] if arguments.target else [])], ran)
     if code_of_dvc == 0:
         print(_closing(ran), flush=True)
-        return Status.DONE
+        return ExitCode.DONE
     report = last_promotion()
     if report is not None and "promote" in ran.codes and report.outcome == "refused":
         print(_closing(ran), flush=True)
-        return Status.of_promotion(report.outcome, report.verdict.value)
+        return ExitCode.of_promotion(report.outcome, report.verdict.value)
     failed = ran.failed
-    if failed is not None and ran.codes[failed] == Status.REJECTED:
+    if failed is not None and ran.codes[failed] == ExitCode.REJECTED:
         print(
             f"Rejected: the stage '{failed}' refused, see above. Nothing was promoted, the "
             "champion is as it was.",
             file=sys.stderr,
         )
-        return Status.REJECTED
+        return ExitCode.REJECTED
     which = f"the stage '{failed}'" if failed else "a stage"
     print(
         f"Not judged: {which} failed, see its error "
@@ -64,7 +64,7 @@ def main() -> int:
         "again: finished stages are not repeated.",
         file=sys.stderr,
     )
-    return Status.NOT_JUDGED
+    return ExitCode.NOT_JUDGED
 
 
 def promotion_is_due() -> str | None:
@@ -79,10 +79,11 @@ def promotion_is_due() -> str | None:
         return "the last decision was made in an experiment, which never promotes"
     if report.version is None or report.outcome == "refused":
         return None
-    from gate.registry.mlflow.registry import MlflowRegistry, preflight
+    from gate.mlflow_client.connection import check_server
+    from gate.mlflow_client.registry import MlflowRegistry
 
     uri = tracking_uri()
-    preflight(uri)
+    check_server(uri)
     registry = MlflowRegistry(uri)
     try:
         registry.version(report.model_name, report.version)

@@ -14,12 +14,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 
 from gate.errors import EvidenceError
-from gate.registry.mlflow.preflight import preflight
-from gate.storage.redaction import redacted
-from gate.tracking.calling import calling
-from gate.tracking.page import RunPage, RunStatus, written
-from gate.tracking.runs import RunReference
-from gate.tracking.views import offer_views
+from gate.mlflow_client.connection import calling, check_server
+from gate.mlflow_client.runs import RunLogger, RunReference, RunStatus, written
+from gate.storage.safe_text import redacted
 from pipelines import paths
 from pipelines.experiment import experiment_id
 from pipelines.run_watch import RunWatch
@@ -43,7 +40,7 @@ class Tracker:
 
     def __init__(self, experiment: str) -> None:
         self.uri = tracking_uri()
-        preflight(self.uri)
+        check_server(self.uri)
         from mlflow import MlflowClient
 
         self.client = MlflowClient(self.uri, self.uri)
@@ -57,10 +54,9 @@ class Tracker:
                 if self.parent
                 else experiment_id(self.client, experiment, local=self.uri.startswith("sqlite:"))
             )
-        offer_views(self.client, self.uri, experiment_id=self.experiment_id)
 
     @contextlib.contextmanager
-    def new_run(self, stage: str) -> Iterator[RunPage]:
+    def new_run(self, stage: str) -> Iterator[RunLogger]:
         """Open a new run for `stage` and end it, whatever happens."""
         with self._writing(self._create(stage), stage) as page:
             yield page
@@ -72,8 +68,8 @@ class Tracker:
         *,
         earlier: str,
         settings: Mapping[str, object],
-        replay: Callable[[RunPage], None],
-    ) -> Iterator[RunPage]:
+        replay: Callable[[RunLogger], None],
+    ) -> Iterator[RunLogger]:
         """Go on in the run of the stage `earlier`.
 
         It is replaced by a new run, on which `replay` writes what the earlier stages had
@@ -113,12 +109,12 @@ class Tracker:
         return None
 
     @contextlib.contextmanager
-    def _writing(self, run_id: str, stage: str) -> Iterator[RunPage]:
+    def _writing(self, run_id: str, stage: str) -> Iterator[RunLogger]:
         """Mark the run RUNNING while the stage writes; remember it in `reports/runs/`."""
         status: RunStatus = "FAILED"
         with self._watch.alive(run_id):
             try:
-                page = RunPage(self.client, self.uri, run_id, self.experiment_id)
+                page = RunLogger(self.client, self.uri, run_id, self.experiment_id)
                 with calling(self.uri, "go on in a run"):
                     self.client.update_run(run_id, status="RUNNING")
                 page.tags({STAGE_TAG + stage: "started"})

@@ -7,12 +7,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.local import TRUST_VARIABLE
-from gate.attestation.trust_file import EditedTrust, KeyTerms
-from gate.storage.atomic import write_text
-from gate.storage.temporary import temporary_folder
+from gate.signing.keys import SigningKey
+from gate.signing.local_keys import TRUST_VARIABLE
+from gate.storage.files import temporary_folder, write_text
 from pipelines import paths, signing
+from pipelines.trust_file import EditedTrust, KeyTerms
 
 _HEAD = """\
 # Whose signatures count for the service of make stack, which reads this file anew at each look.

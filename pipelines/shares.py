@@ -6,14 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.front_door import Reference
-from gate.onnxfile.release_file import is_release
-from gate.parity.workload import Workload
+from gate.distributed.cluster_early import EarlyActors
+from gate.distributed.worker_pool import CheckedFile, Cluster, worth_a_trial
+from gate.measure.job import EvaluationData, Reference
+from gate.onnx_file.release_file import is_release_file
 from gate.policy.policy import Policy
-from gate.scale.cluster.early import EarlyActors
-from gate.scale.cluster.session import Cluster
-from gate.scale.crew import CheckedFile
-from gate.scale.jobs import worth_a_trial
 from pipelines.params import ParityParams
 
 _REFERENCE = "pipelines.model:reference"
@@ -21,13 +18,13 @@ _REFERENCE = "pipelines.model:reference"
 
 
 @contextlib.contextmanager
-def shared_out(onnx: Path, workload: Workload, policy: Policy) -> Iterator[Workload]:
+def shared_out(onnx: Path, workload: EvaluationData, policy: Policy) -> Iterator[EvaluationData]:
     """The workload with its crew, if it has one: `parity.engine` and `parity.jobs`.
 
     Raises PolicyError where several are asked for and can't be, and what opening the files raises.
     """
     params = ParityParams.load()
-    few = is_release(onnx) or not worth_a_trial(workload.samples, workload.batch_size)
+    few = is_release_file(onnx) or not worth_a_trial(workload.samples, workload.batch_size)
     if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
         yield workload  # nobody builds the model again
         return
@@ -40,5 +37,5 @@ def shared_out(onnx: Path, workload: Workload, policy: Policy) -> Iterator[Workl
         yield held.enter_context(crew)
 
 
-def _checked(onnx: Path, workload: Workload, policy: Policy) -> CheckedFile:
-    return CheckedFile(onnx, Reference.load(_REFERENCE), workload, policy)
+def _checked(onnx: Path, workload: EvaluationData, policy: Policy) -> CheckedFile:
+    return CheckedFile(onnx, Reference.from_factory(_REFERENCE), workload, policy)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gate.attestation.resource import resource_of
-from gate.attestation.trust import Trust
-from gate.commands.handing_in import hand_over, is_handed_in, refused
+from gate.commands.promote import hand_over, is_handed_in, refused
 from gate.errors import Untrusted
-from gate.ledger.addresses import plain
+from gate.ledger.entry import plain
 from gate.policy.policy import Policy
-from gate.registry.promotion import Promotion, Release
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.signatures import MeasuredFile, VerdictSigning
-from gate.storage import atomic
+from gate.registry.release import PromotionResult, Release
+from gate.registry.verify_release import MeasuredFile, VerdictSigning
+from gate.signing.subjects import resource_uri
+from gate.signing.trust import Trust
+from gate.storage import files
 from pipelines import paths, signing, twin_files
 
 
@@ -39,7 +39,7 @@ class SignedVerdict:
         StorageError."""
         local, who = signing.local_keys(), signing.signatory()
         trust = local.trust()
-        resource = resource_of(plain(model.registry.identity), model.name)
+        resource = resource_uri(plain(model.registry.identity), model.name)
         paths.DECISION_STATEMENT.unlink(missing_ok=True)
         try:
             signed = VerdictSigning(who, trust, resource).sign(
@@ -57,14 +57,14 @@ class SignedVerdict:
         except Untrusted as error:
             return cls(model, release, policy, trust, refusal=str(error))
         assert signed.statements is not None  # by sign
-        atomic.write_bytes(paths.DECISION_STATEMENT, signed.statements.decision.data)
+        files.write_bytes(paths.DECISION_STATEMENT, signed.statements.decision.data)
         key = who.key.public
         word = local.word_of(key) if local.is_own(key) else f"signed by {key.label}"
         return cls(model, signed, policy, trust, signed_by=key.label, word=word)
 
-    def promote(self, *, run_id: str, description: str) -> Promotion:
+    def promote(self, *, run_id: str, description: str) -> PromotionResult:
         """Put it into service, hand it in, or refuse it, as the policy says. Raises as
-        `gate.commands.handing_in.hand_over`."""
+        `gate.commands.promote.hand_over`."""
         release = replace(self.release, run_id=run_id, description=description)
         handing_in = is_handed_in(self.policy, None)
         if self.refusal is not None:

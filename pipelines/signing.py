@@ -8,18 +8,17 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from gate.attestation.code_version import code_version
-from gate.attestation.envelope import ENVELOPE_LIMIT, SignedStatement
-from gate.attestation.local import LocalKeys
-from gate.attestation.statements import Signatory, verify_measurement
-from gate.attestation.subjects import subjects_of
 from gate.errors import DigestMismatch, EvidenceError, Untrusted
 from gate.records.evidence import Evidence
-from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
-from gate.registry.records import RECORDS
-from gate.storage import atomic
+from gate.records.layout import EVIDENCE, EVIDENCE_STATEMENT, RECORDS
+from gate.signing.local_keys import LocalKeys
+from gate.signing.predicates import code_version
+from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
+from gate.signing.subjects import statement_subjects
+from gate.signing.verification import Signatory, verify_measurement
+from gate.storage import files
 from gate.storage.digest import Digest
-from gate.storage.foreign import read_foreign
+from gate.storage.untrusted_files import read_untrusted
 from pipelines import paths
 
 MEASURED = {
@@ -47,14 +46,14 @@ def write_measured(
 
     Raises KeyUnusable; DigestMismatch where the file is another by now; StorageError.
     """
-    subjects = subjects_of(onnx, evidence, golden=golden)
-    atomic.write_bytes(path, who.measured(evidence, subjects).data)
+    subjects = statement_subjects(onnx, evidence, golden=golden)
+    files.write_bytes(path, who.measured(evidence, subjects).data)
 
 
 def measured_statement(path: Path) -> SignedStatement:
     """What a stage signed when it measured. Raises Untrusted, StorageError."""
     try:
-        data = read_foreign(path, limit=ENVELOPE_LIMIT)
+        data = read_untrusted(path, limit=ENVELOPE_LIMIT)
     except (EvidenceError, DigestMismatch) as error:
         raise Untrusted(f"what was measured is not signed: {error} Run make repro.") from error
     return SignedStatement.of(data, what=str(path))

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import psutil
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable
+from gate.mlflow_client.connection import quiet_process
 from gate.policy.policy import Policy
-from gate.registry.mlflow.process import quiet_process
-from gate.storage import atomic, private
+from gate.storage import files
 from pipelines import paths, stage
 from pipelines.children import Child, alone, started
 from pipelines.params import RegistryParams
@@ -60,7 +60,7 @@ def main() -> int:
             run(*ports, model=RegistryParams.load().model_name)
     except (KeyboardInterrupt, stage.Stopped):
         print("Stopped. What was promoted and deployed is kept; make stack goes on with it.")
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def run(port: int, service_port: int, *, model: str) -> None:
@@ -126,16 +126,14 @@ def encryption_key(path: Path) -> str:
     """A Fernet key, made once, for our eyes only. Raises StorageError."""
     if not path.is_file():
         key = base64.urlsafe_b64encode(secrets.token_bytes(32))
-        atomic.write_bytes(path, key, mode=private.MODE)
-    return private.read_private(
-        path, what="key of MLflow's webhooks", missing="Fix its permissions."
-    )
+        files.write_bytes(path, key, mode=files.MODE)
+    return files.read_private(path, what="key of MLflow's webhooks", missing="Fix its permissions.")
 
 
 def told(registry: str, service: str, model: str) -> list[str]:
     """Where to look, and the way of a model, step by step."""
     page = f"{registry}/#/models/{model}"
-    tag = Policy.of_file(paths.PARAMS).review_tag
+    tag = Policy.from_file(paths.PARAMS).review_tag
     return [
         f"MLflow:   {page}",
         f"service:  {service}/readyz, {service}/metrics",

@@ -1,4 +1,4 @@
-"""Running a stage: its status is the exit code, and errors become one (`gate.commands.status`)."""
+"""Running a stage: its status is the exit code, and errors become one (`gate.commands.result`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import GateError
-from gate.storage.redaction import Redaction
+from gate.storage.safe_text import Redaction
 from pipelines.ran import note
 
 
@@ -36,7 +36,7 @@ def code_of(main: Callable[[], int]) -> int:
         _say(str(error))
     except KeyboardInterrupt:
         _say("interrupted; nothing half-written is kept. Run dvc repro to go on.")
-        return Status.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except Stopped:
         _say("stopped; nothing half-written is kept. Run dvc repro to go on.")
         return 128 + signal.SIGTERM
@@ -48,7 +48,7 @@ def code_of(main: Callable[[], int]) -> int:
         # Python's own exit code for this is 1, which means "rejected" here.
         _trace()
         _say("unexpected failure, nothing was judged.")
-    return Status.NOT_JUDGED
+    return ExitCode.NOT_JUDGED
 
 
 def _say(text: str) -> None:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from gate.commands.progress import Bar, bar
-from gate.commands.status import Status
+from gate.commands.progress import Bar, progress_bar
+from gate.commands.result import ExitCode
 from gate.errors import DataError, ModelError
-from gate.model.loading import load_checkpoint, save_checkpoint
-from gate.storage import atomic
-from gate.tracking.page import RunPage
+from gate.mlflow_client.runs import RunLogger
+from gate.model.checkpoint import load_checkpoint, save_checkpoint
+from gate.storage import files
 from pipelines import ci_files, paths, stage
 from pipelines.model import build, check_labels
 from pipelines.params import ModelParams, RegistryParams, TrainParams
@@ -73,7 +73,7 @@ def main() -> int:
             page.file(report)
     trained = f"{history[-1].eval_accuracy:.2%} on held-out samples" if history else "not trained"
     print(f"{model_params.name}, {trained}: {paths.CHECKPOINT} {digest}")
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def _be_repeatable(params: TrainParams) -> None:
@@ -83,7 +83,7 @@ def _be_repeatable(params: TrainParams) -> None:
     torch.manual_seed(params.seed)
 
 
-def _fit(model: nn.Module, params: TrainParams, page: RunPage) -> list[Epoch]:
+def _fit(model: nn.Module, params: TrainParams, page: RunLogger) -> list[Epoch]:
     train = Split(np.load(paths.TRAIN_IMAGES, mmap_mode="r"), np.load(paths.TRAIN_LABELS))
     held_out = Split(np.load(paths.EVAL_IMAGES, mmap_mode="r"), np.load(paths.EVAL_LABELS))
     _check_outputs(model, train, held_out)
@@ -95,7 +95,7 @@ def _fit(model: nn.Module, params: TrainParams, page: RunPage) -> list[Epoch]:
     # Down to zero at the end: the last steps settle, so that the result hardly depends on luck.
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params.epochs)
     history: list[Epoch] = []
-    with bar("train", total=params.epochs * batches) as progress:
+    with progress_bar("train", total=params.epochs * batches) as progress:
         for number in range(1, params.epochs + 1):
             shuffled = torch.randperm(len(train.labels), generator=shuffle)
             order = torch.split(shuffled, params.batch_size)
@@ -173,11 +173,11 @@ def _settings(params: TrainParams, model: ModelParams) -> dict[str, object]:
 
 def _write_reports(history: list[Epoch]) -> None:
     last = asdict(history[-1]) if history else {"epoch": 0}
-    atomic.write_text(paths.TRAIN_METRICS, json.dumps(last, indent=2) + "\n")
+    files.write_text(paths.TRAIN_METRICS, json.dumps(last, indent=2) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows(_rows(history))
-    atomic.write_text(paths.TRAIN_CURVES, text.getvalue())
+    files.write_text(paths.TRAIN_CURVES, text.getvalue())
 
 
 def _rows(history: list[Epoch]) -> Iterator[list[object]]:

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.policy.policy import Policy
-from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
-from gate.registry.records import RECORDS
-from gate.storage import atomic
+from gate.records.layout import EVIDENCE, EVIDENCE_STATEMENT, RECORDS
+from gate.storage import files
 from pipelines import ci_files, paths, stage
 from pipelines.params import (
     ModelParams,
@@ -26,7 +25,7 @@ from pipelines.twin_files import NAME
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gate.export.quantize_settings import QuantizeSettings
+    from gate.export.quantize import QuantizeSettings
     from gate.records.evidence import ExportRecord, Subject
     from pipelines.export_report import ExportReport
 
@@ -40,13 +39,13 @@ def main() -> int:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     if policy is None:
-        atomic.write_text(staged / "none.txt", "the policy names no twin (gate.twin)\n")
+        files.write_text(staged / "none.txt", "the policy names no twin (gate.twin)\n")
         print("twin: the policy names none (gate.twin)")
     else:
         _make(policy, staged)
     shutil.rmtree(paths.TWIN, ignore_errors=True)
     staged.rename(paths.TWIN)
-    return Status.DONE
+    return ExitCode.DONE
 
 
 class _Made(NamedTuple):
@@ -60,7 +59,7 @@ class _Made(NamedTuple):
 
 
 def _make(policy: Policy, folder: Path) -> None:
-    from gate.registry.port import GOLDEN
+    from gate.records.layout import GOLDEN
     from pipelines import signing
     from pipelines.export_report import ExportReport
     from pipelines.measuring import measured, with_records, write_golden
@@ -87,7 +86,7 @@ def _make(policy: Policy, folder: Path) -> None:
 
 
 def _of_file(onnx: Path, output: Path, settings: QuantizeSettings, *, batch_size: int) -> _Made:
-    from gate.export.quantized import quantize
+    from gate.export.quantize import quantize
 
     made = quantize(onnx, _calibration(onnx, batch_size), output, settings=settings)
     return _Made(made.path, made.subject, made.record, {})
@@ -96,12 +95,12 @@ def _of_file(onnx: Path, output: Path, settings: QuantizeSettings, *, batch_size
 def _of_release(
     path: Path, output: Path, settings: QuantizeSettings, report: ExportReport
 ) -> _Made:
-    from gate.parity.arrays.samples import Samples
-    from gate.parts.quantized import ReleaseQuantization
+    from gate.data.samples import SampleSet
+    from gate.multi_file.quantize import ReleaseQuantization
     from pipelines.model import trained
 
     model, _ = trained(ModelParams.load())
-    samples = Samples.open(paths.TRAIN_IMAGES)
+    samples = SampleSet.open(paths.TRAIN_IMAGES)
     quantization = ReleaseQuantization(model=model, samples=samples, settings=settings)
     made = quantization.write(path, output)
     same = made.of.sha256 == report.subject.sha256
@@ -112,13 +111,13 @@ def _of_release(
 
 def _calibration(onnx: Path, batch_size: int) -> Iterator[dict[str, Any]]:
     """Training images: those that it is judged on must not set its ranges."""
-    from gate.onnxfile.subject import read_subject
-    from gate.parity.arrays.binding import bind
-    from gate.parity.arrays.samples import Samples
+    from gate.data.input_binding import bind_inputs
+    from gate.data.samples import SampleSet
+    from gate.onnx_file.reading import read_subject
 
-    samples = Samples.open(paths.TRAIN_IMAGES)
+    samples = SampleSet.open(paths.TRAIN_IMAGES)
     subject = read_subject(onnx)
-    binding = bind(subject.inputs, samples.specs, count=len(samples), batch_size=batch_size)
+    binding = bind_inputs(subject.inputs, samples.specs, count=len(samples), batch_size=batch_size)
     for batch in samples.batches(binding.batch_size):
         yield binding.by_input(batch)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.golden.folder import GOLDEN_JSON
 from gate.golden.tolerance import refit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.records.names import EVIDENCE, EVIDENCE_STATEMENT
-from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.port import GOLDEN
-from gate.registry.records import RECORDS
-from gate.registry.twin import twin_file
+from gate.records.layout import EVIDENCE, EVIDENCE_STATEMENT, GOLDEN, RECORDS
+from gate.registry.release import EvaluatedFile, GoldenFolder
+from gate.registry.version_files import twin_file
 from pipelines import paths
 
 NAME = "model.onnx"
@@ -22,7 +20,7 @@ STATEMENT = paths.TWIN / RECORDS / EVIDENCE_STATEMENT
 VECTORS = paths.TWIN / GOLDEN
 
 
-def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | None:
+def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> EvaluatedFile | None:
     """Decide on the twin by the policy as it is now; its golden vectors go into `folder`.
 
     None where the policy names none. Raises EvidenceError where the stage `twin` wrote none.
@@ -34,7 +32,7 @@ def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> Judged | No
     made = decision.passed and (VECTORS / GOLDEN_JSON).exists()
     if made:
         refit(VECTORS, folder / GOLDEN, policy=policy.twin, evidence=evidence)
-    return Judged(
+    return EvaluatedFile(
         onnx_path=twin_file(paths.TWIN),
         evidence=evidence,
         decision=decision,

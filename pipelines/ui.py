@@ -14,11 +14,10 @@ from typing import NoReturn
 
 import psutil
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable
-from gate.registry.mlflow.process import quiet_process
-from gate.storage.redaction import redacted
-from gate.tracking.views import ALL, REJECTED, view_address
+from gate.mlflow_client.connection import quiet_process
+from gate.storage.safe_text import redacted
 from pipelines import paths, stage
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.run import known_run, tracking_uri
@@ -47,7 +46,7 @@ def main() -> int:
         _say_when_it_answers(port)
         _become_server(uri, port)
     print("\n".join(links(redacted(uri).rstrip("/"))))
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def _say_when_it_answers(port: int) -> None:
@@ -64,9 +63,9 @@ def _print_when_ready(port: int) -> int:
     while os.getppid() == server:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=2):
             print("\n".join(["", *shown, "Ctrl-C stops it."]), flush=True)
-            return Status.DONE
+            return ExitCode.DONE
         time.sleep(_LOOK_S)
-    return Status.NOT_JUDGED
+    return ExitCode.NOT_JUDGED
 
 
 def _become_server(uri: str, port: int) -> NoReturn:
@@ -88,25 +87,22 @@ def links(base: str) -> list[str]:
         page = f"{base}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if run else base
         return [
             f"run:     {page}",
-            *(_lists(base, run.experiment_id) if run else []),
+            *([_list(base, run.experiment_id)] if run else []),
             "version: nothing was promoted yet; make repro",
         ]
     due = promotion_is_due()
     return [
         report.sentence(),
         f"run:     {base}/{report.run_address}",
-        *_lists(base, report.experiment_id),
+        _list(base, report.experiment_id),
         f"version: {base}/{report.version_address or f'#/models/{report.model_name}'}",
         *([f"But {due}: make repro"] if due else []),
     ]
 
 
-def _lists(base: str, experiment_id: str) -> list[str]:
-    """All runs with their headlines, and the rejected ones."""
-    return [
-        f"runs:    {base}/{view_address(experiment_id, ALL)}",
-        f"refused: {base}/{view_address(experiment_id, REJECTED)}",
-    ]
+def _list(base: str, experiment_id: str) -> str:
+    """All runs."""
+    return f"runs:    {base}/#/experiments/{experiment_id}/runs"
 
 
 def require_free(port: int, *, remedy: str) -> None:

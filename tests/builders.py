@@ -4,39 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
-from gate.records.cost import Latency
-from gate.records.environment import Determinism, Environment
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
+from gate.records.champion_comparison import AnswersBeside, ChampionComparison
 from gate.records.evidence import (
     Dataset,
+    Determinism,
+    Environment,
     Evidence,
     ExportRecord,
+    Latency,
     RuntimeEvidence,
     Source,
     Subject,
     TensorSpec,
 )
-from gate.records.incumbent import AnswersBeside, Incumbent
 from gate.records.instruments import (
     GraphFinding,
     GraphReport,
     NoiseParity,
-    ProbeParity,
+    ProbeResult,
     StabilityParity,
     TraceSearch,
     WeightsReport,
     drawn_batch_sizes,
 )
-from gate.records.output_parity import (
+from gate.records.outputs import (
     Accuracy,
     ClassParity,
     Confidence,
     ConfidenceOfClass,
+    Crossing,
+    Histogram,
     OutputParity,
     RowParity,
+    SideAnswer,
+    WorstSample,
 )
 from gate.records.runtime import RUNTIMES, RuntimeName
-from gate.records.samples import Crossing, Histogram, SideAnswer, WorstSample
 from gate.storage.digest import Digest
 
 SAMPLES = 400
@@ -129,7 +134,7 @@ def stability_parity(**overrides: Any) -> StabilityParity:
     return StabilityParity(**fields | overrides)
 
 
-def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeParity:
+def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeResult:
     """A probe on which the runtime computes what the model computes."""
     fields: dict[str, Any] = {
         "name": name,
@@ -138,7 +143,7 @@ def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeParity:
         "noise_ratio": 1.2,
         "relative_diff": 3e-7,
     }
-    return ProbeParity(**fields | overrides)
+    return ProbeResult(**fields | overrides)
 
 
 def row_parity(**overrides: Any) -> RowParity:
@@ -315,7 +320,7 @@ def _looked_at(output: OutputParity) -> OutputParity:
     )
 
 
-def incumbent(**overrides: Any) -> Incumbent:
+def incumbent(**overrides: Any) -> ChampionComparison:
     """Version 3 serves, and is hardly better than `evidence()`, and as fast."""
     batch = Latency(batch_size=32, batches=13, median_ms=20.0, p95_ms=25.0)
     fields: dict[str, Any] = {
@@ -340,7 +345,7 @@ def incumbent(**overrides: Any) -> Incumbent:
         "champion_noise_ratio": 1.0,
         "noise_ratio": 1.1,
     }
-    return Incumbent(**fields | overrides)
+    return ChampionComparison(**fields | overrides)
 
 
 def with_drawn_probes(seen: Evidence) -> Evidence:

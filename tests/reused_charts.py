@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gate.report.charts import drawing
+from gate.report import chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_paint = drawing._painted
+_paint = chart._painted
 
 
 @pytest.fixture(autouse=True)
 def reused_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first chart of each name stands for all of that name."""
-    monkeypatch.setattr(drawing, "_painted", _reused)
+    monkeypatch.setattr(chart, "_painted", _reused)
 
 
 _PAINTED: dict[str, str] = {}

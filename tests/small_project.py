@@ -19,8 +19,9 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate.export.export import export_model
-from gate.model.loading import build_model, save_checkpoint
-from gate.records.strategy import ExportSettings
+from gate.model.checkpoint import save_checkpoint
+from gate.model.loading import build_model
+from gate.records.export import ExportSettings
 
 MODULE = '''
 import torch

@@ -20,13 +20,14 @@ import torch
 from PIL import Image
 from ruamel.yaml import YAML
 
-from gate.attestation.keys import SigningKey
 from gate.export.export import export_model
-from gate.model.loading import build_model, save_checkpoint
-from gate.preprocess.by.pillow import preprocess
+from gate.model.checkpoint import save_checkpoint
+from gate.model.loading import build_model
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
+from gate.signing.keys import SigningKey
 from tests.attestation import signing
 from tests.attestation.released import release
 from tests.exhaustive import exhaustive
@@ -122,8 +123,8 @@ def of_preprocessing(folder: Path) -> None:
     (folder / "photos").mkdir()
     ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
     Image.fromarray(np.stack([ramp, ramp[:, ::-1], ramp], axis=-1)).save(folder / "photos/ramp.png")
-    read = PreprocessSpec.of_file(folder / "preprocessing.yaml")
-    tensor = preprocess(read_picture(folder / "photos/ramp.png"), read)
+    read = PreprocessSpec.from_file(folder / "preprocessing.yaml")
+    tensor = pillow_preprocess(read_picture(folder / "photos/ramp.png"), read)
     np.save(folder / "phone.npy", np.asarray(tensor)[None])
 
 

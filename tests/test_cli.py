@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gate import cli
-from gate.commands.outcome import Outcome, console
-from gate.commands.status import Status
-from gate.decision.decision import Decision
+from gate.commands.result import CommandResult, ExitCode, console
+from gate.decision.decide import Decision
 from gate.errors import GateError
 from gate.records.evidence import Evidence
 from tests.exhaustive import exhaustive
@@ -116,10 +115,12 @@ class TestExitCodes:
     """The one place where outcomes become numbers."""
 
     @pytest.mark.parametrize(
-        ("status", "code"), [(Status.DONE, 0), (Status.REJECTED, 1), (Status.NOT_JUDGED, 2)]
+        ("status", "code"), [(ExitCode.DONE, 0), (ExitCode.REJECTED, 1), (ExitCode.NOT_JUDGED, 2)]
     )
-    def test_outcomes(self, monkeypatch, capsys, status: Status, code: int) -> None:
-        _replace_command(monkeypatch, lambda: Outcome(status, {"a": 1}, lambda c: c.print("told")))
+    def test_outcomes(self, monkeypatch, capsys, status: ExitCode, code: int) -> None:
+        _replace_command(
+            monkeypatch, lambda: CommandResult(status, {"a": 1}, lambda c: c.print("told"))
+        )
         assert cli.main(["doctor"]) == code
         assert capsys.readouterr().out == "told\n"
         assert cli.main(["doctor", "--json"]) == code
@@ -144,7 +145,7 @@ class TestExitCodes:
         ],
     )
     def test_errors(self, monkeypatch, capsys, error: BaseException, code: int) -> None:
-        def fail() -> Outcome:
+        def fail() -> CommandResult:
             raise error
 
         _replace_command(monkeypatch, fail)
@@ -159,7 +160,7 @@ class TestExitCodes:
         capsys.readouterr()
 
     def test_an_error_cannot_steer_the_terminal(self, monkeypatch, capsys) -> None:
-        def fail() -> Outcome:
+        def fail() -> CommandResult:
             raise GateError("the file has '\x1b[2J\udcff'\nsecond line")
 
         _replace_command(monkeypatch, fail)
@@ -200,7 +201,7 @@ class TestExitCodes:
         assert _unread(["check", *GOOD]) == (141, "")
 
     def test_debug_shows_the_traceback(self, monkeypatch, capsys) -> None:
-        def fail() -> Outcome:
+        def fail() -> CommandResult:
             raise RuntimeError("a bug")
 
         _replace_command(monkeypatch, fail)
@@ -208,7 +209,7 @@ class TestExitCodes:
         assert "Traceback" in capsys.readouterr().err
 
     def test_errors_as_json(self, monkeypatch, capsys) -> None:
-        def fail() -> Outcome:
+        def fail() -> CommandResult:
             print("a library talks")
             raise GateError("seen, expected, remedy")
 
@@ -315,7 +316,7 @@ def _without_notices(text: str) -> str:
 
 def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     from gate.commands import doctor
-    from gate.commands.outcome import machine_options
+    from gate.commands.result import machine_options
 
     monkeypatch.setattr(doctor, "command", click.command("doctor")(machine_options(call)))
 
@@ -553,9 +554,9 @@ class TestTerminal:
 import sys, time, click
 from gate import cli
 from gate.commands import doctor
-from gate.commands.outcome import Outcome
-from gate.commands.status import Status
-from gate.commands.progress import bar
+from gate.commands.result import CommandResult as Outcome
+from gate.commands.result import ExitCode as Status
+from gate.commands.progress import progress_bar as bar
 
 def show(console):
     from rich.text import Text

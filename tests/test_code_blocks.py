@@ -28,8 +28,8 @@ from gate import cli
 from gate.errors import GateError
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.strategy import ExportSettings
-from gate.story.policy_fields import fields_named, policy_fields
+from gate.records.export import ExportSettings
+from gate.summary.policy_docs import fields_named, policy_fields
 from handbook.commands import subcommands
 
 ROOT = Path(__file__).parents[1]
@@ -234,13 +234,13 @@ def check_yaml(code: str) -> None:
     if set(policy) <= places and not is_spec:
         for place in _leaves(policy, ()):
             assert fields_named(".".join(place), FIELDS), f"{'.'.join(place)} is no field"
-        _read(Policy.of_file, _within(Policy.default().to_plain(), policy))
+        _read(Policy.from_file, _within(Policy.default().to_plain(), policy))
         return
     if all(isinstance(value, dict) and "required" in value for value in shown.values()):
         check_yaml(json.dumps({"runtimes": shown}))
         return
     if is_spec:
-        _read(PreprocessSpec.of_file, shown)
+        _read(PreprocessSpec.from_file, shown)
         return
     assert set(shown) <= set(sections), "neither a policy nor params.yaml: mark it as an excerpt"
     for name, section in shown.items():

@@ -12,14 +12,13 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from gate import export_trials as trials
+from gate.commands.export_compare import Plan, compare_exports
 from gate.errors import ExportError, ModelError
-from gate.export_trials import Plan, compare
-from gate.front_door import Reference
-from gate.onnxfile.subject import read_subject
+from gate.export import export as trials
+from gate.measure.job import Reference
+from gate.onnx_file.reading import read_subject
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
-from gate.records.trials import Trial
+from gate.records.export import ExportSettings, ExportTrialRecord
 
 
 class Mean(nn.Module):
@@ -54,13 +53,13 @@ def example(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(0).normal(size=(count, 16)).astype(np.float32)}
 
 
-def by_title(found) -> dict[str, Trial]:
+def by_title(found) -> dict[str, ExportTrialRecord]:
     return {trial.title: trial for trial in found.trials}
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return compare(reference(Plain()), example(), plan=Plan(opsets=(13, 18)))
+    return compare_exports(reference(Plain()), example(), plan=Plan(opsets=(13, 18)))
 
 
 @pytest.mark.proof
@@ -95,7 +94,7 @@ def test_equal_files_are_measured_once(plain) -> None:
 
 def test_the_exporter_that_bakes_a_number_in_is_found() -> None:
     plan = Plan(strategies=("traced", "scripted"), opsets=(13,), foldings=(True,))
-    found = by_title(compare(reference(Mean()), example(), plan=plan))
+    found = by_title(compare_exports(reference(Mean()), example(), plan=plan))
     assert found["traced, opset 13, folded"].verdict == "FAIL"
     assert any(
         "TracerWarning" in w or "len" in w for w in found["traced, opset 13, folded"].warnings
@@ -119,7 +118,7 @@ def test_bits_that_an_exporter_loses_are_found(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(trials, "export_model", losing)
     plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
-    (trial,) = compare(reference(Plain()), example(), plan=plan).trials
+    (trial,) = compare_exports(reference(Plain()), example(), plan=plan).trials
     assert trial.verdict == "FAIL"
     assert all(parity.top1_agreement == 1.0 for parity in trial.parities)
 
@@ -132,7 +131,7 @@ class Unscriptable(Plain):
 
 def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
     plan = Plan(strategies=("scripted", "direct"), opsets=(13, 99), foldings=(False,))
-    found = compare(reference(Unscriptable()), example(), plan=plan)
+    found = compare_exports(reference(Unscriptable()), example(), plan=plan)
     assert {trial.verdict for trial in found.trials} == {"PASS", "not exported"}
     for trial in found.trials:
         assert (trial.failure is None) == (trial.verdict == "PASS")
@@ -144,7 +143,7 @@ def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
 def test_where_nothing_is_exported_it_is_an_error() -> None:
     plan = Plan(strategies=("scripted",), opsets=(13,))
     with pytest.raises(ExportError, match="none of 2 exports"):
-        compare(reference(Unscriptable()), example(), plan=plan)
+        compare_exports(reference(Unscriptable()), example(), plan=plan)
 
 
 class Broken(Plain):
@@ -154,13 +153,13 @@ class Broken(Plain):
 
 def test_a_model_that_can_not_be_computed_is_an_error() -> None:
     with pytest.raises((ExportError, ModelError), match="no weights here"):
-        compare(reference(Broken()), example(), plan=Plan(opsets=(13,)))
+        compare_exports(reference(Broken()), example(), plan=Plan(opsets=(13,)))
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_few_samples_become_more(count: int) -> None:
     plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
-    found = compare(reference(Plain()), example(count), plan=plan)
+    found = compare_exports(reference(Plain()), example(count), plan=plan)
     assert found.samples == max(count, 8)
     assert [trial.verdict for trial in found.trials] == ["PASS"]
 
@@ -169,7 +168,7 @@ def test_progress_and_settings() -> None:
     seen: list[tuple[int, int]] = []
     plan = Plan(strategies=("direct",), opsets=(13, 17), foldings=(True,))
     settings = ExportSettings(dynamic_batch=False, batch_size=4, output_names=("scores",))
-    found = compare(
+    found = compare_exports(
         reference(Plain()), example(), plan=plan, settings=settings,
         progress=lambda done, total, title: seen.append((done, total)),
     )  # fmt: skip

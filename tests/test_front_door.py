@@ -19,17 +19,18 @@ from PIL import Image
 from torch import nn
 
 from gate import cli
+from gate.api import check as check_
+from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
-from gate.decision.checks import Verdict
+from gate.decision.check_result import Verdict
 from gate.errors import DataError, DigestMismatch, EvidenceError, GateError, InputMismatch
-from gate.front_door import Reference, check
 from gate.golden.folder import read_golden
+from gate.measure.job import EvaluationData, Reference
 from gate.model.loading import build_model
-from gate.onnxfile.export_note import ExportNote
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
-from gate.policy.policy import IncumbentPolicy, Policy, PreprocessingPolicy
-from gate.preprocess.by.pillow import preprocess
+from gate.onnx_file.tested_file import ExportNote
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy, PreprocessingPolicy
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import Evidence, Source
@@ -47,10 +48,14 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
-    reference = Reference.load("small_models:build", checkpoint=project / "weights.safetensors")
-    workload = Workload.open(project / "images.npy", labels=project / "labels.npy", batch_size=24)
+    reference = Reference.from_factory(
+        "small_models:build", checkpoint=project / "weights.safetensors"
+    )
+    workload = EvaluationData.open(
+        project / "images.npy", labels=project / "labels.npy", batch_size=24
+    )
     seen: list[tuple[int, int]] = []
-    verdicted = check(
+    verdicted = check_(
         project / "good.onnx",
         reference=reference,
         workload=workload,
@@ -73,16 +78,19 @@ def test_columns_are_measured_like_their_arrays(project: Path) -> None:
     images, labels = (np.load(project / f"{name}.npy") for name in ("images", "labels"))
     pixels = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
     pq.write_table(pa.table({"input": pixels, "label": labels}), project / "samples.parquet")
-    reference = Reference.load("small_models:build")
+    reference = Reference.from_factory("small_models:build")
     plain, columns = (
-        check(project / "good.onnx", reference=reference, workload=workload).evidence
+        check_(project / "good.onnx", reference=reference, workload=workload).evidence
         for workload in (
-            Workload.open(project / "images.npy", labels=project / "labels.npy"),
-            Workload.open("samples.parquet"),
+            EvaluationData.open(project / "images.npy", labels=project / "labels.npy"),
+            EvaluationData.open("samples.parquet"),
         )
     )
     assert columns.dataset == plain.dataset
-    assert columns.source.labels_sha256 == Samples.of({"label": labels.astype(int)}).digest()
+    assert (
+        columns.source.labels_sha256
+        == SampleSet.from_arrays({"label": labels.astype(int)}).digest()
+    )
     for one, other in zip(plain.runtimes, columns.runtimes, strict=True):
         assert one.outputs == other.outputs
 
@@ -95,46 +103,46 @@ def test_pictures_are_made_inputs_by_the_spec_that_the_evidence_names(project: P
     )
     spec = PreprocessSpec(resize=Resize(size=(8, 8)))
     (project / "spec.json").write_text(spec.to_json())
-    workload = Workload.open("small_data:eval_set", preprocessing=project / "spec.json")
-    wanted = preprocess(np.full((12, 9, 3), (7, 14, 21), np.uint8), spec)
+    workload = EvaluationData.open("small_data:eval_set", preprocessing=project / "spec.json")
+    wanted = pillow_preprocess(np.full((12, 9, 3), (7, 14, 21), np.uint8), spec)
     np.testing.assert_array_equal(workload.samples.at([7])["input"], wanted[None])
     assert workload.labels is not None
     assert workload.labels.tolist() == [i % 5 for i in range(32)]
 
     model = project / "coloured.onnx"
-    evidence = check(
-        model, reference=Reference.load("small_models:coloured"), workload=workload
+    evidence = check_(
+        model, reference=Reference.from_factory("small_models:coloured"), workload=workload
     ).evidence
     assert evidence.source.preprocess_sha256 == spec.digest()
     (project / "other.json").write_text(PreprocessSpec.imagenet().to_json())
-    other = Reference.load("small_models:coloured", preprocessing=project / "other.json")
+    other = Reference.from_factory("small_models:coloured", preprocessing=project / "other.json")
     with pytest.raises(DataError, match="another preprocessing spec"):
-        check(model, reference=other, workload=workload)
+        check_(model, reference=other, workload=workload)
 
 
 def test_a_champion_that_can_not_be_run_stops_only_a_policy_that_asks(project: Path) -> None:
-    reference = Reference.load("small_models:build")
-    workload = Workload.open(project / "images.npy")
-    plain = check(project / "good.onnx", reference=reference, workload=workload)
+    reference = Reference.from_factory("small_models:build")
+    workload = EvaluationData.open(project / "images.npy")
+    plain = check_(project / "good.onnx", reference=reference, workload=workload)
     subject = plain.evidence.subject.model_copy(update={"sha256": Digest.of_bytes(b"another")})
     lost = Champion(
         state="proven", version="1", sha256=subject.sha256, onnx_path=project / "lost.onnx",
         evidence=plain.evidence.model_copy(update={"subject": subject}),
     )  # fmt: skip
     beside = replace(workload, against=lost)
-    verdicted = check(project / "good.onnx", reference=reference, workload=beside)
+    verdicted = check_(project / "good.onnx", reference=reference, workload=beside)
     assert verdicted.decision.passed
     assert "lost.onnx" in str(verdicted.change.absent)
-    asks = verdicted.policy.model_copy(update={"incumbent": IncumbentPolicy(min_agreement=0.9)})
+    asks = verdicted.policy.model_copy(update={"incumbent": ChampionPolicy(min_agreement=0.9)})
     with pytest.raises(GateError, match=r"lost\.onnx"):
-        check(project / "good.onnx", reference=reference, workload=beside, policy=asks)
+        check_(project / "good.onnx", reference=reference, workload=beside, policy=asks)
 
 
 def test_a_changed_weight_is_rejected(project: Path) -> None:
-    verdicted = check(
+    verdicted = check_(
         project / "bad.onnx",
-        reference=Reference.load("small_models:build"),
-        workload=Workload.open(project / "images.npy"),
+        reference=Reference.from_factory("small_models:build"),
+        workload=EvaluationData.open(project / "images.npy"),
     )
     assert verdicted.decision.verdict is Verdict.FAIL
     assert {check.name for check in verdicted.decision.problems} >= {"noise_ratio", "noise_diff"}
@@ -190,14 +198,14 @@ def test_a_policy_of_ones_own_says_its_precision_itself(project: Path, name: str
 
 
 def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:
-    reference = Reference.load("small_models:build")
+    reference = Reference.from_factory("small_models:build")
     reference.model.train()
     before = {name: value.clone() for name, value in reference.model.state_dict().items()}
     random = torch.random.get_rng_state()
-    check(
+    check_(
         project / "good.onnx",
         reference=reference,
-        workload=Workload.open(project / "images.npy"),
+        workload=EvaluationData.open(project / "images.npy"),
     )
     assert reference.model.training
     assert torch.equal(torch.random.get_rng_state(), random)
@@ -208,13 +216,15 @@ def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:
 def test_a_file_without_classes_cannot_choose_the_milder_task(project: Path) -> None:
     """The model classifies; a file that gives an image instead is not judged as tensors."""
     images = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32)
-    workload = Workload(Samples.of({"image": images, "scale": np.ones_like(images[..., :1, :1])}))
+    workload = EvaluationData(
+        SampleSet.from_arrays({"image": images, "scale": np.ones_like(images[..., :1, :1])})
+    )
 
     class Classifier(nn.Module):
         def forward(self, image: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
             return (image * scale).flatten(1)
 
-    verdicted = check(
+    verdicted = check_(
         project / "field.onnx", reference=Reference(Classifier(), SOURCE), workload=workload
     )
     assert verdicted.decision.verdict is Verdict.FAIL
@@ -223,19 +233,19 @@ def test_a_file_without_classes_cannot_choose_the_milder_task(project: Path) -> 
 def test_a_model_that_cannot_compute_the_batch_is_an_error(project: Path) -> None:
     reference = Reference(nn.Linear(3, 2), SOURCE)
     with pytest.raises(EvidenceError, match="the reference model can't compute"):
-        check(
+        check_(
             project / "good.onnx",
             reference=reference,
-            workload=Workload.open(project / "images.npy"),
+            workload=EvaluationData.open(project / "images.npy"),
         )
 
 
 def test_samples_that_do_not_fit_are_an_error(project: Path) -> None:
     with pytest.raises(InputMismatch):
-        check(
+        check_(
             project / "good.onnx",
-            reference=Reference.load("small_models:build"),
-            workload=Workload.open(project / "rank.npy"),
+            reference=Reference.from_factory("small_models:build"),
+            workload=EvaluationData.open(project / "rank.npy"),
         )
 
 
@@ -247,10 +257,10 @@ def test_a_file_that_changes_meanwhile_is_not_judged(project: Path, tmp_path: Pa
         path.write_bytes((project / "bad.onnx").read_bytes())
 
     with pytest.raises(DigestMismatch):
-        check(
+        check_(
             path,
-            reference=Reference.load("small_models:build"),
-            workload=Workload.open(project / "images.npy"),
+            reference=Reference.from_factory("small_models:build"),
+            workload=EvaluationData.open(project / "images.npy"),
             progress=swap,
         )
 
@@ -285,15 +295,15 @@ def test_parity_of_preprocessing_where_the_policy_demands_it(
     spec = tmp_path / "spec.yaml"
     spec.write_text("resize: {size: [8, 8]}\n")
     found = pictures(tmp_path) if given else ()
-    verdicted = check(
+    verdicted = check_(
         project / "coloured.onnx",
-        reference=Reference.load("small_models:coloured", preprocessing=spec),
-        workload=replace(Workload.open(project / "coloured.npy"), pictures=found),
+        reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
+        workload=replace(EvaluationData.open(project / "coloured.npy"), pictures=found),
         policy=with_consumers(consumer),
     )
     assert verdicted.decision.verdict is verdict
     source = verdicted.evidence.source
-    assert source.preprocess_sha256 == PreprocessSpec.of_file(spec).digest()
+    assert source.preprocess_sha256 == PreprocessSpec.from_file(spec).digest()
 
 
 def test_the_answers_of_a_file_with_external_data_are_its_own(
@@ -304,10 +314,12 @@ def test_the_answers_of_a_file_with_external_data_are_its_own(
     onnx.save_model(model, path, save_as_external_data=True, size_threshold=0, location="data")
     spec.write_text("resize: {size: [8, 8]}\n")
     asked = PreprocessingPolicy(consumers=("torchvision",), min_images=3, max_flips=1.0)
-    verdicted = check(
+    verdicted = check_(
         path,
-        reference=Reference.load("small_models:coloured", preprocessing=spec),
-        workload=replace(Workload.open(project / "coloured.npy"), pictures=pictures(tmp_path)),
+        reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
+        workload=replace(
+            EvaluationData.open(project / "coloured.npy"), pictures=pictures(tmp_path)
+        ),
         policy=Policy.default().model_copy(update={"preprocessing": asked}),
     )
     assert verdicted.decision.verdict is Verdict.PASS
@@ -316,10 +328,10 @@ def test_the_answers_of_a_file_with_external_data_are_its_own(
 def test_a_spec_that_cannot_make_the_input_proves_nothing(project: Path, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("resize: {size: [8, 8]}\n")
-    verdicted = check(
+    verdicted = check_(
         project / "good.onnx",
-        reference=Reference.load("small_models:build", preprocessing=spec),
-        workload=replace(Workload.open(project / "images.npy"), pictures=pictures(tmp_path)),
+        reference=Reference.from_factory("small_models:build", preprocessing=spec),
+        workload=replace(EvaluationData.open(project / "images.npy"), pictures=pictures(tmp_path)),
         policy=with_consumers("torchvision"),
     )
     assert verdicted.decision.verdict is Verdict.ERROR
@@ -362,7 +374,7 @@ def test_the_command_judges_a_consumer_of_ones_own(
         "runtimes: {ort-cpu: {required: always, bounds: {noise_ratio: 1.5, top1_agreement: 1.0}}}\n"
         "preprocessing: {consumers: [phone], min_images: 3, max_flips: 1.0}\n"
     )
-    made = np.stack([preprocess(one.read(), spec) for one in pictures_in([folder])])
+    made = np.stack([pillow_preprocess(one.read(), spec) for one in pictures_in([folder])])
     for name, values in (("good", made), ("bad", made[:, ::-1]), ("short", made[:2])):
         np.save(tmp_path / f"{name}.npy", values)
     given = [f"--tensors={text.replace('=', f'={tmp_path}/')}" for text in tensors]
@@ -410,14 +422,14 @@ def test_code_that_changes_while_it_is_measured_is_no_evidence(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "edited_models.py"
     source.write_text((made() / "small_models.py").read_text())
-    reference = Reference.load("edited_models:build")
-    workload = Workload.open(Path("images.npy"))
+    reference = Reference.from_factory("edited_models:build")
+    workload = EvaluationData.open(Path("images.npy"))
 
     def edit(done: int, total: int) -> None:
         source.write_text(source.read_text().replace("nn.ReLU", "nn.Sigmoid"))
 
     with pytest.raises(EvidenceError, match="changed while it was measured: edited_models"):
-        check(Path("good.onnx"), reference=reference, workload=workload, progress=edit)
+        check_(Path("good.onnx"), reference=reference, workload=workload, progress=edit)
 
 
 class _Wrapped(nn.Module):
@@ -431,9 +443,9 @@ class _Wrapped(nn.Module):
 
 def test_a_model_that_was_built_elsewhere_has_its_classes_code(project: Path) -> None:
     model = _Wrapped(build_model("small_models:build"))
-    verdicted = check(
+    verdicted = check_(
         project / "good.onnx", reference=Reference(model, SOURCE),
-        workload=Workload.open(project / "images.npy"),
+        workload=EvaluationData.open(project / "images.npy"),
     )  # fmt: skip
     code = verdicted.evidence.source.code
     assert code is not None

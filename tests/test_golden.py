@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from tests import builders

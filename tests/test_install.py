@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from benchmarks import install_size
-from gate.package import extras
-from gate.package.version import COMMIT_FILE
+from gate import installation
+from gate.installation import COMMIT_FILE
 from tests.attestation.released import release
 from tests.end_to_end.stack import mlflow_server, stack, until
 from tests.end_to_end.test_events import served
@@ -44,9 +44,9 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert {
         "gate/py.typed",
         "gate/report/templates/page.html",
-        "gate/runtimes/browser/page.mjs",
+        "gate/runtimes/page.mjs",
     } <= set(names)
-    assert (f"gate/package/{COMMIT_FILE}" in names) == (ROOT / ".git").exists()
+    assert (f"gate/{COMMIT_FILE}" in names) == (ROOT / ".git").exists()
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gate").rglob("*.py")}
     assert modules == {name for name in names if name.endswith(".py")}
 
@@ -54,7 +54,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
 @exhaustive
 def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path: Path) -> None:
     files = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "gate/__init__.py",
-             "gate/py.typed", "gate/package/version.py")  # fmt: skip
+             "gate/py.typed", "gate/installation.py")  # fmt: skip
     for name in files:
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "source" / name)
@@ -63,7 +63,7 @@ def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path: Path) -> None:
     gone.touch()
     built = install_size.wheel(tmp_path / "built", tmp_path / "source")
     names = zipfile.ZipFile(built).namelist()
-    assert "gate/package/version.py" in names
+    assert "gate/installation.py" in names
     assert "gate/gone.py" not in names
 
 
@@ -75,7 +75,7 @@ def test_an_sdist_holds_what_a_wheel_is_made_of(tmp_path: Path) -> None:
         parts = {name.split("/")[1] for name in opened.getnames() if "/" in name}
     assert not [part for part in parts if part.startswith(NOT_SHIPPED)]
     (wheel,) = tmp_path.glob("*.whl")  # which build makes from the sdist
-    assert f"gate/package/{COMMIT_FILE}" in zipfile.ZipFile(wheel).namelist()
+    assert f"gate/{COMMIT_FILE}" in zipfile.ZipFile(wheel).namelist()
 
 
 @exhaustive
@@ -97,7 +97,7 @@ def test_the_core_verifies_verdicts_and_says_what_else_needs(
         (tmp_path / name).mkdir()
     for command, rest in LINES.items():
         done = run(tmp_path, made.gate, *command.split(), *rest)
-        lacks = extras.remedy(extras.COMMANDS[command][0])
+        lacks = installation.remedy(installation.COMMANDS[command][0])
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: gate {command} {lacks}"), done.stderr
         assert done.stderr.count("\n") == 1

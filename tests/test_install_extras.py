@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks import install_size
 from benchmarks.install_size import Installation
 from gate import cli
-from gate.attestation.keys import SigningKey
+from gate.signing.keys import SigningKey
 from tests.attestation.released import release
 from tests.end_to_end.stack import mlflow_server
 from tests.exhaustive import exhaustive

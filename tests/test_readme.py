@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 
 from gate import cli
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.export.export import export_model
 from gate.model.checkpoint import load_checkpoint
 from gate.model.loading import build_model
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -174,7 +174,7 @@ def test_links_lead_to_files(page: str) -> None:
 
 def test_the_exit_codes_are_those_of_the_command_line() -> None:
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
-    assert told == set(Status)
+    assert told == set(ExitCode)
 
 
 def test_the_picture_loads_nothing_from_elsewhere() -> None:

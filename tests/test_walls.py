@@ -11,7 +11,7 @@ HEAVY = {"torch", "mlflow", "onnxruntime", "onnx", "matplotlib", "dvc", "sklearn
 
 @pytest.mark.parametrize(
     "module",
-    ["gate", "gate.cli", "gate.errors", "gate.storage.digest", "gate.policy.policy", "gate.records.evidence", "gate.decision.decision"],
+    ["gate", "gate.cli", "gate.errors", "gate.storage.digest", "gate.policy.policy", "gate.records.evidence", "gate.decision.decide"],
 )  # fmt: skip
 def test_light_modules_import_nothing_heavy(module):
     program = f"import json, sys, {module}; print(json.dumps([m for m in sys.modules]))"

@@ -22,8 +22,8 @@ from benchmarks.corpus.outcome import Rates
 from benchmarks.corpus.registry import chosen
 from benchmarks.corpus.run import REGISTRY, run
 from benchmarks.corpus.table import report, sentence
-from gate.commands.progress import bar
-from gate.storage import atomic
+from gate.commands.progress import progress_bar
+from gate.storage import files
 
 _WIDTH = 140
 """Columns where the output is no terminal."""
@@ -52,7 +52,7 @@ def judged(
     if not entries:
         print(f"no entry matches {asked.only!r}; names look like fault/sign/*", file=sys.stderr)
         return 2
-    with bar("corpus") as advance:
+    with progress_bar("corpus") as advance:
         outcomes = run(entries, gate=gate, jobs=asked.jobs, advance=advance, registry=registry)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if asked.distribution:
@@ -61,7 +61,7 @@ def judged(
     rates = Rates.of(outcomes)
     if asked.json:
         told = {"sentence": sentence(rates), "outcomes": [one.plain() for one in outcomes]}
-        atomic.write_text(asked.json, json.dumps(told, indent=1) + "\n")
+        files.write_text(asked.json, json.dumps(told, indent=1) + "\n")
     return 0 if rates.green else 1
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.trained import tensors
-from gate.export.capture import captured
+from gate.export.export_warnings import captured
 from gate.records.evidence import ExportRecord
 
 EXAMPLE = 4

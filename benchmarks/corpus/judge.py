@@ -20,12 +20,12 @@ from benchmarks.corpus.exporters import ExportRefused
 from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
 from benchmarks.runtimes import default_policy
+from gate.api import check as check_
+from gate.data.samples import SampleSet
 from gate.errors import GateError
-from gate.front_door import Reference, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Evidence, Source
-from gate.story.making import story_of
+from gate.summary.summarize import summarize
 
 Gate = Callable[[Pair], Ruling]
 
@@ -34,7 +34,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     """Our gate as anyone uses it: `check` without a policy, or with the one word for a model that
     answers NaN. An error is no pass. `runtimes`: instead of the policy's own."""
     reference = Reference(pair.model, Source(factory="benchmarks.corpus"), export=pair.record)
-    workload = Workload(Samples.of(pair.samples), batch_size=pair.batch_size)
+    workload = EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size)
     first = [pair.during] if pair.during else []
 
     def progress(_done: int, _total: int) -> None:
@@ -44,7 +44,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     update = {"nonfinite": "same_places"} if pair.gaps else {}
     policy = default_policy(runtimes).model_copy(update=update)
     try:
-        verdicted = check(
+        verdicted = check_(
             pair.path, reference=reference, workload=workload, policy=policy, progress=progress
         )
     except GateError as error:
@@ -52,7 +52,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     problems = verdicted.decision.problems
     explanation = verdicted.explanation
     found = explanation.localisation
-    story = story_of(verdicted.decision, verdicted.evidence, explanation=explanation)
+    story = summarize(verdicted.decision, verdicted.evidence, explanation=explanation)
     return Ruling(
         passed=verdicted.decision.passed,
         caught_by=tuple(dict.fromkeys(check.name for check in problems)),

@@ -29,8 +29,8 @@ from benchmarks.cuda.plan import Phase, Plan
 from benchmarks.cuda.proposal import propose
 from benchmarks.cuda.store import Kept, Store
 from benchmarks.cuda.summary import Summary
-from gate.commands.progress import Bar, bar
-from gate.storage import atomic
+from gate.commands.progress import Bar, progress_bar
+from gate.storage import files
 
 _TESTS_S = 300.0
 
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     device.prepare()
     folder = asked.output or Path("build") / ("cuda-dry-run" if device.dry else "cuda")
     summary = Run(device, plan, folder, limit_s=asked.limit_minutes * 60).run(asked.jobs)
-    atomic.write_text(folder / "cuda.json", json.dumps(summary.plain(), indent=1) + "\n")
-    atomic.write_text(folder / "cuda.md", markdown(summary))
+    files.write_text(folder / "cuda.json", json.dumps(summary.plain(), indent=1) + "\n")
+    files.write_text(folder / "cuda.md", markdown(summary))
     for line in _last_words(summary, folder):
         say(line, device)
     return 0 if summary.complete else 1
@@ -76,7 +76,7 @@ class Run:
         tests = self._tests() if self._plan.tests else None
         total = len(self._plan.cells)
         with (
-            bar(_titled("cuda", self._device), total=total) as shown,
+            progress_bar(_titled("cuda", self._device), total=total) as shown,
             Crew(
                 self._device,
                 self._store,

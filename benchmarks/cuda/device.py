@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.cuda import stand_in
-from gate.parity.runners.determinism import deterministic
-from gate.parity.runners.environment import describe_environment
-from gate.policy.built_in import exact_bounds
+from gate.policy.defaults import exact_bounds
 from gate.policy.sections import Bounds, DeterminismPolicy, RuntimePolicy
 from gate.records.runtime import CPU_PROVIDER, ORT, RUNTIMES, RuntimeName
-from gate.runtimes import registry
+from gate.reference.environment import describe_environment, deterministic
+from gate.runtimes import selection
 
 Role = Literal["ort-cpu", "ort-cuda", "ort-cuda-optimized", "torch-cuda"]
 BASELINE: Role = "ort-cpu"
@@ -63,11 +62,11 @@ class Device:
     def prepare(self) -> None:
         """Make the runtimes findable in this process."""
         if self.dry:
-            registry.BUILTIN[stand_in.KIND] = stand_in.PLACE
+            selection.BUILTIN[stand_in.KIND] = stand_in.PLACE
 
     def absent_reason(self) -> str | None:
         """Why nothing can be measured here; None: it can."""
-        from gate.runtimes.cuda import cuda_absent_reason, cuda_unusable_reason
+        from gate.runtimes.ort import cuda_absent_reason, cuda_unusable_reason
 
         return None if self.dry else cuda_absent_reason() or cuda_unusable_reason()
 

@@ -10,8 +10,8 @@ from benchmarks.corpus.registry import ENTRIES
 from benchmarks.cuda.cell import Cell, setting_of
 from benchmarks.cuda.device import BASELINE, Device
 from benchmarks.cuda.store import Kept
-from gate.decision.checks import CheckResult
-from gate.decision.decision import decide
+from gate.decision.check_result import CheckResult
+from gate.decision.decide import decide
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
 

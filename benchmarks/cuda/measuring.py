@@ -15,10 +15,10 @@ from benchmarks.cuda.cell import Cell, Job, setting_of
 from benchmarks.cuda.device import BASELINE, Device
 from benchmarks.cuda.store import Kept, Status, Store
 from benchmarks.cuda.subjects import pair_of
+from gate.api import collect_evidence
+from gate.data.samples import SampleSet
 from gate.errors import GateError, first_line
-from gate.front_door import Reference, evidence_on
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, RuntimeEvidence, Source
 
@@ -95,10 +95,10 @@ def evidence_of(pair: Pair, policy: Policy) -> Evidence:
         while first:
             first.pop()()
 
-    evidence, _, _ = evidence_on(
+    evidence, _, _ = collect_evidence(
         pair.path,
         reference=Reference(pair.model, Source(factory="benchmarks.cuda"), export=pair.record),
-        workload=Workload(Samples.of(pair.samples), batch_size=pair.batch_size),
+        workload=EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size),
         policy=policy,
         progress=progress,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.cuda.device import BASELINE, Device
 from benchmarks.cuda.judged import Judged, Proposed, rejudged
-from gate.policy.built_in import exact_bounds
+from gate.policy.defaults import exact_bounds
 from gate.policy.sections import Bounds, Instruments
 
 MARGINS = {

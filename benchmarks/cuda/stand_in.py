@@ -6,15 +6,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from gate.records.runtime import CPU_PROVIDER
-from gate.runtimes.runtime import (
-    Batch,
-    Conditions,
-    Promises,
-    Proof,
-    RunnableFile,
-    Runtime,
-    Session,
-)
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch
 
 KIND = "dry-run-torch"
 PLACE = f"{__name__}:TorchOnCpu"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from benchmarks.cuda.cell import TESTS, Cell, key_of, setting_of
 from gate.errors import GateError
 from gate.records.evidence import Evidence
-from gate.storage import atomic
+from gate.storage import files
 
 Status = Literal["measured", "refused", "not exported", "failed"]
 """`refused`: by the gate, before anything was computed. `failed`: neither; it is tried again."""
@@ -61,7 +61,7 @@ class Store:
         }
         marked = {"dry_run": self._mark, **plain} if self._mark else plain
         packed = gzip.compress(json.dumps(marked).encode(), compresslevel=6, mtime=0)
-        atomic.write_bytes(self._path(cell), packed)
+        files.write_bytes(self._path(cell), packed)
 
     def get(self, cell: Cell | None = None) -> Kept | None:
         """What was kept of it; None: nothing, or what can't be read, which is measured anew."""

@@ -16,7 +16,7 @@ from benchmarks.corpus.exporters import DIRECT_17
 from benchmarks.corpus.samples import Arrays
 from benchmarks.cuda.odd_nets import Grouped, Recurrent, TwoTexts, Volumes
 from benchmarks.torchvision_models import calibrated, images
-from gate.model.pretrained import torchvision_model
+from gate.model.loading import torchvision_model
 
 DIGITS_SIDE, DIGITS_CLASSES = 64, 10
 """As params.yaml has them."""

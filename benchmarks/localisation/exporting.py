@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.localisation.architecture import Arrays
-from gate.export.capture import captured
+from gate.export.export_warnings import captured
 
 Exporter = Literal["legacy", "dynamo"]
 

@@ -15,13 +15,13 @@ from torch import nn
 from benchmarks.localisation.architecture import ARCHITECTURES
 from benchmarks.localisation.exporting import Exporter, export
 from benchmarks.localisation.fault import Fault
-from gate.localisation.locate import locate
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
+from gate.data.samples import SampleSet
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
-from gate.records.localisation import Localisation
+from gate.records.localization import Localization
 
 SAMPLES = 8
 
@@ -66,11 +66,13 @@ def judge(fault: Fault, exporter: Exporter) -> Outcome:
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             return outcome(None, cause=f"no file: {type(error).__name__}: {first[:120]}")
-        candidate = Candidate(path, read_subject(path))
+        candidate = TestedFile(path, read_subject(path))
         start = time.perf_counter()
         try:
             found = locate(
-                Case(model, candidate, Samples.of(samples), policy=Policy.default()),
+                MeasurementJob(
+                    model, candidate, SampleSet.from_arrays(samples), policy=Policy.default()
+                ),
                 runtime="ort-cpu",
             )
         except Exception as error:
@@ -84,7 +86,7 @@ def judge(fault: Fault, exporter: Exporter) -> Outcome:
     )
 
 
-def names(found: Localisation, truth: str, model: nn.Module) -> bool:
+def names(found: Localization, truth: str, model: nn.Module) -> bool:
     """True if the first divergence is the module; of a parameter, if the cause names it too."""
     tensors = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     if truth in tensors:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.nets.judge import Outcome, judge
 from benchmarks.nets.run import outcomes
-from gate.storage import atomic
+from gate.storage import files
 
 ALLOWED = 1e-3
 """Share of correct nets that may be refused."""
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None, *, judged: Callable[..., Outcome] =
             print(line, flush=True)
         if asked.json:
             told = [each.plain() for each in found]
-            atomic.write_text(asked.json, json.dumps(told, indent=1) + "\n")
+            files.write_text(asked.json, json.dumps(told, indent=1) + "\n")
     print(sentence(found, faulty=asked.faults))
     return 0 if holds(found, faulty=asked.faults) else 1
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.nets.trunks import Features
-from gate.policy.policy import Role
+from gate.policy.sections import Role
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[[torch.Tensor, torch.Tensor], Tensors]

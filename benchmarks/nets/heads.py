@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.nets.head import Design, Function, Tensors
-from gate.policy.policy import Role
+from gate.policy.sections import Role
 
 
 def _logits(rng: np.random.Generator) -> Design:

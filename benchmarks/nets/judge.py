@@ -15,12 +15,12 @@ from benchmarks.nets.faults import Fault, draw_fault
 from benchmarks.nets.net import Drawn, draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
-from gate.decision.checks import CheckResult
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import CheckResult
 from gate.errors import GateError
-from gate.front_door import Reference, check
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
+from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 
@@ -69,7 +69,7 @@ def parity_gate(drawn: Drawn, path: Path) -> Ruling:
     """Our gate with the policy of the seed. An error is no pass."""
     policy = _policy(drawn, path)
     reference = Reference(copy.deepcopy(drawn.model), Source(factory="benchmarks.nets"))
-    workload = Workload(Samples.of(drawn.samples), batch_size=drawn.batch_size)
+    workload = EvaluationData(SampleSet.from_arrays(drawn.samples), batch_size=drawn.batch_size)
     try:
         verdicted = check(path, reference=reference, workload=workload, policy=policy)
     except GateError as error:

@@ -16,7 +16,7 @@ from benchmarks.corpus.samples import Arrays
 from benchmarks.nets import heads, inputs, trunks
 from benchmarks.nets.head import Design, Head
 from benchmarks.nets.trunks import Trunk
-from gate.policy.policy import Role
+from gate.policy.sections import Role
 
 Task = Literal["default", "tensors", "classification", "roles"]
 """The policy: none, an explicit task, or what each output is."""

@@ -23,8 +23,8 @@ from benchmarks.operators.composites import composites
 from benchmarks.operators.functions import functions
 from benchmarks.operators.measuring import Row, measure, worst
 from benchmarks.operators.sums import pictures, products, sums
-from gate.parity.rounding.operators import COMPOSITES, DEFAULT, MODELS
-from gate.storage import atomic
+from gate.reference.error_models import COMPOSITES, DEFAULT, MODELS
+from gate.storage import files
 
 
 def cases(only: str = "*") -> Iterator[Case]:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     Console(width=None if sys.stdout.isatty() else 150).print(_table(rows))
     if asked.json:
-        atomic.write_text(asked.json, json.dumps([row.plain() for row in rows], indent=1) + "\n")
+        files.write_text(asked.json, json.dumps([row.plain() for row in rows], indent=1) + "\n")
     return 1 if any(row.exceeds for row in rows) else 0
 
 

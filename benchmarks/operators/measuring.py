@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks.operators.case import Array, Case
-from gate.parity.rounding.error_model import ErrorModel
-from gate.parity.rounding.operators import DEFAULT, MODELS
-from gate.parity.rounding.rounding import RandomRounding
 from gate.records.instruments import EPSILON
+from gate.reference.error_models import DEFAULT, MODELS, ErrorModel
+from gate.reference.random_rounding import RandomRounding
 
 _DRAWS = 3
 LIMIT = 1.25

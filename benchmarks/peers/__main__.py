@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gate.package.extras import onnx_runtimes
-from gate.storage import atomic
+from gate.installation import onnx_runtimes
+from gate.storage import files
 
 if TYPE_CHECKING:
     from benchmarks.corpus.entry import Entry
@@ -45,7 +45,7 @@ def main() -> None:
 
         told["world"] = judged(of_half(arguments.only, arguments.world), console)
     if arguments.json:
-        atomic.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
+        files.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
 
 
 def require_extra() -> None:
@@ -93,10 +93,10 @@ def judged(entries: Sequence[Entry], console: Console) -> dict[str, Any]:
 
     from benchmarks.corpus.judge import parity_gate
     from benchmarks.peers import escapes
-    from gate.commands.progress import bar
+    from gate.commands.progress import progress_bar
 
     torch.set_num_threads(1)  # the corpus' layers are small: more threads wait for each other
-    with bar("corpus") as advance, warnings.catch_warnings():
+    with progress_bar("corpus") as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
     console.print(escapes.rates(opinions), escapes.by_kind(opinions))

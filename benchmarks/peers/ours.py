@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.peers.case import Case
-from gate.front_door import Reference, check
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity import case as judged
-from gate.parity.arrays.samples import Samples
-from gate.parity.measure import measure
-from gate.parity.workload import Workload
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.measure import job
+from gate.measure.job import EvaluationData, Reference
+from gate.measure.run import measure
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import ExportRecord, Source
 
 SAMPLES_ONLY = Policy(
@@ -30,16 +31,16 @@ def judge(case: Case, *, export: ExportRecord | None = None) -> bool:
     verdicted = check(
         case.file,
         reference=Reference(case.model, Source(factory="benchmarks.peers"), export),
-        workload=Workload(_samples(case), batch_size=case.batch_size),
+        workload=EvaluationData(_samples(case), batch_size=case.batch_size),
     )
     return verdicted.decision.passed
 
 
 def measured(case: Case) -> float:
     """The largest difference with ONNX Runtime unoptimised, and every metric, no instrument."""
-    candidate = Candidate(case.file, read_subject(case.file))
+    candidate = TestedFile(case.file, read_subject(case.file))
     measurement = measure(
-        judged.Case(
+        job.MeasurementJob(
             case.model, candidate, _samples(case), policy=SAMPLES_ONLY, batch_size=case.batch_size
         )
     )
@@ -49,5 +50,5 @@ def measured(case: Case) -> float:
     return max(output.max_abs_diff for output in runtime.outputs)
 
 
-def _samples(case: Case) -> Samples:
-    return Samples.of({name: np.asarray(array) for name, array in case.samples.items()})
+def _samples(case: Case) -> SampleSet:
+    return SampleSet.from_arrays({name: np.asarray(array) for name, array in case.samples.items()})

@@ -14,7 +14,7 @@ from torch import nn
 from torch.onnx.verification import VerificationInfo, verify_onnx_program
 
 from benchmarks.peers.case import CannotJudge, Case, session, tensors
-from gate.export.capture import captured
+from gate.export.export_warnings import captured
 
 _MAX_ABS_DIFF, _MAX_REL_DIFF = 5e-3, 1e-1
 

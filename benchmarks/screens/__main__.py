@@ -17,10 +17,9 @@ from benchmarks.screens.camera import LAPTOP, SCREEN, TELEPHONE, Camera, camera
 from benchmarks.screens.scene import MODEL, Pages, Scene
 from benchmarks.screens.sheet import write_sheet, write_small
 from benchmarks.screens.workbench import lay_out
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import GateError
-from gate.registry.mlflow.process import quiet_process
-from gate.tracking.views import ALL, REJECTED, view_address
+from gate.mlflow_client.connection import quiet_process
 from tests.registry.servers import serving
 
 _DARK = ("passed", "rejected by layer")
@@ -52,7 +51,7 @@ def main() -> int:
         f"What happened: {len(taking.taken)} pictures were taken of reports and of MLflow's pages. "
         f"Where to look: {sheet}"
     )
-    return Status.DONE
+    return ExitCode.DONE
 
 
 def _act(acted: Scene, taking: Camera) -> None:
@@ -106,10 +105,6 @@ def _reports(taking: Camera, seen: Mapping[str, Pages]) -> None:
 def _runs(acted: Scene, taking: Camera, seen: Mapping[str, Pages]) -> None:
     run = seen["rejected by layer"].run
     experiment = run.split("/experiments/")[1].split("/")[0]
-    for view, name in ((ALL, "list of judged files"), (REJECTED, "list of rejected files")):
-        address = f"{acted.uri}/{view_address(experiment, view)}"
-        for size in (LAPTOP, SCREEN):
-            taking.server(name, address, shows="gate FAIL", size=size)
     plain = f"{acted.uri}/#/experiments/{experiment}/runs"
     taking.server("plain list of runs", plain, shows="gate FAIL", size=LAPTOP)
     for size in (LAPTOP, SCREEN):
@@ -127,4 +122,4 @@ if __name__ == "__main__":
         sys.exit(main())
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(Status.NOT_JUDGED)
+        sys.exit(ExitCode.NOT_JUDGED)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gate.errors import RegistryUnavailable
-from gate.registry.mlflow.process import lent
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, Tag
+from gate.mlflow_client.connection import lent
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION, Tag
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "digits"

@@ -16,12 +16,13 @@ from torch import nn
 
 from benchmarks.screens import digits
 from gate.export.export import export_model
-from gate.model.loading import save_checkpoint
-from gate.policy.policy import IncumbentPolicy, Policy, PreprocessingPolicy
-from gate.preprocess.by import pillow
+from gate.model.checkpoint import save_checkpoint
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy, PreprocessingPolicy
+from gate.preprocess import implementations
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from gate.storage.digest import Digest
 
 SPEC = PreprocessSpec(
@@ -34,7 +35,7 @@ def lay_out(folder: Path) -> None:
     """Train, export, spoil; write everything that the commands of the scene read into `folder`."""
     shutil.copy(digits.__file__, folder / "digits.py")
     shown, labels = digits.pictures()
-    inputs = np.stack([pillow.preprocess(one, SPEC) for one in shown])
+    inputs = np.stack([implementations.pillow_preprocess(one, SPEC) for one in shown])
     held = digits.EVALUATED
     np.save(folder / "samples.npy", inputs[-held:])
     np.save(folder / "labels.npy", labels[-held:])
@@ -101,7 +102,7 @@ def _policies() -> dict[str, Policy]:
         for name, runtime in default.runtimes.items()
     }
     plain = default.model_copy(update={"runtimes": runtimes, "min_samples": 400})
-    against = IncumbentPolicy(max_accuracy_drop=0.02, min_agreement=0.9)
+    against = ChampionPolicy(max_accuracy_drop=0.02, min_agreement=0.9)
     browser = PreprocessingPolicy(consumers=("opencv", "torchvision"))
     return {
         "policy": plain,

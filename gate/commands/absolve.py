@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from gate.commands.loaders import LedgerPlace, with_writing, written_ledger
 from gate.commands.options import TRACKING_URI, tracking_uri
-from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
-from gate.commands.state import LedgerPlace, with_writing, written_ledger
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +31,7 @@ def command(
     reason: str,
     tracking_uri: str | None,
     **place: Unpack[LedgerPlace],
-) -> Outcome:
+) -> CommandResult:
     """Lift the violation of VERSION of the registered MODEL.
 
     Its file and all that is beside it are downloaded and must be what the ledger says that passed.
@@ -50,32 +49,35 @@ def command(
 
 def _absolve(
     model: str, version: str, reason: str, *, place: LedgerPlace, address: str | None
-) -> Outcome:
+) -> CommandResult:
+    from gate.mlflow_client.connection import check_server
+    from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.absolution import absolve
-    from gate.registry.mlflow.registry import MlflowRegistry, preflight
 
     if not reason.strip():
         raise click.BadParameter("say what went wrong then.", param_hint="--reason")
     uri, ledger = tracking_uri(address), written_ledger(place)
     with spinner("proving the version's bytes"):
-        preflight(uri)
+        check_server(uri)
         done = absolve(MlflowRegistry(uri), model, version, ledger=ledger, reason=reason)
     refused = done.problem is not None
     plain = {"model": model, "outcome": "refused" if refused else "absolved", **asdict(done)}
-    status = Status.REJECTED if refused else Status.DONE
-    return Outcome(status, plain, lambda console: _show(model, done, console))
+    status = ExitCode.REJECTED if refused else ExitCode.DONE
+    return CommandResult(status, plain, lambda console: _show(model, done, console))
 
 
 def _show(model: str, done: Absolution, console: Console) -> None:
     from rich.text import Text
 
-    from gate.story.wording import printable
+    from gate.storage.safe_text import make_printable
 
     if done.problem is not None:
         line = f"refused, the violation of version {done.version} stands: {done.problem}"
-        console.print(Text(printable(line), style="bold red"))
+        console.print(Text(make_printable(line), style="bold red"))
         return
-    console.print(Text(printable(f"absolved: version {done.version} of {model}"), style="green"))
+    console.print(
+        Text(make_printable(f"absolved: version {done.version} of {model}"), style="green")
+    )
     console.print(
         "No alias was moved. Where the guard had taken 'champion' away and nothing serves, the "
         "service brings it back. Else point 'champion' at the version, or repeat gate promote."

@@ -1,27 +1,65 @@
-"""`gate check`: one file against its model, without DVC and MLflow."""
+"""`gate check`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+import os
+from pathlib import Path
+from typing import Unpack
 
 import click
 
-from gate.bounded.limits import CHECK_S
-from gate.commands.check_question import CheckQuestion, with_question
-from gate.commands.child import in_child, limit_options
-from gate.commands.cluster import measured_by
-from gate.commands.judged import judged
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.parts import release_file
-from gate.commands.verdict_files import VerdictCommand
-from gate.errors import PolicyError
+from gate.commands.ci_files import VerdictCommand
+from gate.commands.evaluate import evaluate, measured_by, policy_from_request
+from gate.commands.options import CheckRequest, with_question
+from gate.commands.result import CommandResult, limit_options, machine_options, run_with_limits
+from gate.sandbox.limits import CHECK_S
 
-if TYPE_CHECKING:
-    from pathlib import Path
+NAME = "release.yaml"
 
-    from gate.policy.policy import Policy, Task
-    from gate.policy.scope import Precision
+
+def release_file(
+    model: Path | None, parts: tuple[tuple[str, Path], ...], chain: str | None
+) -> Path:
+    """The file that is judged: the one that was named, else the release file of the parts, which is
+    written into the folder that holds all of them.
+
+    Raises UsageError for options that do not go together, StorageError where another release file
+    is there.
+    """
+    if not parts and chain is None:
+        if model is None:
+            raise click.UsageError("Missing argument 'MODEL', or --part NAME=FILE with --chain.")
+        return model
+    if model is not None:
+        raise click.UsageError(f"say either {model}, or --part with --chain.")
+    if not parts or chain is None:
+        raise click.UsageError("--part and --chain go together: which function runs the parts?")
+    named = dict(parts)
+    if len(named) < len(parts):
+        raise click.BadParameter("--part: a name is there twice. Give each part its own.")
+    # `resolve` would follow links, and a cache of a hub is full of them.
+    whole = {name: Path(os.path.abspath(file)) for name, file in named.items()}  # noqa: PTH100
+    folder = Path(os.path.commonpath([file.parent for file in whole.values()]))
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
+    files = {name: file.relative_to(folder.absolute()) for name, file in whole.items()}
+    return _written(folder / NAME, files, chain)
+
+
+def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
+    from gate.errors import StorageError
+    from gate.onnx_file.release_file import PartEntry, ReleaseFile, release_text
+    from gate.storage import files as atomic
+
+    text = release_text(chain, {name: PartEntry(file=str(file)) for name, file in files.items()})
+    if path.exists() and path.read_text(errors="replace") != text:
+        raise StorageError(
+            f"{path} is there, and says something else than --part and --chain. Judge it (gate "
+            f"check {path}), or remove it."
+        )
+    atomic.write_text(path, text)
+    ReleaseFile.load(path)
+    return path
 
 
 @click.command(
@@ -30,8 +68,8 @@ if TYPE_CHECKING:
 @with_question
 @machine_options
 @limit_options(CHECK_S)
-@in_child
-def command(**question: Unpack[CheckQuestion]) -> Outcome:
+@run_with_limits
+def command(**question: Unpack[CheckRequest]) -> CommandResult:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
 
     Exit code 0: within every bound; 1: rejected; 2: could not judge. gate init writes a policy to
@@ -69,37 +107,4 @@ def command(**question: Unpack[CheckQuestion]) -> Outcome:
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
     question["model"] = release_file(question["model"], question["parts"], question["chain"])
-    return judged(question, policy_of(question), measured_by(question))
-
-
-def policy_of(question: Mapping[str, Any]) -> Policy:
-    """The policy of the file or the built-in one, with the roles and the task of the options."""
-    task = question["task"]
-    policy = own_or_built_in(question["policy"], question["precision"], task=task)
-    stated = dict(question["roles"])
-    if stated or task:
-        policy = policy.with_answers(outputs=stated, task=task)
-    if question["runtimes"]:
-        from gate.runtimes.chosen import with_runtime
-
-        for name in question["runtimes"]:
-            policy = with_runtime(policy, name)
-    if question["settings"]:
-        from gate.policy.tried import with_tried
-
-        policy = with_tried(policy, dict(question["settings"]))
-    return policy
-
-
-def own_or_built_in(
-    path: Path | None, precision: Precision | None, *, task: Task | None = None
-) -> Policy:
-    """The policy of a file, or the built-in one of a precision. Raises PolicyError for both."""
-    from gate.policy.policy import Policy
-
-    if path and precision:
-        raise PolicyError(
-            f"--precision chooses a built-in policy, and {path} is one of your own: say precision "
-            "there, with bounds that fit it. gate init --precision writes one to begin with."
-        )
-    return Policy.of_file(path) if path else Policy.built_in(precision or "exact", task=task)
+    return evaluate(question, policy_from_request(question), measured_by(question))

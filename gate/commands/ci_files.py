@@ -1,9 +1,4 @@
-"""Files that a CI reads, written by the commands that judge.
-
-Where they can't be written is found out before anything is measured. They are written whatever the
-command comes to, also where nothing could be judged: a file of the build before would show its
-colour. Afterwards a file that fails changes no exit code, and is said on stderr and in `--json`.
-"""
+"""`--summary`, `--junit`, `--metrics-file`, `--sarif`."""
 
 from __future__ import annotations
 
@@ -17,14 +12,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from gate.commands.given import NEW_FILE
-from gate.commands.outcome import Outcome
+from gate.commands.click_types import NEW_FILE
+from gate.commands.result import CommandResult, ExitCode
 from gate.errors import GateError, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.report.ci_formats import CiResult
+
+
+# Where they can't be written is found out before anything is measured. They are written whatever
+# the command comes to, also where nothing could be judged: a file of the build before would show
+# its colour. Afterwards a file that fails changes no exit code, and is said on stderr and in
+# `--json`.
+
+
 _APPENDED = "GITHUB_STEP_SUMMARY"
+
 _STEP_LIMIT = 1 << 20
 """Bytes that GitHub takes of one step."""
 
@@ -35,7 +40,7 @@ class Ending:
 
     command: str
     options: Mapping[str, Any]
-    outcome: Outcome | None
+    outcome: CommandResult | None
     failure: str = ""
     """Why there is no outcome, without passwords."""
 
@@ -102,7 +107,7 @@ class CiFilesCommand(click.Command):
         except BaseException as error:  # foreign code raises what it likes
             self._write(ready, _failed(ctx.info_name, ctx.params, error, arguments))
             raise
-        if not isinstance(outcome, Outcome) or not ready:
+        if not isinstance(outcome, CommandResult) or not ready:
             return outcome  # a child has written them
         ending = Ending(command=ctx.info_name or "", options=ctx.params, outcome=outcome)
         return _with_files(outcome, self._write(ready, ending))
@@ -134,7 +139,7 @@ class CiFilesCommand(click.Command):
 def _failed(
     command: str | None, options: Mapping[str, Any], error: BaseException, arguments: Iterable[str]
 ) -> Ending:
-    from gate.storage.redaction import Redaction
+    from gate.storage.safe_text import Redaction
 
     text = str(error)
     if isinstance(error, click.ClickException):
@@ -200,10 +205,10 @@ def _make_way(path: Path, file: CiFile) -> None:
 
 def _put(path: Path, text: str) -> None:
     """Raises StorageError."""
-    from gate.storage import atomic
+    from gate.storage import files
 
     if not _is_appended(path):
-        atomic.write_text(path, text)
+        files.write_text(path, text)
         return
     try:
         with path.open("ab") as stream:
@@ -215,16 +220,88 @@ def _put(path: Path, text: str) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
-def _with_files(outcome: Outcome, written: list[dict[str, str | None]]) -> Outcome:
+def _with_files(outcome: CommandResult, written: list[dict[str, str | None]]) -> CommandResult:
     """The outcome, which says where they are."""
 
     def show(console: Console) -> None:
-        from gate.story.wording import printable
+        from gate.storage.safe_text import make_printable
 
         outcome.show(console)
         for file in written:
             if file["error"] is None:
                 label = str(file["option"]).removeprefix("--")
-                console.print(f"{label:<7} {printable(str(file['path']))}")
+                console.print(f"{label:<7} {make_printable(str(file['path']))}")
 
     return replace(outcome, plain={**outcome.plain, "ci_files": written}, show=show)
+
+
+def _summary(ending: Ending) -> str:
+    from gate.report.markdown import pull_request_comment
+
+    return pull_request_comment(_result(ending))
+
+
+def _junit(ending: Ending) -> str:
+    from gate.report.ci_formats import junit_xml
+
+    return junit_xml(_result(ending))
+
+
+def _openmetrics(ending: Ending) -> str:
+    from gate.report.ci_formats import openmetrics_text
+
+    return openmetrics_text(_result(ending))
+
+
+class VerdictCommand(CiFilesCommand):
+    """`gate check`, `gate merge`, `gate promote`: their outcome has the story of the decision."""
+
+    files: ClassVar[tuple[CiFile, ...]] = (
+        CiFile(
+            "--summary",
+            "Write the verdict as Markdown here, for a pull request or cml comment; to "
+            "$GITHUB_STEP_SUMMARY it is added (docs/ci.md).",
+            _summary,
+        ),
+        CiFile(
+            "--junit",
+            "Write the checks as JUnit XML here, for GitLab or Jenkins: a suite a runtime, a case "
+            "a check.",
+            _junit,
+        ),
+        CiFile(
+            "--metrics-file",
+            "Write the numbers in OpenMetrics here, for Prometheus.",
+            _openmetrics,
+        ),
+    )
+
+
+def _result(ending: Ending) -> CiResult:
+    from gate.report.ci_formats import CiResult
+    from gate.summary.summary import Summary
+
+    outcome, options = ending.outcome, ending.options
+    model = str(options.get("name") or options.get("reference") or "")
+    if outcome is None:
+        return CiResult(
+            command=ending.command,
+            exit_code=ExitCode.NOT_JUDGED,
+            model=model,
+            sentence=ending.failure,
+        )
+    return CiResult(
+        command=ending.command,
+        exit_code=outcome.status,
+        model=model,
+        sentence=outcome.sentence,
+        story=outcome.record if isinstance(outcome.record, Summary) else None,
+        links=_links(outcome.plain),
+    )
+
+
+def _links(plain: Mapping[str, Any]) -> dict[str, str]:
+    """To the run of `gate check --track`, and to the page of the version."""
+    run = plain.get("run") or {}
+    found = {"MLflow run": run.get("address"), "Model version": plain.get("url")}
+    return {label: target for label, target in found.items() if target}

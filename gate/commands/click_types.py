@@ -1,14 +1,11 @@
-"""What arguments name, looked at before anything heavy is imported and any child is started.
-
-A name that is wrong is the usual mistake: it is answered at once, by the kind of error that whoever
-opens the file would raise later.
-"""
+"""click parameter types."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,7 +23,11 @@ from gate.errors import (
     StorageError,
     Untrusted,
 )
-from gate.storage.pointer import missing_content
+from gate.storage.untrusted_files import detect_pointer_file
+
+# A name that is wrong is the usual mistake: it is answered at once, by the kind of error that
+# whoever opens the file would raise later.
+
 
 Kind = Literal["file", "folder", "either"]
 
@@ -62,7 +63,7 @@ def _label(param: click.Parameter | None) -> str:
     return f"{param.opts[0]}: " if isinstance(param, click.Option) else ""
 
 
-class Given(_Path):
+class ExistingPath(_Path):
     """A file or folder that has to be there."""
 
     def __init__(self, error: type[GateError], expected: str, *, kind: Kind = "file") -> None:
@@ -72,7 +73,7 @@ class Given(_Path):
     def problem(self, path: Path) -> str | None:
         """That it is not there, a pointer in its place, a folder instead of a file, or not
         readable."""
-        return missing_content(path) or self._wrong_kind(path)
+        return detect_pointer_file(path) or self._wrong_kind(path)
 
     def _wrong_kind(self, path: Path) -> str | None:
         try:
@@ -91,7 +92,7 @@ class Given(_Path):
         return None
 
 
-class Written(_Path):
+class OutputPath(_Path):
     """A file or folder that will be written: found out before the work, not after it."""
 
     def __init__(self, kind: Literal["file", "folder"]) -> None:
@@ -138,11 +139,11 @@ class Factory(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-class SampleSource(click.ParamType):  # type: ignore[type-arg]
+class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
     """Samples: a file, a folder or a URL of them, or `package.module:factory` of a data set."""
 
     name = "samples"
-    _PLACE = Given(
+    _PLACE = ExistingPath(
         DataError,
         "samples: .npy, .npz, .parquet, .arrow or .tar, a folder of one kind, a URL, or "
         "package.module:factory",
@@ -153,9 +154,9 @@ class SampleSource(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text. Raises DataError where nothing can be there; URLs are not asked."""
-        from gate.parity.sources.named import Named
+        from gate.data.location import SampleLocation
 
-        named = Named.parse(str(value))
+        named = SampleLocation.parse(str(value))
         if named.is_factory:
             from gate.model.factory import require_package
 
@@ -172,7 +173,7 @@ class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
     """`NAME=FILE.npy`, of a file that is there."""
 
     name = "tensors"
-    _FILE = Given(DataError, "an .npy file with one tensor for each picture")
+    _FILE = ExistingPath(DataError, "an .npy file with one tensor for each picture")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text. Raises DataError."""
@@ -183,10 +184,10 @@ class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-class _NamedPlace(click.ParamType):  # type: ignore[type-arg]
+class NamedPath(click.ParamType):  # type: ignore[type-arg]
     """`NAME=PLACE`."""
 
-    _PLACE: ClassVar[Given]
+    _PLACE: ClassVar[ExistingPath]
     _EXPECTED: ClassVar[str]
 
     def convert(
@@ -204,11 +205,11 @@ class _NamedPlace(click.ParamType):  # type: ignore[type-arg]
         raise NotImplementedError
 
 
-class NamedRecording(_NamedPlace):
+class NamedRecording(NamedPath):
     """`NAME=FOLDER` of what was computed elsewhere; or a zip of it. Raises EvidenceError."""
 
     name = "recording"
-    _PLACE = Given(EvidenceError, "what gate record pack wrote", kind="either")
+    _PLACE = ExistingPath(EvidenceError, "what gate record pack wrote", kind="either")
     _EXPECTED = "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots"
 
     def _is_name(self, name: str) -> bool:
@@ -217,11 +218,11 @@ class NamedRecording(_NamedPlace):
         return is_runtime_name(name)
 
 
-class NamedPart(_NamedPlace):
+class NamedPart(NamedPath):
     """`NAME=FILE.onnx` of a part of a release. Raises OnnxFileError."""
 
     name = "part"
-    _PLACE = Given(OnnxFileError, "the ONNX file of a part")
+    _PLACE = ExistingPath(OnnxFileError, "the ONNX file of a part")
     _EXPECTED = "NAME=FILE.onnx, the name of letters, digits and _"
 
     def _is_name(self, name: str) -> bool:
@@ -254,28 +255,148 @@ class NamedRole(click.ParamType):  # type: ignore[type-arg]
         return name, role
 
 
-ONNX_FILE = Given(OnnxFileError, "an ONNX file")
-CHECKPOINT_FILE = Given(CheckpointError, "a .pt or .safetensors file")
-SAMPLES = Given(DataError, "samples: a .npy or .npz file, or a folder of them", kind="either")
-LABELS_FILE = Given(DataError, "a .npy file with one class index per sample")
-POLICY_FILE = Given(PolicyError, "YAML with a 'gate:' section, or the policy itself")
-SETTINGS_FILE = Given(PolicyError, "YAML with an 'export:' section")
-SPEC_FILE = Given(PolicyError, "a preprocessing spec, YAML or JSON")
-PICTURES = Given(DataError, "a picture, or a folder of them", kind="either")
-RECORD_FILE = Given(EvidenceError, "MODEL.onnx.export.json, as gate export wrote it")
-REPORT_FOLDER = Given(EvidenceError, "the folder that gate check --report wrote", kind="folder")
-GOLDEN_FOLDER = Given(
+ONNX_FILE = ExistingPath(OnnxFileError, "an ONNX file")
+
+CHECKPOINT_FILE = ExistingPath(CheckpointError, "a .pt or .safetensors file")
+
+SAMPLES = ExistingPath(
+    DataError, "samples: a .npy or .npz file, or a folder of them", kind="either"
+)
+
+LABELS_FILE = ExistingPath(DataError, "a .npy file with one class index per sample")
+
+POLICY_FILE = ExistingPath(PolicyError, "YAML with a 'gate:' section, or the policy itself")
+
+SETTINGS_FILE = ExistingPath(PolicyError, "YAML with an 'export:' section")
+
+SPEC_FILE = ExistingPath(PolicyError, "a preprocessing spec, YAML or JSON")
+
+PICTURES = ExistingPath(DataError, "a picture, or a folder of them", kind="either")
+
+RECORD_FILE = ExistingPath(EvidenceError, "MODEL.onnx.export.json, as gate export wrote it")
+
+REPORT_FOLDER = ExistingPath(
+    EvidenceError, "the folder that gate check --report wrote", kind="folder"
+)
+
+GOLDEN_FOLDER = ExistingPath(
     EvidenceError, "the folder of the golden vectors, with golden.json", kind="folder"
 )
-TRUST_FILE = Given(PolicyError, "YAML with a 'trust:' section, or the trust itself")
-STATEMENT_FILE = Given(Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json")
-EVIDENCE_FILE = Given(EvidenceError, "evidence.json, as gate check --report wrote it")
-PLAN_FILE = Given(EvidenceError, "a plan, as gate plan wrote it")
-PART_FILE = Given(EvidenceError, "what gate measure wrote")
-SENT = Given(DataError, "samples, or the folder that gate samples export wrote", kind="either")
-OUTPUTS = Given(
+
+TRUST_FILE = ExistingPath(PolicyError, "YAML with a 'trust:' section, or the trust itself")
+
+STATEMENT_FILE = ExistingPath(
+    Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json"
+)
+
+EVIDENCE_FILE = ExistingPath(EvidenceError, "evidence.json, as gate check --report wrote it")
+
+PLAN_FILE = ExistingPath(EvidenceError, "a plan, as gate plan wrote it")
+
+PART_FILE = ExistingPath(EvidenceError, "what gate measure wrote")
+
+SENT = ExistingPath(
+    DataError, "samples, or the folder that gate samples export wrote", kind="either"
+)
+
+OUTPUTS = ExistingPath(
     DataError, "outputs: .npy, .npz, a folder of them, or one with outputs.json", kind="either"
 )
-META_FILE = Given(EvidenceError, "JSON: runtime, version, device, precision, recorded_at")
+
+META_FILE = ExistingPath(EvidenceError, "JSON: runtime, version, device, precision, recorded_at")
+
 NEW_RECORDING = click.Path(path_type=Path)
-NEW_FILE, NEW_FOLDER = Written("file"), Written("folder")
+
+NEW_FILE, NEW_FOLDER = OutputPath("file"), OutputPath("folder")
+
+
+_HEAD = 400
+"""Bytes in which a record says what it is."""
+
+_BEGIN = b'{\n  "schema_version": '
+"""Of every record that is saved."""
+
+_TORN = len(_BEGIN) + 40
+"""Bytes that end before the sign, of a plan or a part."""
+
+
+class RecordFile(OutputPath):
+    """A file that is new, empty, or an older record of the same kind, whole or torn."""
+
+    def __init__(self, sign: str, what: str) -> None:
+        """`sign`: a field by which such a record begins. `what`: it, in words."""
+        super().__init__("file")
+        self._sign, self._what = sign, what
+
+    def problem(self, path: Path) -> str | None:
+        """That something else stands there."""
+        return super().problem(path) or self._other(path)
+
+    def _other(self, path: Path) -> str | None:
+        head = head_of(path)
+        if f'"{self._sign}"'.encode() in head or _is_torn(path, head):
+            return None
+        return f"{path} is there, and is not {self._what}. Name another file, or remove it."
+
+
+def head_of(path: Path) -> bytes:
+    """The first bytes; none of what is no file, as a device, or can't be read."""
+    if not path.is_file():
+        return b""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_HEAD)
+    except OSError:
+        return b""
+
+
+def _is_torn(path: Path, head: bytes) -> bool:
+    """True of nothing, and of a record that ends before it says what it is; zeros may follow, as a
+    crash may leave them."""
+    begin = head.rstrip(b"\0")
+    begun = begin.startswith(_BEGIN) or _BEGIN.startswith(begin)
+    if not begun or len(begin) > _TORN or begin.rstrip().endswith(b"}"):
+        return False
+    return head == begin or not _has_more(path)
+
+
+def _has_more(path: Path) -> bool:
+    """Whether something else than zeros follows the first bytes."""
+    with path.open("rb") as stream:
+        stream.seek(_HEAD)
+        return any(chunk.strip(b"\0") for chunk in iter(partial(stream.read, 2**20), b""))
+
+
+PLAN = RecordFile("parity_gate", "a plan")
+
+PART = RecordFile("plan_sha256", "a part of a plan")
+
+EVIDENCE = RecordFile("subject", "evidence")
+
+
+class Setting(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """`place.in.the.policy=value`, the value in YAML."""
+
+    name = "setting"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """The two. Fails with a usage error."""
+        if isinstance(value, tuple):  # click converts what it has converted once more
+            return value
+        place, is_set, text = str(value).partition("=")
+        if not is_set or not all(place.split(".")):
+            self.fail(
+                f"{value!r}: expected PLACE=VALUE, such as runtimes.ort-cpu.bounds.noise_ratio=2.",
+                param,
+                ctx,
+            )
+        return place, text
+
+
+SETTINGS = click.option(
+    "--set", "settings", type=Setting(), multiple=True, metavar="PLACE=VALUE",
+    help="Try out a value in the place of the policy's: runtimes.ort-cpu.bounds.noise_ratio=2. The "
+    "decision names it, and promotes nothing. Repeatable.",
+)  # fmt: skip

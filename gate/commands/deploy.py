@@ -1,4 +1,4 @@
-"""`gate deploy`: let a file serve under a name, or the one that served before it."""
+"""`gate deploy`, `gate deployed`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.bounded.limits import FILE_S, ChildLimits
-from gate.commands.child import limit_options
-from gate.commands.given import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
+from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
 from gate.commands.options import KEEP, STORE, given_digest
-from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode, limit_options, machine_options
+from gate.sandbox.limits import FILE_S, SandboxLimits
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.deploy.deploy import Deployment
-    from gate.deploy.store import Store
+    from gate.deploy.store import Manifest, ModelStore
 
 
 class _Request(TypedDict):
@@ -35,7 +33,7 @@ class _Request(TypedDict):
     twin_golden: Path | None
     back: bool
     keep: int
-    limits: ChildLimits
+    limits: SandboxLimits
 
 
 @click.command("deploy", short_help="Let a file serve under a name, or roll back.")
@@ -62,7 +60,7 @@ class _Request(TypedDict):
 @KEEP
 @machine_options
 @limit_options(FILE_S)
-def command(**request: Unpack[_Request]) -> Outcome:
+def command(**request: Unpack[_Request]) -> CommandResult:
     """Let a file serve as NAME from a store, after hashing, loading and computing it.
 
     The name changes from one moment to the next, and back with --rollback. Exit code 0: deployed,
@@ -83,17 +81,15 @@ def command(**request: Unpack[_Request]) -> Outcome:
     if request["twin_golden"] and not request["twin"]:
         raise click.UsageError("--twin-golden goes with --twin.")
 
-    from gate.deploy.deploy import deploy, rollback
-    from gate.deploy.manifest import EXACT, QUANTIZED
-    from gate.deploy.source import SlotSource
-    from gate.deploy.store import Store
+    from gate.deploy.deploy import SlotSource, deploy, rollback_deployment
+    from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 
-    store, name = Store(request["store"], request["keep"]), request["name"]
+    store, name = ModelStore(request["store"], request["keep"]), request["name"]
     limits = request["limits"]
     file = request["file"]
     if file is None:
         with spinner("rolling back"):
-            return _outcome(store, rollback(store, name, limits=limits))
+            return _outcome(store, rollback_deployment(store, name, limits=limits))
     digest = given_digest(request["sha256"])
     source = SlotSource.local(
         file,
@@ -110,8 +106,8 @@ def command(**request: Unpack[_Request]) -> Outcome:
         return _outcome(store, deploy(store, name, slots))
 
 
-def _outcome(store: Store, deployment: Deployment) -> Outcome:
-    status = Status.of_promotion(deployment.outcome, None if deployment.judged else "ERROR")
+def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
+    status = ExitCode.of_promotion(deployment.outcome, None if deployment.judged else "ERROR")
     manifest = deployment.manifest
     plain = {
         "outcome": deployment.outcome,
@@ -120,14 +116,88 @@ def _outcome(store: Store, deployment: Deployment) -> Outcome:
         "manifest": manifest.to_plain() if manifest else None,
         "path": str(store.live_link(deployment.name)) if manifest else None,
     }
-    return Outcome(status, plain, lambda console: _show(deployment, console))
+    return CommandResult(status, plain, lambda console: _deploy_show(deployment, console))
 
 
-def _show(deployment: Deployment, console: Console) -> None:
+def _deploy_show(deployment: Deployment, console: Console) -> None:
     from rich.text import Text
 
-    from gate.story.wording import printable
+    from gate.storage.safe_text import make_printable
 
     style = "bold red" if deployment.outcome == "refused" else "green"
-    headline = f"{deployment.outcome.replace('_', ' ')}: {printable(deployment.reason)}"
+    headline = f"{deployment.outcome.replace('_', ' ')}: {make_printable(deployment.reason)}"
     console.print(Text(headline, style=style))
+
+
+@click.command("deployed", short_help="Show what serves.")
+@click.argument("name", required=False)
+@STORE
+@machine_options
+def deployed_command(name: str | None, store: Path) -> CommandResult:
+    """Show what serves from a store, and what a rollback would go back to.
+
+    Every file is hashed again: exit code 0 if all are whole, 1 if one is not what was deployed,
+    2 if nothing is deployed as NAME.
+
+    \b
+    Examples:
+      gate deployed --store /srv/models
+      gate deployed digits --store /srv/models --json
+    """
+    return _look(name, store)
+
+
+def _look(name: str | None, folder: Path) -> CommandResult:
+    from gate.deploy.deploy import prove
+    from gate.deploy.store import ModelStore
+    from gate.errors import StorageError
+
+    store = ModelStore(folder)
+    names = store.names() if name is None else (name,)
+    found: list[Manifest] = []
+    problems: dict[str, str] = {}
+    for each in names:
+        live = store.live(each)
+        if live is None:
+            raise StorageError(
+                f"nothing is deployed as '{each}' in {folder}, but {list(store.names())}. "
+                "Deploy it first: gate deploy."
+            )
+        found.append(live)
+        for label, slot in live.slots.items():
+            problem = prove(store, slot)
+            if problem is not None:
+                problems[f"{each}/{label}"] = problem
+    return CommandResult(
+        ExitCode.REJECTED if problems else ExitCode.DONE,
+        {"deployed": [live.to_plain() for live in found], "problems": problems},
+        lambda console: _deployed_show(found, problems, console),
+    )
+
+
+def _deployed_show(found: list[Manifest], problems: dict[str, str], console: Console) -> None:
+    from rich.text import Text
+
+    from gate.report.terminal import add_row, print_table
+    from gate.storage.safe_text import make_printable
+
+    if not found:
+        console.print("Nothing is deployed.")
+        return
+    shown = print_table(("name", "release", "slot", "sha256", "bytes", "golden", "since", "before"))
+    for live in found:
+        for label, slot in live.slots.items():
+            cells = (
+                live.name,
+                str(live.release),
+                label,
+                slot.sha256.short,
+                str(slot.size_bytes),
+                slot.golden.sha256.short if slot.golden else "none",
+                live.deployed_at,
+                ", ".join(str(earlier.release) for earlier in live.previous),
+            )
+            add_row(shown, cells)
+    console.print(shown)
+    for place, problem in problems.items():
+        console.print(Text(make_printable(f"{place}: {problem}"), style="red"))

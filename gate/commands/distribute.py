@@ -1,4 +1,4 @@
-"""`gate merge`: the evidence of all units, and the verdict on it."""
+"""`gate plan`, `measure`, `merge`; `--engine ray`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,82 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.bounded.limits import CHECK_S
-from gate.commands import record_file
-from gate.commands.check_question import CheckQuestion
-from gate.commands.child import in_child, limit_options
-from gate.commands.given import NEW_FOLDER, PART_FILE, PLAN_FILE
-from gate.commands.judged import judged
-from gate.commands.options import TRACKING_URI
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.signing import KEY
-from gate.commands.verdict_files import VerdictCommand
+from gate.commands import click_types
+from gate.commands.ci_files import VerdictCommand
+from gate.commands.click_types import NEW_FOLDER, PART_FILE, PLAN_FILE
+from gate.commands.evaluate import evaluate, policy_from_request
+from gate.commands.options import KEY, TRACKING_URI, CheckRequest, with_measuring
+from gate.commands.progress import spinner
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    limit_options,
+    machine_options,
+    run_with_limits,
+)
+from gate.errors import EvidenceError, StorageError
+from gate.sandbox.limits import CHECK_S
 
 if TYPE_CHECKING:
-    from gate.parity.workload import Workload
-    from gate.scale.crew import CheckedFile
-    from gate.scale.plan import MeasuringPlan
+    from rich.console import Console
+
+    from gate.distributed.plan import MeasurementPlan
+    from gate.distributed.worker_pool import CheckedFile
+    from gate.measure.job import EvaluationData
+
+
+@click.command("measure", short_help="Measure one unit of a plan.")
+@click.argument("plan", type=PLAN_FILE)
+@click.option("--unit", type=click.IntRange(min=0), required=True, metavar="K")
+@click.option(
+    "--lead", type=PART_FILE, metavar="PART",
+    help="The part of unit 0. Default: unit 0 is measured first, again: some seconds.",
+)  # fmt: skip
+@click.option("-o", "--output", type=click_types.PART, required=True, metavar="PART")
+@machine_options
+@limit_options(CHECK_S)
+@run_with_limits
+def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> CommandResult:
+    """Measure unit K, and write what it gave; a part that is whole already is left as it is, and
+    that of another unit is never overwritten.
+
+    \b
+    Examples:
+      gate measure plan.json --unit 0 -o part-0.json
+      gate measure plan.json --unit 17 --lead part-0.json -o part-17.json
+      gate measure plan.json --unit $SLURM_ARRAY_TASK_ID -o part-$SLURM_ARRAY_TASK_ID.json
+    """
+    from gate.distributed.plan import MeasurementPlan
+
+    planned = MeasurementPlan.open(plan)
+    done = _is_there(output, planned, unit)
+    if not done:
+        with spinner(f"measuring unit {unit} of {len(planned.units)}"):
+            from gate.distributed.plan import measure_unit
+
+            measure_unit(planned, unit, lead=lead).save(output)
+    outcome = "was there already" if done else "measured"
+    return CommandResult(
+        ExitCode.DONE,
+        {"unit": unit, "part": str(output), "measured": not done},
+        lambda console: console.print(f"unit {unit}  {outcome}: {output}"),
+    )
+
+
+def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
+    """Whether the file holds this unit, whole; what is torn or foreign is measured again. Raises
+    StorageError where it is another unit's."""
+    from gate.distributed.plan import UnitFile, named_unit
+
+    other = named_unit(click_types.head_of(output))
+    if other not in (None, unit):
+        raise StorageError(
+            f"{output} is the part of unit {other}. Name a file of its own for unit {unit}."
+        )
+    try:
+        return output.exists() and UnitFile.open(output, plan=plan).unit == unit
+    except EvidenceError:
+        return False
 
 
 @click.command(
@@ -36,7 +97,7 @@ if TYPE_CHECKING:
 @click.argument("plan", type=PLAN_FILE)
 @click.argument("parts", type=PART_FILE, nargs=-1, required=True)
 @click.option(
-    "-o", "--output", type=record_file.EVIDENCE, metavar="EVIDENCE",
+    "-o", "--output", type=click_types.EVIDENCE, metavar="EVIDENCE",
     help="Write the evidence here, besides the report.",
 )  # fmt: skip
 @click.option(
@@ -49,8 +110,10 @@ if TYPE_CHECKING:
 @click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
 @machine_options
 @limit_options(CHECK_S)
-@in_child
-def command(plan: Path, parts: tuple[Path, ...], output: Path | None, **options: Any) -> Outcome:
+@run_with_limits
+def merge_command(
+    plan: Path, parts: tuple[Path, ...], output: Path | None, **options: Any
+) -> CommandResult:
     """Fold what all units gave, in their order, measure what belongs to the whole, and judge.
 
     Unit 0 is measured here too, and must give what it gave to the others; its part may be left out.
@@ -64,18 +127,17 @@ def command(plan: Path, parts: tuple[Path, ...], output: Path | None, **options:
       gate merge plan.json parts/*.json --report report --name digits
       gate merge plan.json parts/*.json --json
     """
-    from gate.scale.merging import MergedParts
-    from gate.scale.plan import MeasuringPlan
+    from gate.distributed.plan import MeasurementPlan, MergedParts
 
-    planned = MeasuringPlan.open(plan)
+    planned = MeasurementPlan.open(plan)
     crew = MergedParts.of(planned, parts)
 
     @contextlib.contextmanager
-    def merged(checked: CheckedFile) -> Iterator[Workload]:
+    def merged(checked: CheckedFile) -> Iterator[EvaluationData]:
         with checked.as_planned(planned):
             yield replace(checked.workload, crew=crew, units=planned.assignment.most_units)
 
-    outcome = judged(
+    outcome = evaluate(
         _question(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)
     )
     if output is not None:
@@ -85,10 +147,10 @@ def command(plan: Path, parts: tuple[Path, ...], output: Path | None, **options:
     return outcome
 
 
-def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
+def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
     """As `gate check` was asked on the plan."""
     assignment = plan.assignment
-    return CheckQuestion(
+    return CheckRequest(
         model=Path(assignment.onnx),
         parts=(),
         chain=None,
@@ -126,3 +188,67 @@ def _question(plan: MeasuringPlan, options: dict[str, Any]) -> CheckQuestion:
         tracking_uri=options["tracking_uri"],
         verbose=options["verbose"],
     )
+
+
+@click.command("plan", short_help="Cut a check into units that many machines can measure.")
+@with_measuring
+@click.option(
+    "--units", type=click.IntRange(min=2), metavar="N",
+    help="At most so many, the lead included; each is a range of whole batches. Default: as gate "
+    "check cuts the samples.",
+)  # fmt: skip
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Of each worker, and of gate merge: another number sums in another order.",
+)  # fmt: skip
+@click.option("-o", "--output", type=click_types.PLAN, required=True, metavar="PLAN")
+@machine_options
+@limit_options(CHECK_S)
+@run_with_limits
+def plan_command(output: Path, units: int | None, threads: int, **question: Any) -> CommandResult:
+    """Write the plan of a check: digests of model, file and samples, the policy, and the units.
+
+    Unit 0, the lead, carries the noise floor by which the others are judged; gate merge measures
+    stability, probes and the search.
+
+    \b
+    Examples:
+      gate plan model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --units 64 -o plan.json
+      gate measure plan.json --unit 17 -o part-17.json
+      gate merge plan.json part-*.json -o evidence.json
+    """
+    policy = policy_from_request(question)
+    with spinner("reading model and samples"):
+        from gate.api import case_of
+        from gate.distributed.plan import MeasurementPlan
+        from gate.measure.job import EvaluationData, Reference
+        from gate.measure.work_units import MOST
+
+        reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
+        workload = EvaluationData.open(
+            question["inputs"],
+            labels=question["labels"],
+            batch_size=question["batch_size"],
+            preprocessing=question["preprocessing"],
+            decode_workers=question["decode_workers"],
+        )
+        case = case_of(question["model"], reference=reference, workload=workload, policy=policy)
+        case = replace(case, units=MOST if units is None else units - 1)
+        plan = MeasurementPlan.of(case, reference, workload, threads=threads)
+    plan.save(output)
+    return CommandResult(
+        ExitCode.DONE,
+        {"plan": str(output), "units": len(plan.units), "sha256": str(plan.digest())},
+        lambda console: _show(plan, output, console),
+    )
+
+
+def _show(plan: MeasurementPlan, output: Path, console: Console) -> None:
+    last = len(plan.units) - 1
+    console.print(f"plan    {output}, {plan.digest().short}: {last + 1} units, 0 to {last}")
+    console.print(f"next    gate measure {output} --unit 0 -o part-0.json")
+    if last:
+        console.print(
+            f"        gate measure {output} --unit 1 --lead part-0.json -o part-1.json, …"
+        )

@@ -1,43 +1,195 @@
-"""What this machine can prove, found by trying, and how to mend what it can't.
-
-A provider that is listed proves nothing: each is asked to run a tiny model.
-"""
+"""`gate doctor`: what this machine can prove."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import platform
+import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from gate.doctor.session import active_provider
-from gate.doctor.symptom import Diagnosis, State, Symptom
-from gate.errors import GateError, PackageMissing
-from gate.package import extras
-from gate.package.loaded import deaths
-from gate.records.runtime import CPU_PROVIDER, ORT, RUNTIMES
+import click
 
-__all__ = ["Diagnosis", "Symptom", "examine"]
+from gate import installation
+from gate.commands.options import TRACKING_URI
+from gate.commands.result import machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.commands.result import CommandResult
+
+
+def active_provider(provider: str) -> tuple[str, str]:
+    """The provider that runs a tiny model when `provider` is asked for, and what was said."""
+    import numpy as np
+
+    from gate.onnx_file.sessions import create_session
+    from gate.records.runtime import CPU_PROVIDER
+
+    def run() -> str:
+        wanted = [provider] if provider == CPU_PROVIDER else [provider, CPU_PROVIDER]
+        session = create_session(_tiny_model(), providers=wanted)
+        (total,) = session.run(None, {"x": np.array([1.0, 2.0], dtype=np.float32)})
+        if total.tolist() != [2.0, 4.0]:
+            raise RuntimeError(f"1 + 1 and 2 + 2 gave {total.tolist()}")
+        return str(session.get_providers()[0])
+
+    return quietly(run)
+
+
+def _tiny_model() -> bytes:
+    from onnx import TensorProto, helper
+
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "tiny",
+                              values[:1], values[1:])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
+    """Call, and catch what C libraries say on stderr meanwhile."""
+    from gate.onnx_file.sessions import captured_stderr
+
+    with captured_stderr() as lines:
+        result = call()
+    return result, "\n".join(lines)
+
+
+def reason_of(printed: str) -> str:
+    """What ONNX Runtime says about a library that it can't load, without its decoration."""
+    found = re.search(r"with error: ([^\n\x1b]+)", printed)
+    return found[1].strip() if found else " ".join(printed.split())[-200:] or "it gives no reason"
+
+
+State = Literal["ok", "missing", "absent"]
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One thing that was tried. `absent`: not on this machine, and nothing is wrong with that."""
+
+    name: str
+    state: State
+    seen: str
+    remedy: str | None = None
+    needed: bool = False
+    """True if nothing at all can be judged without it."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings."""
+
+    findings: tuple[Symptom, ...]
+
+    @property
+    def can_judge(self) -> bool:
+        """True if a file can be judged on the CPU of this machine."""
+        return all(finding.state == "ok" for finding in self.findings if finding.needed)
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-compatible dict."""
+        return {
+            "can_judge": self.can_judge,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+_STYLES = {"ok": "green", "missing": "bold red", "absent": "yellow"}
+
+
+@click.command("doctor", short_help="Show what this machine can prove.")
+@TRACKING_URI
+@machine_options
+def command(tracking_uri: str | None) -> CommandResult:
+    """Show what this machine can prove, and how to mend what it can't.
+
+    Every provider is asked to run a tiny model: that it is listed proves nothing. Exit code 0 if
+    files can be judged on the CPU, 2 if not.
+
+    \b
+    Examples:
+      gate doctor
+      gate doctor --json
+      gate doctor --tracking-uri http://127.0.0.1:5000
+    """
+    return _examine(tracking_uri)
+
+
+def _examine(given: str | None) -> CommandResult:
+    from gate.commands.options import tracking_uri
+    from gate.commands.progress import spinner
+    from gate.commands.result import CommandResult, ExitCode
+    from gate.storage.safe_text import redacted
+
+    address = tracking_uri(given)
+
+    def preflight() -> None:
+        from gate.mlflow_client.connection import check_server
+
+        check_server(address)
+
+    with spinner("trying what this machine can do"):
+        diagnosis = examine_machine(Path.cwd(), registry=redacted(address), preflight=preflight)
+    return CommandResult(
+        ExitCode.DONE if diagnosis.can_judge else ExitCode.NOT_JUDGED,
+        diagnosis.to_plain(),
+        lambda console: _show(diagnosis, console),
+    )
+
+
+def _show(diagnosis: Diagnosis, console: Console) -> None:
+    from rich.text import Text
+
+    from gate.report.terminal import print_table
+
+    rows = [
+        (Text(found.name), Text(found.state, style=_STYLES[found.state]), Text(found.seen))
+        for found in diagnosis.findings
+    ]
+    console.print(print_table(("what", "state", "seen"), rows))
+    for finding in diagnosis.findings:
+        if finding.remedy and finding.state != "ok":
+            console.print(Text(f"{finding.name}: {finding.remedy}"))
+    if diagnosis.can_judge:
+        console.print(Text("This machine can judge files on the CPU.", style="green"))
+    else:
+        console.print(Text("This machine can't judge files: mend what is missing.", "bold red"))
+
+
+# A provider that is listed proves nothing: each is asked to run a tiny model.
+
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
+
 _OTHER_MODULES = ("torchvision", "matplotlib", "rich")
+
 _NEEDED_FOR = {
-    "torch": f"gate check {extras.remedy(extras.TORCH)}",
-    "onnxruntime": f"gate check {extras.remedy(extras.ONNX_RUNTIME)}",
+    "torch": f"gate check {installation.remedy(installation.TORCH)}",
+    "onnxruntime": f"gate check {installation.remedy(installation.ONNX_RUNTIME)}",
     "torchvision": "gate preprocess compare --implementations torchvision needs it, and the "
     "pipeline: pip install torchvision, as it goes with your torch",
-    "matplotlib": f"a report with charts {extras.remedy('charts')}",
+    "matplotlib": f"a report with charts {installation.remedy('charts')}",
 }
 """What is not there, though nothing is broken."""
+
 _FREE_BYTES = 2 * 1024**3
 """A resnet's checkpoint, export, registry copy and reports, several times over."""
 
 
-def examine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Diagnosis:
+def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Diagnosis:
     """Try everything. `preflight` raises GateError if the registry (its address without secrets)
     can't be used; `folder` is where work would be written."""
+    from gate.installation import deaths
+
     deadly = deaths()
     return Diagnosis(
         (
@@ -61,7 +213,7 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
     yield Symptom("python", "ok", platform.python_version(), needed=True)
     for name in (*_NEEDED_MODULES, *_OTHER_MODULES):
         needed = name in _NEEDED_MODULES
-        again = f"Install it again: pip install --force-reinstall {extras.distribution(name)}"
+        again = f"Install it again: pip install --force-reinstall {installation.distribution(name)}"
         if name in deadly:
             yield Symptom(name, "missing", deadly[name], again, needed)
             continue
@@ -69,7 +221,7 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
             version = getattr(importlib.import_module(name), "__version__", None)
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything
-            if extras.is_installed(name):
+            if installation.is_installed(name):
                 yield Symptom(name, "missing", f"{type(error).__name__}: {error}", again, needed)
                 continue
             state: State = "missing" if needed else "absent"
@@ -78,26 +230,30 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
 
 def _one_onnxruntime() -> Symptom:
     """All packages write into one folder; which of them is imported is then luck."""
-    installed = [f"{name} {version}" for name, version in extras.onnx_runtimes().items()]
+    installed = [f"{name} {version}" for name, version in installation.onnx_runtimes().items()]
     if len(installed) < 2:
         return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")
     return Symptom(
         "one onnxruntime package",
         "missing",
         f"{' and '.join(installed)} overwrite each other",
-        f"pip uninstall {' '.join(extras.ONNX_RUNTIMES)}, then install the one you want. The "
+        f"pip uninstall {' '.join(installation.ONNX_RUNTIMES)}, then install the one you want. The "
         "runtime openvino needs none of them: pip install 'parity-gate[openvino]'.",
     )
 
 
 def _cpu_session() -> Symptom:
-    if not extras.is_installed(extras.ONNX_RUNTIME):
+    from gate.records.runtime import CPU_PROVIDER
+
+    if not installation.is_installed(installation.ONNX_RUNTIME):
         remedy = "Install ONNX Runtime: see onnxruntime."
         return Symptom("ort-cpu", "missing", "ONNX Runtime is not installed", remedy, needed=True)
     try:
         active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
-        again = f"pip install --force-reinstall {extras.distribution(extras.ONNX_RUNTIME)}"
+        again = (
+            f"pip install --force-reinstall {installation.distribution(installation.ONNX_RUNTIME)}"
+        )
         remedy = f"Install ONNX Runtime again: {again}"
         return Symptom(
             "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True
@@ -107,14 +263,12 @@ def _cpu_session() -> Symptom:
 
 
 def _cuda() -> tuple[Symptom, ...]:
-    needed = (extras.TORCH, extras.ONNX_RUNTIME)
-    lacks = [name for name in needed if not extras.is_installed(name)]
+    needed = (installation.TORCH, installation.ONNX_RUNTIME)
+    lacks = [name for name in needed if not installation.is_installed(name)]
     if lacks:
         observation = f"not tried without {' and '.join(lacks)}"
         return (Symptom("CUDA", "absent", observation, "Install what is named above first."),)
     try:
-        from gate.doctor.cuda import cuda
-
         return tuple(cuda())
     except Exception as error:  # torch or ONNX Runtime itself is broken; they are named above
         remedy = "Mend torch and onnxruntime first."
@@ -123,8 +277,10 @@ def _cuda() -> tuple[Symptom, ...]:
 
 def _runtimes() -> Iterator[Symptom]:
     """Those beside the ones that are tried above."""
+    from gate.records.runtime import ORT, RUNTIMES
+
     try:
-        from gate.runtimes.listing import listed
+        from gate.runtimes.selection import listed
 
         rows = [row for row in listed() if row.name not in RUNTIMES and row.kind != ORT]
     except Exception as error:
@@ -144,6 +300,8 @@ def _runtimes() -> Iterator[Symptom]:
 
 
 def _registry(registry: str, preflight: Callable[[], None]) -> Symptom:
+    from gate.errors import GateError, PackageMissing
+
     try:
         preflight()
     except PackageMissing as error:
@@ -158,7 +316,7 @@ def _dvc() -> Symptom:
     try:
         return Symptom("DVC", "ok", metadata.version("dvc"))
     except metadata.PackageNotFoundError:
-        remedy = f"make repro {extras.remedy('pipeline')}. gate check needs no DVC."
+        remedy = f"make repro {installation.remedy('pipeline')}. gate check needs no DVC."
         return Symptom("DVC", "absent", "not installed", remedy)
 
 
@@ -168,3 +326,102 @@ def _disk(folder: Path) -> Symptom:
     if free >= _FREE_BYTES:
         return Symptom("disk", "ok", free_space)
     return Symptom("disk", "missing", free_space, f"Free at least {_FREE_BYTES / 1024**3:.0f} GiB.")
+
+
+_DRIVER_LIBRARY = "libcuda.so.1"
+
+_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+
+_REPLACE = f"pip uninstall onnxruntime; {_INSTALL}"
+"""Never the second without the first: the packages overwrite each other's files."""
+
+
+def cuda() -> Iterator[Symptom]:
+    """Device, libraries, provider. Where there is no device, what lacks is absent, not missing."""
+    from gate.runtimes.ort import cuda_absent_reason, cuda_unusable_reason
+
+    if sys.platform == "darwin":
+        yield Symptom("CUDA device", "absent", "there is no CUDA on macOS")
+        return
+    absent = cuda_absent_reason()
+    unusable = None if absent else cuda_unusable_reason()
+    if absent:
+        yield Symptom("CUDA device", "absent", absent)
+    elif unusable:
+        yield Symptom("CUDA device", "missing", unusable, "Check the driver with nvidia-smi.")
+    else:
+        yield Symptom("CUDA device", "ok", _device())
+    yield _cuda_libraries(device=absent is None)
+    yield _cuda_session(device=absent is None)
+
+
+def _device() -> str:
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+
+
+def _cuda_libraries(*, device: bool) -> Symptom:
+    """The shared libraries that ONNX Runtime's CUDA provider needs, each loaded by name."""
+    import onnxruntime
+
+    version = getattr(onnxruntime, "cuda_version", "")
+    if not version:
+        observation = "this build of ONNX Runtime has no CUDA"
+        remedy = _REPLACE if device else f"Nothing, without a CUDA device. With one: {_REPLACE}"
+        return Symptom("CUDA libraries", "absent", observation, remedy)
+    quietly(onnxruntime.preload_dlls)
+    missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
+    if not missing:
+        return Symptom("CUDA libraries", "ok", f"all for CUDA {version}")
+    remedies = []
+    if _DRIVER_LIBRARY in missing:
+        remedies.append("libcuda.so.1 comes with the NVIDIA driver: install the driver, or start "
+                        "the container with --gpus all.")  # fmt: skip
+    if set(missing) - {_DRIVER_LIBRARY}:
+        remedies.append(f"The others: {_INSTALL}")
+    state: State = "missing" if device else "absent"
+    return Symptom("CUDA libraries", state, f"not there: {', '.join(missing)}", " ".join(remedies))
+
+
+def _library_names(cuda: int) -> tuple[str, ...]:
+    cufft = cuda - 1  # CUDA 12 has cuFFT 11, CUDA 13 has cuFFT 12
+    return (
+        _DRIVER_LIBRARY,
+        f"libcudart.so.{cuda}",
+        f"libcublasLt.so.{cuda}",
+        f"libcublas.so.{cuda}",
+        f"libnvrtc.so.{cuda}",
+        f"libcufft.so.{cufft}",
+        "libcurand.so.10",
+        "libcudnn.so.9",
+    )
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _cuda_session(*, device: bool) -> Symptom:
+    import onnxruntime
+
+    from gate.records.runtime import CUDA_PROVIDER
+
+    listed = CUDA_PROVIDER in onnxruntime.get_available_providers()
+    if not listed:
+        observation = "this build of ONNX Runtime does not list the CUDA provider"
+        remedy = "See CUDA libraries."
+        return Symptom("ort-cuda", "missing" if device else "absent", observation, remedy)
+    try:
+        active, printed = active_provider(CUDA_PROVIDER)
+    except Exception as error:
+        active, printed = "none", f"{type(error).__name__}: {error}"
+    if active == CUDA_PROVIDER:
+        return Symptom("ort-cuda", "ok", f"ran a model on {active}")
+    observation = f"listed, but {active} is what runs: {reason_of(printed)}"
+    remedy = "Mend what is named above under CUDA; until then only the CPU can be judged."
+    return Symptom("ort-cuda", "missing" if device else "absent", observation, remedy)

@@ -1,43 +1,393 @@
-"""The judging itself: what `gate check` does with its options, and `gate merge` with a plan."""
+"""Shared by `check` and `merge`: measure, decide, write the report."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.commands.against import Against
-from gate.commands.check_question import CheckQuestion
-from gate.commands.checked import Checked
-from gate.commands.cluster import SharedOut
-from gate.commands.loading import loading
-from gate.commands.next_steps import addressed
-from gate.commands.options import tracking_uri
-from gate.commands.outcome import Outcome
-from gate.commands.progress import bar
-from gate.commands.reported import write_for_others
-from gate.commands.signing import Signing
-from gate.commands.status import Status
-from gate.commands.tracked import runs_of_check
+from gate.commands.loaders import Against, Signing
+from gate.commands.options import _OF_CLUSTER, CheckRequest, tracking_uri
+from gate.commands.progress import loading, progress_bar
+from gate.commands.result import CommandResult, ExitCode
+from gate.errors import GateError, PolicyError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rich.console import Console
 
+    from gate.api import EvaluationResult
+    from gate.distributed.worker_pool import CheckedFile
+    from gate.measure.job import EvaluationData, Reference
+    from gate.mlflow_client.runs import RunLogger, Runs
+    from gate.policy.policy import Policy, Precision, Task
+    from gate.preprocess.spec import PreprocessSpec
+    from gate.storage.digest import Digest
+    from gate.summary.summarize import SummaryInputs
+    from gate.summary.summary import Summary
+
+
+def policy_from_request(question: Mapping[str, Any]) -> Policy:
+    """The policy of the file or the built-in one, with the roles and the task of the options."""
+    task = question["task"]
+    policy = own_or_built_in(question["policy"], question["precision"], task=task)
+    stated = dict(question["roles"])
+    if stated or task:
+        policy = policy.with_answers(outputs=stated, task=task)
+    if question["runtimes"]:
+        from gate.runtimes.selection import with_runtime
+
+        for name in question["runtimes"]:
+            policy = with_runtime(policy, name)
+    if question["settings"]:
+        from gate.policy.overrides import with_overrides
+
+        policy = with_overrides(policy, dict(question["settings"]))
+    return policy
+
+
+def own_or_built_in(
+    path: Path | None, precision: Precision | None, *, task: Task | None = None
+) -> Policy:
+    """The policy of a file, or the built-in one of a precision. Raises PolicyError for both."""
     from gate.policy.policy import Policy
 
+    if path and precision:
+        raise PolicyError(
+            f"--precision chooses a built-in policy, and {path} is one of your own: say precision "
+            "there, with bounds that fit it. gate init --precision writes one to begin with."
+        )
+    return Policy.from_file(path) if path else Policy.built_in(precision or "exact", task=task)
 
-def judged(
-    question: CheckQuestion,
+
+SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
+"""Gives the workload of a check with those who measure it."""
+
+
+def measured_by(question: CheckRequest) -> AbstractContextManager[SharedOut]:
+    """How `gate.commands.evaluate.evaluate` shares out the samples. Those who measure them start on
+    entering, as far as their number was asked for. Raises UsageError for options of the other
+    engine."""
+    if question["engine"] == "processes":
+        _refuse_cluster(question)
+        return _by_processes(question["jobs"])
+    if question["jobs"] is not None:
+        raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
+    from gate.distributed.worker_pool import set_switches
+
+    set_switches()
+    return _by_cluster(question)
+
+
+@contextlib.contextmanager
+def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
+    from gate.distributed.early import early_processes
+
+    with early_processes(0 if jobs in (None, 1) else jobs) as early:
+        yield lambda checked: checked.by_processes(jobs, early=early)
+
+
+@contextlib.contextmanager
+def _by_cluster(question: CheckRequest) -> Iterator[SharedOut]:
+    from gate.distributed.cluster_early import EarlyActors
+    from gate.distributed.worker_pool import Cluster
+
+    cluster = Cluster(
+        address=question["address"],
+        workers=question["workers"],
+        cpus=question["cpus_per_worker"],
+        gpus=question["gpus_per_worker"],
+    )
+    with EarlyActors.started(cluster) as early:
+        yield lambda checked: checked.by_cluster(early)
+
+
+def _refuse_cluster(question: CheckRequest) -> None:
+    given: dict[str, Any] = dict(question)
+    for name, default in _OF_CLUSTER.items():
+        if given[name] != default:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for a cluster. Say --engine ray, too.")
+
+
+def addressed(story: Summary, options: Mapping[str, Any], *, policy: Policy) -> Summary:
+    """With the names of the files in its commands; what judges again is this command line. No
+    password stands in them: reports are kept and sent. `policy`: by which it was judged."""
+    from gate.storage.safe_text import without_passwords
+
+    named = {
+        "MODEL.onnx": options["model"],
+        "SAMPLES": without_passwords(options["inputs"]),
+        "CHECKPOINT": options["checkpoint"],
+        "DIR": options["report"],
+        "SPEC": options["preprocessing"],
+        "PICTURES": next(iter(options["pictures"]), None),
+        "NAME": options["name"] or options["against"],
+    }
+    story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
+    line, first = click.get_current_context().obj, story.steps[0].command or ""
+    if first.startswith("gate promote "):
+        story = story.with_command("gate promote ", " ".join([first, *_of_promote(options)]))
+    commands = [step.command for step in story.steps if step.command]
+    looking = [command for command in commands if command.startswith("gate locate ")]
+    if looking:
+        whole = " ".join([looking[0], *_of_locate(options, policy)])
+        story = story.with_command("gate locate ", whole)
+    again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
+    if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
+        again = _untried(again)
+    return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
+
+
+def _untried(words: list[str]) -> list[str]:
+    """The command line without --set, by the policy into which the values are to be written."""
+    pairs = zip(["", *words], words, strict=False)
+    kept = [word for before, word in pairs if before != "--set" and word.split("=")[0] != "--set"]
+    return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
+
+
+def _of_locate(options: Mapping[str, Any], policy: Policy) -> list[str]:
+    """The options by which gate locate sees the same numbers, quoted for a shell."""
+    built_in = options["policy"] is None and policy.precision != "exact"
+    given = {
+        "--preprocessing": options["preprocessing"],
+        "--policy": options["policy"],
+        "--precision": policy.precision if built_in else None,
+    }
+    return [f"{name} {shlex.quote(str(value))}" for name, value in given.items() if value]
+
+
+def _of_promote(options: Mapping[str, Any]) -> list[str]:
+    """The options without which gate promote would look elsewhere, quoted for a shell."""
+    from click.core import ParameterSource
+
+    from gate.storage.safe_text import without_passwords
+
+    source = click.get_current_context().get_parameter_source("state")
+    given = {
+        "--policy": options["policy"],
+        "--preprocessing": options["preprocessing"],
+        "--tracking-uri": options["tracking_uri"],
+        "--key": options["key"],
+        "--state": options["state"] if source is ParameterSource.COMMANDLINE else None,
+    }
+    return [
+        f"{name} {shlex.quote(without_passwords(str(value)))}"
+        for name, value in given.items()
+        if value is not None
+    ]
+
+
+def write_report(
+    report: Path, verdicted: EvaluationResult, *, story: Summary, spec: PreprocessSpec | None
+) -> None:
+    """Write the records, the page, the table of samples, and the worst of them as pictures.
+
+    Raises StorageError.
+    """
+    from gate.measure import artifacts
+    from gate.records.layout import PICTURES, SAMPLES
+    from gate.report import folder
+
+    verdicted.samples.save(report / SAMPLES)
+    worst = artifacts.thumbnails(verdicted.case.samples, verdicted.evidence, spec)
+    artifacts.save(report / PICTURES, worst)
+    # Last, because the page shows the pictures that are there.
+    folder.write_report(
+        report,
+        verdicted.decision,
+        verdicted.evidence,
+        story=story,
+        explanation=verdicted.explanation,
+    )
+
+
+def write_for_others(
+    report: Path, verdicted: EvaluationResult, *, compared: bool, signing: Signing
+) -> None:
+    """Sign what was measured and decided, as it is in memory, before any of it is written; then
+    write what `gate promote` and consumers read: both statements, the policy as it was applied, the
+    change, where the file was `compared` with the champion, and of what passed the golden vectors.
+    Nothing of an earlier report stays.
+
+    Raises KeyUnusable; DigestMismatch where the file is another by now; StorageError.
+    """
+    from gate.records.layout import CHANGE, GOLDEN, POLICY
+    from gate.signing.subjects import statement_subjects
+
+    golden = _write_golden(report / GOLDEN, verdicted)
+    evidence, onnx_path = verdicted.evidence, verdicted.case.candidate.path
+    signing.statements(
+        evidence,
+        verdicted.decision,
+        policy=verdicted.policy,
+        subjects=statement_subjects(onnx_path, evidence, golden=golden),
+    ).write(report)
+    verdicted.policy.save(report / POLICY)
+    if compared:
+        verdicted.change.save(report / CHANGE)
+    else:
+        (report / CHANGE).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def report_folder(report: Path | None) -> Iterator[Path]:
+    """The folder that was asked for, else one that is gone afterwards."""
+    from gate.storage.files import temporary_folder
+
+    if report is not None:
+        yield report
+        return
+    with temporary_folder() as folder:
+        yield folder
+
+
+def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
+    """What a consumer of a file that passed will compare with; else nothing of an earlier one.
+    Gives the digest of golden.json, from memory."""
+    from gate.golden.folder import GOLDEN_JSON
+    from gate.measure.artifacts import write_golden_of
+    from gate.storage.digest import Digest
+
+    if not verdicted.decision.passed:
+        (folder / GOLDEN_JSON).unlink(missing_ok=True)
+        return None
+    golden = write_golden_of(folder, verdicted.case, evidence=verdicted.evidence)
+    return Digest.of_bytes(golden.file_bytes())
+
+
+def open_runs(uri: str, experiment: str | None) -> Runs:
+    """The experiment's runs. Raises the RegistryErrors within seconds if nothing answers."""
+    from gate.mlflow_client.runs import EXPERIMENT, Runs
+
+    return Runs(uri, experiment=experiment or EXPERIMENT)
+
+
+def runs_of_check(
+    *, track: bool, uri: str | None, experiment: str | None, model: str | None
+) -> Runs | None:
+    """Where `gate check --track` writes, looked for before anything is measured; None without
+    `--track`. `model`: the registered model that the check is about, if it is about one.
+
+    Raises UsageError for options that go with it, and the RegistryErrors.
+    """
+    if track:
+        return open_runs(tracking_uri(uri), experiment)
+    if uri is not None and model is None:
+        raise click.UsageError(
+            "--tracking-uri says where --track writes, --against looks and the model of --name "
+            "is: give one of them, too."
+        )
+    return None
+
+
+def tracked(
+    runs: Runs, judgement: SummaryInputs, *, folder: Path, inputs: str, remember: bool
+) -> dict[str, Any]:
+    """Write the record on a new run; gives what `--json` says of it.
+
+    The judgement stands whatever becomes of its record: a server that fails now is told, and
+    `gate promote` writes the record anew. `remember`: name the run in the folder of the report.
+    """
+    from gate.mlflow_client.log_evaluation import log_evaluation
+
+    try:
+        with runs.new("gate check") as page:
+            log_evaluation(page, judgement, folder=folder, inputs=inputs)
+        if remember:
+            runs.remember(page, folder)
+    except GateError as error:
+        return {"run_id": None, "experiment_id": None, "address": None, "error": str(error)}
+    return {
+        "run_id": page.run_id,
+        "experiment_id": page.experiment_id,
+        "address": page.location,
+        "error": None,
+    }
+
+
+@contextmanager
+def page_of_release(
+    runs: Runs, judgement: SummaryInputs, *, report: Path, twin: SummaryInputs | None
+) -> Iterator[RunLogger]:
+    """The page of the release's run: that which `gate check --track` wrote, else a new one with the
+    whole record, which ends with the promotion. Raises the RegistryErrors."""
+    from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
+
+    found = runs.recorded(report, judgement.decision)
+    with runs.new("gate promote") if found is None else runs.again(found) as page:
+        if found is None:
+            log_evaluation(page, judgement, folder=report)
+        if twin is not None:
+            write_twin(page, twin, exact=judgement.decision)
+        yield page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The file that was judged, by which policy, and where its report goes."""
+
+    model: Path
+    policy: Path | None
+    """None: the built-in one."""
+    report: Path | None
+    """None: nobody asked for one."""
+    verdicted: EvaluationResult
+    judgement: SummaryInputs
+
+    def write(
+        self, reference: Reference, *, inputs: str, runs: Runs | None
+    ) -> dict[str, Any] | None:
+        """The report where one is asked for, and the run; gives what there is to say of the run.
+        Raises StorageError, and as `tracked`."""
+        wanted = self.report is not None
+        if not wanted and runs is None:
+            return None
+        with report_folder(self.report) as report:
+            write_report(report, self.verdicted, story=self.judgement.story, spec=reference.spec)
+            if runs is None:
+                return None
+            return tracked(runs, self.judgement, folder=report, inputs=inputs, remember=wanted)
+
+    def show(self, console: Console, *, run: dict[str, Any] | None, verbose: bool) -> None:
+        """Print it. `run`: what there is to say of the run."""
+        from gate.report.terminal import print_summary
+        from gate.storage.safe_text import make_printable
+
+        story, policy = self.judgement.story, self.verdicted.policy
+        print_summary(story, console, verbose=verbose)
+        subject = story.subject
+        origin = f"of {self.policy}" if self.policy else "built in"
+        stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
+        console.print(
+            "file    " + make_printable(
+                f"{self.model}, {subject.sha256.short}, opset {subject.opset}; "
+                f"policy {origin}, task {policy.task}, precision {policy.precision}{stated}"
+            )
+        )  # fmt: skip
+        if self.report is not None:
+            console.print(f"report  {self.report / 'report.html'}")
+            console.print(f"signed  by {make_printable(subject.signed_by or 'nobody')}")
+        if run is not None:
+            shown = run["address"] or f"not written, the verdict stands: {run['error']}"
+            console.print(f"run     {make_printable(shown)}")
+
+
+def evaluate(
+    question: CheckRequest,
     policy: Policy,
     measured_by: AbstractContextManager[SharedOut],
-) -> Outcome:
+) -> CommandResult:
     """Measure, decide, and write what is asked for. `measured_by`: who measures.
 
     Raises GateError where nothing can be judged.
     """
-    from gate.preprocess.dumped import read_dumped
+    from gate.preprocess.pictures import read_dumped_tensors
 
     signing = Signing.of_report(
         question["report"],
@@ -52,18 +402,18 @@ def judged(
         model=question["against"] or question["name"],
     )
     labels = question["labels"]
-    dumped = read_dumped(question["tensors"])
+    dumped = read_dumped_tensors(question["tensors"])
 
     with measured_by as shared_out:
         with loading():  # after what is wrong without them
-            from gate.front_door import Reference, check
-            from gate.parity.workload import Workload
-            from gate.scale.crew import CheckedFile
-            from gate.storage.temporary import temporary_folder
-            from gate.story.judgement import Judgement
+            from gate.api import check
+            from gate.distributed.worker_pool import CheckedFile
+            from gate.measure.job import EvaluationData, Reference
+            from gate.storage.files import temporary_folder
+            from gate.summary.summarize import SummaryInputs
 
             workload = replace(
-                Workload.open(
+                EvaluationData.open(
                     question["inputs"],
                     labels=labels,
                     batch_size=question["batch_size"],
@@ -74,7 +424,7 @@ def judged(
                 dumped=dumped,
                 recordings=_recordings(question),
             )
-            reference = Reference.load(
+            reference = Reference.from_factory(
                 question["reference"],
                 checkpoint=question["checkpoint"],
                 preprocessing=question["preprocessing"],
@@ -86,7 +436,7 @@ def judged(
                 champion = against.champion(policy=policy, into=served)
                 workload = replace(workload, against=champion)
             checked_file = CheckedFile(question["model"], reference, workload, policy)
-            with shared_out(checked_file) as shared, bar("measuring") as progress:
+            with shared_out(checked_file) as shared, progress_bar("measuring") as progress:
                 verdicted = check(
                     question["model"],
                     reference=reference,
@@ -95,7 +445,7 @@ def judged(
                     progress=progress,
                 )
     decision, evidence = verdicted.decision, verdicted.evidence
-    judgement = Judgement(
+    judgement = SummaryInputs(
         decision=decision,
         evidence=evidence,
         policy=verdicted.policy,
@@ -118,8 +468,8 @@ def judged(
     )
     run = checked.write(reference, inputs=question["inputs"], runs=runs)
     story = judgement.story
-    return Outcome(
-        Status.of_verdict(decision.verdict.value),
+    return CommandResult(
+        ExitCode.of_verdict(decision.verdict.value),
         {
             "verdict": decision.verdict.value,
             "task": verdicted.policy.task,
@@ -134,7 +484,7 @@ def judged(
     )
 
 
-def _recordings(question: CheckQuestion) -> dict[str, Path]:
+def _recordings(question: CheckRequest) -> dict[str, Path]:
     """By name, each once."""
     recordings = dict(question["recorded"])
     if len(recordings) < len(question["recorded"]):

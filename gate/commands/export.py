@@ -1,25 +1,369 @@
-"""`gate quantize`: the static int8 twin of an exported file, or of a release of several."""
+"""`gate export`, `gate quantize`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import click
 
-from gate.commands.given import NEW_FILE, SAMPLES, Factory
-from gate.commands.loading import loading
-from gate.commands.options import CHECKPOINT, MODEL
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import bar
-from gate.commands.status import Status
+from gate.commands.click_types import NEW_FILE, SAMPLES, SETTINGS_FILE, SPEC_FILE, Factory
+from gate.commands.options import CHECKPOINT, FACTORY, MODEL, STRATEGIES, WEIGHTS
+from gate.commands.progress import loading, progress_bar, spinner
+from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.export.quantize_settings import QuantizeSettings
-    from gate.export.quantized import Quantized
-    from gate.parts.quantized import QuantizedRelease
+    from gate.export.export import Exported
+    from gate.export.quantize import Quantized, QuantizeSettings
+    from gate.multi_file.quantize import QuantizedRelease
+    from gate.records.evidence import TensorSpec
+    from gate.records.export import ExportSettings
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
+
+_DOMAIN = re.compile(r"(?P<domain>\S+)=(?P<version>\d+)")
+
+_ALL = "all"
+
+_PLAIN = ("strategy", "opset", "autograd_inlining", "operator_export_type")
+
+_SWITCHES = ("keep_initializers_as_inputs", "verbose")
+
+_TYPES = ("ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH")
+
+
+class SettingOptions(TypedDict):
+    """The options, as parsed. None: as the file or the default has it."""
+
+    strategy: str | None
+    opset: int | str | None
+    dynamic: tuple[str, ...]
+    output_names: str | None
+    settings: Path | None
+    lint: bool
+    keep_initializers_as_inputs: bool
+    custom_opset: tuple[str, ...]
+    autograd_inlining: bool | None
+    export_modules_as_functions: tuple[str, ...]
+    operator_export_type: str | None
+    verbose: bool
+
+
+class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
+    name = "opset"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """`auto` or a number; which ones, the settings know."""
+        if value == "auto":
+            return "auto"
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
+        return int(value)
+
+
+_OPTIONS = (
+    click.option(
+        "--strategy", type=click.Choice(["ladder", *STRATEGIES]),
+        help="ladder (default): the first of the others that carries.",
+    ),
+    click.option(
+        "--opset", type=_Opset(), metavar="13|auto",
+        help="auto (default without --settings): the lowest from 13 on that works.",
+    ),
+    click.option(
+        "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
+        help="An axis of an input or output that may have any size, beside the batch. Those of "
+        "outputs follow; one that is named has to move with another size. Repeatable.",
+    ),
+    click.option(
+        "--output-names", metavar="A,B",
+        help="In the order of the returned tensors. Default: the keys and fields of what forward "
+        "returns, in their order, else output_0, output_1, or output.",
+    ),
+    click.option(
+        "--settings", type=SETTINGS_FILE, metavar="FILE.yaml",
+        help="YAML with an 'export:' section, such as params.yaml; options go before it.",
+    ),
+    click.option(
+        "--lint/--no-lint", default=True, show_default=True,
+        help="Try no strategy that gets the model's source wrong by the rules of gate lint.",
+    ),
+    click.option(
+        "--keep-initializers-as-inputs", is_flag=True,
+        help="List the weights among the inputs, too: a caller may give others.",
+    ),
+    click.option(
+        "--custom-opset", multiple=True, metavar="DOMAIN=VERSION",
+        help="The version of a domain that is not ONNX's own; not with dynamo. Repeatable.",
+    ),
+    click.option(
+        "--autograd-inlining/--no-autograd-inlining", default=None,
+        help="Whether an autograd.Function is written by what it computes (default), or left to "
+        "a symbolic function for prim::PythonOp; not with dynamo.",
+    ),
+    click.option(
+        "--export-modules-as-functions", multiple=True, metavar="all|CLASS",
+        help="Write the modules of this class as functions of the file; with --strategy direct. "
+        "Repeatable.",
+    ),
+    click.option(
+        "--operator-export-type", type=click.Choice(_TYPES),
+        help="ONNX (default), or write operators that ONNX has not as they are: no runtime of the "
+        "gate runs such a file. Not with dynamo, nor with a ladder.",
+    ),
+    click.option(
+        "--verbose", is_flag=True,
+        help="Keep what the exporter tells of its work as MODEL.onnx.export.log.",
+    ),
+)  # fmt: skip
+
+
+def setting_options(command: Command) -> Command:
+    """Add the options to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def settings_of(given: SettingOptions) -> ExportSettings:
+    """The settings. Raises PolicyError and click's BadParameter."""
+    from pydantic import ValidationError
+
+    from gate.errors import PolicyError
+    from gate.records.export import ExportSettings
+    from gate.storage.yaml_section import first_problem, load_section
+
+    path = given["settings"]
+    base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
+    try:
+        return ExportSettings(**{**dict(base), **dict(_changes(given, base))})
+    except ValidationError as error:
+        raise PolicyError(first_problem(error)) from error
+
+
+def _changes(given: SettingOptions, base: ExportSettings) -> Iterator[tuple[str, Any]]:
+    plain = {name: given.get(name) for name in _PLAIN}
+    yield from ((name, value) for name, value in plain.items() if value is not None)
+    yield from ((name, True) for name in _SWITCHES if given.get(name))
+    if not given["lint"]:
+        yield "lint", "off"
+    if (names := given["output_names"]) is not None:
+        yield "output_names", tuple(names.split(","))
+    if given["dynamic"]:
+        axes = {name: dict(labels) for name, labels in base.dynamic_axes.items()}
+        for text in given["dynamic"]:
+            name, axis, label = _axis(text)
+            axes.setdefault(name, {})[axis] = label
+        yield "dynamic_axes", axes
+    if given["custom_opset"]:
+        yield "custom_opsets", {**base.custom_opsets, **dict(map(_opset, given["custom_opset"]))}
+    if classes := given["export_modules_as_functions"]:
+        yield "export_modules_as_functions", True if _ALL in classes else classes
+
+
+def _axis(text: str) -> tuple[str, int, str]:
+    parsed = _AXIS.fullmatch(text)
+    if parsed is None:
+        raise click.BadParameter(
+            f"{text!r} is not NAME:AXIS=LABEL, such as image:2=height", param_hint="--dynamic"
+        )
+    return parsed["name"], int(parsed["axis"]), parsed["label"]
+
+
+def _opset(text: str) -> tuple[str, int]:
+    parsed = _DOMAIN.fullmatch(text)
+    if parsed is None:
+        raise click.BadParameter(
+            f"{text!r} is not DOMAIN=VERSION, such as com.microsoft=1", param_hint="--custom-opset"
+        )
+    return parsed["domain"], int(parsed["version"])
+
+
+SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
+"""Name to module and function."""
+
+
+class _Question(SettingOptions):
+    """The options, as parsed."""
+
+    factory: str
+    example_input: Path
+    output: Path
+    checkpoint: Path | None
+    preprocessing: Path | None
+    submodule: str | None
+
+
+@click.command(
+    "export", cls=Dispatch, subcommands=SUBCOMMANDS,
+    short_help="Export a PyTorch model to an ONNX file.",
+)  # fmt: skip
+@FACTORY
+@click.option(
+    "--example-input", type=SAMPLES, required=True, metavar="FILE",
+    help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays that are named "
+    "as arguments of forward go there, batch.image into a dict or tuple; others by position.",
+)  # fmt: skip
+@click.option(
+    "--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="The file to write."
+)
+@WEIGHTS
+@click.option(
+    "--submodule", metavar="PATH",
+    help="Export this module of the model, model.bbox_head, as a part of a release of several "
+    "files. --example-input has its inputs.",
+)  # fmt: skip
+@setting_options
+@click.option(
+    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
+    help="How pictures become the input (gate preprocess): its digest goes into the file.",
+)  # fmt: skip
+@machine_options
+def command(**question: Unpack[_Question]) -> CommandResult:
+    """Export the model of FACTORY to one ONNX file that says how it was made.
+
+    FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
+    Of a ladder, the first strategy carries whose file is valid and computes what the model
+    computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
+    the file's metadata. MODEL.onnx.export.json holds all that is known of the export, for
+    gate check --export-record. Whether the file is exact, gate check judges.
+
+    Every setting, and what becomes of it in the file: docs/export.md.
+
+    Exit code 0: done; 1: refused by the rules of gate lint; 2: could not. What the exporters
+    printed is then in MODEL.onnx.export.log.
+
+    \b
+    Examples:
+      gate export mypackage.models:build --example-input samples.npy --output model.onnx
+      gate export mypackage.models:build --checkpoint model.safetensors --opset 13 \\
+          --example-input samples.npz --output model.onnx --dynamic image:2=height
+      gate export mypackage.models:build --submodule encoder --example-input samples.npy \\
+          --output encoder.onnx
+      gate export mypackage.models:build --example-input samples.npy --output model.onnx \\
+          --strategy dynamo --json
+    """
+    from gate.errors import ExportRefused
+
+    try:
+        with spinner("exporting"):
+            return _export(question)
+    except ExportRefused as refused:
+        return _refused(str(refused))
+
+
+def _refused(why: str) -> CommandResult:
+    from gate.storage.safe_text import make_printable
+
+    lines = [make_printable(line) for line in why.splitlines()]
+    return CommandResult(
+        ExitCode.REJECTED,
+        {"refused": lines},
+        lambda console: console.print("\n".join(lines), style="bold red", markup=False),
+    )
+
+
+def _export(question: _Question) -> CommandResult:
+    import warnings
+
+    from gate.data.samples import SampleSet
+    from gate.export.export import log_of, self_check, staged
+    from gate.measure.job import Reference
+    from gate.multi_file.chain_model import module_of
+    from gate.onnx_file.tested_file import ExportNote, note_path
+
+    settings = settings_of(question)
+    reference = Reference.from_factory(
+        question["factory"],
+        checkpoint=question["checkpoint"],
+        preprocessing=question["preprocessing"],
+    )
+    model, path = reference.model, question["submodule"]
+    if path is not None:
+        model = module_of(model, path, part=path)
+    samples = SampleSet.open(question["example_input"])
+    example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
+        with staged(
+            model,
+            example,
+            settings=settings,
+            output=question["output"],
+            source=reference.source,
+        ) as exported:
+            checked = self_check(model, exported, example)
+    note = note_path(question["output"])
+    ExportNote.of(exported.subject, exported.record).save(note)
+    plain = {
+        "file": str(question["output"]),
+        "record": str(note),
+        "subject": exported.subject.to_plain(),
+        "export": exported.record.to_plain(),
+        "source": reference.source.to_plain(),
+        "self_check": checked,
+        "log": str(log_of(question["output"])) if settings.verbose else None,
+    }
+    return CommandResult(
+        ExitCode.DONE, plain, lambda out: _export_show(question, exported, checked, out)
+    )
+
+
+def _export_show(
+    question: _Question, exported: Exported, checked: dict[str, float], console: Console
+) -> None:
+    from gate.export.export import log_of
+    from gate.onnx_file.tested_file import note_path
+    from gate.storage.safe_text import make_printable
+
+    subject, record, output = exported.subject, exported.record, question["output"]
+    weights = f" --checkpoint {question['checkpoint']}" if question["checkpoint"] else ""
+    rows = [
+        ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
+        *(("data", str(output.with_name(name))) for name in subject.external_data),
+        ("record", str(note_path(output))),
+        *(("log", str(log_of(output))) for _ in range(exported.settings.verbose)),
+        ("strategy", f"{record.strategy}, opset {subject.opset}"),
+        *(("  not by", line) for line in record.rungs),
+        *(("input", _spec(spec)) for spec in subject.inputs),
+        *(("output", _spec(spec)) for spec in subject.outputs),
+        ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())
+         or "not possible: no runtime of the gate runs this file"),
+        *(("look at", f"{f.code} {f.level} at {f.place}: {f.message}")
+          for f in record.lint if not f.suppressed),
+        *(("look at", line)
+          for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
+        ("next", _next(question, weights)),
+    ]  # fmt: skip
+    for label, text in rows:
+        console.print(f"{label:<12}{make_printable(text)}")
+
+
+def _next(question: _Question, weights: str) -> str:
+    from gate.onnx_file.tested_file import note_path
+
+    output, path = question["output"], question["submodule"]
+    reference = f"--reference {question['factory']}{weights}"
+    if path is not None:
+        part = f"{{file: {output.name}, reference: {path}}}"
+        return f"write {part} into release.yaml, gate check release.yaml {reference} --inputs FILE"
+    return (
+        f"gate check {output} {reference} --inputs {question['example_input']} "
+        f"--export-record {note_path(output)}"
+    )
+
+
+def _spec(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.dtype} ({', '.join(map(str, spec.shape))})"
 
 
 class _Request(TypedDict):
@@ -76,7 +420,7 @@ class _Request(TypedDict):
     help="Seven bits for weights: the same answers on processors with and without VNNI.",
 )  # fmt: skip
 @machine_options
-def command(**request: Unpack[_Request]) -> Outcome:
+def quantize_command(**request: Unpack[_Request]) -> CommandResult:
     """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer; of a release of several
     files (release.yaml) each part, on what the chain gives it.
 
@@ -91,18 +435,18 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate check twin/model.onnx --reference mypackage.models:build --inputs eval.npy \\
           --policy twin.yaml --report twin/report
     """
-    from gate.export.quantize_settings import QuantizeSettings
-    from gate.onnxfile.release_file import is_release
+    from gate.export.quantize import QuantizeSettings
+    from gate.onnx_file.release_file import is_release_file
 
     model, output = request["model"], request["output"]
     of_release = [f"--{name}" for name in ("reference", "checkpoint") if request[name]]
     of_release += ["--part"] if request["parts"] else []
-    if is_release(model) != is_release(output):
+    if is_release_file(model) != is_release_file(output):
         raise click.UsageError(
             f"{model} and {output} are not of one kind: the twin of a release is a release "
             "(--output twin/release.yaml), that of a file a file (--output twin/model.onnx)."
         )
-    if of_release and not is_release(model):
+    if of_release and not is_release_file(model):
         raise click.UsageError(
             f"{', '.join(of_release)} is for a release (release.yaml): the one file {model} is "
             "calibrated on the samples themselves."
@@ -113,21 +457,21 @@ def command(**request: Unpack[_Request]) -> Outcome:
         per_channel=request["per_channel"],
         reduce_range=request["reduce_range"],
     )
-    return _release(request, settings) if is_release(model) else _file(request, settings)
+    return _release(request, settings) if is_release_file(model) else _file(request, settings)
 
 
-def _file(request: _Request, settings: QuantizeSettings) -> Outcome:
-    from gate.export.quantized import Batches, quantize
-    from gate.onnxfile.subject import read_subject
-    from gate.parity.arrays.binding import bind
-    from gate.parity.arrays.samples import Samples
+def _file(request: _Request, settings: QuantizeSettings) -> CommandResult:
+    from gate.data.input_binding import bind_inputs
+    from gate.data.samples import SampleSet
+    from gate.export.quantize import Batches, quantize
+    from gate.onnx_file.reading import read_subject
 
     subject = read_subject(request["model"])
-    samples = Samples.open(request["calibration"])
-    binding = bind(
+    samples = SampleSet.open(request["calibration"])
+    binding = bind_inputs(
         subject.inputs, samples.specs, count=len(samples), batch_size=settings.batch_size
     )
-    with bar("calibrating") as progress:
+    with progress_bar("calibrating") as progress:
 
         def batches() -> Batches:
             done, total = 0, min(settings.samples, len(samples))
@@ -143,10 +487,12 @@ def _file(request: _Request, settings: QuantizeSettings) -> Outcome:
         "export": made.record.to_plain(),
         "of": subject.to_plain(),
     }
-    return Outcome(Status.DONE, plain, lambda console: _show(made, subject.size_bytes, console))
+    return CommandResult(
+        ExitCode.DONE, plain, lambda console: _quantize_show(made, subject.size_bytes, console)
+    )
 
 
-def _release(request: _Request, settings: QuantizeSettings) -> Outcome:
+def _release(request: _Request, settings: QuantizeSettings) -> CommandResult:
     factory = request["reference"]
     if factory is None:
         raise click.UsageError(
@@ -154,15 +500,16 @@ def _release(request: _Request, settings: QuantizeSettings) -> Outcome:
             "gives them. Name the model: --reference PKG.MODULE:FACTORY."
         )
     with loading():
-        from gate.model.loading import build_model, load_checkpoint
-        from gate.parity.arrays.samples import Samples
-        from gate.parts.quantized import ReleaseQuantization
+        from gate.data.samples import SampleSet
+        from gate.model.checkpoint import load_checkpoint
+        from gate.model.loading import build_model
+        from gate.multi_file.quantize import ReleaseQuantization
 
-        samples = Samples.open(request["calibration"])
+        samples = SampleSet.open(request["calibration"])
         model = build_model(factory)
         if request["checkpoint"] is not None:
             load_checkpoint(model, request["checkpoint"])
-    with bar("calibrating") as progress:
+    with progress_bar("calibrating") as progress:
         made = ReleaseQuantization(
             model=model,
             samples=samples,
@@ -179,7 +526,7 @@ def _release(request: _Request, settings: QuantizeSettings) -> Outcome:
         },
         "of": made.of.to_plain(),
     }
-    return Outcome(Status.DONE, plain, lambda console: _show_release(made, console))
+    return CommandResult(ExitCode.DONE, plain, lambda console: _show_release(made, console))
 
 
 def _show_release(made: QuantizedRelease, console: Console) -> None:
@@ -197,7 +544,7 @@ def _show_release(made: QuantizedRelease, console: Console) -> None:
     console.print("Judge it by a policy with precision: quantized, beside the exact release.")
 
 
-def _show(made: Quantized, before: int, console: Console) -> None:
+def _quantize_show(made: Quantized, before: int, console: Console) -> None:
     size = made.subject.size_bytes
     console.print(f"{made.path}: {made.subject.sha256}")
     console.print(

@@ -1,7 +1,4 @@
-"""Exporters side by side: every strategy, opset and folding, measured in every runtime.
-
-The table with which people find out that their default exporter is the fault.
-"""
+"""`gate export compare`: exporters side by side on one model."""
 
 from __future__ import annotations
 
@@ -11,38 +8,154 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import numpy as np
-import onnx
+import click
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.errors import ExportError, GateError, first_line
-from gate.export.export import Exported, export_model
-from gate.front_door import Reference
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.parity.workload import Workload
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
-from gate.records.evidence import Evidence, RuntimeEvidence
-from gate.records.output_parity import OutputParity
-from gate.records.runtime import RUNTIMES
-from gate.records.strategy import ExportSettings
-from gate.records.trials import Trial, TrialParity, Trials, TrialVerdict
-from gate.storage.digest import Digest
-from gate.storage.temporary import temporary_folder
-from gate.storage.yaml_section import first_problem
+from gate.commands.click_types import NEW_FOLDER, SAMPLES, SETTINGS_FILE
+from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
+from gate.commands.result import machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.commands.result import CommandResult
+    from gate.decision.decide import Decision
+    from gate.export.export import Exported
+    from gate.measure.job import EvaluationData, Reference
+    from gate.policy.policy import Policy
+    from gate.records.evidence import Evidence, RuntimeEvidence
+    from gate.records.export import (
+        ExportSettings,
+        ExportTrialRecord,
+        TrialParity,
+        Trials,
+        TrialVerdict,
+    )
+    from gate.records.outputs import OutputParity
+    from gate.storage.digest import Digest
+
+
+_MOST = 16
+"""Samples that are compared on at most: more tell nothing new about an exporter."""
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    factory: str
+    example_input: Path
+    checkpoint: Path | None
+    strategy: tuple[str, ...]
+    opset: tuple[int, ...]
+    folding: str
+    settings: Path | None
+    report: Path | None
+
+
+@click.command("compare", short_help="Put exporters side by side on one model.")
+@FACTORY
+@click.option(
+    "--example-input", type=SAMPLES, required=True,
+    help="Samples on axis 0: X.npy, or X.npz with one array per input. They are exported with and "
+    "compared on; fewer than 8 are filled up with noise around them.",
+)  # fmt: skip
+@WEIGHTS
+@click.option(
+    "--strategy", type=click.Choice(STRATEGIES), multiple=True, default=STRATEGIES,
+    help="Try this one; may be repeated. Default: all four.",
+)  # fmt: skip
+@click.option(
+    "--opset", type=int, multiple=True, default=(13, 18), show_default=True,
+    help="Try this opset; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--folding", type=click.Choice(["both", "on", "off"]), default="both", show_default=True,
+    help="Constant folding of the exporter.",
+)  # fmt: skip
+@click.option(
+    "--settings", type=SETTINGS_FILE,
+    help="YAML with an export: section: names, axes, batch size.",
+)  # fmt: skip
+@click.option(
+    "--report", type=NEW_FOLDER, metavar="DIR",
+    help="Write trials.json, trials.md and a chart here.",
+)  # fmt: skip
+@machine_options
+def command(**question: Unpack[_Question]) -> CommandResult:
+    """Export a model in every way and measure each file in every runtime.
+
+    The table says which exports compute what the model computes. Exit code 0: all files do; 1: at
+    least one does not; 2: could not tell.
+
+    \b
+    Examples:
+      gate export compare mypackage.models:build --example-input x.npy
+      gate export compare mypackage.models:build --example-input x.npy --opset 13 --opset 17 \\
+          --strategy traced --strategy dynamo --report report
+      gate export compare mypackage.models:build --example-input x.npz --json
+    """
+    from gate.commands.progress import progress_bar
+    from gate.commands.result import CommandResult, ExitCode
+    from gate.data.samples import SampleSet
+    from gate.measure.job import Reference
+    from gate.records.export import ExportSettings
+    from gate.report.comparisons import markdown, trials_chart
+    from gate.storage import files
+    from gate.storage.yaml_section import load_section
+
+    foldings = {"both": (True, False), "on": (True,), "off": (False,)}[question["folding"]]
+    path, report = question["settings"], question["report"]
+    settings = load_section(ExportSettings, path, "export") if path else None
+    reference = Reference.from_factory(question["factory"], checkpoint=question["checkpoint"])
+    samples = SampleSet.open(question["example_input"])
+    example = next(samples.batches(min(len(samples), _MOST)))
+    plan = Plan(
+        tuple(dict.fromkeys(question["strategy"])),
+        tuple(dict.fromkeys(question["opset"])),
+        foldings,
+    )
+    with progress_bar("exporting") as progress:
+
+        def advance(done: int, total: int, _title: str) -> None:
+            progress(done, total)
+
+        found = compare_exports(reference, example, plan=plan, settings=settings, progress=advance)
+    if report is not None:
+        found.save(report / "trials.json")
+        files.write_text(report / "trials.md", markdown(found))
+        drawn = trials_chart(found)
+        if drawn is not None:
+            files.write_bytes(report / "plots" / "trials.svg", drawn.file())
+    bad = any(trial.verdict in ("FAIL", "ERROR") for trial in found.trials)
+    return CommandResult(
+        ExitCode.REJECTED if bad else ExitCode.DONE,
+        found.to_plain(),
+        lambda console: _show(found, report, console),
+    )
+
+
+def _show(found: Trials, report: Path | None, console: Console) -> None:
+    from gate.report.comparisons import print_trials
+
+    print_trials(found, console)
+    if report is not None:
+        console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")
+
+
+# The table with which people find out that their default exporter is the fault.
+
 
 Arrays = Mapping[str, NDArray[Any]]
 
+
 _LEAST_SAMPLES = 8
+
 _NOISE = 0.1
 """Of the example's standard deviation: what is added to make more samples of it."""
+
 _BOUND = 1.5
 
 
@@ -66,7 +179,7 @@ class Plan:
         return len(self.strategies) * len(self.opsets) * len(self.foldings)
 
 
-def compare(
+def compare_exports(
     reference: Reference,
     example: Arrays,
     *,
@@ -81,11 +194,16 @@ def compare(
     one's title. What can't be exported or measured is a row that says so. Raises GateError where
     the model itself can't be computed, ExportError where no trial gives a file.
     """
+    from gate.data.samples import SampleSet
+    from gate.errors import ExportError
+    from gate.measure.job import EvaluationData
+    from gate.records.export import ExportSettings, Trials
+
     plan, settings = plan or Plan(), settings or ExportSettings()
-    samples = Samples.of(_enough(example))
-    workload = Workload(samples, batch_size=min(_LEAST_SAMPLES, len(samples)))
+    samples = SampleSet.from_arrays(_enough(example))
+    workload = EvaluationData(samples, batch_size=min(_LEAST_SAMPLES, len(samples)))
     bench = _Bench(reference, example, workload, settings)
-    trials: list[Trial] = []
+    trials: list[ExportTrialRecord] = []
     for done, (strategy, opset, folding) in enumerate(plan):
         if progress is not None:
             progress(done, len(plan), f"{strategy}, opset {opset}")
@@ -110,16 +228,24 @@ class _Bench:
     """One model and its samples; remembers the graphs that were measured."""
 
     def __init__(
-        self, reference: Reference, example: Arrays, workload: Workload, settings: ExportSettings
+        self,
+        reference: Reference,
+        example: Arrays,
+        workload: EvaluationData,
+        settings: ExportSettings,
     ) -> None:
         self._reference = reference
         self._example = example
         self._workload = workload
         self._settings = settings
-        self._measured: dict[Digest, Trial] = {}
+        self._measured: dict[Digest, ExportTrialRecord] = {}
 
-    def trial(self, strategy: str, opset: int, *, folding: bool) -> Trial:
-        trial = Trial(
+    def trial(self, strategy: str, opset: int, *, folding: bool) -> ExportTrialRecord:
+        from gate.errors import GateError
+        from gate.records.export import ExportTrialRecord
+        from gate.storage.files import temporary_folder
+
+        trial = ExportTrialRecord(
             strategy=strategy, opset_asked=opset, constant_folding=folding, seconds=math.nan
         )
         with temporary_folder() as folder:
@@ -132,7 +258,10 @@ class _Bench:
             trial = trial.model_copy(update={"seconds": time.perf_counter() - begun})
             return self._with_parities(trial, exported)
 
-    def _export(self, trial: Trial, path: Path) -> Exported:
+    def _export(self, trial: ExportTrialRecord, path: Path) -> Exported:
+        from gate.export.export import export_model
+        from gate.records.export import ExportSettings
+
         choice = {
             "strategy": trial.strategy,
             "opset": trial.opset_asked,
@@ -148,7 +277,13 @@ class _Bench:
                 self._reference.model, self._example, settings=settings, output=path
             )
 
-    def _with_parities(self, trial: Trial, exported: Exported) -> Trial:
+    def _with_parities(self, trial: ExportTrialRecord, exported: Exported) -> ExportTrialRecord:
+        import onnx
+
+        from gate.errors import GateError
+        from gate.records.export import TrialParity
+        from gate.storage.digest import Digest
+
         proto = onnx.load(str(exported.path), load_external_data=False)
         del proto.metadata_props[:]
         graph = Digest.of_bytes(proto.SerializeToString(deterministic=True))
@@ -177,11 +312,16 @@ class _Bench:
         return trial
 
     def _parities(self, exported: Exported) -> tuple[TrialParity, ...]:
+        from gate.decision.decide import decide
+        from gate.measure.job import MeasurementJob
+        from gate.measure.run import measure
+        from gate.onnx_file.tested_file import TestedFile
+
         policy = _policy(samples=len(self._workload.samples))
         measured = measure(
-            Case(
+            MeasurementJob(
                 self._reference.model,
-                Candidate(exported.path, exported.subject),
+                TestedFile(exported.path, exported.subject),
                 self._workload.samples,
                 policy=policy,
                 batch_size=self._workload.batch_size,
@@ -194,6 +334,8 @@ class _Bench:
 
 def _enough(example: Arrays) -> dict[str, NDArray[Any]]:
     """The example, filled up with noise around it where it has few samples."""
+    import numpy as np
+
     count = min(len(array) for array in example.values())
     if count >= _LEAST_SAMPLES:
         return dict(example)
@@ -214,6 +356,10 @@ def _policy(*, samples: int) -> Policy:
 
     Not on answers, which a handful of samples around one example need not tell apart.
     """
+    from gate.policy.policy import Policy
+    from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+    from gate.records.runtime import RUNTIMES
+
     bounds = Bounds(scaled_diff=2e-2, noise_ratio=_BOUND)
     instruments = Instruments(
         noise_samples=min(samples, _LEAST_SAMPLES), stability_samples=0, probes=False,
@@ -232,6 +378,9 @@ def _present(evidence: Evidence) -> Iterator[RuntimeEvidence]:
 
 
 def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
+    from gate.decision.check_result import Verdict
+    from gate.records.export import TrialParity
+
     checks = [c for c in decision.checks if c.runtime in (runtime.runtime, None)]
     verdicts = {check.verdict for check in checks}
     verdict: TrialVerdict = "PASS"
@@ -268,6 +417,9 @@ def _largest(numbers: list[float]) -> float | None:
 
 def _brief(error: Exception) -> str:
     """The first line that says something."""
+    from gate.errors import first_line
+    from gate.storage.yaml_section import first_problem
+
     if isinstance(error, ValidationError):
         return first_problem(error)
     return first_line(error, empty=type(error).__name__)

@@ -1,29 +1,301 @@
-"""`gate history`: the ledger."""
+"""`gate history`, `--verify`, `checkpoint`, `export`; `gate accept-ledger`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from gate.commands.dispatch import Dispatch
-from gate.commands.given import Given
-from gate.commands.history_verified import verified
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.signing import TRUST
-from gate.commands.state import existing_ledger, with_state
-from gate.commands.status import Status
-from gate.errors import EvidenceError
+from gate.commands.click_types import ExistingPath, OutputPath
+from gate.commands.loaders import (
+    WRITER_KEY,
+    LedgerPlace,
+    believed_ledger,
+    existing_ledger,
+    local_keys,
+    with_writing,
+    written_ledger,
+)
+from gate.commands.options import FILE, SIGNING_TRUST, with_state
+from gate.commands.progress import spinner
+from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
+from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.ledger.entry import LedgerEntry
+    from gate.ledger.ledger import Ledger
+    from gate.ledger.maintenance import Audit, Checkpoint
+    from gate.signing.keys import PublicKey
+    from gate.signing.trust import Trust
+
+
+@click.command("accept-ledger", short_help="Say that a shorter or another ledger is meant.")
+@click.option("--reason", required=True, help="Kept in the ledger, with your name.")
+@click.option(
+    "--store", type=FILE, default=Path(".gate/store"), show_default=True,
+    envvar="GATE_STORE", show_envvar=True, help="The service's store.",
+)  # fmt: skip
+@with_writing
+@machine_options
+def accept_ledger_command(reason: str, store: Path, **place: Unpack[LedgerPlace]) -> CommandResult:
+    """Let the service go on from the ledger as it is now.
+
+    The service keeps in its store where the ledger ended, and refuses one that is shorter or other
+    than it was: restore the newest copy. Where that is lost for good, or another ledger is to take
+    its place, this says so, and writes a line that names what was lost. Where no trusted writer
+    signed the last line, this line, signed by one, says that it is right.
+
+    \b
+    Examples:
+      gate accept-ledger --reason "the disk died, this is Monday's copy"
+      gate accept-ledger --reason "moved to a new ledger" --store /srv/models \\
+          --state postgresql://gate@db.internal/gate --key /etc/gate/service.pem
+    """
+    from gate.ledger.maintenance import accept_rewrite
+    from gate.service.reconciler import keepers
+
+    if not reason.strip():
+        raise click.BadParameter("say why it is meant.", param_hint="--reason")
+    with spinner("asking where the ledger's end is kept"):
+        places = keepers(store)
+        lost = accept_rewrite(written_ledger(place), places, reason=reason)
+    names = [keeper.place for keeper in places]
+    return CommandResult(
+        ExitCode.DONE,
+        {"accepted": bool(lost), "lost": list(lost), "asked": names},
+        lambda console: _accept_ledger_show(lost, names, console),
+    )
+
+
+def _accept_ledger_show(lost: Sequence[str], names: Sequence[str], console: Console) -> None:
+    if not lost:
+        console.print(f"nothing to accept: the ledger holds all that is kept in {names}")
+        return
+    for line in lost:
+        console.print(f"not in the ledger any more: {line}")
+    console.print("the ledger is accepted as it is, and a line of it says so")
+
+
+@click.command("checkpoint")
+@click.option(
+    "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
+)
+@WRITER_KEY
+@with_state
+@machine_options
+def history_checkpoint_command(output: Path | None, key: str | None, state: str) -> CommandResult:
+    """Sign how many lines the ledger has, and the digest of the last one.
+
+    A chain can't see that its end was removed. Who keeps this elsewhere can prove later that all
+    these lines are still there: gate history --verify --checkpoint FILE. The last line has to be
+    believed now: by GATE_TRUST, else .gate/trust.yaml, where that is.
+
+    \b
+    Examples:
+      gate history checkpoint -o ledger-2026-11.json
+      gate history checkpoint -o ledger-2026-11.json --key awskms:alias/auditor
+    """
+    from gate.ledger.maintenance import Checkpoint
+    from gate.storage.files import write_bytes
+
+    signing_key = local_keys().signing_key_if_any(key)
+    if signing_key is None:
+        raise KeyUnusable(
+            "there is no key to sign the checkpoint with, and nobody would believe it. Name one "
+            "with --key or GATE_SIGNING_KEY, or make one: gate keys new."
+        )
+    checkpoint = Checkpoint.of(believed_ledger(state))
+    data = checkpoint.signed(signing_key).data
+    if output is not None:
+        write_bytes(output, data)
+    plain = {
+        **checkpoint.to_plain(),
+        "key_id": signing_key.public.key_id,
+        "output": None if output is None else str(output),
+        "statement": json.loads(data),
+    }
+
+    def show(console: Console) -> None:
+        if output is None:
+            click.echo(data, nl=False)
+        else:
+            console.print(
+                f"{output}: {checkpoint.lines} lines, the last with digest {checkpoint.head}, "
+                f"signed by {signing_key.public.label}"
+            )
+
+    return CommandResult(ExitCode.DONE, plain, show)
+
+
+@click.command("export")
+@click.option(
+    "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
+)
+@with_state
+@machine_options
+def history_export_command(output: Path | None, state: str) -> CommandResult:
+    """Write the ledger's lines as they are, one JSON text each, after its chain was verified.
+
+    They are what other programs read. Signatures stay in the
+    database: keep a checkpoint with them (gate history checkpoint).
+
+    \b
+    Examples:
+      gate history export -o ledger-2026-11.jsonl
+      gate history export | jq 'select(.action == "promoted")'
+    """
+    from gate.storage.files import write_bytes
+
+    if output is None and "--json" in click.get_current_context().obj.arguments:
+        raise click.UsageError("what is exported is lines of JSON: name their file with -o.")
+    ledger = existing_ledger(state)
+    lines = list(exported(ledger))
+    if output is not None:
+        write_bytes(output, b"".join(lines))
+    plain = {
+        "ledger": ledger.place,
+        "output": None if output is None else str(output),
+        "lines": len(lines),
+    }
+    return CommandResult(
+        ExitCode.DONE, plain, lambda console: _history_export_show(lines, output, console)
+    )
+
+
+def exported(ledger: Ledger) -> Iterator[bytes]:
+    """All lines, each with its newline, as they are; proven before the first one comes. Raises as
+    `Ledger.verify`."""
+    from gate.ledger.ledger import proven
+
+    ledger.verify()
+    rows = ledger.rows()
+    proven(rows, place=ledger.place)
+    return (row.line + b"\n" for row in rows)
+
+
+def _history_export_show(lines: list[bytes], output: Path | None, console: Console) -> None:
+    if output is not None:
+        console.print(f"{len(lines)} lines in {output}")
+        return
+    for line in lines:
+        click.echo(line, nl=False)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a checkpoint proved."""
+
+    checkpoint: Checkpoint
+    signers: tuple[PublicKey, ...]
+    since: int
+    """Lines that came afterwards."""
+
+
+def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
+    """Prove chain, signatures and checkpoint. What does not hold is an outcome; that nobody can
+    look is an error: raises as `existing_ledger`, StateUnavailable, PolicyError, UsageError."""
+    from gate.ledger.maintenance import audit_ledger
+
+    ledger = existing_ledger(state)
+    ledger.trust = believed = local_keys().trust_if_any(trust)
+    if checkpoint is not None and believed is None:
+        raise click.UsageError("a checkpoint is believed by its signature: say whose with --trust.")
+    try:
+        proven = audit_ledger(ledger)
+        kept = None
+        if checkpoint is not None and believed is not None:
+            kept = _kept(checkpoint, ledger, believed)
+    except (DigestMismatch, EvidenceError, Untrusted) as error:
+        problem = str(error)
+        plain = {"holds": False, "problem": problem, "ledger": ledger.place}
+        return CommandResult(
+            ExitCode.REJECTED, plain, lambda console: _show_problem(problem, console)
+        )
+    return CommandResult(
+        ExitCode.DONE,
+        {
+            "holds": True,
+            "problem": None,
+            "ledger": ledger.place,
+            "lines": proven.lines,
+            "head": None if proven.head is None else str(proven.head),
+            "signed_by": proven.by_key,
+            "accepted": list(proven.accepted),
+            "checkpoint": None if kept is None else _plain(kept),
+        },
+        lambda console: _history_verified_show(ledger, proven, kept, console),
+    )
+
+
+def _kept(path: Path, ledger: Ledger, trust: Trust) -> _Kept:
+    from gate.ledger.maintenance import Checkpoint, checkpoint_signers
+    from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
+    from gate.storage.untrusted_files import read_untrusted
+
+    signed = SignedStatement.of(read_untrusted(path, limit=ENVELOPE_LIMIT), what=str(path))
+    signers = checkpoint_signers(signed, trust=trust)
+    checkpoint = Checkpoint.read(signed)
+    return _Kept(checkpoint, signers, checkpoint.verify(ledger))
+
+
+def _plain(kept: _Kept) -> dict[str, Any]:
+    return {
+        "lines": kept.checkpoint.lines,
+        "at": kept.checkpoint.at,
+        "since": kept.since,
+        "signers": [key.key_id for key in kept.signers],
+    }
+
+
+def _show_problem(problem: str, console: Console) -> None:
+    from rich.text import Text
+
+    from gate.storage.safe_text import make_printable
+
+    console.print(Text(make_printable(f"the ledger does not hold: {problem}"), style="bold red"))
+
+
+def _history_verified_show(
+    ledger: Ledger, proven: Audit, kept: _Kept | None, console: Console
+) -> None:
+    from rich.text import Text
+
+    from gate.storage.safe_text import make_printable
+
+    last = "" if proven.head is None else f", the last with digest {proven.head}"
+    lines = [f"the ledger {ledger.place} holds: {proven.lines} lines{last}"]
+    writers = () if ledger.trust is None else ledger.trust.writers
+    if writers:
+        counts = [
+            f"{proven.by_key[key.key_id]} by {key.label}"
+            for key in writers
+            if key.key_id in proven.by_key
+        ]
+        trusted = "" if ledger.trust is None else ledger.trust.by
+        lines.append(f"signed: {', '.join(counts) or 'none'}; trusted{trusted}")
+    else:
+        lines.append("signatures were not looked at: no writers are trusted (--trust)")
+    if proven.accepted:
+        numbers = ", ".join(map(str, proven.accepted))
+        lines.append(f"vouched for by a later line of a trusted writer only: {numbers}")
+    if kept is not None:
+        names = ", ".join(key.label for key in kept.signers)
+        lines.append(
+            f"the checkpoint of {kept.checkpoint.at}, signed by {names}: its "
+            f"{kept.checkpoint.lines} lines are there, {kept.since} came since"
+        )
+    for line in lines:
+        console.print(Text(make_printable(line)))
+
 
 _NONE = "The ledger has no such entries."
+
 _WIDE = 70
 """Columns from which the year and the digest fit."""
 
@@ -49,7 +321,8 @@ class _Proof(TypedDict):
     "history",
     cls=Dispatch,
     subcommands={
-        name: f"gate.commands.history_{name}" for name in ("export", "import", "checkpoint")
+        "export": "gate.commands.history:history_export_command",
+        "checkpoint": "gate.commands.history:history_checkpoint_command",
     },
     short_help="Print the ledger, and prove it.",
 )
@@ -61,15 +334,15 @@ class _Proof(TypedDict):
     help="Print no lines: prove the chain, and that trusted writers signed it.",
 )  # fmt: skip
 @click.option(
-    "--checkpoint", type=Given(EvidenceError, "what gate history checkpoint wrote"), metavar="FILE",
+    "--checkpoint", type=ExistingPath(EvidenceError, "what gate history checkpoint wrote"), metavar="FILE",
     help="With --verify: prove, too, that all lines are there that were there when it was made.",
 )  # fmt: skip
-@TRUST
+@SIGNING_TRUST
 @with_state
 @machine_options
 def command(
     model: str | None, limit: int | None, verbose: bool, state: str, **proof: Unpack[_Proof]
-) -> Outcome:
+) -> CommandResult:
     """Print the ledger: promotions, refusals, rollbacks, violations and their lifting. Newest last.
 
     One line an entry; the whole text with -v or --json. The chain of hashes is verified on
@@ -79,7 +352,6 @@ def command(
     \b
     Subcommands, each with its own --help:
       gate history export                   its lines, as JSON
-      gate history import FILE              the lines of a ledger of an earlier version
       gate history checkpoint               where it ends now, signed, for an auditor to keep
 
     \b
@@ -102,8 +374,8 @@ def command(
         if model is None or entry.model == model
     ]
     shown = lines[-limit:] if limit else lines
-    return Outcome(
-        Status.DONE,
+    return CommandResult(
+        ExitCode.DONE,
         {
             "entries": [
                 line.entry.to_plain() | {"line": line.number, "signed_by": line.key_id}
@@ -111,7 +383,7 @@ def command(
             ],
             "total": len(lines),
         },
-        lambda console: (_show_all if verbose else _show)(shown, console),
+        lambda console: (_show_all if verbose else _history_show)(shown, console),
     )
 
 
@@ -125,11 +397,11 @@ def _key_id(signature: str | None) -> str | None:
         return "unreadable"
 
 
-def _show(lines: list[_Line], console: Console) -> None:
+def _history_show(lines: list[_Line], console: Console) -> None:
     """One line an entry: what does not fit is cut off the reason."""
     from rich.text import Text
 
-    from gate.story.wording import printable
+    from gate.storage.safe_text import make_printable
 
     entries = [line.entry for line in lines]
     several, wide = len({entry.model for entry in entries}) > 1, console.width >= _WIDE
@@ -137,7 +409,7 @@ def _show(lines: list[_Line], console: Console) -> None:
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
     for entry, row in zip(entries, rows, strict=True):
         start = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        text = Text(f"{start}  {printable(entry.reason)}")
+        text = Text(f"{start}  {make_printable(entry.reason)}")
         text.truncate(console.width, overflow="ellipsis")
         console.print(text, no_wrap=True)
     if not entries:
@@ -147,13 +419,13 @@ def _show(lines: list[_Line], console: Console) -> None:
 def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
     """What stands before the reason."""
     minute = entry.at[:16].replace("T", " ")
-    from gate.story.wording import printable
+    from gate.storage.safe_text import make_printable
 
     cells = [minute if wide else minute[5:], entry.action]
     cells += [_cut(entry.model, 20 if wide else 8)] if several else []
     cells.append(entry.version or "-")
     cells += [entry.sha256.short if entry.sha256 else ""] if wide else []
-    return [printable(cell) for cell in cells]
+    return [make_printable(cell) for cell in cells]
 
 
 def _cut(text: str, most: int) -> str:
@@ -164,7 +436,7 @@ def _show_all(lines: list[_Line], console: Console) -> None:
     """Everything that people ask of an entry, in full."""
     from rich.text import Text
 
-    from gate.story.wording import printable
+    from gate.storage.safe_text import make_printable
 
     for line in lines:
         entry = line.entry
@@ -182,7 +454,7 @@ def _show_all(lines: list[_Line], console: Console) -> None:
         )
         for label, text in rows:
             if text:
-                console.print(Text(f"{label}{printable(text)}"))
+                console.print(Text(f"{label}{make_printable(text)}"))
     if not lines:
         console.print(_NONE)
 

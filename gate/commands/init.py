@@ -1,4 +1,4 @@
-"""`gate init`: what a project begins with."""
+"""`gate init`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.options import PRECISIONS
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.errors import ModelError, PolicyError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.policy.scope import Precision
+    from gate.policy.policy import Precision
+
 
 _POLICY = Path("gate.yaml")
+
 _STAGE = "gate"
+
 _IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
 
 
@@ -90,7 +92,7 @@ class _File:
     help="Samples, as gate check takes them.",
 )  # fmt: skip
 @machine_options
-def command(**begun: Unpack[_Begun]) -> Outcome:
+def command(**begun: Unpack[_Begun]) -> CommandResult:
     """Write gate.yaml here: the policy that applies without one, each line with what it means.
 
     With --pipeline also a stage of DVC and an entry point of MLflow, which run gate check by it.
@@ -118,13 +120,15 @@ def command(**begun: Unpack[_Begun]) -> Outcome:
             for file in files
         ]
     }
-    return Outcome(Status.DONE, plain, lambda console: _print(files, console, shows=begun["shows"]))
+    return CommandResult(
+        ExitCode.DONE, plain, lambda console: _print(files, console, shows=begun["shows"])
+    )
 
 
 def _files(begun: _Begun) -> Iterator[_File]:
     """All of them are made before one is written."""
     from gate.policy.policy import Policy
-    from gate.story.policy_text import policy_text
+    from gate.summary.policy_docs import policy_text
 
     before = _text(_POLICY)
     after = (
@@ -147,13 +151,13 @@ def _files(begun: _Begun) -> Iterator[_File]:
 
 
 def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
-    from gate.storage.yaml_entry import with_entry
+    from gate.storage.yaml_section import insert_entry
 
     before = _text(path)
     text = before
     if text is None:
         text = f"name: {json.dumps(Path.cwd().name)}\n" if path.name == "MLproject" else ""
-    return _File(path, before, with_entry(text, (section, _STAGE), lines, path=path), note)
+    return _File(path, before, insert_entry(text, (section, _STAGE), lines, path=path), note)
 
 
 def _stage(begun: _Begun) -> list[str]:
@@ -226,7 +230,7 @@ def _text(path: Path) -> str | None:
 
 
 def _write(files: tuple[_File, ...]) -> None:
-    from gate.storage import atomic
+    from gate.storage import files as atomic
 
     for file in files:
         if file.after is not None:

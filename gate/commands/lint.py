@@ -1,4 +1,4 @@
-"""`gate lint`: what an export of a model gets wrong, from its source alone."""
+"""`gate lint`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import click
 
 from gate.commands.ci_files import CiFile, CiFilesCommand, Ending
 from gate.commands.options import FACTORY, STRATEGIES
-from gate.commands.outcome import Outcome, machine_options
 from gate.commands.progress import spinner
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
-    from gate.lint import LintReport
-    from gate.records.lint import LintLevel
-    from gate.records.strategy import Strategy
+    from gate.lint.lint import LintReport
+    from gate.records.export import LintLevel, Strategy
 
 
 class _Question(TypedDict):
@@ -28,15 +26,15 @@ class _Question(TypedDict):
 
 
 def _sarif(ending: Ending) -> str:
-    from gate.lint import LintReport
-    from gate.model.source_place import file_below
-    from gate.report.sarif import sarif
+    from gate.lint.lint import LintReport
+    from gate.model.source_code import file_below
+    from gate.report.ci_formats import sarif_log
 
     outcome = ending.outcome
     if outcome is None or not isinstance(outcome.record, LintReport):
-        return sarif(None, exit_code=Status.NOT_JUDGED, failure=ending.failure)
+        return sarif_log(None, exit_code=ExitCode.NOT_JUDGED, failure=ending.failure)
     root = Path.cwd()
-    return sarif(
+    return sarif_log(
         outcome.record, exit_code=outcome.status, file_of=lambda path: file_below(root, path)
     )
 
@@ -67,7 +65,7 @@ class _LintCommand(CiFilesCommand):
     help="How it will be exported: others bake in other things.",
 )  # fmt: skip
 @machine_options
-def command(**question: Unpack[_Question]) -> Outcome:
+def command(**question: Unpack[_Question]) -> CommandResult:
     """Read every forward that the model of FACTORY reaches, and what it calls.
 
     FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
@@ -84,13 +82,13 @@ def command(**question: Unpack[_Question]) -> Outcome:
       gate lint mypackage.models:build --sarif lint.sarif
     """
     with spinner("reading the model"):
-        from gate.lint import lint_model
+        from gate.lint.lint import lint_model
         from gate.model.loading import build_model
-        from gate.report.lint import print_findings
+        from gate.report.terminal import print_findings
 
         report = lint_model(build_model(question["factory"]), strategy=question["strategy"])
     pages = {finding.code: finding.page for finding in report.findings}
-    return Outcome(
+    return CommandResult(
         _status(report, question["level"]),
         {**report.to_plain(), "pages": pages, "refused": len(report.refused(question["level"]))},
         lambda console: print_findings(report, console),
@@ -98,8 +96,8 @@ def command(**question: Unpack[_Question]) -> Outcome:
     )
 
 
-def _status(report: LintReport, level: LintLevel) -> Status:
+def _status(report: LintReport, level: LintLevel) -> ExitCode:
     if report.refused(level):
-        return Status.REJECTED
+        return ExitCode.REJECTED
     # A model of which nothing could be read is not without findings.
-    return Status.NOT_JUDGED if report.unread and not report.functions else Status.DONE
+    return ExitCode.NOT_JUDGED if report.unread and not report.functions else ExitCode.DONE

@@ -1,36 +1,249 @@
-"""The option `--state`: which database holds the ledger and the inbox, and the ledger in it."""
+"""Open what options name: ledger, keys, trust, releases, champion."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import click
 
-from gate.commands.options import FILE, KEPT_ELSEWHERE, address
-from gate.commands.signing import local_keys
+from gate.commands.options import FILE, _refuse_environment, address, tracking_uri, with_state
+from gate.errors import EvidenceError, PolicyError, Untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from gate.ledger.head import Keeper
-    from gate.ledger.ledger import Ledger
+    from gate.commands.options import _Command
+    from gate.decision.champion import Champion
+    from gate.decision.decide import Decision
+    from gate.ledger.ledger import Keeper, Ledger
+    from gate.policy.policy import Policy, Task
+    from gate.records.evidence import Evidence
+    from gate.registry.registered_model import RegisteredModel
+    from gate.registry.release import EvaluatedFile, GoldenFolder, Release
+    from gate.registry.verify_release import MeasuredFile, VerdictSigning
+    from gate.signing.keys import PublicKey, SigningKey
+    from gate.signing.local_keys import LocalKeys
+    from gate.signing.trust import Trust
+    from gate.signing.verification import Signatory, StatementPair
+    from gate.storage.digest import Digest
+    from gate.summary.summary import Change
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_GONE = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
-_INSTEAD = (
-    "ledger and inbox lie in one database now. Name it with --state or GATE_STATE (sqlite:///FILE, "
-    "postgresql://HOST/NAME; default: sqlite:///.gate/state.db), and bring an old ledger there "
-    "once: gate history import FILE."
-)
+
+@dataclass(frozen=True)
+class ReportOf:
+    """A file, and the folder of the report about it."""
+
+    onnx_path: Path
+    folder: Path
+    golden: Path | None = None
+    """Other vectors than those of the report."""
+
+    def judged(self) -> EvaluatedFile:
+        """With what lies in the folder, of which nothing is proven; without its statements. Raises
+        EvidenceError, DigestMismatch, StorageError."""
+        from gate.decision.decide import Decision
+        from gate.records.evidence import Evidence
+        from gate.records.layout import DECISION, EVIDENCE
+        from gate.registry.release import EvaluatedFile
+
+        return EvaluatedFile(
+            onnx_path=self.onnx_path,
+            evidence=Evidence.load(self.folder / EVIDENCE),
+            decision=Decision.load(self.folder / DECISION),
+            golden=self._golden(),
+        )
+
+    def statements(self) -> StatementPair:
+        """Those in the folder. Raises Untrusted, StorageError."""
+        from gate.signing.verification import StatementPair
+
+        return StatementPair.beside(self.folder)
+
+    def measured(self, statements: StatementPair) -> MeasuredFile:
+        """What was signed when it was measured."""
+        from gate.records.layout import GOLDEN
+        from gate.registry.verify_release import MeasuredFile
+
+        return MeasuredFile(statements.evidence, self.folder / GOLDEN)
+
+    def policy(self, decision: Decision) -> Policy:
+        """That of the report, as it was applied, else the built-in one, if the decision was made by
+        it. Raises PolicyError."""
+        from gate.policy.policy import Policy
+        from gate.records.layout import POLICY
+
+        tasks: tuple[Task, ...] = ("auto", "classification", "tensors")
+        built_in = [make(task=task) for make in (Policy.default, Policy.reduced) for task in tasks]
+        with suppress(EvidenceError, OSError):  # older reports have none
+            built_in.insert(0, Policy.from_json((self.folder / POLICY).read_bytes()))
+        fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
+        if not fitting:
+            raise PolicyError(
+                f"the decision was made by a policy with digest {decision.policy_sha256.short}, "
+                f"which is neither {self.folder / POLICY} nor one of the built-in ones. Name its "
+                "file with --policy."
+            )
+        return fitting[0]
+
+    def _golden(self) -> GoldenFolder | None:
+        """Those that were named, else those of the report; older reports have none."""
+        from gate.golden.folder import GOLDEN_JSON
+        from gate.records.layout import GOLDEN
+        from gate.registry.release import GoldenFolder
+
+        beside = self.folder / GOLDEN
+        if self.golden is None and not (beside / GOLDEN_JSON).exists():
+            return None
+        return GoldenFolder.open(self.golden or beside)
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """Bringing the statements of reports to a release, for the model that it is promoted as."""
+
+    model: RegisteredModel
+    trust: Trust
+    report: ReportOf
+    twin: ReportOf | None = None
+
+    def release(
+        self, release: Release, policy: Policy, *, signing: VerdictSigning | None
+    ) -> tuple[Release, tuple[PublicKey, ...]]:
+        """The release with statements that the trust believes, and who signed the verdict.
+
+        A verdict on this very decision that is signed for another model, for none, or without the
+        twin is signed anew, if there is a key whose word counts (`signing`). Raises Untrusted where
+        that is not enough.
+        """
+        from gate.registry.verify_release import verify_signatures
+
+        release = replace(release, statements=self.report.statements())
+        if release.twin is not None and self.twin is not None:
+            statements = self.twin.statements()
+            release = replace(release, twin=replace(release.twin, statements=statements))
+        names = self.model.identities()
+        try:
+            return release, verify_signatures(release, trust=self.trust, registries=names)
+        except Untrusted:
+            self._verify_decisions(release)
+            if signing is None or not signing.is_trusted:
+                raise
+        release = self._signed(release, policy, signing)
+        return release, verify_signatures(release, trust=self.trust, registries=names)
+
+    def _verify_decisions(self, release: Release) -> None:
+        """That the statements are about these decisions, whatever they are for."""
+        from datetime import UTC, datetime
+
+        for judged in (release, release.twin):
+            if judged is not None and judged.statements is not None:
+                judged.statements.verify(
+                    judged.evidence, judged.decision, trust=self.trust, now=datetime.now(UTC)
+                )
+
+    def _signed(self, release: Release, policy: Policy, signing: VerdictSigning) -> Release:
+        twin = release.twin
+        assert release.statements is not None  # by release
+        return signing.sign(
+            release,
+            policy,
+            measured=self.report.measured(release.statements),
+            twin=self.twin.measured(twin.statements)
+            if self.twin is not None and twin is not None and twin.statements is not None
+            else None,
+        )
+
+
+STATE = Path(".gate")
+"""The folder whose own key and trust count where no others are named."""
+
+
+@dataclass(frozen=True)
+class Signing:
+    """Who signs what a command measures, and for what: a registered model, or the file alone."""
+
+    signatory: Signatory
+    resource: str | None = None
+
+    @classmethod
+    def of_report(
+        cls, report: Path | None, *, key: str | None, model: str | None, registry: str
+    ) -> Signing | None:
+        """Who signs a report; None without a report. `model`: the name in the registry at this
+        address, if the verdict is for one. Raises UsageError, KeyUnusable, StorageError."""
+        if report is not None:
+            resource = _resource(registry, model) if model else None
+            return cls(signatory(local_keys().signing_key(key)), resource)
+        if key is not None or model is not None:
+            raise click.UsageError("--key and --name are for what --report writes: give it, too.")
+        return None
+
+    @property
+    def label(self) -> str:
+        """Whose and which key, for people."""
+        return self.signatory.key.public.label
+
+    def statements(
+        self,
+        evidence: Evidence,
+        decision: Decision,
+        *,
+        policy: Policy,
+        subjects: Mapping[str, Digest],
+    ) -> StatementPair:
+        """Sign what was measured and decided, as it is in memory. Raises KeyUnusable."""
+        from gate.signing.subjects import file_resource
+        from gate.signing.verification import StatementPair
+
+        resource = self.resource or file_resource(decision.subject_sha256)
+        return StatementPair(
+            self.signatory.measured(evidence, subjects),
+            self.signatory.decided(
+                decision, subjects, precision=policy.precision, resource=resource
+            ),
+        )
+
+
+def _resource(registry: str, model: str) -> str:
+    from gate.ledger.entry import plain  # which imports the ledger's database
+    from gate.signing.subjects import resource_uri
+
+    return resource_uri(plain(registry), model)
+
+
+def signatory(key: SigningKey) -> Signatory:
+    """Who signs, with the code of the current folder."""
+    from gate.signing.predicates import code_version
+    from gate.signing.verification import Signatory
+
+    return Signatory(key, code_version(Path.cwd()))
+
+
+def local_keys() -> LocalKeys:
+    """Of the current folder; what it makes is said on stderr."""
+    from gate.signing.local_keys import LocalKeys
+
+    return LocalKeys(STATE, lambda text: click.echo(text, err=True))
+
+
+def words_of(signers: Iterable[PublicKey]) -> list[str]:
+    """Who signed, and of the folder's own key what that is worth."""
+    local = local_keys()
+    return [
+        local.word_of(key) if local.is_own(key) else f"signed by {key.label}" for key in signers
+    ]
+
 
 WHOSE_LINES = (
     "Default: .gate/trust.yaml, where it is; else no signature is asked for. That default takes a "
     "ledger without any signature as it is."
 )
 """By which file a ledger is believed, for people."""
+
 WRITER_KEY = click.option(
     "--key", metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
     help="The key that signs: a file, awskms:…, gcpkms:…, azurekms:…, hsm:…. Default: the key of "
@@ -44,20 +257,6 @@ class LedgerPlace(TypedDict):
     state: str
     key: str | None
     trust: Path | None
-
-
-def with_state(command: _Command) -> _Command:
-    """Give a command `--state`, and an answer to whoever says what was said before it."""
-    for name in _GONE:
-        command = click.option(
-            name, hidden=True, expose_value=False, callback=_refuse_option, metavar="…"
-        )(command)
-    return click.option(
-        "--state", metavar="URL", default="sqlite:///.gate/state.db", show_default=True,
-        envvar="GATE_STATE", show_envvar=True,
-        help="The database of ledger and inbox: sqlite:///FILE, a FILE, or "
-        f"postgresql://USER@HOST/NAME for several hosts. {KEPT_ELSEWHERE}",
-    )(command)  # fmt: skip
 
 
 def with_writing(command: _Command) -> _Command:
@@ -78,7 +277,7 @@ def named_state(given: str) -> str:
 
 def read_ledger(state: str) -> Ledger:
     """The ledger in the database that was named, to read; whose lines it believes:
-    `gate.ledger.opening.believe`. Raises BadParameter, UsageError, EvidenceError where one of
+    `gate.ledger.ledger.verify_writer`. Raises BadParameter, UsageError, EvidenceError where one of
     before the database was not imported, PolicyError, StorageError."""
     return _believe(_imported_ledger(state))
 
@@ -112,7 +311,7 @@ def written_ledger(place: LedgerPlace) -> Ledger:
 
 def require_written(ledger: Ledger) -> None:
     """Prove of one that `new_ledger` gave what `written_ledger` does. Raises as that."""
-    from gate.ledger.opening import require_writable
+    from gate.ledger.ledger import require_writable
 
     _refuse_environment()
     require_writable(ledger)
@@ -144,8 +343,7 @@ def key_uri(given: str | None) -> str | None:
 
 
 def _imported_ledger(state: str) -> Ledger:
-    from gate.ledger.ledger import Ledger
-    from gate.ledger.opening import require_imported
+    from gate.ledger.ledger import Ledger, require_imported
 
     ledger = Ledger(named_state(state))
     require_imported(ledger)
@@ -153,14 +351,14 @@ def _imported_ledger(state: str) -> Ledger:
 
 
 def _believe(ledger: Ledger, trust: Path | None = None) -> Ledger:
-    from gate.ledger.opening import believe
+    from gate.ledger.ledger import verify_writer
 
-    return believe(ledger, local_keys(), trust)
+    return verify_writer(ledger, local_keys(), trust)
 
 
 def _url(given: str) -> str:
-    from gate.state.address import state_url
-    from gate.storage.redaction import redacted
+    from gate.ledger.database import state_url
+    from gate.storage.safe_text import redacted
 
     text = address(given) or given
     try:
@@ -171,16 +369,55 @@ def _url(given: str) -> str:
         ) from error
 
 
-def _refuse_environment() -> None:
-    """What the environment named before must not be left out without a word."""
-    for variable in _GONE.values():
-        if os.environ.get(variable):
-            raise click.UsageError(
-                f"the environment has {variable}, and nothing reads it any more: {_INSTEAD} Then "
-                f"take {variable} out of the environment."
-            )
+@dataclass(frozen=True)
+class Against:
+    """A registered model whose champion a file is compared with."""
+
+    model: RegisteredModel
+    trust: Trust | None
+    """Whose statements on the champion are believed, where the ledger does not tell of it."""
+
+    @classmethod
+    def of_options(cls, name: str, options: Mapping[str, Any]) -> Self:
+        """As the options of gate check name it. Raises BadParameter, UsageError, PolicyError,
+        EvidenceError, KeyUnusable, StorageError."""
+        from gate.mlflow_client.registry import MlflowRegistry
+        from gate.registry.registered_model import RegisteredModel
+
+        registry = MlflowRegistry(tracking_uri(options["tracking_uri"]))
+        model = RegisteredModel(registry, read_ledger(options["state"]), name)
+        keys, trust = local_keys(), options["trust"]
+        if options["report"] is None:
+            return cls(model, keys.trust_if_any(trust))
+        # What is signed here has a key, so that there is a trust, too.
+        return cls(model, keys.trust(trust, key=options["key"]))
+
+    def champion(self, *, policy: Policy, into: Path) -> Champion:
+        """The champion, its files below `into`.
+
+        Where the policy bounds nothing against it, it is only shown, and what goes wrong is said
+        there. Else raises the RegistryErrors, EvidenceError, StorageError.
+        """
+        from gate.registry.load_champion import champion_if_any, load_champion
+
+        fetch = champion_if_any if policy.incumbent is None else load_champion
+        return fetch(self.model, into=into, trust=self.trust)
 
 
-def _refuse_option(_context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(f"there is no {option.opts[0]} any more: {_INSTEAD}")
+def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champion:
+    """What is known of the champion, without its file; what goes wrong is said there."""
+    from gate.registry.load_champion import champion_if_any
+    from gate.storage.files import temporary_folder
+
+    with temporary_folder() as folder:
+        return replace(champion_if_any(model, into=folder, trust=trust), onnx_path=None)
+
+
+def change_against(
+    model: RegisteredModel, decision: Decision, evidence: Evidence, *, trust: Trust | None
+) -> Change:
+    """Against what serves now, where gate check did not compare: by the records of both. What goes
+    wrong is said there."""
+    from gate.summary.champion_changes import compare_with_champion
+
+    return compare_with_champion(decision, evidence, champion_shown(model, trust))

@@ -1,4 +1,4 @@
-"""`gate locate`: the first layer in which an ONNX file diverges from its model."""
+"""`gate locate`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.bounded.limits import CHECK_S
-from gate.commands.child import in_child, limit_options
-from gate.commands.given import NEW_FILE, NEW_FOLDER, POLICY_FILE
-from gate.commands.loading import loading
+from gate.commands.click_types import NEW_FILE, NEW_FOLDER, POLICY_FILE
 from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, PRECISION, REFERENCE
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import spinner
-from gate.commands.status import Status
+from gate.commands.progress import loading, spinner
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    limit_options,
+    machine_options,
+    run_with_limits,
+)
+from gate.sandbox.limits import CHECK_S
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.policy.scope import Precision
-    from gate.records.localisation import Localisation
+    from gate.policy.policy import Precision
+    from gate.records.localization import Localization
     from gate.records.runtime import RuntimeName
 
 
@@ -68,8 +71,8 @@ class _Question(TypedDict):
 )  # fmt: skip
 @machine_options
 @limit_options(CHECK_S)
-@in_child
-def command(**question: Unpack[_Question]) -> Outcome:
+@run_with_limits
+def command(**question: Unpack[_Question]) -> CommandResult:
     """Compare every layer of MODEL.onnx with the PyTorch model, in one pass. Of a release of
     several files (release.yaml) the layers of the first part that diverges, and whether the seam
     between the parts is to blame.
@@ -86,53 +89,53 @@ def command(**question: Unpack[_Question]) -> Outcome:
           --inputs samples.npy --runtime ort-cpu-optimized --report report --save marked.onnx
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    from gate.commands.check import own_or_built_in
+    from gate.commands.evaluate import own_or_built_in
 
     policy = own_or_built_in(question["policy"], question["precision"], task="tensors")
     with loading():
-        from gate.front_door import Reference, case_of
-        from gate.localisation.locate import locate
-        from gate.localisation.releases.parts import locate_part
-        from gate.parity.arrays.samples import Samples
-        from gate.parity.workload import Workload
-        from gate.parts.release import OpenRelease
+        from gate.api import case_of
+        from gate.data.samples import SampleSet
+        from gate.localize.locate import locate
+        from gate.localize.locate_part import locate_part
+        from gate.localize.marked_file import write_marked_file
+        from gate.measure.job import EvaluationData, Reference
+        from gate.multi_file.release import MultiFileRelease
         from gate.preprocess.spec import PreprocessSpec
-        from gate.report.charts.depth import depth
-        from gate.report.marked_file import save_marked
-        from gate.storage import atomic
+        from gate.report.model_charts import depth_chart
+        from gate.storage import files
 
         spec = question["preprocessing"]
-        samples = Samples.open(
-            question["inputs"], preprocessing=PreprocessSpec.of_file(spec) if spec else None
+        samples = SampleSet.open(
+            question["inputs"], preprocessing=PreprocessSpec.from_file(spec) if spec else None
         )
-        reference = Reference.load(question["reference"], checkpoint=question["checkpoint"])
+        reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
     with spinner("comparing layers"):
         case = case_of(
-            question["model"], reference=reference, workload=Workload(samples), policy=policy
+            question["model"], reference=reference, workload=EvaluationData(samples), policy=policy
         )
         runtime, limit = question["runtime"], question["samples"]
         release = case.chained
-        if isinstance(release, OpenRelease):
+        if isinstance(release, MultiFileRelease):
             found = locate_part(case, release, runtime=runtime, limit=limit)
             case = case if found.part is None else release.cases(case)[found.part]
         else:
             found = locate(case, runtime=runtime, limit=limit)
     if question["save"] is not None and found.layers:
-        save_marked(case, found, question["save"])
+        write_marked_file(case, found, question["save"])
     if question["report"] is not None:
         found.save(question["report"] / "localisation.json")
-        drawn = depth(found)
+        drawn = depth_chart(found)
         if drawn is not None:
-            atomic.write_bytes(_chart_in(question["report"]), drawn.file())
-    return Outcome(
-        Status.REJECTED if found.diverges else Status.DONE,
+            files.write_bytes(_chart_in(question["report"]), drawn.file())
+    return CommandResult(
+        ExitCode.REJECTED if found.diverges else ExitCode.DONE,
         found.to_plain(),
         lambda console: _show(question, found, console),
     )
 
 
-def _show(question: _Question, found: Localisation, console: Console) -> None:
-    from gate.report.localisation import print_layers
+def _show(question: _Question, found: Localization, console: Console) -> None:
+    from gate.report.terminal import print_layers
 
     print_layers(found, console)
     if question["report"] is not None:
@@ -143,6 +146,6 @@ def _show(question: _Question, found: Localisation, console: Console) -> None:
 
 
 def _chart_in(report: Path) -> Path:
-    from gate.records.names import PLOTS
+    from gate.records.layout import PLOTS
 
     return report / PLOTS / "localisation.svg"

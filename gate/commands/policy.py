@@ -1,25 +1,123 @@
-"""`gate policy`: what is demanded, where it is said, and what it means."""
+"""`gate policy show`, `check`, `explain`."""
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from gate.commands.given import POLICY_FILE
+from gate.commands.click_types import POLICY_FILE, SETTINGS
 from gate.commands.options import PRECISION
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.policy_explain import explain
-from gate.commands.settings import SETTINGS
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.errors import PolicyError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.policy.effective import EffectiveValue
-    from gate.policy.policy import Policy, Task
-    from gate.policy.scope import Precision
+    from gate.decision.catalog import CheckSpec
+    from gate.policy.overrides import EffectiveValue
+    from gate.policy.policy import Policy, Precision, Task
+    from gate.summary.policy_docs import PolicyField
+
+
+@click.command("explain", short_help="What a field or a bound means, with its formula.")
+@click.argument("name")
+@click.option(
+    "--policy",
+    type=POLICY_FILE,
+    help="Print the value that this policy has there, too. Default: the built-in one.",
+)
+@machine_options
+def explain(name: str, policy: Path | None) -> CommandResult:
+    """Say what NAME means: a field of the policy by its name or its place, or a check of a report.
+
+    c is an output of the file, r the model's in float32, r64 in float64; docs/metrics.md has the
+    formulas in full.
+
+    \b
+    Examples:
+      gate policy explain noise_ratio
+      gate policy explain runtimes.ort-cpu.bounds.top1_agreement --policy params.yaml
+      gate policy explain review --json
+    """
+    from gate.decision.catalog import row_of
+    from gate.policy.overrides import effective_values
+    from gate.policy.policy import Policy
+    from gate.summary.policy_docs import fields_named, policy_fields
+
+    whole = policy_fields()
+    fields = fields_named(name, whole)
+    check = None if fields else row_of(name)
+    if not fields and check is None:
+        names = {each.name for each in whole}
+        near = difflib.get_close_matches(name.rpartition(".")[2], names, n=1)
+        raise PolicyError(
+            f"'{name}' is no field of the policy and no check. "
+            + (_elsewhere(name) or (f"Did you mean {near[0]}? " if near else ""))
+            + "gate policy show lists what is in force."
+        )
+    read = Policy.from_file(policy) if policy else Policy.default()
+    values = [
+        each
+        for each in effective_values(read, file=policy, options={})
+        if each.is_asked and any(field in fields_named(each.dotted, whole) for field in fields)
+    ]
+    plain = {
+        "name": name,
+        "fields": [field.to_plain() for field in fields],
+        "check": check._asdict() if check else None,
+        "values": [
+            {"place": each.dotted, "value": each.value, "origin": each.origin} for each in values
+        ],
+    }
+    lines = [*_lines(fields, values)] if check is None else [name, *_of_check(check)]
+    return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
+
+
+def _elsewhere(name: str) -> str:
+    """Where something is said that belongs to another section than the policy."""
+    from gate.records.export import ExportSettings
+
+    own = name.removeprefix("export.")
+    if own in ExportSettings.model_fields:
+        return f"It is a setting of the section 'export:': docs/export.md says what {own} does. "
+    if own in ("parts", "chain"):
+        return "A release file says it, or the section 'release:': docs/releases.md. "
+    return ""
+
+
+def _lines(fields: tuple[PolicyField, ...], values: list[EffectiveValue]) -> Iterator[str]:
+    for number, field in enumerate(fields):
+        if number:
+            yield ""
+        yield field.place
+        yield f"  {field.sentence}"
+        yield f"  takes     {field.takes}"
+        if field.required:
+            yield "  default   none: it has to be said"
+        elif field.default is not None:
+            yield f"  default   {json.dumps(field.default)}"
+        if field.check is not None:
+            yield from _of_check(field.check, sentence=False)
+        if field.built_in:
+            listed = ", ".join(f"{value:g} on {where}" for where, value in field.built_in.items())
+            yield f"  built in  {listed}"
+    for each in values:
+        yield f"  here      {each.dotted} = {json.dumps(each.value)} ({each.origin})"
+
+
+def _of_check(check: CheckSpec, *, sentence: bool = True) -> Iterator[str]:
+    if sentence:
+        yield f"  {check.meaning}"
+    if check.formula:
+        yield f"  formula   {check.formula}"
+    if check.unit:
+        yield f"  unit      {check.unit}"
+    yield f"  bound     {check.why}"
 
 
 class _PolicyQuestion(TypedDict):
@@ -61,7 +159,7 @@ def command() -> None:
 )  # fmt: skip
 @SETTINGS
 @machine_options
-def _show(**question: Unpack[_PolicyQuestion]) -> Outcome:
+def _show(**question: Unpack[_PolicyQuestion]) -> CommandResult:
     """Print the policy that gate check would judge by, with these options: each value with where it
     comes from, which is the file and line, an option, or the default.
 
@@ -74,10 +172,10 @@ def _show(**question: Unpack[_PolicyQuestion]) -> Outcome:
       gate policy show --policy gate.yaml --set runtimes.ort-cpu.bounds.noise_ratio=2
       gate policy show --policy params.yaml --json
     """
-    from gate.commands.check import policy_of
-    from gate.policy.effective import effective_values
+    from gate.commands.evaluate import policy_from_request
+    from gate.policy.overrides import effective_values
 
-    policy = policy_of({**question, "roles": ()})
+    policy = policy_from_request({**question, "roles": ()})
     file = question["policy"]
     options = {f"runtimes.{name}": "--runtime" for name in question["runtimes"]}
     for name in ("precision", "task"):
@@ -91,13 +189,13 @@ def _show(**question: Unpack[_PolicyQuestion]) -> Outcome:
             {"place": each.dotted, "value": each.value, "origin": each.origin} for each in values
         ],
     }
-    return Outcome(Status.DONE, plain, lambda console: _print(values, policy, console))
+    return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, policy, console))
 
 
 @command.command("check", short_help="Whether a file holds a policy that can refuse something.")
 @click.argument("policy", type=POLICY_FILE, metavar="FILE")
 @machine_options
-def _check(policy: Path) -> Outcome:
+def _check(policy: Path) -> CommandResult:
     """Read FILE as gate check would, and say what it demands.
 
     Exit code 0 if it is a policy; 2 if not: an unknown field, a text for a number, a bound that is
@@ -111,7 +209,7 @@ def _check(policy: Path) -> Outcome:
     """
     from gate.policy.policy import Policy
 
-    found = Policy.of_file(policy)
+    found = Policy.from_file(policy)
     plain = {
         "policy": str(policy),
         "digest": str(found.digest()),
@@ -120,7 +218,7 @@ def _check(policy: Path) -> Outcome:
             for name, runtime in found.runtimes.items()
         ],
     }
-    return Outcome(Status.DONE, plain, lambda console: _print_demands(plain, console))
+    return CommandResult(ExitCode.DONE, plain, lambda console: _print_demands(plain, console))
 
 
 def _bounds(policy: Policy, runtime: str) -> list[str]:
@@ -130,11 +228,11 @@ def _bounds(policy: Policy, runtime: str) -> list[str]:
 def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console) -> None:
     import json
 
-    from gate.report.table import table
+    from gate.report.terminal import print_table
 
     shown = [each for each in values if each.is_asked]
     rows = ((each.dotted, each.origin, json.dumps(each.value)) for each in shown)
-    console.print(table(("what", "from", "value"), rows))
+    console.print(print_table(("what", "from", "value"), rows))
     console.print(f"digest {policy.digest()}")
     console.print("What one means: gate policy explain NAME")
 

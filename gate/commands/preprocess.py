@@ -1,4 +1,4 @@
-"""`gate preprocess`: the same preprocessing for all who feed the model."""
+"""`gate preprocess compare`, `prepend`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from gate.commands.given import (
+from gate.commands.click_types import (
     NEW_FILE,
     NEW_FOLDER,
     ONNX_FILE,
@@ -16,16 +16,15 @@ from gate.commands.given import (
     ConsumerTensors,
 )
 from gate.commands.options import MODEL
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.preprocess.answers import ModelFile
-    from gate.preprocess.compare import LineUp
+    from gate.preprocess.comparison import LineUp, ModelFile
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.preprocessing import PreprocessingParity
+
 
 _SPEC = click.option(
     "--spec", type=SPEC_FILE,
@@ -80,7 +79,7 @@ def command() -> None:
     "--report", type=NEW_FOLDER, metavar="DIR", help="Write preprocessing.json and a picture here."
 )
 @machine_options
-def _compare(**question: Unpack[_Question]) -> Outcome:
+def _compare(**question: Unpack[_Question]) -> CommandResult:
     """Compare what Pillow, torchvision, OpenCV, ONNX, a browser's canvas and Rust make of IMAGES.
 
     Each is compared with the reference, and the cause of a difference is named where it is
@@ -104,7 +103,7 @@ def _compare(**question: Unpack[_Question]) -> Outcome:
 @_SPEC
 @click.option("--output", type=NEW_FILE, required=True, help="The new file.")
 @machine_options
-def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
+def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
     """Write MODEL.onnx with the spec in front: one file from uint8 pictures to the outputs.
 
     Its input `pictures` is uint8 RGB (batch, height, width, 3), of any height and width. The file
@@ -117,14 +116,14 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
       gate preprocess prepend model.onnx --spec preprocessing.yaml --output whole.onnx
       gate preprocess prepend model.onnx --output whole.onnx --json
     """
-    from gate.preprocess.by.onnx_graph import PICTURES, prepend
+    from gate.preprocess.onnx_graph import PICTURES, prepend_graph
     from gate.storage.digest import Digest
 
     preprocess_spec = _spec(spec)
-    prepend(preprocess_spec, model, output)
+    prepend_graph(preprocess_spec, model, output)
     sha256 = str(Digest.of_file(output))
-    return Outcome(
-        Status.DONE,
+    return CommandResult(
+        ExitCode.DONE,
         {
             "output": str(output),
             "sha256": sha256,
@@ -135,14 +134,14 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> Outcome:
     )
 
 
-def _compared(question: _Question) -> Outcome:
-    from gate.commands.progress import bar
-    from gate.preprocess.compare import compare
+def _compared(question: _Question) -> CommandResult:
+    from gate.commands.progress import progress_bar
+    from gate.preprocess.comparison import compare_consumers
     from gate.preprocess.pictures import pictures_in
 
     spec, line_up = _spec(question["spec"]), _line_up(question)
-    with bar("preprocess") as advance:
-        found = compare(
+    with progress_bar("preprocess") as advance:
+        found = compare_consumers(
             spec,
             pictures_in(question["images"]),
             line_up=line_up,
@@ -160,37 +159,37 @@ def _compared(question: _Question) -> Outcome:
         "within": {c.consumer: c.within(bound) for c in parity.consumers},
         "comparison": parity.to_plain(),
     }
-    return Outcome(status, plain, lambda console: _show(parity, bound, report, console))
+    return CommandResult(status, plain, lambda console: _show(parity, bound, report, console))
 
 
 def _model(path: Path | None) -> ModelFile | None:
-    from gate.onnxfile.subject import read_subject
-    from gate.preprocess.answers import ModelFile
+    from gate.onnx_file.reading import read_subject
+    from gate.preprocess.comparison import ModelFile
 
     return None if path is None else ModelFile(path, read_subject(path).sha256)
 
 
-def _status(parity: PreprocessingParity, bound: float, required: tuple[str, ...]) -> Status:
+def _status(parity: PreprocessingParity, bound: float, required: tuple[str, ...]) -> ExitCode:
     """REJECTED if one differs; else NOT_JUDGED if one that was asked for, or all, could not run."""
     ran = [consumer for consumer in parity.consumers if consumer.not_measured is None]
     if not all(consumer.within(bound) for consumer in ran):
-        return Status.REJECTED
+        return ExitCode.REJECTED
     missing = [c for c in parity.consumers if c.not_measured is not None and c.consumer in required]
-    return Status.NOT_JUDGED if missing or not ran else Status.DONE
+    return ExitCode.NOT_JUDGED if missing or not ran else ExitCode.DONE
 
 
 def _spec(path: Path | None) -> PreprocessSpec:
     from gate.preprocess.spec import PreprocessSpec
 
-    return PreprocessSpec.of_file(path) if path is not None else PreprocessSpec.imagenet()
+    return PreprocessSpec.from_file(path) if path is not None else PreprocessSpec.imagenet()
 
 
 def _line_up(question: _Question) -> LineUp:
-    from gate.preprocess.compare import LineUp
-    from gate.preprocess.dumped import read_dumped
+    from gate.preprocess.comparison import LineUp
+    from gate.preprocess.pictures import read_dumped_tensors
     from gate.records.preprocessing import IMPLEMENTATIONS
 
-    dumped = read_dumped(question["tensors"])
+    dumped = read_dumped_tensors(question["tensors"])
     named = question["implementations"]
     if named is not None:
         chosen = tuple(name.strip() for name in named.split(",") if name.strip())
@@ -201,17 +200,17 @@ def _line_up(question: _Question) -> LineUp:
 
 
 def _write(report: Path, spec: PreprocessSpec, parity: PreprocessingParity, exhibits: Any) -> None:
-    from gate.report.preprocessing import side_by_side
-    from gate.storage import atomic
+    from gate.report.comparisons import side_by_side
+    from gate.storage import files
 
     spec.save(report / "preprocessing-spec.json")
     parity.save(report / "preprocessing.json")
     if exhibits:
-        atomic.write_bytes(report / "plots" / "preprocessing.png", side_by_side(exhibits, spec))
+        files.write_bytes(report / "plots" / "preprocessing.png", side_by_side(exhibits, spec))
 
 
 def _show(parity: PreprocessingParity, bound: float, report: Path | None, console: Console) -> None:
-    from gate.report.preprocessing import print_comparison
+    from gate.report.comparisons import print_comparison
 
     print_comparison(parity, console, bound=bound)
     if report is not None:

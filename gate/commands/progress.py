@@ -1,9 +1,4 @@
-"""What is being done, on stderr: a bar or a spinner on a terminal, elsewhere a line for what takes
-long. Of a command, and of a stage.
-
-Rooms below say what they begin by `logging.getLogger("gate.steps").debug`: nobody hears it but the
-bars and spinners here.
-"""
+"""Progress bars and spinners on stderr."""
 
 from __future__ import annotations
 
@@ -17,11 +12,19 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from gate.model.factory import paused_gc
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+
+# Rooms below say what they begin by `logging.getLogger("gate.steps").debug`: nobody hears it but
+# the bars and spinners here.
+
+
 LONG_S = 2.0
 """What takes longer is said where no bar can be drawn."""
+
 _STEPS = logging.getLogger("gate.steps")
 
 
@@ -48,7 +51,7 @@ class Bar:
 
 
 @contextlib.contextmanager
-def bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
+def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
     """`total`: where it is clear from the beginning."""
     from rich.progress import (
         BarColumn,
@@ -59,7 +62,7 @@ def bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
         TimeRemainingColumn,
     )
 
-    from gate.commands.outcome import console
+    from gate.commands.result import console
 
     columns = (
         TextColumn("{task.description}"),
@@ -89,7 +92,7 @@ def spinner(title: str) -> Iterator[None]:
             return
         from rich.text import Text
 
-        from gate.commands.outcome import console
+        from gate.commands.result import console
 
         shown = console(stderr).status(Text(title))
         with shown, _heard(lambda text: shown.update(Text(f"{title}: {text}"))):
@@ -170,8 +173,15 @@ class _Late:
 
 
 def _is_for_machines() -> bool:
-    from gate.commands.child import Line
+    from gate.commands.result import Line
 
     context = click.get_current_context(silent=True)
     line = context.obj if context is not None else None
     return isinstance(line, Line) and "--json" in line.arguments
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Say it, and let Python's collector rest meanwhile."""
+    with paused_gc(), spinner("loading PyTorch and the model"):
+        yield

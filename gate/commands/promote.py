@@ -1,45 +1,223 @@
-"""`gate promote`: put a judged file into service, for those who don't use the DVC pipeline.
-
-Its record is on a run of MLflow: that of `gate check --track`, else one of its own.
-"""
+"""`gate promote` (direct or `--submit`), `gate rollback`."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
+from urllib.parse import quote
 
 import click
 
-from gate.commands.against import change_against
-from gate.commands.given import (
+from gate.commands.ci_files import VerdictCommand
+from gate.commands.click_types import (
     GOLDEN_FOLDER,
     ONNX_FILE,
     POLICY_FILE,
     REPORT_FOLDER,
     SPEC_FILE,
 )
-from gate.commands.given_release import ReportOf, Vouched
-from gate.commands.handing_in import HAND_IN, hand_over, is_handed_in, refused
-from gate.commands.options import EXPERIMENT, MODEL, TRACKING_URI, tracking_uri
-from gate.commands.outcome import Outcome, machine_options
+from gate.commands.evaluate import open_runs, page_of_release
+from gate.commands.loaders import (
+    LedgerPlace,
+    ReportOf,
+    Vouched,
+    change_against,
+    local_keys,
+    named_state,
+    place_of,
+    signatory,
+    with_writing,
+    words_of,
+    written_ledger,
+)
+from gate.commands.options import (
+    EXPERIMENT,
+    KEY,
+    MODEL,
+    SIGNING_TRUST,
+    TRACKING_URI,
+    tracking_uri,
+    with_state,
+)
 from gate.commands.progress import spinner
-from gate.commands.promoted import promoted
-from gate.commands.release_page import ReleasePage
-from gate.commands.signing import KEY, TRUST, local_keys, signatory, words_of
-from gate.commands.state import named_state, place_of, with_state, written_ledger
-from gate.commands.tracked import open_runs
-from gate.commands.verdict_files import VerdictCommand
+from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.errors import GateError, Untrusted
 
 if TYPE_CHECKING:
-    from gate.attestation.keys import PublicKey
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
     from gate.ledger.ledger import Ledger
+    from gate.mlflow_client.runs import RunLogger, Runs
     from gate.policy.policy import Policy
-    from gate.registry.release import Promotion
-    from gate.registry.signatures import VerdictSigning
-    from gate.story.story import Step
+    from gate.registry.registered_model import RegisteredModel
+    from gate.registry.release import EvaluatedFile, PromotionResult, Release
+    from gate.registry.verify_release import VerdictSigning
+    from gate.signing.keys import PublicKey
+    from gate.signing.trust import Trust
+    from gate.storage.digest import Digest
+    from gate.summary.summarize import SummaryInputs
+    from gate.summary.summary import Step
+
+
+HAND_IN = click.option(
+    "--hand-in/--direct", "handing_in", default=None,
+    help="Make a version and the candidate of it, without a ledger, and leave champion to gate "
+    "serve; or move champion from here. Default: as the policy says (promotion).",
+)  # fmt: skip
+
+
+def is_handed_in(policy: Policy, given: bool | None) -> bool:
+    """As the option says, else as the policy does."""
+    return policy.promotion == "by_service" if given is None else given
+
+
+def hand_over(
+    model: RegisteredModel,
+    release: Release,
+    *,
+    policy: Policy,
+    trust: Trust,
+    handing_in: bool,
+) -> PromotionResult:
+    """Hand the release in, or promote it. Raises as `hand_in` and `promote`."""
+    from gate.registry.promotion import promote, submit
+
+    if handing_in:
+        return submit(model.registry, release, policy=policy, trust=trust)
+    return promote(model.registry, release, policy=policy, ledger=model.ledger, trust=trust)
+
+
+def refused(
+    model: RegisteredModel, release: Release, reason: str, *, handing_in: bool
+) -> PromotionResult:
+    """What nobody vouches for goes nowhere; who has the ledger writes that down. Raises
+    EvidenceError, StorageError."""
+    from gate.registry.promotion import refuse
+    from gate.registry.release import PromotionResult
+
+    if handing_in:
+        return PromotionResult("refused", None, None, reason)
+    return refuse(model, release, reason)
+
+
+def promoted(
+    promotion: PromotionResult,
+    *,
+    name: str,
+    digest: Digest | None,
+    uri: str,
+    verdict: str | None = None,
+    signed_by: Sequence[str] = (),
+) -> CommandResult:
+    """`digest`: of the file that it is about. `verdict`: of the decision on it. `signed_by`: who
+    vouches for that, for people."""
+    status = ExitCode.of_promotion(promotion.outcome, verdict)
+    url = version_page(uri, name, promotion.version)
+    plain = {
+        "name": name,
+        **asdict(promotion),
+        "digest": None if digest is None else str(digest),
+        "url": url,
+    }
+    return CommandResult(
+        status,
+        plain,
+        lambda console: _show(promotion, url, signed_by, console),
+        sentence=f"{promotion.outcome.replace('_', ' ')}: {promotion.reason}",
+    )
+
+
+def version_page(uri: str, name: str, version: str | None) -> str | None:
+    """The version's page in MLflow's user interface; None without a version, or without a server.
+
+    Straight to the page: newer MLflows hide the list of models below another entry.
+    """
+    from gate.storage.safe_text import redacted
+
+    if version is None or not uri.startswith(("http://", "https://")):
+        return None
+    return f"{redacted(uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
+
+
+def _show(
+    promotion: PromotionResult, url: str | None, signed_by: Sequence[str], console: Console
+) -> None:
+    from rich.text import Text
+
+    from gate.storage.safe_text import make_printable
+
+    facts = [promotion.outcome.replace("_", " ")]
+    facts += [f"version {promotion.version}"] if promotion.version else []
+    previous = promotion.previous_version
+    facts += [f"version {previous} was champion before"] if previous else []
+    style = "bold red" if promotion.outcome == "refused" else "green"
+    console.print(Text(", ".join(facts), style=style))
+    console.print(Text(make_printable(promotion.reason)))
+    for sentence in signed_by:
+        console.print(Text(make_printable(sentence)))
+    if url is not None:
+        console.print(Text(f"look at {make_printable(url)}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasePage:
+    """Of the run that was named, else of one of its own, with the whole record."""
+
+    runs: Runs
+    run_id: str | None
+    """None: of its own."""
+    model: str
+    report: Path
+
+    def open(
+        self, judgement: SummaryInputs, twin: EvaluatedFile | None
+    ) -> AbstractContextManager[RunLogger]:
+        """Open it, to be written. Raises as `Runs.page` and `page_of_release`."""
+        from gate.decision.decide import decide
+        from gate.summary.summarize import SummaryInputs
+
+        if self.run_id is not None:
+            return nullcontext(self.runs.page(self.run_id))
+        policy = judgement.policy.twin
+        judged_twin = None
+        if twin is not None and policy is not None:
+            decision = decide(policy, twin.evidence, decided_at=twin.decision.decided_at)
+            judged_twin = SummaryInputs(decision=decision, evidence=twin.evidence, policy=policy)
+        return page_of_release(self.runs, judgement, report=self.report, twin=judged_twin)
+
+    def description(
+        self, judgement: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
+    ) -> str:
+        """Markdown with links to the run, to its report where we wrote it, to the version."""
+        from gate.mlflow_client.log_evaluation import links
+        from gate.mlflow_client.runs import cut
+        from gate.registry.version_page import BODY_LIMIT
+        from gate.report.markdown import summary_markdown
+
+        own = self.run_id is None
+        there = links(page, version=version) if own else {"MLflow run": page.address}
+        return cut(summary_markdown(judgement.story, there), BODY_LIMIT)
+
+    def write_outcome(
+        self, page: RunLogger, promotion: PromotionResult, judgement: SummaryInputs
+    ) -> None:
+        """Write there what became of it. Raises as `write_promotion`."""
+        from gate.mlflow_client.log_evaluation import write_promotion
+
+        version = None if promotion.version is None else (self.model, promotion.version)
+        note = self.description(judgement, page, version=version)
+        own = self.run_id is None
+        closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n" if own else None
+        write_promotion(page, promotion, model_name=self.model, note=closing)
+
+
+# Its record is on a run of MLflow: that of `gate check --track`, else one of its own.
 
 
 class _Request(TypedDict):
@@ -87,7 +265,7 @@ class _Request(TypedDict):
     help="What gate check --report wrote about the twin.",
 )  # fmt: skip
 @KEY
-@TRUST
+@SIGNING_TRUST
 @HAND_IN
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: "
               "that of gate check --track, else a new one with the whole record.")  # fmt: skip
@@ -95,7 +273,7 @@ class _Request(TypedDict):
 @TRACKING_URI
 @EXPERIMENT
 @machine_options
-def command(**request: Unpack[_Request]) -> Outcome:
+def command(**request: Unpack[_Request]) -> CommandResult:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
     Statements are verified, file, evidence and policy hashed and decided on again first. A verdict
@@ -114,15 +292,15 @@ def command(**request: Unpack[_Request]) -> Outcome:
     if (request["twin"] is None) != (request["twin_report"] is None):
         raise click.UsageError("--twin and --twin-report go together.")
 
-    from gate.attestation.keys import labels
-    from gate.decision.decision import decide
+    from gate.decision.decide import decide
+    from gate.mlflow_client.registry import MlflowRegistry
     from gate.policy.policy import Policy
-    from gate.records.trend import MOST_ROWS, Trend
-    from gate.registry.mlflow.registry import MlflowRegistry
-    from gate.registry.promotion import Release
+    from gate.records.champion_comparison import MOST_ROWS, Trend
     from gate.registry.registered_model import RegisteredModel
-    from gate.report.records import change_beside, explanation_beside
-    from gate.story.judgement import Judgement
+    from gate.registry.release import Release
+    from gate.report.folder import change_beside, explanation_beside
+    from gate.signing.keys import labels
+    from gate.summary.summarize import SummaryInputs
 
     uri, report = tracking_uri(request["tracking_uri"]), request["report"]
     trust = local_keys().trust(request["trust"], key=request["key"])
@@ -130,7 +308,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
     judged = about.judged()
     evidence, decision = judged.evidence, judged.decision
     path = request["policy"]
-    policy = Policy.of_file(path) if path is not None else about.policy(decision)
+    policy = Policy.from_file(path) if path is not None else about.policy(decision)
     handing_in = is_handed_in(policy, request["handing_in"])
     vouched = Vouched(
         RegisteredModel(MlflowRegistry(uri), _ledger(request, handing_in), request["name"]),
@@ -170,7 +348,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         vouched.model, again, evidence, trust=trust
     )
     release = replace(release, trend=Trend(rows=change.trend[-MOST_ROWS:]))
-    judgement = Judgement(
+    judgement = SummaryInputs(
         decision=again,
         evidence=evidence,
         policy=policy,
@@ -186,7 +364,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
         model=release.model_name,
         report=report,
     )
-    promotion: Promotion | None = None
+    promotion: PromotionResult | None = None
     try:
         with spinner("promoting"), pages.open(judgement, release.twin) as page:
             description = pages.description(judgement, page)
@@ -224,21 +402,21 @@ def _ledger(request: _Request, handing_in: bool) -> Ledger:
 
 def _signing(key: str | None, vouched: Vouched) -> VerdictSigning | None:
     """Who can sign the verdict for this model: nobody is made for that."""
-    from gate.attestation.resource import resource_of
-    from gate.ledger.addresses import plain
-    from gate.registry.signatures import VerdictSigning
+    from gate.ledger.entry import plain
+    from gate.registry.verify_release import VerdictSigning
+    from gate.signing.subjects import resource_uri
 
     signing_key = local_keys().signing_key_if_any(key)
     if signing_key is None:
         return None
-    resource = resource_of(plain(vouched.model.registry.identity), vouched.model.name)
+    resource = resource_uri(plain(vouched.model.registry.identity), vouched.model.name)
     return VerdictSigning(signatory(signing_key), vouched.trust, resource)
 
 
 def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
     """What to do with a version; what waits can't be taken back, and what was handed in is for the
     service, which has the ledger."""
-    from gate.story.story import Step
+    from gate.summary.summary import Step
 
     if is_handed_in(policy, request["handing_in"]):
         return ()
@@ -247,3 +425,68 @@ def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
     if policy.review != "automatic":
         return (look,)
     return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
+
+
+class _Options(LedgerPlace):
+    """Those that say where."""
+
+    policy: Path | None
+
+
+@click.command("rollback", short_help="Put the previous version back into service.")
+@click.argument("model")
+@click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option(
+    "--policy", type=POLICY_FILE,
+    help="Which names the reviewers' tag, if that is another one than gate.review.",
+)  # fmt: skip
+@with_writing
+@TRACKING_URI
+@machine_options
+def rollback_command(
+    model: str,
+    reason: str,
+    yes: bool,
+    tracking_uri: str | None,
+    **options: Unpack[_Options],
+) -> CommandResult:
+    """Point the alias 'champion' of the registered MODEL at the version of 'previous'.
+
+    The old bytes are downloaded and hashed first: they must be those that the ledger recorded.
+
+    \b
+    Examples:
+      gate rollback digits
+      gate rollback digits --yes --reason "wrong class order in production"
+    """
+    if not yes:
+        _ask(model)
+    return _roll_back(model, reason, options=options, address=tracking_uri)
+
+
+def _ask(model: str) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to confirm the rollback: say --yes.")
+    click.confirm(f"Put the previous version of '{model}' into service?", abort=True, err=True)
+
+
+def _roll_back(model: str, reason: str, *, options: _Options, address: str | None) -> CommandResult:
+    from gate.mlflow_client.connection import check_server
+    from gate.mlflow_client.registry import MlflowRegistry
+    from gate.policy.policy import Policy
+    from gate.registry.promotion import rollback
+    from gate.registry.reviews import ReviewSettings
+
+    policy = options["policy"]
+    uri, written = tracking_uri(address), written_ledger(place_of(options))
+    rule = None if policy is None else ReviewSettings.of(Policy.from_file(policy))
+    check_server(uri)
+    with spinner("rolling back"):
+        registry = MlflowRegistry(uri)
+        done = rollback(registry, model, ledger=written, reason=reason, reviews=rule)
+    about = (
+        e for e in reversed(written.entries()) if (e.model, e.version) == (model, done.version)
+    )
+    digest = next((entry.sha256 for entry in about if entry.sha256), None)
+    return promoted(done, name=model, digest=digest, uri=uri)

@@ -1,4 +1,4 @@
-"""`gate samples`: what others need in order to run the file on their machine."""
+"""`gate samples export`, `gate record pack`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,116 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.given import NEW_FOLDER, POLICY_FILE, Factory
+from gate.commands.click_types import (
+    META_FILE,
+    NEW_FOLDER,
+    NEW_RECORDING,
+    OUTPUTS,
+    POLICY_FILE,
+    SENT,
+    Factory,
+)
 from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.progress import bar
-from gate.commands.status import Status
+from gate.commands.progress import progress_bar
+from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.parity.elsewhere.headers import SamplesHeader
+    from gate.distributed.external_runtime import SamplesHeader
+    from gate.runtimes.recording_format import RecordingManifest
 
 
-class _Request(TypedDict):
+class _RecordRequest(TypedDict):
+    """The options, as parsed."""
+
+    model: Path
+    inputs: Path
+    outputs: Path
+    meta: Path
+    output: Path
+
+
+@click.group("record", short_help="Pack outputs that were computed elsewhere.")
+def record_command() -> None:
+    """Pack outputs that were computed elsewhere, for gate check --recorded.
+
+    \b
+    Examples:
+      gate record pack model.onnx --inputs samples.npy --outputs logits.npy \\
+          --meta meta.json -o recordings/phone
+      gate record pack model.onnx --inputs samples.npy --outputs logits.npy \\
+          --meta meta.json -o phone.zip --json
+    """
+
+
+@record_command.command("pack", short_help="Pack outputs that were computed elsewhere.")
+@MODEL
+@click.option(
+    "--inputs", type=SENT, required=True,
+    help="The samples that were computed, or the folder that gate samples export wrote.",
+)  # fmt: skip
+@click.option(
+    "--outputs", type=OUTPUTS, required=True,
+    help="What came out, samples on axis 0: FILE.npy, FILE.npz with one array per output, a folder "
+    "of such; or a folder with outputs.json, which has the probes, too.",
+)  # fmt: skip
+@click.option(
+    "--meta", type=META_FILE, required=True,
+    help="JSON: runtime, version, device, precision, recorded_at; model_sha256 if it was computed "
+    "where the file ran.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=NEW_RECORDING, required=True, metavar="DIR|FILE.zip",
+    help="A new folder, or a new zip.",
+)  # fmt: skip
+@machine_options
+def _pack(**request: Unpack[_RecordRequest]) -> CommandResult:
+    """Pack outputs into a recording of MODEL.onnx, bound to the file and to each sample.
+
+    \b
+    Examples:
+      gate record pack model.onnx --inputs samples.npy --outputs logits.npy \\
+          --meta meta.json -o recordings/phone
+      gate record pack model.onnx --inputs for-the-phone --outputs from-the-phone \\
+          --meta meta.json -o phone.zip
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --recorded phone=phone.zip
+    """
+    from gate.distributed.external_runtime import Packing, read_whence
+    from gate.onnx_file.reading import read_subject
+
+    packing = Packing(
+        read_subject(request["model"]),
+        request["inputs"],
+        request["outputs"],
+        read_whence(request["meta"]),
+    )
+    output = request["output"]
+    manifest = packing.write(output)
+    return CommandResult(
+        ExitCode.DONE,
+        {"path": str(output), "manifest": manifest.to_plain()},
+        lambda console: _record_show(output, manifest, console),
+    )
+
+
+def _record_show(output: Path, manifest: RecordingManifest, console: Console) -> None:
+    from gate.storage.safe_text import make_printable
+
+    whence, probes = manifest.whence, len(manifest.parts) - 1
+    console.print(f"{output}: {manifest.samples.size} samples, {probes} probes")
+    console.print(
+        make_printable(
+            f"by {whence.runtime} {whence.version} on {whence.device}, {whence.precision}"
+        )
+    )
+    if not probes:
+        console.print("Without probes: gate samples export writes them, and they will be asked for")
+    console.print(f"Judge it: gate check MODEL.onnx … --recorded NAME={output}")
+
+
+class _SamplesRequest(TypedDict):
     """The options, as parsed."""
 
     model: Path
@@ -33,7 +130,7 @@ class _Request(TypedDict):
 
 
 @click.group("samples", short_help="Write samples and probes for another machine.")
-def command() -> None:
+def samples_command() -> None:
     """Write what has to be computed on a phone, in a service, by TensorRT.
 
     \b
@@ -43,7 +140,7 @@ def command() -> None:
     """
 
 
-@command.command("export", short_help="Write samples and probes for another machine.")
+@samples_command.command("export", short_help="Write samples and probes for another machine.")
 @MODEL
 @INPUTS
 @PICTURE_SPEC
@@ -62,7 +159,7 @@ def command() -> None:
     help="Samples that are computed at once, at most.",
 )  # fmt: skip
 @machine_options
-def _export(**request: Unpack[_Request]) -> Outcome:
+def _export(**request: Unpack[_SamplesRequest]) -> CommandResult:
     """Write the samples and the probes of MODEL.onnx: as .npy, as raw little-endian numbers, and
     samples.json, which says what is where.
 
@@ -75,41 +172,44 @@ def _export(**request: Unpack[_Request]) -> Outcome:
       gate samples export model.onnx --inputs samples.npz --policy params.yaml \\
           --reference mypackage.models:build --checkpoint model.safetensors -o for-the-phone
     """
-    from gate.onnxfile.candidate import Candidate
-    from gate.onnxfile.subject import read_subject
-    from gate.parity.arrays.samples import Samples
-    from gate.parity.elsewhere.sending import Sending
+    from gate.data.samples import SampleSet
+    from gate.distributed.external_runtime import Sending
+    from gate.onnx_file.reading import read_subject
+    from gate.onnx_file.tested_file import TestedFile
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
 
-    spec = PreprocessSpec.of_file(request["preprocessing"]) if request["preprocessing"] else None
-    policy = Policy.of_file(request["policy"]) if request["policy"] else Policy.default()
+    spec = PreprocessSpec.from_file(request["preprocessing"]) if request["preprocessing"] else None
+    policy = Policy.from_file(request["policy"]) if request["policy"] else Policy.default()
     model = None
     if request["reference"] is not None:
-        from gate.model.loading import build_model, load_checkpoint
+        from gate.model.checkpoint import load_checkpoint
+        from gate.model.loading import build_model
 
         model = build_model(request["reference"])
         if request["checkpoint"]:
             load_checkpoint(model, request["checkpoint"])
     path = request["model"]
     sending = Sending(
-        Candidate(path, read_subject(path)),
-        Samples.open(request["inputs"], preprocessing=spec),
+        TestedFile(path, read_subject(path)),
+        SampleSet.open(request["inputs"], preprocessing=spec),
         policy,
         model,
         request["batch_size"],
     )
-    with bar("writing") as progress:
+    with progress_bar("writing") as progress:
         header = sending.write(request["output"], progress=progress)
     output, with_model = request["output"], request["reference"] is not None
-    return Outcome(
-        Status.DONE,
+    return CommandResult(
+        ExitCode.DONE,
         {"path": str(output), "header": header.to_plain()},
-        lambda console: _show(output, header, console, with_model=with_model),
+        lambda console: _samples_show(output, header, console, with_model=with_model),
     )
 
 
-def _show(output: Path, header: SamplesHeader, console: Console, *, with_model: bool) -> None:
+def _samples_show(
+    output: Path, header: SamplesHeader, console: Console, *, with_model: bool
+) -> None:
     console.print(f"{output}: {header.parts[0].size} samples, {len(header.parts) - 1} probes")
     if not with_model:
         console.print("Probes that the model has to be asked about are not among them: --reference")

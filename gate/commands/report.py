@@ -1,4 +1,4 @@
-"""`gate report`: the page of a judgement again, and what changed between two."""
+"""`gate report`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.commands.options import FILE
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.signing import TRUST, local_keys
-from gate.commands.status import Status
+from gate.commands.loaders import local_keys
+from gate.commands.options import FILE, SIGNING_TRUST
+from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.story.story import Change, Story
+    from gate.summary.summary import Change, Summary
+
 
 _COMPARED = "comparison.html"
 
@@ -52,9 +52,9 @@ class _Question(TypedDict):
     "--output", type=FILE, metavar="FILE.html",
     help=f"Default: report.html beside the evidence; of two records {_COMPARED} beside the second.",
 )  # fmt: skip
-@TRUST
+@SIGNING_TRUST
 @machine_options
-def command(**question: Unpack[_Question]) -> Outcome:
+def command(**question: Unpack[_Question]) -> CommandResult:
     """Write the page of RECORDS, an evidence.json or the folder that has one. It names the key that
     signed them, if that is trusted.
 
@@ -72,14 +72,14 @@ def command(**question: Unpack[_Question]) -> Outcome:
     """
     from gate.ledger.entry import now
     from gate.policy.policy import Policy
-    from gate.records.names import PAGE
-    from gate.report.page import page
-    from gate.report.records import JudgedRecords, RecordFiles
-    from gate.storage import atomic
-    from gate.story.change import change_between
+    from gate.records.layout import PAGE
+    from gate.report.folder import JudgedRecords, RecordFiles
+    from gate.report.html_page import render_page
+    from gate.storage import files
+    from gate.summary.champion_changes import change_between
 
     path, other = question["policy"], question["other"]
-    policy = Policy.of_file(path) if path is not None else None
+    policy = Policy.from_file(path) if path is not None else None
     trust = local_keys().trust_if_any(question["trust"])
     given = RecordFiles(question["decision"], question["explanation"], policy, now(), trust)
     if other is None:
@@ -92,9 +92,9 @@ def command(**question: Unpack[_Question]) -> Outcome:
         )
     report = judged.report(change)
     output = question["output"] or judged.folder / (PAGE if other is None else _COMPARED)
-    atomic.write_text(output, page(report))
-    return Outcome(
-        Status.DONE,
+    files.write_text(output, render_page(report))
+    return CommandResult(
+        ExitCode.DONE,
         {
             "verdict": report.decision.verdict.value,
             "output": str(output),
@@ -104,16 +104,16 @@ def command(**question: Unpack[_Question]) -> Outcome:
     )
 
 
-def _show(story: Story, change: Change | None, output: Path, console: Console) -> None:
+def _show(story: Summary, change: Change | None, output: Path, console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.table import table
+    from gate.report.terminal import print_table
 
     console.print(Text(f"{story.headline.verdict}  {story.headline.sentence}"))
     if change is not None:
         changed = [row for row in change.rows if row.changed]
         if changed:
             cells = [(row.name, row.before, row.now, row.sense or "") for row in changed]
-            console.print(table(("what changed", "before", "now", ""), cells))
+            console.print(print_table(("what changed", "before", "now", ""), cells))
         console.print(f"{len(change.rows) - len(changed)} of {len(change.rows)} did not change")
     console.print(f"report  {output}")

@@ -1,22 +1,24 @@
-"""What a command hands back, and how it is printed: for people, or as one JSON text."""
+"""Results, exit codes, JSON output; run a function with limits."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from gate.commands.status import Status
+from gate import installation
 from gate.errors import GateError, PackageMissing
-from gate.package import extras
-from gate.package.loaded import find_broken
+from gate.installation import find_broken
+from gate.sandbox.limits import FILE_S, SandboxLimits, parse_duration, parse_size, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,14 +26,72 @@ if TYPE_CHECKING:
     from gate.storage.record import Record
 
 
+class Dispatch(click.Command):
+    """A command whose first argument may be the name of a subcommand.
+
+    `gate export PKG.MODULE:FACTORY …` exports, `gate export compare …` is another command. A
+    click.Group can't do that: it takes every first argument for a subcommand. So this command looks
+    at the first argument itself, and hands over where it is one of `subcommands`: names to
+    `module:function`, imported when it is called. A FACTORY has a colon, so neither hides the
+    other.
+    """
+
+    def __init__(self, *args: Any, subcommands: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.subcommands = subcommands
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """That of the subcommand, if the first argument names one."""
+        if args and args[0] in self.subcommands:
+            module, _, name = self.subcommands[args[0]].partition(":")
+            found: click.Command = getattr(importlib.import_module(module), name)
+            return found.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+# 0    passed, or done 1    rejected by the policy 2    could not judge: bad input, a missing
+# device, a server that is down, a fault of the gate 130  interrupted
+
+
+_OF_VERDICTS = {"PASS": 0, "FAIL": 1, "ERROR": 2}
+
+
+class ExitCode(IntEnum):
+    """The value is the exit code."""
+
+    DONE = 0
+    REJECTED = 1
+    NOT_JUDGED = 2
+    INTERRUPTED = 130
+
+    @classmethod
+    def of_verdict(cls, verdict: str) -> ExitCode:
+        """Of a decision."""
+        return cls(_OF_VERDICTS[verdict])
+
+    @classmethod
+    def of_promotion(cls, outcome: str, verdict: str | None = None) -> ExitCode:
+        """0 unless refused; then as the decision says, and 1 where it was a PASS or there is none:
+        the file was judged, and something else forbids it."""
+        if outcome != "refused":
+            return cls.DONE
+        return max(cls.REJECTED, cls.of_verdict(verdict or "FAIL"))
+
+
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandResult:
     """The result of a command."""
 
-    status: Status
+    status: ExitCode
     plain: Mapping[str, Any]
     """What `--json` prints: JSON values only."""
     show: Callable[[Console], None]
@@ -85,7 +145,7 @@ def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
     def complete(*arguments: Any, **options: Any) -> _Result:
         path = click.get_current_context().command_path
         try:
-            extras.require(path.partition(" ")[2])
+            installation.require(path.partition(" ")[2])
             return command(*arguments, **options)
         except PackageMissing as error:
             raise type(error)(f"{path} {error}") from error
@@ -94,7 +154,7 @@ def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
         except Exception as error:
             lacks: PackageMissing | None = find_broken(path.partition(" ")[2])
             if lacks is None and isinstance(error, ModuleNotFoundError):
-                lacks = extras.missing(error)
+                lacks = installation.missing(error)
             if lacks is None:
                 raise
             raise type(lacks)(f"{path} {lacks}") from error
@@ -145,3 +205,97 @@ def stdout_to_stderr() -> Iterator[None]:
         ctypes.CDLL(None).fflush(None)
         os.dup2(saved, 1)
         os.close(saved)
+
+
+# The reference's PyTorch and the file's ONNX Runtime work hand in hand, batch by batch: so the
+# whole command runs there, and this process only watches it.
+
+
+@dataclass(frozen=True)
+class Line:
+    """One command line, for whoever repeats it."""
+
+    arguments: tuple[str, ...]
+    child: bool
+    """Whether foreign files are judged in a child: not where this is one."""
+
+
+class Measure(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """A text with a unit."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number. Fails with the parser's message."""
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+TIME, SIZE = Measure("time", parse_duration), Measure("size", parse_size)
+
+_Command = Callable[..., Any]
+
+SERVICE_TIME_LIMIT = click.option(
+    "--time-limit", "time_limit_s", type=TIME, metavar="TIME", envvar="GATE_TIME_LIMIT",
+    show_envvar=True, help="A file that takes longer to read or run is not deployed. "
+    f"Default: {time_text(FILE_S)}.",
+)  # fmt: skip
+
+SERVICE_MEMORY_LIMIT = click.option(
+    "--memory-limit", type=SIZE, metavar="SIZE", envvar="GATE_MEMORY_LIMIT", show_envvar=True,
+    help="A file that takes more memory is not deployed. Default: 4GiB, or 80 % of less memory.",
+)  # fmt: skip
+
+
+def limit_options(usual_s: float) -> Callable[[_Command], _Command]:
+    """Give a command the options `--time-limit` and `--memory-limit`; it gets their `limits`."""
+    time_limit = click.option(
+        "--time-limit", type=TIME, metavar="TIME", envvar="GATE_TIME_LIMIT", show_envvar=True,
+        help=f"What takes longer is not judged: 90s, 30m, 2h. Default: {time_text(usual_s)}.",
+    )  # fmt: skip
+    memory_limit = click.option(
+        "--memory-limit", type=SIZE, metavar="SIZE", envvar="GATE_MEMORY_LIMIT", show_envvar=True,
+        help="What takes more memory is not judged: 8GB, 512MiB. Default: 80 % of the machine's, "
+        "or of what its container may have.",
+    )  # fmt: skip
+
+    def decorate(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def limited(time_limit: float | None, memory_limit: int | None, **options: Any) -> Any:
+            limits = SandboxLimits.of_command(time_limit, memory_limit, usual_s=usual_s)
+            return command(limits=limits, **options)
+
+        return time_limit(memory_limit(limited))
+
+    return decorate
+
+
+def run_with_limits(
+    command: Callable[..., CommandResult],
+) -> Callable[..., CommandResult | Printed]:
+    """Let a child run the command whose arguments click has parsed, where the line asks for it."""
+
+    @functools.wraps(command)
+    def watched(limits: SandboxLimits, **options: Any) -> CommandResult | Printed:
+        context = click.get_current_context()
+        line = context.obj
+        if not (isinstance(line, Line) and line.child):
+            return command(**options)
+        from gate.sandbox.process import run_in_child
+
+        place = options.get("model") or options.get("plan") or "of parts"
+        done = run_in_child(
+            "gate.cli:in_child",
+            {"arguments": line.arguments},
+            limits=limits,
+            what=f"gate {context.info_name} {place}",
+        )
+        return Printed(int(done["code"]), str(done["json"]))
+
+    return watched

@@ -1,4 +1,4 @@
-"""What `gate approve` and `gate reject` have in common: a reviewer's word, signed, on a version."""
+"""`gate approve`, `gate reject`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import click
 
-from gate.commands.given import TRUST_FILE
+from gate.commands.click_types import TRUST_FILE
+from gate.commands.loaders import local_keys
 from gate.commands.options import TRACKING_URI, given_digest, tracking_uri
-from gate.commands.outcome import Outcome
 from gate.commands.progress import spinner
-from gate.commands.promoted import version_page
-from gate.commands.signing import local_keys
-from gate.commands.status import Status
+from gate.commands.promote import version_page
+from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.attestation.keys import PublicKey
-    from gate.attestation.trust import Trust
-    from gate.registry.signed_review import Submission
+    from gate.registry.reviews import ReviewSubmission
+    from gate.signing.keys import PublicKey
+    from gate.signing.trust import Trust
+
 
 Word = Literal["approved", "rejected"]
+
 _ROOM = 10
 """Characters of what stands before each line."""
 
@@ -74,19 +75,20 @@ def review_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> Outcome:
+def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> CommandResult:
     """Read the version, show what is signed, sign it and put it there."""
-    from gate.attestation.keys import SigningKey
-    from gate.registry.mlflow.registry import MlflowRegistry, preflight
-    from gate.registry.signed_review import Submission
+    from gate.mlflow_client.connection import check_server
+    from gate.mlflow_client.registry import MlflowRegistry
+    from gate.registry.reviews import ReviewSubmission
+    from gate.signing.keys import SigningKey
 
     expected, uri = given_digest(request["sha256"]), tracking_uri(request["tracking_uri"])
     key = SigningKey.load(request["key"])
     trust = TrustAtHand.of(request["trust"])
     with spinner("reading the version"):
-        preflight(uri)
+        check_server(uri)
         registry = MlflowRegistry(uri)
-        submission = Submission.read(registry, request["name"], request["version"])
+        submission = ReviewSubmission.read(registry, request["name"], request["version"])
     if expected is not None:
         expected.verify(submission.of.sha256, what=f"the file of version {request['version']}")
     if word == "approved":
@@ -112,7 +114,7 @@ def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> Outcome:
         "trust": None if trust is None else signing.by_trust(trust),
         "url": version_page(uri, of.model, of.version),
     }
-    return Outcome(Status.DONE, plain, signing.show)
+    return CommandResult(ExitCode.DONE, plain, signing.show)
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,15 @@ class TrustAtHand:
     def of(cls, named: Path | None) -> Self | None:
         """The one that is named, else the folder's if it is there and whole. Raises PolicyError for
         one that is named."""
-        from gate.attestation.trust import Trust
         from gate.errors import PolicyError
+        from gate.signing.trust import Trust
 
         if named is not None:
-            return cls(named, Trust.of_file(named))
+            return cls(named, Trust.from_file(named))
         path = local_keys().trust_path
         with contextlib.suppress(PolicyError):
             # Signing needs none: a damaged one that nobody named keeps no reviewer from it.
-            return cls(path, Trust.of_file(path)) if path.exists() else None
+            return cls(path, Trust.from_file(path)) if path.exists() else None
         return None
 
 
@@ -143,23 +145,23 @@ class _Signing:
     """A reviewer's word on a version, for people: only what can be known from here."""
 
     word: Word
-    submission: Submission
+    submission: ReviewSubmission
     key: PublicKey
     trust: TrustAtHand | None
 
     @property
     def tag(self) -> str:
         """Where the signed word stands."""
-        from gate.registry.page.reviewer import STATEMENT_TAG
+        from gate.registry.reviews import STATEMENT_TAG
 
         return f"{STATEMENT_TAG}{self.key.short}"
 
     @property
     def refused_before(self) -> str | None:
         """Which tag says that the version was refused before it was signed; None: none."""
-        from gate.policy.review_tag import ReviewTag
-        from gate.registry.page.reviewer import rejects
-        from gate.registry.port import Tag
+        from gate.policy.sections import ReviewTag
+        from gate.registry.interface import Tag
+        from gate.registry.reviews import rejects
 
         tags = self.submission.version.tags
         if Tag.REFUSED in tags:
@@ -184,7 +186,7 @@ class _Signing:
 
     def lines(self) -> list[str]:
         """What is signed, and who says so. All but the key is a stranger's."""
-        from gate.story.wording import printable
+        from gate.storage.safe_text import make_printable
 
         of, decision = self.submission.of, self.submission.decision
         statements = self.submission.statements
@@ -211,7 +213,7 @@ class _Signing:
             counts = "counts" if refusal is None else "does not count"
             why = "" if refusal is None else f": {refusal}"
             facts["trust"] = f"{self.trust.path} {counts} this key as a reviewer's{why}"
-        return [f"{name:<{_ROOM}}{printable(text)}" for name, text in facts.items()]
+        return [f"{name:<{_ROOM}}{make_printable(text)}" for name, text in facts.items()]
 
     def show(self, console: Console) -> None:
         """Print what was signed, and who decides what it is worth."""
@@ -227,3 +229,45 @@ class _Signing:
             "Whether it counts depends on the trust of the service; its answer will be in the tag "
             "gate.review_result."
         )
+
+
+@click.command("approve", short_help="Sign that a version may serve.")
+@review_options
+@machine_options
+def approve_command(**request: Unpack[ReviewRequest]) -> CommandResult:
+    """Sign that VERSION of the registered model NAME may serve, where the policy says
+    review: signed.
+
+    Exactly this file, this decision and this moment are signed; the signature goes into a tag of
+    the version, which takes the right to edit the model and neither ledger nor service. Whether
+    it counts, the service decides by its own trust: it promotes when enough of its reviewers have
+    approved. Exit code 0: signed; 2: it could not be, or there is no PASS to approve.
+
+    \b
+    Examples:
+      gate approve digits 7 --key ~/.keys/alice.pem
+      gate approve digits 7 --key awskms:alias/reviews --comment "looked at the sevens"
+      gate approve digits 7 --key ~/.keys/alice.pem --sha256 9f86d0... --json
+    """
+    return signed_review("approved", **request)
+
+
+# A tag alone would do; it is signed so that the ledger says whose no it is.
+
+
+@click.command("reject", short_help="Sign that a version must not serve.")
+@review_options
+@machine_options
+def reject_command(**request: Unpack[ReviewRequest]) -> CommandResult:
+    """Sign that VERSION of the registered model NAME must not serve. That is final for its bytes.
+
+    The signature says whose word it is; the tag gate.review is set to rejected as well, so that it
+    is heard whatever the policy asks of reviewers, and whether the key is trusted or not. Exit code
+    0: signed; 2: it could not be.
+
+    \b
+    Examples:
+      gate reject digits 7 --key ~/.keys/alice.pem --comment "sevens read as ones"
+      gate reject digits 7 --key awskms:alias/reviews --json
+    """
+    return signed_review("rejected", **request)

@@ -1,4 +1,4 @@
-"""`gate runtimes`: what can run a file on this machine."""
+"""`gate runtimes`, `gate runtimes install`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.dispatch import Dispatch
-from gate.commands.given import POLICY_FILE
-from gate.commands.outcome import Outcome, machine_options
+from gate.commands.click_types import POLICY_FILE
 from gate.commands.progress import spinner
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.runtimes.listing import Listed
+    from gate.runtimes.selection import Listed
+
 
 _STYLES = {"ok": "green", "broken": "bold red", "absent": "yellow", "by options": "cyan"}
 
@@ -24,12 +23,12 @@ _STYLES = {"ok": "green", "broken": "bold red", "absent": "yellow", "by options"
 @click.command(
     "runtimes",
     cls=Dispatch,
-    subcommands={"install": "gate.commands.runtimes_install"},
+    subcommands={"install": "gate.commands.runtimes:runtimes_install_command"},
     short_help="List what can run a file on this machine.",
 )
 @click.option("--policy", type=POLICY_FILE, help="YAML: only the runtimes that it names.")
 @machine_options
-def command(policy: Path | None) -> Outcome:
+def command(policy: Path | None) -> CommandResult:
     """List the runtimes: those that are there, and those that are not, and why.
 
     The gate's own, and those of installed packages (docs/runtimes.md). gate runtimes install NAME
@@ -44,14 +43,14 @@ def command(policy: Path | None) -> Outcome:
       gate runtimes install browser-wasm
     """
     from gate.policy.policy import Policy
-    from gate.runtimes.listing import listed
+    from gate.runtimes.selection import listed
 
-    wanted = Policy.of_file(policy) if policy else None
+    wanted = Policy.from_file(policy) if policy else None
     with spinner("asking the runtimes"):
         rows = listed(wanted)
     broken = any(row.state == "broken" for row in rows)
-    return Outcome(
-        Status.NOT_JUDGED if broken else Status.DONE,
+    return CommandResult(
+        ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
         {"runtimes": [row.to_plain() for row in rows]},
         lambda console: _show(rows, console),
     )
@@ -60,10 +59,10 @@ def command(policy: Path | None) -> Outcome:
 def _show(rows: tuple[Listed, ...], console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.table import table
+    from gate.report.terminal import print_table
 
     console.print(
-        table(
+        print_table(
             ("runtime", "state", "runs on", "versions", "package"),
             (
                 (
@@ -80,3 +79,36 @@ def _show(rows: tuple[Listed, ...], console: Console) -> None:
     for row in rows:
         if row.reason:
             console.print(Text(f"{row.name}: {row.reason}"))
+
+
+@click.command("install")
+@click.argument("name")
+@machine_options
+def runtimes_install_command(name: str) -> CommandResult:
+    """Bring what the runtime NAME needs beside packages of Python; what is here already stays.
+
+    browser-wasm: onnxruntime-web by npm, of the version that the gate pins with its digests, into
+    ~/.cache/parity-gate/runtimes, or GATE_RUNTIMES. browser-webgpu uses the same.
+
+    \b
+    Examples:
+      gate runtimes install browser-wasm
+      GATE_RUNTIMES=/opt/runtimes gate runtimes install browser-wasm
+    """
+    from gate.errors import PolicyError
+    from gate.runtimes import runtime, selection
+
+    entry = selection.find_runtime(name, selection.entries())
+    if not entry.builtin:
+        raise PolicyError(
+            f"{name} comes with {entry.package}, which installs what it needs. See why it is "
+            "absent: gate runtimes."
+        )
+    with spinner(f"installing {name}"):
+        brought = runtime.load_runtime(entry.place).install()
+    words = "installed" if brought else "was installed before"
+    return CommandResult(
+        ExitCode.DONE,
+        {"runtime": name, "installed": brought},
+        lambda console: console.print(f"{name} {words}."),
+    )

@@ -1,15 +1,19 @@
-"""`gate serve`: the service that acts on what happens in the registry."""
+"""`gate serve`, `gate reconcile`, `gate webhooks`."""
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from urllib.parse import unquote
 
 import click
 
-from gate.commands.child import SERVICE_MEMORY_LIMIT, SERVICE_TIME_LIMIT
-from gate.commands.given import POLICY_FILE
+from gate.commands.click_types import POLICY_FILE
+from gate.commands.loaders import folder_trust, key_uri, named_state
 from gate.commands.options import (
     FILE,
     SECRET_FILE,
@@ -17,15 +21,116 @@ from gate.commands.options import (
     TRACKING_URI,
     TRUST,
     tracking_uri,
+    with_state,
 )
-from gate.commands.outcome import Outcome, machine_options
-from gate.commands.state import folder_trust, key_uri, named_state, with_state
-from gate.commands.status import Status
+from gate.commands.progress import spinner
+from gate.commands.result import (
+    SERVICE_MEMORY_LIMIT,
+    SERVICE_TIME_LIMIT,
+    CommandResult,
+    ExitCode,
+    machine_options,
+)
+from gate.errors import ServiceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
 
+    from gate.mlflow_client.webhooks import DeliveryTrial, Subscription, WebhookSubscription
+    from gate.service.monitoring import Failed, Reconcile, StepResult
     from gate.service.settings import LogFormat
+
+
+@click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
+@TRUST
+@SERVICE_KEY
+@click.option(
+    "--store", type=FILE, default=Path(".gate/store"), show_default=True,
+    envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",
+)  # fmt: skip
+@click.option(
+    "--same-registry", metavar="URI", multiple=True,
+    help="Another address of the same registry, under which things were promoted; repeat it.",
+)  # fmt: skip
+@SERVICE_TIME_LIMIT
+@SERVICE_MEMORY_LIMIT
+@with_state
+@TRACKING_URI
+@machine_options
+def reconcile_command(tracking_uri: str | None, **places: Any) -> CommandResult:
+    """Do for each MODEL what the service does after an event, without one.
+
+    What was handed in is judged, a reviewed candidate is promoted, the alias 'champion' goes back
+    from a version that must not serve, and what it rightly points at is deployed. A second time
+    there is nothing to do.
+
+    \b
+    Examples:
+      gate reconcile digits
+      gate reconcile digits --policy params.yaml --store /srv/models --json
+      gate reconcile digits --store /srv/models --state @/etc/gate/state
+    """
+    return _reconcile(tracking_uri, places)
+
+
+def _reconcile(registry: str | None, places: dict[str, Any]) -> CommandResult:
+    from gate.ledger.entry import actor
+    from gate.mlflow_client.connection import check_server
+    from gate.service.reconciler import reconciler
+    from gate.service.settings import ServiceSettings
+
+    uri = tracking_uri(registry)
+    named = {"state": named_state(places["state"]), "key": key_uri(places["key"])}
+    settings = ServiceSettings.of(tracking_uri=uri, writers=folder_trust(), **places | named)
+    check_server(uri)
+    reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
+    with spinner("reconciling"):
+        done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
+    models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}
+    outcomes = {one["outcome"] for all_of_it in models.values() for one in all_of_it}
+    status = ExitCode.NOT_JUDGED if "failed" in outcomes else ExitCode.DONE
+    return CommandResult(
+        status, {"models": models}, lambda console: _reconcile_show(models, console)
+    )
+
+
+def _look(reconcile: Reconcile, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
+    """One model that can't be looked at keeps no other waiting."""
+    from gate.errors import GateError
+    from gate.service.monitoring import Failed
+
+    try:
+        return reconcile(model, cause=cause)
+    except GateError as error:
+        return [Failed("look", error)]
+
+
+def _plain(one: StepResult | Failed) -> dict[str, Any]:
+    from gate.service.monitoring import StepResult
+
+    if isinstance(one, StepResult):
+        return asdict(one)
+    reason = f"{type(one.error).__name__}: {one.error}"
+    return {"kind": one.kind, "outcome": "failed", "version": None, "reason": reason}
+
+
+def _reconcile_show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
+    from rich.text import Text
+
+    from gate.storage.safe_text import make_printable
+
+    for model, done in models.items():
+        if not done:
+            console.print(Text(f"{model}: all is as it should be", style="green"))
+        for one in done:
+            bad = one["outcome"] in ("refused", "reverted", "rejected", "failed")
+            style = "bold red" if bad else "green"
+            line = f"{model}: {one['kind']}: {one['outcome']}: {make_printable(one['reason'])}"
+            console.print(Text(line, style=style))
 
 
 class _Request(TypedDict):
@@ -137,7 +242,7 @@ def _environment(name: str) -> dict[str, Any]:
 @with_state
 @TRACKING_URI
 @machine_options
-def command(**request: Unpack[_Request]) -> Outcome:
+def serve_command(**request: Unpack[_Request]) -> CommandResult:
     """Take MLflow's webhooks and keep the registry and what is deployed right.
 
     POST /webhooks/mlflow takes deliveries; /models/<name>/manifest.json and model.onnx serve what
@@ -152,41 +257,41 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate serve --model digits --secret-file .gate/secrets --state postgresql://gate@db/gate
       gate serve --model digits --secret-file .gate/secrets --state @/etc/gate/state
     """
-    from gate.service.service import serve
-    from gate.service.settings import Settings
-    from gate.storage.redaction import redacted
+    from gate.service.app import serve
+    from gate.service.settings import ServiceSettings
+    from gate.storage.safe_text import redacted
 
     given = {name: value for name, value in request.items() if value not in (None, ())}
     given["tracking_uri"] = tracking_uri(request["tracking_uri"])
     given["state"], given["key"] = named_state(request["state"]), key_uri(request["key"])
-    settings = Settings.of(**given, writers=folder_trust())
+    settings = ServiceSettings.of(**given, writers=folder_trust())
     settings.keyring()  # before anything slow is loaded
 
     _refuse_mistyped(settings.tracking_uri)
 
     from gate.deploy.serving import store_app
-    from gate.deploy.store import Store
+    from gate.deploy.store import ModelStore
     from gate.service.reconciler import reconciler
 
     reconcile = reconciler(settings, comes_again=True)
     models = store_app(
-        Store(settings.store),
+        ModelStore(settings.store),
         cors_origins=settings.cors_origins,
         damaged=reconcile.doubt,
     )
     serve(settings, reconcile, mounts={"/models": models})
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
-    return Outcome(Status.DONE, {"stopped": True, **plain}, _show)
+    return CommandResult(ExitCode.DONE, {"stopped": True, **plain}, _serve_show)
 
 
 def _refuse_mistyped(uri: str) -> None:
     """Raise RegistryError unless there is a registry: MLflow would make an empty one of any file's
     name, and the service would look after nothing."""
     from gate.errors import RegistryUnavailable
-    from gate.registry.mlflow.preflight import preflight
-    from gate.storage.redaction import redacted
+    from gate.mlflow_client.connection import check_server
+    from gate.storage.safe_text import redacted
 
-    preflight(uri)
+    check_server(uri)
     scheme, _, path = uri.partition(":///")
     if scheme.startswith("sqlite") and not Path(unquote(path.partition("?")[0])).exists():
         raise RegistryUnavailable(
@@ -195,5 +300,223 @@ def _refuse_mistyped(uri: str) -> None:
         )
 
 
-def _show(console: Console) -> None:
+def _serve_show(console: Console) -> None:
     console.print("stopped; what was begun is finished, what waits is in the inbox")
+
+
+_NAME = click.option(
+    "--name", default="parity-gate", show_default=True, help="The webhook's name on the server."
+)
+
+
+@click.group("webhooks", short_help="Set up the webhook on an MLflow server.")
+def webhooks_command() -> None:
+    """Set up, look at and test the service's webhook on an MLflow server.
+
+    \b
+    Examples:
+      gate webhooks register --url http://127.0.0.1:8400/webhooks/mlflow --secret-file .gate/secrets
+      gate webhooks test
+      gate webhooks rotate --secret-file .gate/secrets
+      gate webhooks list --json
+    """
+
+
+@webhooks_command.command("register", short_help="Make the webhook, or mend it.")
+@click.option(
+    "--url", default="http://127.0.0.1:8400/webhooks/mlflow", show_default=True,
+    help="Where the server finds gate serve.",
+)  # fmt: skip
+@_NAME
+@SECRET_FILE
+@TRACKING_URI
+@machine_options
+def _register(
+    url: str, name: str, secret_file: Path | None, tracking_uri: str | None
+) -> CommandResult:
+    """Have the server send its events to gate serve, signed with the newest secret.
+
+    A secret file that does not exist is made. Repeat it as often as you like: the webhook of this
+    name is made as it should be, never a second one.
+
+    \b
+    Examples:
+      gate webhooks register --secret-file .gate/secrets
+      gate webhooks register --url https://gate.example.org/webhooks/mlflow --name production
+    """
+    from gate.service.settings import SECRETS_VARIABLE
+
+    server = _server(tracking_uri)
+    secret, made = secret_for(secret_file, variable=SECRETS_VARIABLE)
+    what, webhook = server.register(name, url, secret=secret)
+    lines = [f"{what}: webhook '{name}' ({webhook.webhook_id}) sends to {url}"]
+    if made:
+        lines.append(f"made: {secret_file} with a new secret; keep it where gate serve reads it")
+    plain = {"outcome": what, "webhook": asdict(webhook), "secret_made": made}
+    return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
+
+
+@webhooks_command.command("list")
+@TRACKING_URI
+@machine_options
+def _list(tracking_uri: str | None) -> CommandResult:
+    """List all webhooks of the server.
+
+    \b
+    Examples:
+      gate webhooks list
+      gate webhooks list --tracking-uri http://127.0.0.1:5000 --json
+    """
+    webhooks = _server(tracking_uri).all()
+    rows = [
+        (w.name, w.webhook_id, w.url, "yes" if w.active else "no", ", ".join(w.events))
+        for w in webhooks
+    ]
+    return CommandResult(
+        ExitCode.DONE,
+        {"webhooks": [asdict(webhook) for webhook in webhooks]},
+        lambda console: _table(console, ("name", "id", "url", "active", "events"), rows),
+    )
+
+
+@webhooks_command.command("test")
+@_NAME
+@TRACKING_URI
+@machine_options
+def _test(name: str, tracking_uri: str | None) -> CommandResult:
+    """Have the server send a test of every event. Exit code 2 if one is not taken.
+
+    \b
+    Examples:
+      gate webhooks test
+      gate webhooks test --name production --json
+    """
+    server = _server(tracking_uri)
+    trials = server.test(_found(server, name))
+    good = all(trial.success for trial in trials)
+    return _tried(ExitCode.DONE if good else ExitCode.NOT_JUDGED, trials)
+
+
+@webhooks_command.command("rotate", short_help="Exchange the secret while the service runs.")
+@_NAME
+@SECRET_FILE
+@click.option(
+    "--overlap", type=click.FloatRange(min=0), default=120.0, show_default=True,
+    metavar="SECONDS",
+    help="How long both secrets are in force: longer than MLFLOW_WEBHOOK_CACHE_TTL (60 s).",
+)  # fmt: skip
+@TRACKING_URI
+@machine_options
+def _rotate(
+    name: str, secret_file: Path | None, overlap: float, tracking_uri: str | None
+) -> CommandResult:
+    """Exchange the secret while the service runs: no delivery is refused meanwhile.
+
+    A new secret comes first into the file, which gate serve reads again by itself; the server gets
+    it, tests it, and after the overlap the old one leaves the file.
+
+    \b
+    Examples:
+      gate webhooks rotate --secret-file .gate/secrets
+      gate webhooks rotate --secret-file .gate/secrets --overlap 300
+    """
+
+    if secret_file is None:
+        raise ServiceError(
+            "secrets of the environment can't be exchanged while the service runs. "
+            "Keep them in a file: --secret-file FILE, here and with gate serve."
+        )
+    server = _server(tracking_uri)
+    trials = rotate(server, _found(server, name), secret_file, overlap_s=overlap)
+    return _tried(ExitCode.DONE, trials)
+
+
+def _server(given: str | None) -> WebhookSubscription:
+    from gate.mlflow_client.connection import check_server
+    from gate.mlflow_client.webhooks import WebhookSubscription
+
+    address = tracking_uri(given)
+    with spinner("asking the server"):
+        server = WebhookSubscription(address)
+        check_server(address)
+    return server
+
+
+def _found(server: WebhookSubscription, name: str) -> Subscription:
+    webhook = server.find(name)
+    if webhook is None:
+        raise ServiceError(
+            f"the server has no webhook named '{name}'. Make it: gate webhooks register"
+        )
+    return webhook
+
+
+def _tried(status: ExitCode, trials: Sequence[DeliveryTrial]) -> CommandResult:
+    rows = [
+        (trial.event, "ok" if trial.success else "refused", str(trial.status or ""), trial.answer)
+        for trial in trials
+    ]
+    return CommandResult(
+        status,
+        {"trials": [asdict(trial) for trial in trials]},
+        lambda console: _table(console, ("event", "result", "status", "answer"), rows),
+    )
+
+
+def _table(console: Console, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from gate.report.terminal import print_table
+
+    console.print(print_table(headings, rows))
+
+
+def new_secret() -> str:
+    """256 random bits as text."""
+    return secrets.token_hex(32)
+
+
+def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
+    """The secret to sign with, and whether it was made just now (a file that was not there)."""
+    from gate.service import settings
+    from gate.service.settings import WebhookSecrets
+
+    if path is None:
+        return WebhookSecrets.of_environment(variable).secrets[0], False
+    if path.exists():
+        return WebhookSecrets.of_file(path).secrets[0], False
+    made = new_secret()
+    settings.write(path, [made])
+    return made, True
+
+
+def rotate(
+    subscriptions: WebhookSubscription,
+    webhook: Subscription,
+    path: Path,
+    *,
+    overlap_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[DeliveryTrial, ...]:
+    """Exchange the secret in `path` and on the server, while the service runs.
+
+    The service takes both for `overlap_s`: the server signs with the old one until its cache
+    forgets it. Broken off anywhere, the file holds a secret that the server uses; repeat it then.
+    Raises ServiceError, with both secrets left in force, where a test delivery is refused.
+    """
+    from gate.service import settings
+    from gate.service.settings import WebhookSecrets
+
+    old = WebhookSecrets.of_file(path).secrets
+    new = new_secret()
+    settings.write(path, [new, *old])
+    subscriptions.set_secret(webhook, new)
+    trials = subscriptions.test(webhook)
+    refused = [trial for trial in trials if not trial.success]
+    if refused:
+        raise ServiceError(
+            f"the service refuses the new secret: {refused[0].event}: {refused[0].answer}. "
+            f"Old and new secrets are in {path}: see that the service reads this file, "
+            "then repeat the rotation."
+        )
+    sleep(overlap_s)
+    settings.write(path, [new])
+    return trials

@@ -1,26 +1,127 @@
-"""`gate verify-release`: a consumer proves that its file computes what was promoted."""
+"""`gate verify-release`, `gate verify-verdict`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from gate.bounded.limits import FILE_S, ChildLimits
-from gate.commands.child import limit_options
-from gate.commands.given import GOLDEN_FOLDER, STATEMENT_FILE, TRUST_FILE
-from gate.commands.options import MODEL, given_digest
-from gate.commands.outcome import Outcome, machine_options
+from gate.commands.click_types import (
+    EVIDENCE_FILE,
+    GOLDEN_FOLDER,
+    ONNX_FILE,
+    POLICY_FILE,
+    SPEC_FILE,
+    STATEMENT_FILE,
+    TRUST_FILE,
+)
+from gate.commands.options import MODEL, address, given_digest
 from gate.commands.progress import spinner
-from gate.commands.status import Status
-from gate.commands.vouched import outcome, show_statement, verified
+from gate.commands.result import CommandResult, ExitCode, limit_options, machine_options
+from gate.sandbox.limits import FILE_S, SandboxLimits
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.attestation.verdict import Verified
-    from gate.golden.result import GoldenResult, OutputResult
+    from gate.golden.manifest import GoldenResult, OutputResult
+    from gate.records.evidence import Evidence
+    from gate.signing.statement import SignedStatement
+    from gate.signing.trust import Trust
+    from gate.signing.verification import Beside, VerdictVerification
+
+
+def verified(statement: Path, beside: Callable[[], Beside], *, trust: Trust) -> VerdictVerification:
+    """Look at a statement and at what is read beside it: what is no such record is no verdict that
+    could be trusted. Raises PolicyError, StorageError where it can't be looked at."""
+    from datetime import UTC, datetime
+
+    from gate.errors import DigestMismatch, EvidenceError, Untrusted
+    from gate.signing.verification import VerdictVerification, verify_verdict
+
+    try:
+        signed, things = read_statement(statement), beside()
+    except (Untrusted, DigestMismatch, EvidenceError) as error:
+        return VerdictVerification(trusted=False, summary=None, problems=(str(error),))
+    return verify_verdict(signed, things, trust=trust, now=datetime.now(UTC))
+
+
+def read_statement(path: Path) -> SignedStatement:
+    """Open the envelope in a file. Raises Untrusted, StorageError."""
+    from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
+
+    return SignedStatement.of(content(path, limit=ENVELOPE_LIMIT), what=path.name)
+
+
+def content(path: Path, *, limit: int) -> bytes:
+    """The bytes of a file that the caller named, one more than `limit` at most. Raises
+    StorageError."""
+    from gate.errors import StorageError
+    from gate.storage.files import open_plain
+
+    try:
+        with open_plain(path) as stream:
+            return stream.read(limit + 1)
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}. Check it.") from error
+
+
+def show(found: VerdictVerification, console: Console) -> None:
+    """Print it for people: what came of looking first, then what the statement says."""
+    from rich.text import Text
+
+    style = "bold green" if found.trusted else "bold red"
+    console.print(Text(outcome(found), style=style))
+    show_statement(found, console)
+
+
+def outcome(found: VerdictVerification) -> str:
+    """What came of looking, in a few words."""
+    if found.trusted:
+        assert found.summary is not None
+        return f"TRUSTED {found.summary.verification_result}"
+    if _is_proven(found):
+        assert found.summary is not None
+        return f"NOT TRUSTED: those whom you trust say {found.summary.verification_result}"
+    count = len(found.problems)
+    return f"NOT TRUSTED ({count} problem{'' if count == 1 else 's'})"
+
+
+def _is_proven(found: VerdictVerification) -> bool:
+    """Whether what the statement says is so: nothing is wrong but, perhaps, the verdict itself."""
+    return bool(found.signers) and len(found.problems) == ("result" not in found.checked)
+
+
+def show_statement(found: VerdictVerification, console: Console) -> None:
+    """Print what is wrong with a statement, and what it says: of one that is not trusted, as what
+    it claims."""
+    from rich.text import Text
+
+    from gate.storage.safe_text import make_printable
+
+    for problem in found.problems:
+        console.print(Text(f"- {make_printable(problem)}", style="red"))
+    says = found.summary
+    if says is not None:
+        facts = {
+            "verdict": ", ".join(dict.fromkeys((says.verification_result, *says.verified_levels))),
+            "model": str(says.model),
+            "for": says.resource_uri,
+            "made": says.time_verified,
+        }
+        if not _is_proven(found):
+            console.print("What the statement claims, and nothing here proves:")
+        for name, fact in facts.items():
+            console.print(f"{name:<10}{make_printable(fact)}")
+    if found.signers:
+        names = ", ".join(f"{key.name} ({key.short})" for key in found.signers)
+        console.print(f"signed by {make_printable(names)}")
+    console.print(f"{'proven':<10}{', '.join(found.checked) or 'nothing'}")
+    if found.unchecked:
+        console.print(
+            make_printable(f"not checked, because not given: {', '.join(found.unchecked)}")
+        )
 
 
 class _Request(TypedDict):
@@ -32,7 +133,7 @@ class _Request(TypedDict):
     golden_sha256: str | None
     verdict: Path | None
     trust: Path | None
-    limits: ChildLimits
+    limits: SandboxLimits
 
 
 @click.command("verify-release", short_help="Prove that a released file computes the same here.")
@@ -53,7 +154,7 @@ class _Request(TypedDict):
 )
 @machine_options
 @limit_options(FILE_S)
-def command(**request: Unpack[_Request]) -> Outcome:
+def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
     """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
 
     Needs ONNX Runtime, neither PyTorch nor the model's code. Of a release of several files
@@ -71,7 +172,7 @@ def command(**request: Unpack[_Request]) -> Outcome:
       gate verify-release model.onnx --golden golden --sha256 9f86d0... --golden-sha256 60303a...
       gate verify-release model.onnx --golden golden --verdict decision.dsse.json --trust trust.yaml
     """
-    from gate.golden.foreign import verify_within
+    from gate.golden.verify import verify_golden_in_sandbox
 
     digests = {name: given_digest(request[name]) for name in ("sha256", "golden_sha256")}
     vouched = _vouched(request)
@@ -83,9 +184,13 @@ def command(**request: Unpack[_Request]) -> Outcome:
             "statement": vouched.to_plain(),
             "problems": vouched.problems,
         }
-        return Outcome(Status.REJECTED, plain, lambda console: _show_unrun(vouched, console))
+        return CommandResult(
+            ExitCode.REJECTED, plain, lambda console: _show_unrun(vouched, console)
+        )
     with spinner("computing the golden vectors"):
-        result = verify_within(request["model"], request["golden"], request["limits"], **digests)
+        result = verify_golden_in_sandbox(
+            request["model"], request["golden"], request["limits"], **digests
+        )
     plain = {
         "verdict": _verdict(result),
         "trusted": None if vouched is None else vouched.trusted,
@@ -93,42 +198,42 @@ def command(**request: Unpack[_Request]) -> Outcome:
     }
     if vouched is not None:
         plain["statement"] = vouched.to_plain()
-    return Outcome(
-        Status.DONE if result.passed else Status.REJECTED,
+    return CommandResult(
+        ExitCode.DONE if result.passed else ExitCode.REJECTED,
         plain,
         lambda console: _show(result, vouched, console),
     )
 
 
-def _vouched(request: _Request) -> Verified | None:
+def _vouched(request: _Request) -> VerdictVerification | None:
     """Who vouches for the file and the vectors; None: nobody asks for it."""
     if (request["verdict"] is None) != (request["trust"] is None):
         raise click.UsageError("--verdict and --trust go together: whose signature would count?")
     if request["verdict"] is None or request["trust"] is None:
         return None
-    from gate.attestation.trust import Trust
-    from gate.attestation.verdict import Beside
+    from gate.signing.trust import Trust
+    from gate.signing.verification import Beside
 
     beside = Beside(request["model"], golden=request["golden"])
-    return verified(request["verdict"], lambda: beside, trust=Trust.of_file(request["trust"]))
+    return verified(request["verdict"], lambda: beside, trust=Trust.from_file(request["trust"]))
 
 
 def _verdict(result: GoldenResult) -> str:
     return "PASS" if result.passed else "FAIL"
 
 
-def _show_unrun(vouched: Verified, console: Console) -> None:
+def _show_unrun(vouched: VerdictVerification, console: Console) -> None:
     from rich.text import Text
 
     console.print(Text(f"FAIL, {outcome(vouched)}: nothing was run", style="bold red"))
     show_statement(vouched, console)
 
 
-def _show(result: GoldenResult, vouched: Verified | None, console: Console) -> None:
+def _show(result: GoldenResult, vouched: VerdictVerification | None, console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.table import table
-    from gate.story.wording import printable
+    from gate.report.terminal import print_table
+    from gate.storage.safe_text import make_printable
 
     verdict = _verdict(result) + (f", {outcome(vouched)}" if vouched is not None else "")
     console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
@@ -136,15 +241,15 @@ def _show(result: GoldenResult, vouched: Verified | None, console: Console) -> N
         show_statement(vouched, console)
     console.print(f"file      {result.model_sha256}")
     console.print(f"golden    {result.golden_sha256}, {result.samples} samples")
-    runs = printable(", ".join(result.providers) or "not run")
-    console.print(f"computed  ONNX Runtime {printable(result.onnxruntime)}: {runs}")
+    runs = make_printable(", ".join(result.providers) or "not run")
+    console.print(f"computed  ONNX Runtime {make_printable(result.onnxruntime)}: {runs}")
     if result.outputs:
         headings = ("output", "max_abs_diff", "tolerance", "top-1 agreement")
-        console.print(table(headings, map(_cells, result.outputs)))
+        console.print(print_table(headings, map(_cells, result.outputs)))
     if any(output.part for output in result.outputs):
         console.print("chain     not run: the chain is your code, and its vectors are for that")
     for problem in result.problems:
-        console.print(Text(printable(problem), style="red"))
+        console.print(Text(make_printable(problem), style="red"))
 
 
 def _cells(output: OutputResult) -> tuple[str, ...]:
@@ -154,3 +259,123 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
         f"{output.tolerance:.3g}",
         "" if output.top1_agreement is None else f"{output.top1_agreement:.4g}",
     )
+
+
+class _Question(TypedDict):
+    """The options, as parsed."""
+
+    statement: Path
+    model: Path
+    trust: Path
+    evidence: Path | None
+    evidence_statement: Path | None
+    policy: Path | None
+    name: str | None
+    registry: str | None
+    golden: Path | None
+    preprocessing: Path | None
+
+
+@click.command("verify-verdict", short_help="Check who vouches for a file, and that it passed.")
+@click.argument("statement", type=STATEMENT_FILE, metavar="decision.dsse.json")
+@click.option(
+    "--model", type=ONNX_FILE, required=True, metavar="MODEL.onnx",
+    help="The file. Its external data lies beside it.",
+)  # fmt: skip
+@click.option(
+    "--trust", type=TRUST_FILE, required=True, metavar="FILE",
+    help="Whose signatures count: yours, not the sender's (gate keys trust).",
+)  # fmt: skip
+@click.option(
+    "--evidence", type=EVIDENCE_FILE, metavar="evidence.json",
+    help="What the verdict was made on; evidence.dsse.json beside it is checked as well.",
+)  # fmt: skip
+@click.option(
+    "--evidence-statement", type=STATEMENT_FILE, metavar="FILE",
+    help="Who measured. Default: evidence.dsse.json beside the evidence, where it is there.",
+)  # fmt: skip
+@click.option(
+    "--policy", type=POLICY_FILE, metavar="FILE",
+    help="The policy that was applied. With --evidence the decision is made again.",
+)  # fmt: skip
+@click.option("--name", help="The registered model that the verdict must be for; with --registry.")
+@click.option(
+    "--registry", metavar="URI", help="The MLflow registry that it must be for. Nobody is asked."
+)
+@click.option(
+    "--golden", type=GOLDEN_FOLDER, metavar="FOLDER", help="The golden vectors that came with it."
+)
+@click.option("--preprocessing", type=SPEC_FILE, metavar="SPEC", help="The spec that came with it.")
+@machine_options
+def verify_verdict_command(**question: Unpack[_Question]) -> CommandResult:
+    """Check a verdict: a trusted key signed it, not too long ago, on exactly these bytes, and it
+    PASSED.
+
+    Needs files only: no PyTorch, MLflow, ONNX Runtime or network; nothing of the model is run. Exit
+    code 0: trusted, and PASSED; 1: not so, and everything that is wrong is printed; 2: could not
+    look.
+
+    \b
+    Examples:
+      gate verify-verdict decision.dsse.json --model model.onnx --trust trust.yaml
+      gate verify-verdict gate/decision.dsse.json --model model.onnx --trust trust.yaml \\
+          --name digits --registry https://mlflow.example.org --golden golden
+      gate verify-verdict report/decision.dsse.json --model model.onnx --trust trust.yaml \\
+          --evidence report/evidence.json --policy params.yaml --json
+    """
+    from gate.signing.trust import Trust
+
+    trust = Trust.from_file(question["trust"])
+    found = verified(question["statement"], lambda: _beside(question), trust=trust)
+    return CommandResult(
+        ExitCode.DONE if found.trusted else ExitCode.REJECTED,
+        found.to_plain(),
+        lambda console: show(found, console),
+    )
+
+
+def _beside(question: _Question) -> Beside:
+    """What was named, read. Raises Untrusted, EvidenceError and DigestMismatch where it is no such
+    record, PolicyError, StorageError."""
+    from gate.policy.policy import Policy
+    from gate.preprocess.spec import PreprocessSpec
+    from gate.signing.verification import Beside
+
+    policy, spec = question["policy"], question["preprocessing"]
+    evidence, measurement = _evidence(question)
+    return Beside(
+        question["model"],
+        registered=_registered(question["registry"], question["name"]),
+        evidence=evidence,
+        measurement=measurement,
+        policy=Policy.from_file(policy) if policy else None,
+        golden=question["golden"],
+        preprocessing=PreprocessSpec.from_file(spec).digest() if spec else None,
+    )
+
+
+def _evidence(question: _Question) -> tuple[Evidence | None, SignedStatement | None]:
+    from gate.records.evidence import Evidence
+    from gate.records.layout import EVIDENCE_STATEMENT
+    from gate.storage.untrusted_files import RECORD_LIMIT
+
+    path, statement = question["evidence"], question["evidence_statement"]
+    if path is None:
+        if statement is not None:
+            raise click.UsageError("--evidence-statement is about evidence: give --evidence, too.")
+        return None, None
+    beside = path.with_name(EVIDENCE_STATEMENT)
+    if statement is None and beside.exists():
+        statement = beside
+    evidence = Evidence.from_untrusted(content(path, limit=RECORD_LIMIT), what=str(path))
+    return evidence, None if statement is None else read_statement(statement)
+
+
+def _registered(registry: str | None, name: str | None) -> tuple[frozenset[str], str] | None:
+    if (registry is None) != (name is None):
+        raise click.UsageError("--name and --registry go together: a name is one in a registry.")
+    if registry is None or name is None:
+        return None
+    from gate.ledger.entry import plain
+
+    return frozenset({plain(address(registry) or registry)}), name

@@ -1,30 +1,79 @@
-"""Files of arrays as memory maps: `.npy`, `.npz`, or a folder of such shards in name order.
-
-Nothing is unpickled, and no array is read whole.
-"""
+"""Memory-mapped `.npy`, `.npz` and folders of shards; label files."""
 
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gate.data.reader import Block, SampleReader, rows_within, spec_of
 from gate.errors import DataError, StorageError, first_line
-from gate.parity.arrays.rows import Array
-from gate.parity.arrays.stamp import Stamp
-from gate.storage.pointer import missing_content
-from gate.storage.temporary import temporary_folder
+from gate.storage.arrays import Form, RowsArray
+from gate.storage.files import temporary_folder
+from gate.storage.untrusted_files import detect_pointer_file
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Size and time of the last write of a file.
+
+    A file that was exchanged by another of its name is no change: what is open stays as it is.
+    """
+
+    path: Path
+    inode: int
+    size: int
+    written_ns: int
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """As the file is now. Raises OSError."""
+        status = path.stat()
+        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def fits(self, status: os.stat_result) -> bool:
+        """Whether this is the file, as it was."""
+        now = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return now == (self.inode, self.size, self.written_ns)
+
+    def check(self, what: str) -> None:
+        """Raise DataError if the file was written to. `what`: what is read of it."""
+        try:
+            status = self.path.stat()
+        except OSError:  # deleted or away: what is open stays
+            return
+        if status.st_ino == self.inode and not self.fits(status):
+            raise changed(f"{self.path} was written to while it was measured, at {what}")
+
+
+def changed(how: str) -> DataError:
+    """The error of samples that are no longer those that they were."""
+    return DataError(
+        f"{how}. What was computed belongs to no set of samples: measure again when nobody writes "
+        "there, or on a copy."
+    )
+
+
+# Nothing is unpickled, and no array is read whole.
+
 
 SINGLE_NAME = "input"
 """Name of the only array of an `.npy` file, which carries no name itself."""
 
+
 SUFFIXES = (".npy", ".npz")
+
 _IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -35,30 +84,22 @@ class Shard(ABC):
     """Of each array."""
 
     @abstractmethod
-    def arrays(self) -> Mapping[str, Array]:
+    def arrays(self) -> Mapping[str, RowsArray]:
         """Its arrays, mapped. Raises DataError where they are other ones than before."""
 
     def check(self, what: str) -> None:  # noqa: B027 - most can't change
         """Raise DataError where its file was written to since it was opened."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """What an array is, without its values."""
-
-    dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]
-
-
 class HeldShard(Shard):
     """Arrays that are there: in memory, or mapped."""
 
-    def __init__(self, arrays: Mapping[str, Array], stamp: Stamp | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, RowsArray], stamp: Stamp | None = None) -> None:
         """`stamp`: of the file that is mapped."""
         self.forms = {name: Form(array.dtype, array.shape) for name, array in arrays.items()}
         self._arrays, self._stamp = dict(arrays), stamp
 
-    def arrays(self) -> Mapping[str, Array]:
+    def arrays(self) -> Mapping[str, RowsArray]:
         """The arrays."""
         return self._arrays
 
@@ -85,7 +126,7 @@ def open_shards(path: Path) -> list[HeldShard]:
     return [_open_file(path)]
 
 
-def open_array(path: Path) -> Array:
+def open_array(path: Path) -> RowsArray:
     """Memory-map one `.npy` file, read-only. Raises DataError."""
     _check_content(path)
     try:
@@ -98,7 +139,7 @@ def open_array(path: Path) -> Array:
         ) from error
 
 
-def forget_pages(array: Array) -> None:
+def forget_pages(array: RowsArray) -> None:
     """Tell the system that the mapped pages of `array` are not needed for now.
 
     Without it the pages that were read stay counted as memory of this process.
@@ -170,14 +211,14 @@ def _open_file(path: Path) -> HeldShard:
     )
 
 
-def open_npz(path: Path) -> dict[str, Array]:
+def open_npz(path: Path) -> dict[str, RowsArray]:
     """Map the members of an `.npz`, one array an input.
 
     They are unpacked to a temporary folder that is removed at once: the maps keep the bytes
     until they are dropped, so that nothing stays behind even if the process is killed.
     """
     _check_content(path)
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, RowsArray] = {}
     try:
         with (
             zipfile.ZipFile(path) as archive,
@@ -203,11 +244,11 @@ def open_npz(path: Path) -> dict[str, Array]:
 
 
 def _check_content(path: Path) -> None:
-    if (pointer := missing_content(path)) is not None:
+    if (pointer := detect_pointer_file(path)) is not None:
         raise DataError(pointer)
 
 
-def _member_name(path: Path, member: zipfile.ZipInfo, *, taken: dict[str, Array]) -> str:
+def _member_name(path: Path, member: zipfile.ZipInfo, *, taken: dict[str, RowsArray]) -> str:
     name = member.filename.removesuffix(".npy")
     if name == member.filename or name in taken:
         raise DataError(
@@ -231,3 +272,158 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
             shutil.copyfileobj(packed, unpacked, 1 << 20)
     except zlib.error as error:
         raise zipfile.BadZipFile(str(error)) from error
+
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+def open_labels(path: Path, *, samples: int) -> NDArray[np.int64]:
+    """Class indices of the samples, shape (samples,), from an integer `.npy` file.
+
+    Raises DataError on another length, rank or dtype, on negative labels and those beyond int64.
+    """
+    if path.suffix.lower() != ".npy":
+        raise DataError(f"{path.name} is no .npy file. Save the labels with numpy.save.")
+    return np.array(check_labels(open_array(path), samples=samples))  # the file may change
+
+
+def check_labels(labels: RowsArray, *, samples: int) -> NDArray[np.int64]:
+    """`labels` as int64, shape (samples,), no copy if they are. Raises DataError if they don't fit
+    the samples."""
+    if labels.shape != (samples,):
+        raise DataError(
+            f"labels have shape {labels.shape}, the samples need ({samples},). "
+            "Give one class index for each sample, in the same order."
+        )
+    return check_indices(labels, start=0)
+
+
+def check_indices(labels: RowsArray, *, start: int) -> NDArray[np.int64]:
+    """`labels` as int64, no copy if they are. `start`: the place of the first one's sample. Raises
+    DataError."""
+    if labels.dtype.kind not in "iu":
+        raise DataError(
+            f"labels are {labels.dtype}, integers are expected. "
+            "Give class indices, one for each sample."
+        )
+    given: NDArray[np.integer] = labels.view(np.ndarray)
+    wrong = (given < 0) | (given > _LARGEST)
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise DataError(
+            f"the label of sample {start + place} is {labels[place]}. "
+            "Class indices start at 0, and are no larger than an int64."
+        )
+    return np.asarray(given, np.int64)
+
+
+_CHUNK_BYTES = 1 << 24
+
+
+class MappedRows(SampleReader):
+    """Named arrays of bool, int or float, shape (samples, ...)."""
+
+    def __init__(
+        self, shards: Sequence[Shard], *, origin: str, labels: NDArray[np.int64] | None = None
+    ) -> None:
+        """`labels`: one of each sample. Raises DataError for what is no whole set of samples."""
+        if not shards or not shards[0].forms:
+            raise DataError(f"{origin} holds no array. Give at least one array of samples.")
+        for shard in shards:
+            _check_shard(shard, shards[0], origin=origin)
+        forms = shards[0].forms
+        self.origin = origin
+        self.specs = tuple(
+            spec_of(name, form.dtype, form.shape[1:]) for name, form in forms.items()
+        )
+        self.labelled = labels is not None
+        self._shards, self._labels = list(shards), labels
+        self._ends = list(accumulate(shard.forms[self.names[0]].shape[0] for shard in self._shards))
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._ends[-1]
+
+    def read(self, places: Sequence[int]) -> Block:
+        """The samples at these places."""
+        labels = None if self._labels is None else np.array(self._labels[list(places)])
+        if isinstance(places, range) and places.step == 1:
+            span = (places.start, places.stop)
+            return Block({name: self._rows(name, *span) for name in self.names}, labels)
+        return Block(
+            {
+                name: np.concatenate([self._rows(name, place, place + 1) for place in places])
+                for name in self.names
+            },
+            labels,
+        )
+
+    def column(self, name: str, places: range) -> Iterator[RowsArray]:
+        """The rows of one input, without a look at the others."""
+        (spec,) = (spec for spec in self.specs if spec.name == name)
+        step = rows_within(_CHUNK_BYTES, [spec])
+        for start in range(places.start, places.stop, step):
+            yield self._rows(name, start, min(start + step, places.stop))
+
+    def labels(self, places: range) -> NDArray[np.int64] | None:
+        """Class indices of a range."""
+        return None if self._labels is None else np.array(self._labels[places.start : places.stop])
+
+    def _rows(self, name: str, start: int, stop: int) -> RowsArray:
+        parts = []
+        what = f"samples {start} to {stop - 1}" if stop - start > 1 else f"sample {start}"
+        for number in range(bisect_right(self._ends, start), len(self._shards)):
+            end = self._ends[number]
+            shard = self._shards[number]
+            begin = end - shard.forms[name].shape[0]
+            if begin >= stop:
+                break
+            shard.check(what)  # a map of a file that was cut off ends the process
+            array = shard.arrays()[name]
+            inside = array[max(start - begin, 0) : stop - begin]
+            native = array.dtype.newbyteorder("=")
+            parts.append(np.array(inside, dtype=native, order="C", subok=False))
+            forget_pages(array)
+            shard.check(what)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
+    if list(shard.forms) != list(first.forms):
+        raise DataError(
+            f"shards of {origin} hold different arrays: {list(shard.forms)} and "
+            f"{list(first.forms)}. Save every shard with the same names in the same order."
+        )
+    for name, form in shard.forms.items():
+        _check_form(name, form, origin=origin)
+        like = first.forms[name]
+        if form.dtype != like.dtype or form.shape[1:] != like.shape[1:]:
+            raise DataError(
+                f"shards of {origin} differ in '{name}': {form.dtype} {form.shape[1:]} a sample, "
+                f"elsewhere {like.dtype} {like.shape[1:]}. Save all shards alike."
+            )
+    lengths = {name: form.shape[0] for name, form in shard.forms.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            f"arrays of {origin} have different numbers of samples: {lengths}. "
+            "Axis 0 is the sample and must be equal for all inputs."
+        )
+
+
+def _check_form(name: str, form: Form, *, origin: str) -> None:
+    check_dtype(name, form.dtype, origin=origin)
+    if not form.shape:
+        raise DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the samples.")
+    if 0 in form.shape:
+        raise DataError(
+            f"'{name}' of {origin} has shape {form.shape}: nothing to measure. Give samples."
+        )
+
+
+def check_dtype(name: str, dtype: np.dtype[np.generic], *, origin: str) -> None:
+    """Raise DataError unless it is one that samples may have."""
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise DataError(
+            f"'{name}' of {origin} has dtype {dtype}. "
+            "Expected bool, integers, or floats of at most 64 bits."
+        )

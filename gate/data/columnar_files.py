@@ -1,19 +1,130 @@
-"""One file of columns: its schema, its groups of rows, and streams of their batches."""
+"""Read Parquet and Arrow files by row group."""
 
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
+from gate.data.array_files import check_dtype, check_indices
+from gate.data.datasets import PictureDecoder, is_picture
+from gate.data.location import EXTRA, Fields, LocalFile, SourceFile
+from gate.data.reader import Block, SampleReader, spec_of
 from gate.errors import DataError, GateError, first_line
-from gate.parity.sources.files import EXTRA, LocalFile, SourceFile
+from gate.storage.arrays import RowsArray
+
+_PICTURE_FIELDS = {"bytes", "path"}
+
+
+def is_picture_column(kind: Any) -> bool:
+    """Whether a column of this type may hold pictures: bytes, texts, or structs of both, as
+    Hugging Face writes them."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return {field.name for field in kind} == _PICTURE_FIELDS
+    return any(
+        of(kind)
+        for of in (
+            pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary,
+            pa.types.is_string, pa.types.is_large_string,
+        )
+    )  # fmt: skip
+
+
+def numbers(column: Any, *, name: str, start: int) -> RowsArray:
+    """The values of a `pyarrow.Array`: primitives, (fixed-size) lists of them, or tensors.
+
+    `start`: the place of its first sample, which errors go by. Raises DataError for nulls, ragged
+    lists, and what is no number.
+    """
+    array = _numbers(column, name, np.arange(start, start + len(column)))
+    check_dtype(name, array.dtype, origin=f"the column of sample {start}")
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def indices(column: Any, *, name: str, start: int) -> RowsArray:
+    """The labels of a column. Raises DataError."""
+    try:
+        return check_indices(numbers(column, name=name, start=start), start=start)
+    except DataError as error:
+        raise DataError(f"{error} #label= behind the source leaves labels out.") from error
+
+
+def picture_tensors(column: Any, *, name: str, start: int, pictures: PictureDecoder) -> RowsArray:
+    """The model's inputs of a column of pictures. Raises DataError."""
+    tensors: list[RowsArray] = []
+    for place, value in enumerate(column, start):
+        picture = value.as_py()
+        if picture is None or not is_picture(picture):
+            raise DataError(f"sample {place} has no picture in '{name}'. Leave it out.")
+        tensor = pictures.tensor(picture, what=f"'{name}' of sample {place}")
+        if tensors and tensor.shape != tensors[0].shape:
+            raise _ragged(name, place, str(tensor.shape), str(tensors[0].shape))
+        tensors.append(tensor)
+    return np.stack(tensors)
+
+
+def _numbers(column: Any, name: str, places: RowsArray) -> RowsArray:
+    """`places`: of the sample that each element belongs to."""
+    import pyarrow as pa
+
+    kind = column.type
+    if column.null_count:
+        empty = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError(
+            f"sample {places[empty]} has no value in '{name}'. Fill it, or leave the sample out."
+        )
+    if isinstance(kind, pa.FixedShapeTensorType):
+        _numbers(column.storage, name, places)  # which finds empty values
+        array: RowsArray = column.to_numpy_ndarray()
+        return array
+    if isinstance(kind, pa.BaseExtensionType):
+        return _numbers(column.storage, name, places)
+    if pa.types.is_dictionary(kind):
+        return _numbers(column.dictionary_decode(), name, places)
+    if pa.types.is_fixed_size_list(kind):
+        return _inner(column, kind.list_size, name, places)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if len(set(lengths)) > 1:
+            other = int(np.argmax(lengths != lengths[0]))
+            raise _ragged(name, places[other], str(lengths[other]), str(lengths[0]))
+        return _inner(column, int(lengths[0]), name, places)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        values: RowsArray = column.to_numpy(zero_copy_only=False)
+        return values
+    raise DataError(
+        f"column '{name}' holds {kind}; numbers, lists of them or tensors are expected. Name the "
+        "columns that are inputs: #inputs=COLUMN,COLUMN&label=COLUMN behind the source."
+    )
+
+
+def _inner(column: Any, size: int, name: str, places: RowsArray) -> RowsArray:
+    if size == 0:
+        raise DataError(f"sample {places[0]} has an empty list in '{name}': nothing to measure.")
+    values = _numbers(column.flatten(), name, np.repeat(places, size))
+    return values.reshape(len(column), size, *values.shape[1:])
+
+
+def _ragged(name: str, place: int, shape: str, first: str) -> DataError:
+    return DataError(
+        f"'{name}' of sample {place} has shape {shape}, of the samples before it {first}. Give all "
+        "samples one shape: pad, crop or resize them."
+    )
+
 
 _BATCH_BYTES = 1 << 22
+
 _HELD = 3
 """Files that are open at a time."""
+
 _MOST_ROWS = 4096
 """Of a batch of columns without many bytes."""
 
@@ -186,3 +297,167 @@ def _seekable(file: SourceFile, local: Callable[[str], Any]) -> Any:
     opened = local(str(file.path))
     file.open().close()
     return opened
+
+
+class ColumnReader(SampleReader):
+    """The rows of all files in order.
+
+    A file is read group by group (a row group of Parquet, a record batch of Arrow), a group batch
+    by batch. Where the last reading ended is kept: going on from there begins nothing anew.
+    """
+
+    def __init__(
+        self, files: Sequence[SourceFile], fields: Fields, pictures: PictureDecoder, *, origin: str
+    ) -> None:
+        """Reads what stands at the ends of the files. Raises DataError."""
+        self.origin, self._pictures = origin, pictures
+        held = HeldFiles()
+        opened = [ColumnFile(file, held) for file in files]
+        schema = opened[0].schema
+        for file in opened[1:]:
+            if not file.schema.equals(schema):
+                raise DataError(
+                    f"{file.name} has other columns than {opened[0].name}, or other types: "
+                    f"{file.schema.names} and {schema.names}. Write all shards alike."
+                )
+        self._groups = [group for file in opened for group in file.groups if group.rows]
+        if not self._groups:
+            raise DataError(f"{origin} has no rows: nothing to measure. Give samples.")
+        self._ends = list(accumulate(group.rows for group in self._groups))
+        self._reading = _Reading()
+        self._choose(schema, fields)
+        first = self._block(0, 1)
+        self.specs = tuple(
+            spec_of(name, array.dtype, array.shape[1:]) for name, array in first.arrays.items()
+        )
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._ends[-1]
+
+    def read(self, places: Sequence[int]) -> Block:
+        """The samples at these places."""
+        blocks = [self._block(start, stop) for start, stop in _runs(places)]
+        for block in blocks:
+            self._check(block, places[0])
+        return _joined(blocks)
+
+    def _choose(self, schema: Any, fields: Fields) -> None:
+        import pyarrow as pa
+
+        names = list(schema.names)
+        if len(set(names)) < len(names):
+            raise DataError(f"{self.origin} has two columns of one name: {names}. Rename one.")
+        self._inputs, self._label = fields.of(names)
+        if self._label is not None and not pa.types.is_integer(schema.field(self._label).type):
+            if fields.label is not None:
+                raise DataError(
+                    f"column '{self._label}' of {self.origin} holds "
+                    f"{schema.field(self._label).type}, labels are integers. Name another column."
+                )
+            self._label = None
+            self._inputs = fields.inputs or tuple(names)
+        if not self._inputs:
+            raise DataError(f"{self.origin} has no column but the label. Give inputs.")
+        self.labelled = self._label is not None
+
+    def _block(self, start: int, stop: int) -> Block:
+        parts = []
+        for number in range(bisect_right(self._ends, start), len(self._groups)):
+            begin = self._ends[number - 1] if number else 0
+            if begin >= stop:
+                break
+            group = self._groups[number]
+            group.file.check(f"samples {start} to {stop - 1}")
+            span = range(max(start - begin, 0), min(stop - begin, group.rows))
+            wanted = [*self._inputs, *([self._label] if self._label else [])]
+            for batch, first in self._reading.rows(group, span, wanted):
+                parts.append(self._converted(batch, begin + first))
+        return _joined(parts)
+
+    def _converted(self, batch: Any, start: int) -> Block:
+        arrays: dict[str, RowsArray] = {}
+        for name in self._inputs:
+            column = batch.column(name)
+            arrays[name] = (
+                picture_tensors(column, name=name, start=start, pictures=self._pictures)
+                if is_picture_column(column.type)
+                else numbers(column, name=name, start=start)
+            )
+        if self._label is None:
+            return Block(arrays)
+        labels = indices(batch.column(self._label), name=self._label, start=start)
+        return Block(arrays, labels.astype(np.int64))
+
+    def _check(self, block: Block, place: int) -> None:
+        for spec in self.specs:
+            array = block.arrays[spec.name]
+            if (array.dtype.name, array.shape[1:]) != (spec.dtype, spec.shape[1:]):
+                raise DataError(
+                    f"'{spec.name}' of {self.origin} has shape {array.shape[1:]} ({array.dtype}) "
+                    f"from sample {place} on, at sample 0 {tuple(spec.shape[1:])} ({spec.dtype}). "
+                    "Give all samples one shape: pad, crop or resize them."
+                )
+
+
+class _Reading:
+    """Where the last reading of a group ended."""
+
+    def __init__(self) -> None:
+        self._group: RowGroup | None = None
+        self._columns: list[str] = []
+        self._batches: Iterator[Any] = iter(())
+        self._batch: Any = None
+        self._start = 0
+
+    def rows(self, group: RowGroup, span: range, columns: list[str]) -> Iterator[tuple[Any, int]]:
+        """Record batches of these rows, each with the place of its first row in the group."""
+        behind = span.start < self._start
+        if group is not self._group or behind or columns != self._columns:
+            self._group, self._columns = group, columns
+            self._batches, self._batch, self._start = group.batches(columns), None, 0
+        at = span.start
+        while at < span.stop:
+            if self._batch is None:
+                self._batch = next(self._batches, None)
+                if self._batch is None:
+                    self._group = None
+                    raise DataError(
+                        f"{group.file.name} has fewer rows than it says: {group.rows} in a group. "
+                        "Write it anew."
+                    )
+            end = self._start + self._batch.num_rows
+            if end > at:
+                stop = min(end, span.stop)
+                yield self._batch.slice(at - self._start, stop - at), at
+                at = stop
+            if end <= at:
+                self._start, self._batch = end, None
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Places that follow each other, as ranges."""
+    start = before = places[0]
+    for place in places[1:]:
+        if place != before + 1:
+            yield start, before + 1
+            start = place
+        before = place
+    yield start, before + 1
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    names = blocks[0].arrays
+    for block in blocks:
+        for name in names:
+            one, first = block.arrays[name], names[name]
+            if one.shape[1:] != first.shape[1:]:
+                raise DataError(
+                    f"'{name}' has samples of shape {one.shape[1:]} and of {first.shape[1:]}. Give "
+                    "all samples one shape: pad, crop or resize them."
+                )
+    arrays = {name: np.concatenate([block.arrays[name] for block in blocks]) for name in names}
+    labels = [block.labels for block in blocks if block.labels is not None]
+    return Block(arrays, np.concatenate(labels) if labels else None)

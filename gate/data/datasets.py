@@ -1,39 +1,136 @@
-"""Items as data sets give them: what a DataLoader would collate, one sample each.
-
-A tensor or an array; `(x, label)`; a mapping of arrays by input name. Pictures become arrays by the
-spec. Nothing is unpickled, and no field of Python objects is taken.
-"""
+"""A torch `Dataset` (map or iterable) as arrays; decode pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gate.errors import DataError
-from gate.parity.arrays.mapped import check_dtype
-from gate.parity.arrays.rows import Array, Block, spec_of
-from gate.parity.arrays.shards import SINGLE_NAME
-from gate.parity.sources.named import LABEL, Fields
-from gate.parity.sources.pictures import Pictures, is_picture
+from gate.data.array_files import SINGLE_NAME, HeldShard, MappedRows, check_dtype
+from gate.data.location import LABEL, Fields
+from gate.data.reader import Block, SampleReader, spec_of
+from gate.errors import DataError, ModelError, StorageError, first_line
+from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import TensorSpec
+from gate.storage.arrays import RowsArray
+
+MAX_PIXELS = 89_478_485
+"""Of one picture: where Pillow begins to warn of bombs."""
+
+MAX_BYTES = 1 << 28
+"""Of one picture's file."""
+
+_BYTES, _PATH = "bytes", "path"
+
+
+class PictureDecoder:
+    """Makes the model's input of one picture."""
+
+    def __init__(self, spec: PreprocessSpec | None) -> None:
+        """Without a spec nothing is a picture."""
+        self._spec = spec
+
+    def tensor(self, picture: Any, *, what: str) -> RowsArray:
+        """Of a PIL image, encoded bytes, a path, or {"bytes": ..., "path": ...}.
+
+        Raises DataError for what is no whole picture of at most MAX_PIXELS, and without a spec.
+        """
+        from gate.preprocess.implementations import pillow_preprocess
+
+        if self._spec is None:
+            raise DataError(
+                f"{what} is a picture, or a text; arrays are expected. Say by which spec pictures "
+                "become inputs (--preprocessing SPEC), or which fields are inputs "
+                "(#inputs=FIELD behind the source)."
+            )
+        return pillow_preprocess(_pixels(picture, what=what), self._spec)
+
+
+def is_picture(value: Any) -> bool:
+    """Whether it is what `Pictures.tensor` takes. A text is a path."""
+    if isinstance(value, bytes | bytearray | memoryview | str | Path):
+        return True
+    if isinstance(value, Mapping):
+        return set(value) == {_BYTES, _PATH}
+    return _is_image(value)
+
+
+def _pixels(picture: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    from gate.preprocess.pictures import decoded
+
+    if _is_image(picture):
+        return _of_image(picture, what=what)
+    if isinstance(picture, Mapping):
+        picture = picture[_PATH] if picture[_BYTES] is None else picture[_BYTES]
+    if isinstance(picture, str | Path):
+        what = f"{what}, {picture},"
+        data = _read(Path(picture), what=what)
+    else:
+        data = bytes(picture)
+    return decoded(data, name=what, max_pixels=MAX_PIXELS)
+
+
+def _read(path: Path, *, what: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{what} can't be read: {getattr(error, 'strerror', None) or error}. Paths are taken "
+            "from the current folder."
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise DataError(f"{what} has more than {MAX_BYTES} bytes. Take a smaller picture.")
+    return data
+
+
+def _is_image(value: Any) -> bool:
+    from PIL import Image
+
+    return isinstance(value, Image.Image)
+
+
+def _of_image(image: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if image.width * image.height > MAX_PIXELS:
+        raise DataError(
+            f"{what} has {image.width} x {image.height} pixels, at most {MAX_PIXELS} are read. "
+            "Take a smaller picture."
+        )
+    try:
+        return np.array(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # it is read from its file only now
+        raise DataError(
+            f"{what} is not a whole picture ({first_line(error)}). Replace it or leave it out."
+        ) from error
+
+
+# A tensor or an array; `(x, label)`; a mapping of arrays by input name. Pictures become arrays by
+# the spec. Nothing is unpickled, and no field of Python objects is taken.
 
 
 @dataclass(frozen=True)
 class Sample:
     """One sample."""
 
-    arrays: dict[str, Array]
+    arrays: dict[str, RowsArray]
     """By name of the input, without an axis of samples."""
     label: int | None
 
 
-class Items:
+class ItemConverter:
     """Makes samples of items. The first one says what all have to be like."""
 
-    def __init__(self, first: Any, fields: Fields, pictures: Pictures, *, origin: str) -> None:
+    def __init__(
+        self, first: Any, fields: Fields, pictures: PictureDecoder, *, origin: str
+    ) -> None:
         """Raises DataError."""
         self._fields, self._pictures, self._origin = fields, pictures, origin
         sample = self._sample(first, 0)
@@ -118,7 +215,7 @@ class Items:
             )
         return index
 
-    def _array(self, value: Any, name: str, place: int) -> Array:
+    def _array(self, value: Any, name: str, place: int) -> RowsArray:
         if is_picture(value):
             return self._pictures.tensor(value, what=f"sample {place} of {self._origin}")
         array = _as_array(value)
@@ -150,7 +247,7 @@ def guarded(call: Callable[[], Any], *, what: str) -> Any:
         ) from error
 
 
-def _as_array(value: Any) -> Array | None:
+def _as_array(value: Any) -> RowsArray | None:
     """None: it is nothing that a DataLoader would make one tensor of."""
     import torch
 
@@ -178,3 +275,176 @@ def _described(value: Any) -> str:
     if dtype is not None and shape is not None:
         return f"{type(value).__name__} of {dtype} {tuple(shape)}"
     return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+# Its samples go to the disk and not into memory. Reading it anew for each pass would need nothing,
+# but many give another order each time, and no place could be looked at again.
+
+
+_LOOK_BYTES = 1 << 26
+"""So many are written between two looks at the room that is left, and are left there."""
+
+_NOTHING = object()
+
+
+def spooled(
+    data: Iterable[Any], make: Callable[[Any], ItemConverter], *, origin: str
+) -> MappedRows:
+    """The samples of an iterable. `make`: what the first item says of all.
+
+    Raises DataError for what is no whole set of samples, StorageError where it does not fit into
+    the temporary folder.
+    """
+    stream = _stream(data, origin)
+    first = next(stream, _NOTHING)
+    if first is _NOTHING:
+        raise DataError(f"{origin} gave no sample: nothing to measure. Give samples.")
+    items = make(first)
+    with ExitStack() as opened:
+        try:
+            files: dict[str, IO[bytes]] = {
+                spec.name: opened.enter_context(tempfile.TemporaryFile()) for spec in items.specs
+            }
+            spool = _Spool(items, files, opened.enter_context(tempfile.TemporaryFile()))
+            spool.add(items.sample(first, 0))
+            for place, item in enumerate(stream, start=1):
+                spool.add(items.sample(item, place))
+            shard, labels = spool.mapped()
+        except OSError as error:
+            raise StorageError(
+                f"cannot spool the samples of {origin}: {error.strerror or error}. {_REMEDY}"
+            ) from error
+    return MappedRows([shard], origin=origin, labels=labels)
+
+
+_REMEDY = (
+    "An iterable is copied to the disk once. Free space, set TMPDIR, or give a data set with "
+    "a length and places, Parquet or .tar shards, which are not copied. Does it end?"
+)
+
+
+class _Spool:
+    """One file an input, and one of labels."""
+
+    def __init__(
+        self, items: ItemConverter, files: dict[str, IO[bytes]], labels: IO[bytes]
+    ) -> None:
+        self._items, self._files, self._labels = items, files, labels
+        self._count, self._unlooked = 0, 0
+
+    def add(self, sample: Sample) -> None:
+        """Write one. Raises OSError, StorageError."""
+        for name, file in self._files.items():
+            self._unlooked += file.write(np.ascontiguousarray(sample.arrays[name]).tobytes())
+        if sample.label is not None:
+            self._labels.write(np.int64(sample.label).tobytes())
+        self._count += 1
+        if self._unlooked > _LOOK_BYTES:
+            self._unlooked = 0
+            free = shutil.disk_usage(tempfile.gettempdir()).free
+            if free < _LOOK_BYTES:
+                raise StorageError(
+                    f"no room to spool samples into {tempfile.gettempdir()} after {self._count} of "
+                    f"them: {free} bytes are left. {_REMEDY}"
+                )
+
+    def mapped(self) -> tuple[HeldShard, NDArray[np.int64] | None]:
+        """What was written."""
+        arrays = {
+            spec.name: _map(self._files[spec.name], spec.dtype, (self._count, *spec.shape[1:]))
+            for spec in self._items.specs
+        }
+        labels = _map(self._labels, "int64", (self._count,)) if self._items.labelled else None
+        return HeldShard(arrays), None if labels is None else labels.astype(np.int64)
+
+
+def _map(file: IO[bytes], dtype: str, shape: tuple[Any, ...]) -> RowsArray:
+    file.flush()
+    return np.memmap(file, np.dtype(dtype), mode="r", shape=shape)
+
+
+def _stream(data: Iterable[Any], origin: str) -> Iterator[Any]:
+    stream = guarded(lambda: iter(data), what=f"the iterable of {origin}")
+    place = 0
+    while True:
+        try:
+            item = guarded(lambda: next(stream), what=f"sample {place} of {origin}")
+        except StopIteration:
+            return
+        yield item
+        place += 1
+
+
+_EXPECTED = (
+    "a callable without arguments that returns a torch.utils.data.Dataset, a sequence, or an "
+    "iterable of samples"
+)
+
+
+def rows_of_factory(factory: str, fields: Fields, pictures: PictureDecoder) -> SampleReader:
+    """The samples that `package.module:factory` gives. Raises DataError, StorageError."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    from gate.model.loading import call_factory
+
+    try:
+        data = call_factory(factory, expected=_EXPECTED)
+    except ModelError as error:
+        raise DataError(str(error)) from error
+    if isinstance(data, DataLoader | Mapping | str | bytes):
+        raise DataError(
+            f"{factory} returned a {type(data).__name__}, expected single samples. "
+            "Return the data set itself, or a list of samples."
+        )
+    make = partial(ItemConverter, fields=fields, pictures=pictures, origin=factory)
+    by_place = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
+    count = _length(data, factory) if by_place else None
+    if count is not None:
+        return DatasetReader(data, count, make, origin=factory)
+    if not hasattr(data, "__iter__"):
+        raise DataError(f"{factory} returned {type(data).__name__}, expected {_EXPECTED}.")
+    return spooled(data, make, origin=factory)
+
+
+class DatasetReader(SampleReader):
+    """Items by their place; each is asked for when it is needed."""
+
+    def __init__(
+        self, data: Any, count: int, make: Callable[[Any], ItemConverter], *, origin: str
+    ) -> None:
+        """`make`: what the first item says of all. Raises DataError."""
+        if count < 1:
+            raise DataError(f"{origin} has {count} samples: nothing to measure. Give samples.")
+        self.origin = origin
+        self._data, self._count = data, count
+        self._items = make(self._item(0))
+        self.specs, self.labelled = self._items.specs, self._items.labelled
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self._count
+
+    def read(self, places: Sequence[int]) -> Block:
+        """The samples at these places."""
+        return self._items.block(self._item, places)
+
+    def _item(self, place: int) -> Any:
+        what = f"sample {place} of {self.origin}"
+        try:
+            return guarded(lambda: self._data[place], what=what)
+        except StopIteration as error:
+            raise DataError(f"{what} raised StopIteration. Mend the data set.") from error
+
+
+def _length(data: Any, origin: str) -> int | None:
+    """None: it has none, as iterables may."""
+    if not hasattr(data, "__len__"):
+        return None
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+    except Exception as error:
+        raise DataError(
+            f"the length of {origin} raised {type(error).__name__}: {error}. Mend the data set."
+        ) from error

@@ -1,4 +1,4 @@
-"""Which samples go to which input of the file, and of the model's forward."""
+"""Map sample arrays to model inputs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gate.errors import InputMismatch
-from gate.parity.statistics.output import Array
 from gate.records.evidence import TensorSpec
-from gate.runtimes.runtime import Batch
+from gate.storage.arrays import Batch, OutputArray
 
 
 @dataclass(frozen=True)
-class Binding:
+class InputBinding:
     """Input names of the file in its order, each with the name of its samples."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -36,23 +35,23 @@ class Binding:
         """Names of the samples of what only the model takes."""
         return _others(self.given, {sample for _, sample in self.pairs})
 
-    def by_input(self, batch: Batch) -> dict[str, Array]:
+    def by_input(self, batch: Batch) -> dict[str, OutputArray]:
         """A batch of the samples, by the names of the file's inputs."""
         return {name: batch[sample] for name, sample in self.pairs}
 
 
-def bind(
+def bind_inputs(
     inputs: Sequence[TensorSpec],
     samples: Sequence[TensorSpec],
     *,
     count: int,
     batch_size: int,
     parameters: Collection[str] | None = None,
-) -> Binding:
+) -> InputBinding:
     """Bind by name where the samples have all names of the file, by position where no name is
     shared.
 
-    `inputs` are the file's, `samples` those of `gate.parity.arrays.samples.Samples`, with
+    `inputs` are the file's, `samples` those of `gate.data.samples.SampleSet`, with
     `count` samples. A file with a fixed batch axis is measured with that batch size.
     `parameters`: those of the model's forward; None without a model, and for one that takes any.
     Samples beyond the file's inputs go into the model alone, if they are named as its parameters.
@@ -77,7 +76,7 @@ def bind(
             f"the file has a fixed batch axis of {size}, and {count} samples are no multiple of "
             "it. Give a multiple, or export with export.dynamic_batch: true."
         )
-    return Binding(
+    return InputBinding(
         tuple((wanted.name, given.name) for wanted, given in pairs),
         size,
         bool(fixed),

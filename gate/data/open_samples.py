@@ -1,46 +1,308 @@
-"""Reading ahead: worker processes fetch, decode and preprocess while the model computes.
-
-PyTorch's DataLoader runs them. A worker opens the samples itself, by their name: so nothing of this
-process goes there, and threads of ONNX Runtime are not forked.
-"""
+"""Open any source in any process; read ahead; compare repeated reads."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.data.array_files import (
+    SINGLE_NAME,
+    SUFFIXES,
+    MappedRows,
+    Shard,
+    changed,
+    check_kinds,
+    forget_pages,
+    open_array,
+    open_npz,
+    open_shards,
+    shard_files,
+)
+from gate.data.datasets import PictureDecoder
+from gate.data.location import (
+    Fields,
+    LocalFile,
+    RemoteFile,
+    SampleLocation,
+    SourceFile,
+    remote_files,
+)
+from gate.data.reader import Block, SampleReader
 from gate.errors import DataError, GateError, StorageError, by_name, first_line
-from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import Array, Block, SourceRows
-from gate.parity.sources.opening import Opening
-from gate.parity.sources.repeated import RepeatedRows
+from gate.preprocess.spec import PreprocessSpec
+from gate.storage.arrays import Form, RowsArray, npy_form
+from gate.storage.files import temporary_folder
+from gate.storage.safe_text import redacted
+
+HELD = 2
+"""Copies that are there at a time: the shard that is read, and the one before for a second look."""
+
+_CHUNK = 1 << 20
+
+
+class Copies:
+    """The latest copies of shards. They have no name any more: they are gone with the last map."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Mapping[str, RowsArray]] = OrderedDict()
+        self._contents: dict[str, str] = {}
+
+    def of(self, file: RemoteFile) -> Mapping[str, RowsArray]:
+        """Its arrays, mapped. Raises DataError where the content is another one than before,
+        StorageError where there is no room."""
+        if file.name in self._held:
+            self._held.move_to_end(file.name)
+            return self._held[file.name]
+        while len(self._held) >= HELD:
+            self._held.popitem(last=False)
+        with temporary_folder() as folder:
+            target = folder / f"copy{file.suffix}"
+            content = _copy(file, target)
+            if self._contents.setdefault(file.name, content) != content:
+                raise changed(f"{file.name} has other bytes than when it was read first")
+            arrays = (
+                {SINGLE_NAME: open_array(target)} if file.suffix == ".npy" else open_npz(target)
+            )
+        self._held[file.name] = arrays
+        return arrays
+
+
+class CopiedShard(Shard):
+    """One `.npy` or `.npz` at a URL."""
+
+    def __init__(self, file: RemoteFile, copies: Copies) -> None:
+        """Reads headers only. Raises DataError."""
+        self._file, self._copies = file, copies
+        with file.open() as stream:
+            if file.suffix == ".npy":
+                self.forms: Mapping[str, Form] = {SINGLE_NAME: npy_form(stream, name=file.name)}
+            else:
+                self.forms = _npz_forms(stream, name=file.name)
+
+    def arrays(self) -> Mapping[str, RowsArray]:
+        """Of a copy, made where there is none. Raises DataError, StorageError."""
+        arrays = self._copies.of(self._file)
+        if {name: Form(array.dtype, array.shape) for name, array in arrays.items()} != self.forms:
+            raise changed(f"{self._file.name} has other arrays than when it was opened")
+        return arrays
+
+    def check(self, what: str) -> None:
+        """Raise DataError where the store has another file now."""
+        self._file.check(what)
+
+
+def _npz_forms(stream: IO[bytes], *, name: str) -> dict[str, Form]:
+    forms = {}
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as opened:
+                    form = npy_form(opened, name=f"{member.filename} of {name}")
+                forms[member.filename.removesuffix(".npy")] = form
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise DataError(
+            f"cannot read {name} as .npz: {error}. Expected a whole file as numpy.savez writes it."
+        ) from error
+    return forms
+
+
+def _copy(file: RemoteFile, target: Path) -> str:
+    """Copy it; the SHA-256 of what came."""
+    free = shutil.disk_usage(target.parent).free
+    if file.size > free:
+        raise StorageError(
+            f"no room to copy {file.name} of {file.size} bytes into {target.parent}: {free} bytes "
+            "are free. Free space, set TMPDIR, or give smaller shards."
+        )
+    sha256, left = hashlib.sha256(), file.size
+    with file.open() as stream, target.open("wb") as copy:
+        while data := stream.read(_CHUNK):
+            left -= len(data)
+            if left < 0:
+                raise changed(f"{file.name} gave more bytes than its store says it has")
+            sha256.update(data)
+            copy.write(data)
+    return sha256.hexdigest()
+
+
+TARS = (".tar",)
+
+COLUMNS = (".parquet", ".arrow", ".feather")
+
+KINDS = (*SUFFIXES, *COLUMNS, *TARS)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """All that another process needs in order to open the same samples."""
+
+    inputs: str
+    """As `gate check --inputs` takes it."""
+    preprocessing: PreprocessSpec | None = None
+    """How pictures become inputs."""
+
+    def rows(self) -> SampleReader:
+        """Open it. Raises DataError, StorageError."""
+        named, pictures = SampleLocation.parse(self.inputs), PictureDecoder(self.preprocessing)
+        if named.is_factory:
+            from gate.data.datasets import rows_of_factory
+
+            return rows_of_factory(named.place, named.fields, pictures)
+        files = remote_files(named.place, kinds=KINDS) if named.is_url else _local(named.place)
+        origin = redacted(named.place) if named.is_url else named.place
+        kind = files[0].suffix if files else ".npy"
+        if kind in TARS:
+            from gate.data.tar_files import TarReader
+
+            return TarReader(files, named.fields, pictures, origin=origin)
+        if kind in COLUMNS:
+            from gate.data.columnar_files import ColumnReader
+
+            return ColumnReader(files, named.fields, pictures, origin=origin)
+        if named.fields != Fields():
+            raise DataError(
+                f"{origin} has no fields to choose: a .npy is one input, and each array of a .npz. "
+                "Leave away what stands behind #."
+            )
+        if not named.is_url:
+            return MappedRows(open_shards(Path(named.place)), origin=origin)
+        check_kinds([file.name for file in files], origin=origin, kinds=KINDS)
+
+        copies = Copies()
+        found = [CopiedShard(file, copies) for file in files if isinstance(file, RemoteFile)]
+        return MappedRows(found, origin=origin)
+
+
+def _local(place: str) -> list[SourceFile]:
+    """The files of columns and tars; none of what is mapped or strange."""
+    path = Path(place)
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise DataError(f"cannot read {place[:200]}: {error.strerror}. Check the path.") from error
+    if is_folder:
+        return [LocalFile(file) for file in shard_files(path, kinds=KINDS)]
+    return [LocalFile(path)] if path.suffix.lower() in (*TARS, *COLUMNS) else []
+
+
+# Of each sample a short digest is kept, in a file without a name, so that memory does not grow.
+
+
+_DIGEST_BYTES = 8
+"""Enough to notice chance, and no proof against somebody who wants to deceive himself."""
+
+
+class RepeatedReadCheck(SampleReader):
+    """Another source, of which each place gives the same sample each time, or a DataError."""
+
+    repeated = True
+
+    def __init__(self, rows: SampleReader) -> None:
+        """Raises StorageError where short digests find no room."""
+        self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
+        self._rows = rows
+        count = len(rows)
+        try:
+            with tempfile.TemporaryFile() as file:
+                shape = (2 if self.labelled else 1, count)
+                self._kept: RowsArray = np.memmap(file, np.uint64, mode="w+", shape=shape)
+        except OSError as error:
+            raise StorageError(
+                f"no room for short digests of {count} samples: {error.strerror or error}. Free "
+                "space, or set TMPDIR."
+            ) from error
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._rows)
+
+    def read(self, places: Sequence[int]) -> Block:
+        """The samples at these places."""
+        return self._compared(self._rows.read(places), places)
+
+    def batches(self, places: range, size: int) -> Iterator[Block]:
+        """The samples of a range by `size`."""
+        start = 0
+        for block in self._rows.batches(places, size):
+            count = len(block.arrays[self.names[0]])
+            yield self._compared(block, places[start : start + count])
+            start += count
+
+    def labels(self, places: range) -> NDArray[np.int64] | None:
+        """Class indices of a range; nothing is read anew where all were read before."""
+        if not self.labelled:
+            return None
+        span = slice(places.start, places.stop)
+        if not np.all(self._kept[0, span]):
+            for _ in self.batches(places, self.chunk):
+                pass
+        return np.array(self._kept[1, span]).astype(np.int64)
+
+    def _compared(self, block: Block, places: Sequence[int]) -> Block:
+        for row, place in enumerate(places):
+            made = _short_digest(block, row, self.names)
+            before = self._kept[0, place]
+            if before and before != made:
+                raise changed(
+                    f"sample {place} of {self.origin} is another one than when it was read before: "
+                    "the data set shuffles, augments or changes"
+                )
+            self._kept[0, place] = made
+            if block.labels is not None:
+                self._kept[1, place] = block.labels[row]
+        forget_pages(self._kept)
+        return block
+
+
+def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
+    """Never 0, which is none."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for name in names:
+        digest.update(np.ascontiguousarray(block.arrays[name][row]).reshape(-1).view(np.uint8).data)
+    if block.labels is not None:
+        digest.update(block.labels[row].tobytes())
+    return np.uint64(int.from_bytes(digest.digest(), "little") or 1)
+
+
+# PyTorch's DataLoader runs them. A worker opens the samples itself, by their name: so nothing of
+# this process goes there, and threads of ONNX Runtime are not forked.
+
 
 _START_S = 8.0
 """Until workers have imported PyTorch: what is decoded in less is decoded here."""
+
 _MOST = 4
 """Workers where nobody says how many."""
-_Answer = tuple[dict[str, Array], NDArray[np.int64] | None] | tuple[str, str]
+
+_Answer = tuple[dict[str, RowsArray], NDArray[np.int64] | None] | tuple[str, str]
 """Arrays and labels; or an error by its class and message, which would else come as a traceback."""
 
 
-def read_ahead(rows: SourceRows, opening: Opening, *, workers: int | None) -> SourceRows:
+def read_ahead(rows: SampleReader, opening: Opening, *, workers: int | None) -> SampleReader:
     """The rows as samples need them: compared at each reading, and read ahead by so many processes
     (None: some, where it pays). Arrays that are mapped need neither."""
     if isinstance(rows, MappedRows):
         return rows
-    return RepeatedRows(rows if workers == 0 else AheadRows(rows, opening, workers))
+    return RepeatedReadCheck(rows if workers == 0 else AheadRows(rows, opening, workers))
 
 
-class AheadRows(SourceRows):
+class AheadRows(SampleReader):
     """Another source, of which batches in order are read by workers."""
 
-    def __init__(self, rows: SourceRows, opening: Opening, workers: int | None) -> None:
+    def __init__(self, rows: SampleReader, opening: Opening, workers: int | None) -> None:
         """`workers`: None takes as many as there are cores for, once that pays."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
         self._rows, self._opening, self._wanted = rows, opening, workers
@@ -142,7 +404,7 @@ class _Opened:
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
-        self._rows: SourceRows | None = None
+        self._rows: SampleReader | None = None
 
     def __getitem__(self, span: range) -> _Answer:
         try:

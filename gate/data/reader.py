@@ -1,4 +1,4 @@
-"""What holds samples: rows by their places, and never more of them than asked for."""
+"""The interface of sample readers: named arrays of a range."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gate.records.evidence import TensorSpec
+from gate.storage.arrays import Batch
 
-Array = NDArray[np.generic]
+if TYPE_CHECKING:
+    from gate.storage.arrays import RowsArray
+
 
 _CHUNK_BYTES = 1 << 24
 """Of one input that are read at a time where nobody asks for batches."""
@@ -22,13 +26,13 @@ _CHUNK_BYTES = 1 << 24
 class Block:
     """Some samples as arrays with a common axis 0, and their labels where the source has them."""
 
-    arrays: dict[str, Array]
+    arrays: dict[str, RowsArray]
     """By name of the input; own, contiguous, writable copies in native byte order."""
     labels: NDArray[np.int64] | None = None
     """Class indices, shape (samples,)."""
 
 
-class SourceRows(ABC):
+class SampleReader(ABC):
     """One source of samples. The same place gives the same sample each time, or an error does.
 
     Whoever implements it gives `__len__` and `read`; a source that lies in a stream keeps where it
@@ -62,7 +66,7 @@ class SourceRows(ABC):
         for start in range(0, len(places), size):
             yield self.read(places[start : start + size])
 
-    def column(self, name: str, places: range) -> Iterator[Array]:
+    def column(self, name: str, places: range) -> Iterator[RowsArray]:
         """The rows of one input, in chunks."""
         for block in self.batches(places, self.chunk):
             yield block.arrays[name]
@@ -89,3 +93,8 @@ def rows_within(size_bytes: int, specs: Sequence[TensorSpec]) -> int:
 def spec_of(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> TensorSpec:
     """Of an input, of which one sample has this shape."""
     return TensorSpec(name=name, dtype=dtype.name, shape=("samples", *shape))
+
+
+def length(batch: Batch) -> int:
+    """The number of samples in a batch."""
+    return len(next(iter(batch.values())))

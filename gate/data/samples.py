@@ -1,9 +1,4 @@
-"""The samples that both sides compute on: named arrays with one common axis 0.
-
-They stream from where they lie in batches; nothing is ever held whole. `open_labels` and
-`check_labels` live in `gate.parity.arrays.labels`, named here, so that callers need one
-import.
-"""
+"""Named arrays with a common axis 0, read in batches, with a digest."""
 
 from __future__ import annotations
 
@@ -16,21 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.data.array_files import HeldShard, MappedRows
+from gate.data.reader import SampleReader
 from gate.errors import DataError
-from gate.parity.arrays.labels import check_labels, open_labels
-from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.rows import Array, SourceRows
-from gate.parity.arrays.shards import HeldShard
+from gate.storage.arrays import RowsArray
 from gate.storage.digest import Digest, canonical_json
 
 if TYPE_CHECKING:
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import TensorSpec
 
-__all__ = ["Samples", "check_labels", "open_labels"]
+
+# They stream from where they lie in batches; nothing is ever held whole. `open_labels` and
+# `check_labels` live in `gate.data.array_files`, named here, so that callers need one
+# import.
 
 
-class Samples:
+class SampleSet:
     """All samples of a source or a range of them, as named arrays of bool, int or float.
 
     Laws: the digest depends on names, dtypes, shapes and values only, not on what holds the samples
@@ -38,7 +35,7 @@ class Samples:
     `samples.between(i, j).digest() == Samples.of(rows i to j).digest()`.
     """
 
-    def __init__(self, rows: SourceRows, places: range | None = None) -> None:
+    def __init__(self, rows: SampleReader, places: range | None = None) -> None:
         """`places`: those that count, without gaps; else all."""
         self._rows = rows
         self._places = range(len(rows)) if places is None else places
@@ -52,7 +49,7 @@ class Samples:
         *,
         preprocessing: PreprocessSpec | None = None,
         decode_workers: int | None = 0,
-    ) -> Samples:
+    ) -> SampleSet:
         """Open what `gate check --inputs` names (docs/data.md): the same text gives the same
         samples in any process of this folder.
 
@@ -62,14 +59,13 @@ class Samples:
         some, where it pays. Raises DataError for anything that is not a whole set of numeric
         samples alike, and StorageError where there is no room to unpack or spool.
         """
-        from gate.parity.sources.opening import Opening
-        from gate.parity.sources.workers import read_ahead
+        from gate.data.open_samples import Opening, read_ahead
 
         opening = Opening(str(inputs), preprocessing)
         return cls(read_ahead(opening.rows(), opening, workers=decode_workers))
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Samples:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> SampleSet:
         """Samples from arrays in memory. Raises DataError as `open` does."""
         return cls(MappedRows([HeldShard(arrays)], origin="the mapping of arrays"))
 
@@ -87,13 +83,13 @@ class Samples:
         """Number of samples."""
         return len(self._places)
 
-    def with_gaps(self) -> Samples:
+    def allow_nan(self) -> SampleSet:
         """The same samples, of which NaN and infinities are values that the model takes."""
         gaps = copy.copy(self)
         gaps._gaps = True
         return gaps
 
-    def between(self, start: int, stop: int) -> Samples:
+    def slice(self, start: int, stop: int) -> SampleSet:
         """The samples from `start` up to `stop`, in this order; nothing else is read.
 
         Errors go on naming samples by their place in the whole set. Raises DataError where there
@@ -104,11 +100,11 @@ class Samples:
                 f"there are no samples {start} to {stop - 1}: {self._rows.origin} has {len(self)}. "
                 "Plan the ranges anew."
             )
-        part = Samples(self._rows, self._places[start:stop])
+        part = SampleSet(self._rows, self._places[start:stop])
         part._gaps, part._digests = self._gaps, self._digests
         return part
 
-    def batches(self, size: int) -> Iterator[dict[str, Array]]:
+    def batches(self, size: int) -> Iterator[dict[str, RowsArray]]:
         """Yield batches of `size` samples in order (the last may be smaller), as own copies.
 
         Arrays are contiguous, writable and in native byte order. Raises DataError on the first
@@ -122,12 +118,12 @@ class Samples:
             start += len(block.arrays[self.names[0]])
             yield block.arrays
 
-    def pick(self, places: Sequence[int]) -> Samples:
+    def take(self, places: Sequence[int]) -> SampleSet:
         """The samples at these places, in memory."""
-        picked = Samples.of(self.at(places))
-        return picked.with_gaps() if self._gaps else picked
+        picked = SampleSet.from_arrays(self.at(places))
+        return picked.allow_nan() if self._gaps else picked
 
-    def at(self, places: Sequence[int]) -> dict[str, Array]:
+    def at(self, places: Sequence[int]) -> dict[str, RowsArray]:
         """The samples at these places as one batch; values are not looked at."""
         return self._rows.read([self._places[place] for place in places]).arrays
 
@@ -168,7 +164,7 @@ class Samples:
         return Digest(sha256.hexdigest())
 
 
-def _check_finite(name: str, array: Array, *, start: int) -> None:
+def _check_finite(name: str, array: RowsArray, *, start: int) -> None:
     if array.dtype.kind != "f":
         return
     finite = np.isfinite(array)

@@ -1,1 +1,1 @@
-"""The decision: pure functions of policy and evidence."""
+"""Pure rules: policy and evidence in, check results and verdict out."""

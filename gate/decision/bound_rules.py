@@ -1,4 +1,4 @@
-"""Checks with a number: a metric against its bound. Only finite numbers within it pass."""
+"""Compare metrics with bounds: differences, classes, noise, operating points."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
-from gate.policy.policy import Bounds, Policy
-from gate.policy.roles import classes_of, is_unsure, most_ties
-from gate.records.evidence import RuntimeEvidence
-from gate.records.output_parity import ClassParity, OutputParity
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.output_roles import class_metrics_for, infer_role, is_unsure, most_ties
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, OperatingPoint
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.instruments import NoiseParity
+from gate.records.outputs import LISTED, ClassParity, Crossing, OutputParity
 
 _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
@@ -62,7 +64,7 @@ def classification(
 ) -> list[BoundedMetric]:
     """The metrics of logits, over the samples that have an answer."""
     n = max(output.samples - logits.nan_rows - logits.top1_ties, 0)
-    lower = top1_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
+    lower = agreement_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
     # A count and a share that contradict each other must not pass by the better of the two.
     agreement = min(logits.top1_agreement, 1.0 - logits.top1_disagreements / n if n else 0.0)
     if not math.isfinite(logits.top1_agreement):
@@ -97,7 +99,7 @@ def near_ties(
     policy: Policy, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
     """What differs by rounding alone and is excused, as long as it is rare."""
-    logits = classes_of(policy, output)
+    logits = class_metrics_for(policy, output)
     for what, count, total in (
         ("integers", output.near_ties, output.elements),
         ("answers", logits.top1_ties if logits else 0, output.samples),
@@ -135,7 +137,7 @@ def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckR
     same = logits.top1_disagreements == 0 and logits.top1_agreement == 1.0
     if not (same and isinstance(lower, float) and lower > 0.0 and isinstance(result.bound, float)):
         return result
-    wanted = samples_for(result.bound, confidence=policy.confidence)
+    wanted = samples_needed(result.bound, confidence=policy.confidence)
     needed = (
         "no number of samples proves that: choose a bound below 1"
         if wanted is None
@@ -194,7 +196,7 @@ def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputPar
     )
 
 
-def top1_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
+def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
     """One-sided Clopper-Pearson lower bound of the agreement, in [0, 1].
 
     The exact binomial bound (Clopper and Pearson, Biometrika 26, 1934): the
@@ -208,7 +210,7 @@ def top1_lower_bound(disagreements: int, samples: int, *, confidence: float) -> 
     return float(betaincinv(agreements, disagreements + 1, 1.0 - confidence))
 
 
-def samples_for(bound: float, *, confidence: float) -> int | None:
+def samples_needed(bound: float, *, confidence: float) -> int | None:
     """The fewest samples whose lower bound, without a disagreement, reaches `bound`; None: none do.
 
     Without disagreements the bound is `(1 - confidence) ** (1 / samples)`.
@@ -216,8 +218,246 @@ def samples_for(bound: float, *, confidence: float) -> int | None:
     if not 0.0 < bound < 1.0:
         return None if bound >= 1.0 else 1
     samples = max(math.ceil(math.log1p(-confidence) / math.log(bound)), 1)
-    while top1_lower_bound(0, samples, confidence=confidence) < bound:  # rounding at the edge
+    while agreement_lower_bound(0, samples, confidence=confidence) < bound:  # rounding at the edge
         samples += 1
-    while samples > 1 and top1_lower_bound(0, samples - 1, confidence=confidence) >= bound:
+    while samples > 1 and agreement_lower_bound(0, samples - 1, confidence=confidence) >= bound:
         samples -= 1
     return samples
+
+
+# Where it was not measured, or on fewer samples than the policy asks for, that is an ERROR; it can
+# be waived by name.
+
+
+_CLOSER = {
+    "reference": "PyTorch is closer to the float64 truth.",
+    "candidate": "The runtime is closer to the float64 truth than PyTorch.",
+    "neither": "Both are equally far from the float64 truth.",
+}
+
+_ROUNDING = 1e-9
+"""Of float64 sums: two ways to the same ratio."""
+
+
+def noise_metrics(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
+    """The metrics in units of rounding; none for integers and bools, which have no rounding."""
+    if not output.dtype.startswith("float"):
+        return []
+    measured = output.noise
+    allowed = bounds.noise_ratio
+    if measured is not None and measured.scatter is None:
+        allowed = _widened(bounds.noise_ratio, measured.elements)
+    return [
+        BoundedMetric("noise_ratio", _noise_ratio(measured) if measured else None, "<=", allowed),
+        BoundedMetric(
+            "noise_peak", _noise_peak(output) if measured else None, "<=", bounds.noise_peak
+        ),
+        BoundedMetric("noise_diff", measured.diff if measured else None, "<=", bounds.noise_diff),
+    ]
+
+
+def noise(
+    policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
+) -> Iterator[CheckResult]:
+    """`noise_ratio`, `noise_peak` and `noise_diff` of an output of floats."""
+    runtime, output = place
+    measured = output.noise
+    lacking = _lacking(policy, evidence, measured)
+    for metric in noise_metrics(bounds, output):
+        if metric.bound is None:
+            continue
+        result = check(metric, runtime, output)
+        verdict, explanation = result.verdict, result.explanation
+        # What was seen of a bad one is enough to refuse it, waived or not.
+        if lacking is not None and (not _compared(measured) or metric.holds()):
+            verdict = Verdict.WAIVED if metric.name in policy.waive else Verdict.ERROR
+            explanation = f"{metric.name} was not measured: {lacking}"
+        elif measured is not None:
+            explanation = (
+                f"{metric.name} is {metric.observed:.6g}, allowed <= {metric.bound:.6g} "
+                f"(n = {measured.samples}){_place(metric.name, measured)}. "
+                f"{_CLOSER[measured.closer]}"
+            )
+        yield result.model_copy(
+            update={
+                "samples": measured.samples if measured else 0,
+                "verdict": verdict,
+                "explanation": explanation,
+            }
+        )
+
+
+def _widened(bound: float | None, elements: int) -> float | None:
+    """The bound for a ratio that was not divided by its scatter, of records of before: 2 allows
+    2.02 on 32 000 elements, 2.2 on 320, 3.4 on 8."""
+    return bound if bound is None or not elements else bound * (1.0 + 2.0 / math.sqrt(elements))
+
+
+def _noise_ratio(measured: NoiseParity) -> float:
+    """The recorded ratio, or that of the recorded errors where it is larger: numbers that
+    contradict each other must not pass by the better of them."""
+    if not (math.isfinite(measured.ratio) and measured.ratio >= 0.0):
+        return measured.ratio
+    floor = measured.floor_rms
+    if not (math.isfinite(floor) and math.isfinite(measured.candidate_rms)):
+        return math.nan
+    scatter = 1.0 if measured.scatter is None else measured.scatter
+    if not (math.isfinite(scatter) and scatter >= 1.0):
+        return math.nan
+    return max(measured.ratio, measured.candidate_rms / floor / scatter * (1.0 - _ROUNDING))
+
+
+def _noise_peak(output: OutputParity) -> float:
+    """The recorded peak; of a constant twice its error in units of the floor: that is no largest of
+    many but one error, however often it is repeated, and no scatter excuses it."""
+    measured = output.noise
+    assert measured is not None
+    if not output.reference_constant or not measured.floor_peak or math.isnan(measured.peak):
+        return measured.peak
+    return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
+
+
+def _place(name: str, measured: NoiseParity) -> str:
+    """Where the ratio is largest, if that is not the whole output."""
+    return f" in {measured.group}" if measured.group and name == "noise_ratio" else ""
+
+
+def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> str | None:
+    """Why the noise floor is not measured, or not on all samples that the policy asks for."""
+    why = evidence.noise_unmeasured or "no reason is recorded"
+    required = min(policy.instruments.noise_samples, evidence.dataset.samples)
+    if measured is None:
+        return why
+    if not _compared(measured):
+        return "no element could be compared with the float64 truth"
+    if measured.samples < required:
+        return f"only {measured.samples} of {required} samples were computed in float64: {why}"
+    return None
+
+
+def _compared(measured: NoiseParity | None) -> bool:
+    return measured is not None and measured.samples > 0 and measured.elements > 0
+
+
+# Only counts that fit each other and the samples are judged: from any others nothing is concluded.
+
+
+def crossings(
+    policy: Policy, bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
+) -> Iterator[CheckResult]:
+    """The share of crossing samples and its upper bound, at each point that the output has.
+
+    A point of a class that no output has is judged on each, and so is an ERROR.
+    """
+    classes = class_metrics_for(policy, output)
+    if classes is None or infer_role(policy, output):
+        return
+    largest = max(_judged_classes(policy, runtime))
+    for point in policy.points:
+        label = point.label
+        if label is not None and classes.classes <= label < largest:
+            continue  # it is another output's
+        problem, crossing = _crossing(policy, output, classes, point)
+        share = upper = None
+        if crossing is not None:
+            share = crossing.crossed / crossing.samples
+            upper = crossing_upper_bound(
+                crossing.crossed, crossing.samples, confidence=policy.confidence
+            )
+        for metric in (
+            BoundedMetric("threshold_crossing", share, "<=", bounds.threshold_crossing),
+            BoundedMetric("threshold_crossing_bound", upper, "<=", bounds.threshold_crossing_bound),
+        ):
+            if metric.bound is not None:
+                result = _check(metric, point, crossing, problem)
+                yield result.model_copy(
+                    update={"runtime": runtime.runtime, "output": output.name, "point": str(point)}
+                )
+
+
+def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> float:
+    """One-sided Clopper-Pearson upper bound of the share that crosses, in [0, 1].
+
+    The `confidence` quantile of Beta(crossed + 1, samples - crossed); 1.0 where all cross, and
+    without samples.
+    """
+    if crossed >= samples:
+        return 1.0
+    from scipy.special import betaincinv
+
+    return float(betaincinv(crossed + 1, samples - crossed, confidence))
+
+
+def _judged_classes(policy: Policy, runtime: RuntimeEvidence) -> Iterator[int]:
+    """Numbers of classes of the outputs that operating points are for."""
+    for output in runtime.outputs:
+        classes = class_metrics_for(policy, output)
+        if classes is not None and not infer_role(policy, output):
+            yield classes.classes
+
+
+def _crossing(
+    policy: Policy, output: OutputParity, classes: ClassParity, point: OperatingPoint
+) -> tuple[str, Crossing | None]:
+    """The record of a point; or why it can't be judged."""
+    if point.label is not None and point.label >= classes.classes:
+        return f"no output has a class {point.label}, this one has {classes.classes} classes", None
+    found = [c for c in classes.crossings if (c.threshold, c.label) == tuple(point)]
+    if len(found) != 1:
+        return f"the evidence has {len(found) or 'no'} records of this point", None
+    if classes.normalised != (policy.role_for(output.name) == "probabilities"):
+        taken = "without" if classes.normalised else "with"
+        return f"it was measured {taken} a softmax, as another role has it", None
+    (crossing,) = found
+    problem = _contradiction(crossing, output, classes)
+    if problem is not None:
+        return f"its counts contradict each other: {problem}", None
+    if not crossing.samples:
+        return "no sample was compared there", None
+    return "", crossing
+
+
+def _contradiction(crossing: Crossing, output: OutputParity, classes: ClassParity) -> str | None:
+    """Which of the counts can't be true; None: all can."""
+    n, crossed = crossing.samples, crossing.crossed
+    most = output.samples - classes.nan_rows
+    least = most - classes.top1_ties if crossing.label is None else 0
+    if not least <= n <= most:
+        return f"{n} samples were compared, of {most} with an answer"
+    above = (crossing.reference_above, crossing.candidate_above)
+    if max(crossed, *above) > n:
+        return f"{crossed} of {n} cross, {above[0]} and {above[1]} are above"
+    if abs(above[0] - above[1]) > crossed:
+        return f"{above[0]} and {above[1]} are above, and only {crossed} cross"
+    listed = crossing.crossing
+    if len(listed) != min(crossed, LISTED) or len(set(listed)) != len(listed):
+        return f"{crossed} cross, and {len(set(listed))} are listed"
+    return None
+
+
+def _check(
+    metric: BoundedMetric, point: OperatingPoint, crossing: Crossing | None, problem: str
+) -> CheckResult:
+    name, observed, relation, bound, _ = metric
+    if crossing is None:
+        verdict, explanation = Verdict.ERROR, f"{name} at {point} can't be judged: {problem}."
+    else:
+        verdict = Verdict.PASS if metric.holds() else Verdict.FAIL
+        samples = ", ".join(map(str, crossing.crossing[:5]))
+        which = f", samples {samples}{', ...' if crossing.crossed > 5 else ''}" if samples else ""
+        explanation = (
+            f"{name} at {point} is {observed:.6g}, allowed {relation} {bound:.6g}: "
+            f"{crossing.crossed} of {crossing.samples} samples are at or above it on one side "
+            f"only, or with another class{which}; the model is above it on "
+            f"{crossing.reference_above}, the file on {crossing.candidate_above}."
+        )
+    return CheckResult(
+        name=name,
+        observed=observed,
+        bound=bound,
+        relation=relation,
+        samples=None if crossing is None else crossing.samples,
+        verdict=verdict,
+        explanation=explanation,
+        remedy=REMEDIES[name if crossing is not None else "threshold_unmeasured"],
+    )

@@ -1,4 +1,4 @@
-"""The champion: the version that serves now, its proven file, and what was recorded of it."""
+"""The serving version: verified file and records."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison, IncumbentState, Trend, TrendRow
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent, IncumbentState
-from gate.records.trend import Trend, TrendRow
 from gate.storage.digest import Digest
 
 ChampionState = Literal["proven", "first", "unvouched", "unrecorded", "unavailable"]
@@ -37,10 +36,10 @@ class Champion:
     be looked at. None: there is none."""
     trend: Trend = field(default_factory=Trend)
     """Up to and with this version, as it lay beside the file."""
-    incumbent: Incumbent | None = None
+    incumbent: ChampionComparison | None = None
     """What came of running it beside the new file; None: nobody did."""
 
-    def compared_by(self, policy: Policy) -> Incumbent | None:
+    def compared_by(self, policy: Policy) -> ChampionComparison | None:
         """What a decision by this policy takes of it: nothing where nobody here can say what
         serves, and the service, which can, is going to compare."""
         if self.state == "unvouched" and policy.promotion == "by_service":

@@ -1,16 +1,17 @@
-"""Checks against the version that serves now: on the same samples, within the policy's bounds."""
+"""Compare the new file with the champion."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
-from gate.decision.rules.comparisons import BoundedMetric
-from gate.policy.policy import IncumbentPolicy, Policy
-from gate.policy.roles import classes_of
+from gate.decision.bound_rules import BoundedMetric
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.output_roles import class_metrics_for
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy
+from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
 
 _LEFT = (
     "nobody here compared it with the version that serves: the service does, by its own policy and "
@@ -18,8 +19,8 @@ _LEFT = (
 )
 
 
-def beside(
-    policy: Policy, evidence: Evidence, incumbent: Incumbent | None
+def check_champion(
+    policy: Policy, evidence: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[CheckResult]:
     """Nothing where the policy does not ask; else first whether there is something to compare
     with, then what was compared."""
@@ -54,7 +55,7 @@ def beside(
 
 
 def _standing(
-    section: IncumbentPolicy, evidence: Evidence, incumbent: Incumbent | None
+    section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison | None
 ) -> tuple[Verdict, str]:
     """Whether there is something to compare with."""
     if incumbent is not None and incumbent.state == "first":
@@ -69,7 +70,7 @@ def _standing(
     return Verdict.PASS, f"compared with version {incumbent.version}, which serves now."
 
 
-def _problem(evidence: Evidence, incumbent: Incumbent | None) -> str | None:
+def _problem(evidence: Evidence, incumbent: ChampionComparison | None) -> str | None:
     """Why the comparison proves nothing about this file on these samples; None where it does."""
     if incumbent is None:
         return "nobody looked which version serves now, and how it compares"
@@ -92,12 +93,12 @@ def _problem(evidence: Evidence, incumbent: Incumbent | None) -> str | None:
 
 
 def _answers(
-    policy: Policy, section: IncumbentPolicy, evidence: Evidence, incumbent: Incumbent
+    policy: Policy, section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison
 ) -> Iterator[CheckResult]:
     """Two checks for each output that is judged as one of classes; what was not measured is an
     ERROR, as is a policy that asks for answers where no output has any."""
     outputs = [output for runtime in evidence.runtimes for output in runtime.outputs]
-    names = dict.fromkeys(o.name for o in outputs if classes_of(policy, o) is not None)
+    names = dict.fromkeys(o.name for o in outputs if class_metrics_for(policy, o) is not None)
     for name in names or (None,):
         answers = incumbent.answers(name) if name is not None else None
         drop, agreement = (

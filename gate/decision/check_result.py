@@ -1,4 +1,4 @@
-"""The result of one check, and the verdicts."""
+"""The result of one check: name, code, parameters, numbers, verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Measured, Record, later
+from gate.storage.record import Measured, Record, added_field
 
 
 class Verdict(StrEnum):
@@ -32,11 +32,11 @@ class CheckResult(Record):
     """One check: what was seen, what was allowed, on how many samples, and what to try."""
 
     name: str
-    part: str | None = later(None)
+    part: str | None = added_field(None)
     """Of a release of several files; None: of the file, or of all together."""
     runtime: RuntimeName | None = None
     output: str | None = None
-    point: str | None = later(None)
+    point: str | None = added_field(None)
     """The operating point that it is for: `0.5`, or `0.7 of class 3`."""
     observed: Observed = None
     bound: Observed = None

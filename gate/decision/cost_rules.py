@@ -1,16 +1,15 @@
-"""Checks of time and memory, where the policy bounds them. What was not measured is an ERROR."""
+"""Compare latency and memory with bounds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
-from gate.decision.rules.comparisons import BoundedMetric
-from gate.policy.policy import Bounds
-from gate.records.cost import Latency
-from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.decision.bound_rules import BoundedMetric
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.sections import Bounds
+from gate.records.evidence import Evidence, Latency, RuntimeEvidence
 
 _MB = 1e6
 

@@ -1,53 +1,52 @@
-"""The rules: policy and evidence in, checks out. Pure, total, fail closed."""
+"""Run all checks, derive the verdict; compare two decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.rules import (
-    comparisons,
-    costs,
-    devices,
-    export,
-    incumbent,
-    instruments,
-    noise,
-    outputs,
-    parts,
-    preprocessing,
-    recordings,
-    roles,
-    statements,
-    thresholds,
+from pydantic import JsonValue
+
+from gate.decision import (
+    bound_rules,
+    champion_rules,
+    cost_rules,
+    device_rules,
+    evidence_rules,
+    instrument_rules,
+    output_rules,
+    provenance_rules,
 )
-from gate.policy.policy import Policy, RuntimePolicy
-from gate.policy.roles import all_nonfinite
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.output_roles import all_nonfinite
+from gate.policy.policy import Policy
+from gate.policy.sections import RuntimePolicy
+from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
 from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.storage.record import Record, Sha256, added_field
 
 
-def all_checks(
-    policy: Policy, evidence: Evidence, compared: Incumbent | None = None
+def iter_checks(
+    policy: Policy, evidence: Evidence, compared: ChampionComparison | None = None
 ) -> Iterator[CheckResult]:
     """All checks, in the order in which people should read them.
 
     It does not follow the order in the policy's file, which is no part of the policy's digest.
     """
-    yield statements.samples(policy, evidence)
-    yield statements.determinism(policy, evidence)
-    yield statements.measured_once(evidence)
-    yield from statements.repeats(evidence)
-    yield from statements.inputs(evidence)
-    yield from export.export_checks(policy, evidence)
-    yield from roles.named(policy, evidence)
+    yield evidence_rules.samples(policy, evidence)
+    yield evidence_rules.determinism(policy, evidence)
+    yield evidence_rules.measured_once(evidence)
+    yield from evidence_rules.repeats(evidence)
+    yield from evidence_rules.inputs(evidence)
+    yield from provenance_rules.export_checks(policy, evidence)
+    yield from output_rules.named(policy, evidence)
     if evidence.subject.parts:  # each has a graph of its own
         yield from _of_parts(policy, evidence)
     else:
-        yield from instruments.graph(policy, evidence)
-    yield from preprocessing.parity(policy, evidence)
-    yield from incumbent.beside(policy, evidence, compared)
+        yield from instrument_rules.graph(policy, evidence)
+    yield from provenance_rules.parity(policy, evidence)
+    yield from champion_rules.check_champion(policy, evidence, compared)
     others = sorted(set(policy.runtimes) - set(RUNTIMES))
     for name in (*RUNTIMES, *others):
         runtime_policy = policy.runtimes.get(name)
@@ -58,10 +57,10 @@ def all_checks(
 def _of_parts(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     for name, part in evidence.subject.parts.items():
         measured = evidence.parts.get(name)
-        yield parts.whole(part, measured, name)
+        yield evidence_rules.whole(part, measured, name)
         if measured is not None:
             own = policy.of_part([spec.name for spec in measured.subject.outputs])
-            for check in all_checks(own, measured):
+            for check in iter_checks(own, measured):
                 yield check.model_copy(update={"part": name})
 
 
@@ -71,40 +70,126 @@ def _of_runtime(
     runtime = evidence.runtime(name)
     if runtime is None or not runtime.measured:
         chained = bool(evidence.subject.parts)
-        yield statements.missing(runtime_policy, runtime, name, chained=chained)
+        yield evidence_rules.missing(runtime_policy, runtime, name, chained=chained)
         return
-    yield statements.session(policy, runtime)
-    yield statements.provider(policy, runtime)
-    yield from statements.precision(policy, runtime)
-    yield from recordings.recorded(policy, runtime)
-    if devices.compares(name):
-        yield devices.device(policy, runtime_policy.bounds, evidence, runtime)
-    yield outputs.measured(policy, evidence, runtime)
-    yield from outputs.varies(runtime)
+    yield evidence_rules.session(policy, runtime)
+    yield evidence_rules.provider(policy, runtime)
+    yield from evidence_rules.precision(policy, runtime)
+    yield from evidence_rules.recorded(policy, runtime)
+    if device_rules.compares(name):
+        yield device_rules.device(policy, runtime_policy.bounds, evidence, runtime)
+    yield output_rules.measured(policy, evidence, runtime)
+    yield from output_rules.varies(runtime)
     samples_fail = False
     for output in runtime.outputs:
         if output.elements == 0:  # `outputs` says so; it has no numbers
             continue
-        yield outputs.reference(policy, runtime, output)
-        yield outputs.finite(policy, runtime, output)
-        yield from roles.role(policy, runtime, output)
-        bounds = policy.bounds_of(name, output.name)
-        compared = roles.comparisons(policy, bounds, output)
+        yield output_rules.reference(policy, runtime, output)
+        yield output_rules.finite(policy, runtime, output)
+        yield from output_rules.role(policy, runtime, output)
+        bounds = policy.bounds_for(name, output.name)
+        compared = output_rules.comparisons(policy, bounds, output)
         checks = [
-            comparisons.judged(policy, comparisons.check(c, runtime, output), output)
+            bound_rules.judged(policy, bound_rules.check(c, runtime, output), output)
             for c in compared
             if c.bound is not None
         ]
         if not all_nonfinite(output):
-            checks += thresholds.crossings(policy, bounds, runtime, output)
-        if roles.judges_noise(policy, output):
-            checks += noise.noise(policy, bounds, evidence, (runtime, output))
+            checks += bound_rules.crossings(policy, bounds, runtime, output)
+        if output_rules.judges_noise(policy, output):
+            checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
         if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
-            yield outputs.unbounded(policy, runtime, output)
+            yield output_rules.unbounded(policy, runtime, output)
         yield from checks
         if policy.judges(output.name):
-            yield from comparisons.near_ties(policy, runtime, output)
-        yield from instruments.stability(runtime_policy.bounds, runtime, output)
+            yield from bound_rules.near_ties(policy, runtime, output)
+        yield from instrument_rules.stability(runtime_policy.bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
-    yield from instruments.probes(policy, evidence, runtime, samples_fail=samples_fail)
-    yield from costs.costs(runtime_policy.bounds, evidence, runtime)
+    yield from instrument_rules.probes(policy, evidence, runtime, samples_fail=samples_fail)
+    yield from cost_rules.costs(runtime_policy.bounds, evidence, runtime)
+
+
+class Decision(Record):
+    """The verdict with all that led to it, bound to the digests of file, policy and evidence."""
+
+    schema_version: Literal[1] = 1
+    subject_sha256: Sha256
+    policy_sha256: Sha256
+    evidence_sha256: Sha256
+    verdict: Verdict
+    checks: tuple[CheckResult, ...]
+    runtimes: tuple[RuntimeName, ...]
+    """The runtimes that were measured and passed every check that is not waived."""
+    incumbent: ChampionComparison | None = added_field(None)
+    """The version that served, where the policy asks for it."""
+    tried: dict[str, JsonValue] = added_field({})
+    """Values that were tried out in the place of the policy's: such a verdict promotes nothing."""
+    decided_at: str
+    """UTC, ISO 8601, passed in by the caller."""
+
+    @property
+    def passed(self) -> bool:
+        """True only for PASS."""
+        return self.verdict is Verdict.PASS
+
+    @property
+    def problems(self) -> tuple[CheckResult, ...]:
+        """The checks that are FAIL or ERROR."""
+        return tuple(c for c in self.checks if c.verdict in (Verdict.FAIL, Verdict.ERROR))
+
+    @property
+    def waived(self) -> tuple[CheckResult, ...]:
+        """The checks that are WAIVED; shown wherever a pass is shown."""
+        return tuple(c for c in self.checks if c.verdict is Verdict.WAIVED)
+
+
+def decide(
+    policy: Policy,
+    evidence: Evidence,
+    *,
+    incumbent: ChampionComparison | None = None,
+    decided_at: str,
+) -> Decision:
+    """Judge the evidence by the policy. `incumbent`: the version that serves now; a policy that
+    does not ask for it takes no notice.
+
+    Total: never raises on bad evidence; what can't be judged is an ERROR check.
+    Monotone: making any metric worse never turns a FAIL into a PASS.
+    PASS only if every check is PASS or WAIVED and at least one measured runtime passed.
+    """
+    compared = None if policy.incumbent is None else incumbent
+    checks = tuple(iter_checks(policy, evidence, compared))
+    passed = _passed_runtimes(policy, evidence, checks)
+    return Decision(
+        subject_sha256=evidence.subject.sha256,
+        policy_sha256=policy.digest(),
+        evidence_sha256=evidence.digest(),
+        verdict=_verdict(checks, passed),
+        checks=checks,
+        runtimes=passed,
+        incumbent=compared,
+        tried=policy.tried,
+        decided_at=decided_at,
+    )
+
+
+def _passed_runtimes(
+    policy: Policy, evidence: Evidence, checks: tuple[CheckResult, ...]
+) -> tuple[RuntimeName, ...]:
+    """Measured runtimes of the policy without any check that is FAIL or ERROR."""
+    refused = (Verdict.FAIL, Verdict.ERROR)
+    spoiled = {check.runtime for check in checks if check.verdict in refused}
+    return tuple(
+        runtime.runtime
+        for runtime in evidence.runtimes
+        if runtime.outputs and runtime.runtime in policy.runtimes and runtime.runtime not in spoiled
+    )
+
+
+def _verdict(checks: tuple[CheckResult, ...], passed: tuple[RuntimeName, ...]) -> Verdict:
+    verdicts = {check.verdict for check in checks}
+    if Verdict.FAIL in verdicts:
+        return Verdict.FAIL
+    if Verdict.ERROR in verdicts or not passed:
+        return Verdict.ERROR
+    return Verdict.PASS

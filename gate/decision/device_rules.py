@@ -1,28 +1,30 @@
-"""Device consistency: where PyTorch and ONNX Runtime computed, side by side.
-
-A difference on CUDA that is far beyond its bound is mostly taken for a fallback. Where both sides
-are proven to have run on CUDA it is something else, and the evidence says which side moved.
-"""
+"""Which side changes between CPU and GPU: PyTorch or the runtime?"""
 
 from __future__ import annotations
 
 import math
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
-from gate.decision.rules.comparisons import BoundedMetric, numeric
-from gate.decision.rules.noise import noises
-from gate.policy.policy import Bounds, Policy
+from gate.decision.bound_rules import BoundedMetric, noise_metrics, numeric
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES, RuntimeName
 
+# A difference on CUDA that is far beyond its bound is mostly taken for a fallback. Where both sides
+# are proven to have run on CUDA it is something else, and the evidence says which side moved.
+
+
 LARGE = 10.0
 """From so many times its bound on, a difference is no rounding."""
+
 
 _ON_CPU: dict[RuntimeName, RuntimeName] = {
     "ort-cuda": "ort-cpu",
     "ort-cuda-optimized": "ort-cpu-optimized",
 }
+
 _OTHER_LEVEL: dict[RuntimeName, RuntimeName] = {
     "ort-cuda": "ort-cuda-optimized",
     "ort-cuda-optimized": "ort-cuda",
@@ -163,7 +165,7 @@ def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
     """`output / metric` to how many times its bound it is, where that is `LARGE` or no number."""
     factors = {}
     for output in runtime.outputs:
-        for metric in (*numeric(bounds, output), *noises(bounds, output)):
+        for metric in (*numeric(bounds, output), *noise_metrics(bounds, output)):
             factor = _times(metric)
             if factor is not None and factor >= LARGE:
                 factors[f"{output.name} / {metric.name}"] = factor

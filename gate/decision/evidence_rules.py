@@ -1,17 +1,37 @@
-"""Checks without a number: is the evidence whole, was it measured as the policy asks?"""
+"""Is the evidence complete and measured as requested?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import CHAIN, REMEDIES
-from gate.policy.ort_options import OrtSetup
-from gate.policy.policy import Policy, RuntimePolicy
-from gate.policy.runtimes import ort_setup
-from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.decision.catalog import CHAIN, REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import OrtSetup, is_recorded, ort_setup
+from gate.policy.sections import RuntimePolicy
+from gate.records.evidence import Evidence, RuntimeEvidence, SubjectPart
 from gate.records.runtime import CPU_PROVIDER, OWN, PROVIDERS, RUNTIMES, RuntimeName
+
+
+def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
+    """`part`: the evidence is there, and about this file."""
+    if measured is None:
+        found = "nobody measured it"
+    elif measured.subject.sha256 != part.sha256:
+        found = f"what was measured is {measured.subject.sha256.short}"
+    else:
+        return CheckResult(
+            name="part", part=name, verdict=Verdict.PASS, explanation=f"measured: {part.file}"
+        )
+    return CheckResult(
+        name="part",
+        part=name,
+        verdict=Verdict.ERROR,
+        explanation=f"the part {name} is {part.file}, {part.sha256.short}, and {found}.",
+        remedy="Measure the release again.",
+    )
+
 
 _SPREAD = 1e-4
 """Of the largest output: far above what two runs of one batch differ by in rounding, if at all."""
@@ -49,7 +69,7 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
         )
         if actual != wanted
     ]
-    return statement(
+    return check_statement(
         "determinism",
         problems=differences,
         fine="The determinism switches of the policy were in force.",
@@ -63,7 +83,7 @@ def measured_once(evidence: Evidence) -> CheckResult:
     if not any(runtime.outputs for runtime in evidence.runtimes):
         problems.append("no runtime was measured")
     fine = "Each runtime is recorded once, and at least one was measured."
-    return statement("measured", problems=problems, fine=fine, verdict=Verdict.ERROR)
+    return check_statement("measured", problems=problems, fine=fine, verdict=Verdict.ERROR)
 
 
 def missing(
@@ -118,7 +138,7 @@ def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
         for key, value in want.items()
         if runtime.session_options.get(key) != value
     ]
-    return statement(
+    return check_statement(
         "session",
         problems=differences,
         place=(runtime.runtime, None),
@@ -158,7 +178,7 @@ def provider(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
     elif runtime.fallback_nodes:
         problems.append(f"{len(runtime.fallback_nodes)} compute nodes ran elsewhere")
     ran = runtime.runtime in RUNTIMES or setup is not None or runtime.nodes_per_provider
-    return statement(
+    return check_statement(
         "provider",
         problems=problems,
         place=(runtime.runtime, None),
@@ -211,7 +231,7 @@ def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]
             f"it reports {stated or 'no'} precision, and precision 'exact' asks for "
             f"{' or '.join(right)}"
         )
-    yield statement("precision", problems=problems, place=(runtime.runtime, None), fine=fine)
+    yield check_statement("precision", problems=problems, place=(runtime.runtime, None), fine=fine)
 
 
 def repeats(evidence: Evidence) -> Iterator[CheckResult]:
@@ -225,7 +245,7 @@ def repeats(evidence: Evidence) -> Iterator[CheckResult]:
             f"two runs of the reference on the same samples differ by {spread:.3g} of its largest "
             "output"
         )
-    yield statement(
+    yield check_statement(
         "repeats",
         problems=problems,
         fine="The reference gives the same answer twice.",
@@ -237,7 +257,7 @@ def inputs(evidence: Evidence) -> Iterator[CheckResult]:
     """That the file does not take all that the model takes, which is right of what changes no
     output: numbers and probes decide."""
     if evidence.dataset.model_only:
-        yield statement(
+        yield check_statement(
             "inputs",
             problems=[],
             fine=f"The model takes {', '.join(evidence.dataset.model_only)}, the file does not; it "
@@ -246,7 +266,7 @@ def inputs(evidence: Evidence) -> Iterator[CheckResult]:
         )
 
 
-def statement(
+def check_statement(
     name: str,
     problems: list[str],
     fine: str,
@@ -263,3 +283,29 @@ def statement(
         explanation="; ".join(problems) + "." if problems else fine,
         remedy=REMEDIES[name],
     )
+
+
+def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """One check of a recording: that it says where it comes from, and that nothing is recorded of
+    it that only a run could show."""
+    if not is_recorded(policy, runtime.runtime):
+        return
+    options = runtime.session_options
+    lacking = [key for key in ("recording", "runtime", "recorded_at") if not options.get(key)]
+    problems = [f"it does not say its {', '.join(lacking)}"] if lacking else []
+    if any(output.stability is not None for output in runtime.outputs) or _has_cost(runtime):
+        problems.append("it has numbers of a run, and a recording does not run")
+    device = runtime.identity.device if runtime.identity else None
+    yield check_statement(
+        "recording",
+        problems=problems,
+        place=(runtime.runtime, None),
+        fine=f"Computed elsewhere: by {options.get('runtime')} on {device or 'an unnamed device'}, "
+        f"recorded {options.get('recorded_at')}, by the word of whoever packed it "
+        f"({options.get('recording')}). It was not run here: repeatability, batch invariance, "
+        "latency and memory are unmeasured.",
+    )
+
+
+def _has_cost(runtime: RuntimeEvidence) -> bool:
+    return bool(runtime.latency or runtime.cost or runtime.memory_bytes is not None)

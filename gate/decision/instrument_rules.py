@@ -1,22 +1,23 @@
-"""Checks on what the instruments saw: stability, probes, the graph of the file.
-
-An instrument that the policy asks for and that saw nothing, or less than it was asked to see, is an
-ERROR.
-"""
+"""Stability, probes, graph findings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
-from gate.decision.rules.comparisons import BoundedMetric, check
-from gate.policy.policy import Bounds, Policy
-from gate.policy.recorded import is_recorded, may_lack_probes
+from gate.decision.bound_rules import BoundedMetric, check
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import is_recorded, may_lack_probes
+from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
-from gate.records.instruments import GraphCode, GraphReport, ProbeParity, drawn_batch_sizes
-from gate.records.output_parity import OutputParity
+from gate.records.instruments import GraphCode, GraphReport, ProbeResult, drawn_batch_sizes
+from gate.records.outputs import OutputParity
+
+# An instrument that the policy asks for and that saw nothing, or less than it was asked to see, is
+# an ERROR.
+
 
 _WEIGHTS = ("other_weights", "rounded_weights")
 
@@ -139,7 +140,7 @@ def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
         yield f"it has no outputs for {shown}{f' and {more} more probes' if more > 0 else ''}"
 
 
-def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> CheckResult:
+def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> CheckResult:
     instruments = policy.instruments
     by_noise = _by_noise(policy, probe)
     observed = probe.noise_ratio if by_noise else probe.relative_diff
@@ -179,7 +180,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> Chec
     )
 
 
-def _by_noise(policy: Policy, probe: ProbeParity) -> bool:
+def _by_noise(policy: Policy, probe: ProbeResult) -> bool:
     """Whether a probe is judged in units of rounding. In 16 bits by what it takes the smaller part
     of: far beyond the samples some models make much of any rounding."""
     if probe.noise_ratio is None or policy.precision == "quantized":
@@ -198,7 +199,7 @@ def _part(observed: float, bound: float) -> float:
     return math.inf if observed else 0.0
 
 
-def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeParity) -> str | None:
+def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> str | None:
     """Why finite numbers of a probe refuse nothing, None where they do; a failure always does."""
     if policy.precision != "quantized":
         return None

@@ -1,19 +1,95 @@
-"""Checks on preprocessing: is the consumer's input the one that the model was trained with?
-
-What the policy demands and the evidence lacks is an ERROR; only an implementation that can't run on
-the measuring machine may be waived, where the policy says `when_present`.
-"""
+"""Export warnings, lint findings, preprocessing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.remedies import REMEDIES
-from gate.policy.policy import Policy, PreprocessingPolicy
-from gate.records.evidence import Evidence
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import CheckResult, Verdict
+from gate.policy.policy import Policy
+from gate.policy.sections import PreprocessingPolicy
+from gate.records.evidence import Evidence, ExportRecord
+from gate.records.export import LintFinding, LintLevel, at_least
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity
+
+# There are rows only where there is something to say: a file without findings has none.
+
+
+_SHOWN = 3
+
+_REFUSED: dict[str, tuple[LintLevel, ...]] = {
+    "show": (),
+    "refuse_errors": at_least("error"),
+    "refuse_warnings": at_least("warning"),
+}
+
+
+def export_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """One check for each kind of finding that is there."""
+    section, record = policy.export_findings, evidence.export
+    if record is None:
+        if section.record == "required" and not evidence.subject.parts:  # each has its own
+            explanation = "the evidence does not say how the file was exported."
+            yield _export_check("record", verdict=Verdict.ERROR, explanation=explanation)
+        return
+    yield from _lint(_REFUSED[section.lint], record)
+    if section.tracer_warnings == "refuse" and record.tracer_warnings:
+        yield _refused("tracer_warnings", record.tracer_warnings)
+    if section.hazards == "refuse" and record.hazards:
+        yield _refused("hazards", record.hazards)
+
+
+def _lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[CheckResult]:
+    """A row for all findings; what a `# noqa` silences is counted and refuses nothing."""
+    active = [finding for finding in record.lint if not finding.suppressed]
+    bad = [finding for finding in active if finding.level in refused]
+    if not record.lint:
+        return
+    yield _export_check(
+        "lint",
+        observed=float(len(bad)),
+        verdict=Verdict.FAIL if bad else Verdict.PASS,
+        explanation=_listed([_line(finding) for finding in bad or active])
+        + _silenced(len(record.lint) - len(active)),
+    )
+
+
+def _line(finding: LintFinding) -> str:
+    return f"{finding.code} {finding.level} at {finding.place} ({finding.expression})"
+
+
+def _silenced(count: int) -> str:
+    return f" {count} silenced by noqa." if count else ""
+
+
+def _refused(name: str, lines: Sequence[str]) -> CheckResult:
+    return _export_check(
+        name, observed=float(len(lines)), verdict=Verdict.FAIL, explanation=_listed(lines)
+    )
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return f"{'; '.join(lines[:_SHOWN])}{more}." if lines else "Nothing that refuses the file."
+
+
+def _export_check(
+    name: str, *, verdict: Verdict, explanation: str, observed: float | None = None
+) -> CheckResult:
+    return CheckResult(
+        name=f"export_{name}",
+        observed=observed,
+        bound=None if observed is None else 0.0,
+        relation=None if observed is None else "<=",
+        verdict=verdict,
+        explanation=explanation,
+        remedy=REMEDIES[f"export_{name}"],
+    )
+
+
+# What the policy demands and the evidence lacks is an ERROR; only an implementation that can't run
+# on the measuring machine may be waived, where the policy says `when_present`.
 
 
 def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
@@ -30,7 +106,7 @@ def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
             yield from _consumer(section, records[0], recorded)
         else:
             explanation = f"{name} is recorded {len(records)} times, expected once."
-            yield _check(name, verdict=Verdict.ERROR, explanation=explanation)
+            yield _preprocessing_check(name, verdict=Verdict.ERROR, explanation=explanation)
 
 
 def _measured(
@@ -82,19 +158,19 @@ def _consumer(
     name = record.consumer
     if record.incapable is not None:
         explanation = f"{name} can't do the spec on any machine: {record.incapable}"
-        yield _check(name, verdict=Verdict.ERROR, explanation=explanation)
+        yield _preprocessing_check(name, verdict=Verdict.ERROR, explanation=explanation)
         return
     if record.unavailable is not None:
         measured = record.images or record.max_diff is not None or record.failure
         waived = section.required == "when_present" and not measured
         explanation = f"{name} was not measured: {record.unavailable}"
-        yield _check(
+        yield _preprocessing_check(
             name, verdict=Verdict.WAIVED if waived else Verdict.ERROR, explanation=explanation
         )
         return
     whole = record.images == recorded.images
     within = record.within(section.max_diff)
-    yield _check(
+    yield _preprocessing_check(
         name,
         verdict=Verdict.PASS if within and whole else Verdict.FAIL,
         explanation=_difference(section, record, recorded),
@@ -126,11 +202,11 @@ def _flips(allowed: float, record: ConsumerParity) -> CheckResult:
     name, decisions = f"flips_{record.consumer}", record.decisions
     if decisions is None or decisions.images != record.images or not decisions.images:
         explanation = "the answers on these pictures were not compared."
-        return _check(name, verdict=Verdict.ERROR, explanation=explanation)
+        return _preprocessing_check(name, verdict=Verdict.ERROR, explanation=explanation)
     share = decisions.flips / decisions.images
     moved = (decisions.confidence_diff_max, decisions.confidence_diff_mean)
     passed = share <= allowed and all(math.isfinite(value) for value in moved)
-    return _check(
+    return _preprocessing_check(
         name,
         verdict=Verdict.PASS if passed else Verdict.FAIL,
         explanation=f"{decisions.flips} of {decisions.images} answers flip, and the confidence "
@@ -139,7 +215,7 @@ def _flips(allowed: float, record: ConsumerParity) -> CheckResult:
     )
 
 
-def _check(
+def _preprocessing_check(
     name: str,
     *,
     verdict: Verdict,

@@ -1,17 +1,30 @@
-"""A slot on its way into the store: fetched, hashed, loaded, its golden vectors computed."""
+"""Stage, recompute golden vectors, switch the link; roll back."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
-from gate.bounded.limits import ChildLimits
-from gate.deploy.disk import settle
-from gate.deploy.manifest import Slot, StoredFile, url_of
-from gate.deploy.source import GOLDEN, SlotSource, fetched
-from gate.deploy.store import Store
+from gate.deploy.store import (
+    EXACT,
+    MANIFEST,
+    Earlier,
+    Manifest,
+    ModelStore,
+    Slot,
+    StoredFile,
+    check_name,
+    fsync_tree,
+    make_folder,
+    point,
+    storage_errors,
+    url_of,
+)
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -19,16 +32,118 @@ from gate.errors import (
     OnnxFileError,
     PackageMissing,
     PolicyError,
+    StorageError,
+    TooLarge,
 )
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
-from gate.golden.foreign import loading_problem, verify_within
-from gate.onnxfile.foreign import subject_within
-from gate.onnxfile.release_file import onnx_files
-from gate.preprocess.beside import prove_spec, spec_beside
+from gate.golden.verify import loading_problem, verify_golden_in_sandbox
+from gate.onnx_file.release_file import onnx_files
+from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox
+from gate.preprocess.spec import PreprocessSpec, prove_spec, spec_beside
 from gate.records.evidence import Subject
-from gate.storage.atomic import sync
+from gate.records.layout import MAX_BYTES
+from gate.sandbox.limits import SandboxLimits, limit_folder_size
 from gate.storage.digest import Digest
-from gate.storage.quota import TooLarge
+from gate.storage.files import sync
+
+GOLDEN = "golden"
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class SlotSource:
+    """One slot of a release: which bytes are expected, and how to get them."""
+
+    sha256: Digest
+    """As evidence counts it."""
+    fetch: Callable[[Path], Path]
+    """Writes into an empty folder the model, its external data beside it, and its golden vectors
+    in `golden/` beside it; gives the path of the ONNX file, or of the file of a release."""
+    golden_sha256: Digest | None = None
+    """Of golden.json; None: whichever vectors come."""
+    golden_required: bool = True
+    """False: a model without golden vectors is only loaded."""
+    max_bytes: int = MAX_BYTES
+    """Of all files together."""
+    preprocess_sha256: Digest | None = None
+    """Of the spec in `preprocessing/` beside the model; None: it needs none."""
+    limits: SandboxLimits | None = None
+    """Within which a child process reads and runs the files; None: they are our own, and are read
+    and run in this process."""
+
+    @classmethod
+    def local(
+        cls,
+        path: Path,
+        *,
+        golden: Path | None = None,
+        sha256: Digest | None = None,
+        preprocessing: Path | None = None,
+        max_bytes: int = MAX_BYTES,
+        limits: SandboxLimits | None = None,
+    ) -> SlotSource:
+        """A file of this machine, with the folder of its golden vectors, if it has any, and its
+        preprocessing spec.
+
+        Without `sha256` the bytes are taken as they are now. Raises OnnxFileError,
+        EvidenceError, DigestMismatch, LimitExceeded, PolicyError for a spec that is none.
+        """
+        spec = PreprocessSpec.from_file(preprocessing) if preprocessing is not None else None
+        subject = read_subject_in_sandbox(path, limits)
+        vectors = read_golden(golden) if golden is not None else None
+
+        def fetch(folder: Path) -> Path:
+            room = max_bytes
+            for name in (path.name, *subject.external_data):
+                room -= copy_at_most(room, source=path.parent / name, target=folder / name)
+            if vectors is not None and golden is not None:
+                for name in files_of(vectors.golden):
+                    target = folder / GOLDEN / name
+                    room -= copy_at_most(room, source=golden / name, target=target)
+            if spec is not None:
+                spec.save(spec_beside(folder / path.name))
+            return folder / path.name
+
+        return cls(
+            sha256=sha256 or subject.sha256,
+            fetch=fetch,
+            golden_sha256=vectors.sha256 if vectors else None,
+            golden_required=vectors is not None,
+            max_bytes=max_bytes,
+            preprocess_sha256=spec.digest() if spec is not None else None,
+            limits=limits,
+        )
+
+
+def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
+    """Copy a file of at most `limit` bytes; gives its size. Raises TooLarge, StorageError."""
+    size = 0
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb") as reader, target.open("wb") as writer:
+            while chunk := reader.read(_CHUNK):
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge(f"{source} has more than the {limit} bytes that are allowed")
+                writer.write(chunk)
+    except OSError as error:
+        raise StorageError(
+            f"cannot copy {source} to {target}: {error.strerror or error}. "
+            "Free space or fix permissions, then repeat."
+        ) from error
+    return size
+
+
+def fetched(source: SlotSource, folder: Path) -> Path:
+    """Fetch into `folder`, which is made; gives the path of the ONNX file.
+
+    Raises TooLarge, and whatever fetching raises.
+    """
+    folder.mkdir()
+    with limit_folder_size(folder, source.max_bytes):
+        return source.fetch(folder)
+
 
 _steps = logging.getLogger("gate.steps")
 
@@ -47,7 +162,7 @@ class NotJudged(NotDeployed):
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedSlot:
     """A slot whose bytes were proven, in folders that are on the disk."""
 
     slot: Slot
@@ -56,7 +171,7 @@ class Staged:
     golden: Path | None
 
 
-def stage(source: SlotSource, folder: Path) -> Staged:
+def stage(source: SlotSource, folder: Path) -> StagedSlot:
     """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes
     are not good, and whatever fetching raises where they could not be had."""
     folder.mkdir()
@@ -74,7 +189,7 @@ def stage(source: SlotSource, folder: Path) -> Staged:
     vectors = _computed(model / path.name, source, golden=golden)
     for made in (model, golden):
         if made is not None:
-            settle(made)
+            fsync_tree(made)
     digest = subject.sha256
     data = tuple(_stored(model, name, within=digest) for name in subject.external_data)
     by_name = {file.name: file for file in data}
@@ -87,17 +202,17 @@ def stage(source: SlotSource, folder: Path) -> Staged:
         preprocessing=spec,
         parts={name: by_name[part.file] for name, part in subject.parts.items()},
     )
-    return Staged(slot, model, golden)
+    return StagedSlot(slot, model, golden)
 
 
-def store_staged(store: Store, staged: Staged) -> None:
+def store_staged(store: ModelStore, staged: StagedSlot) -> None:
     """Put the proven folders into the store, each by one rename."""
     if staged.golden is not None and staged.slot.golden_sha256 is not None:
         _put(store, staged.golden, staged.slot.golden_sha256)
     _put(store, staged.model, staged.slot.sha256)
 
 
-def prove(store: Store, slot: Slot) -> str | None:
+def prove(store: ModelStore, slot: Slot) -> str | None:
     """What is wrong with a slot's bytes in the store, or None if they are whole.
 
     Every file is hashed, and none may be a link; nothing is computed.
@@ -113,7 +228,7 @@ def prove(store: Store, slot: Slot) -> str | None:
     return None
 
 
-def compute(store: Store, slot: Slot, limits: ChildLimits | None = None) -> str | None:
+def compute(store: ModelStore, slot: Slot, limits: SandboxLimits | None = None) -> str | None:
     """What is wrong with what a slot of the store computes on this machine, or None."""
     path = store.file(slot.sha256, slot.model)
     golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
@@ -132,7 +247,7 @@ def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
     linked = [part for part in onnx_files(path).values() if part.is_symlink()]
     if linked:
         raise NotDeployed(f"{linked[0]} is a link, expected the file of a part")
-    subject = subject_within(path, source.limits)
+    subject = read_subject_in_sandbox(path, source.limits)
     if subject.sha256 != source.sha256:
         raise NotDeployed(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
     return subject
@@ -175,7 +290,7 @@ def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest 
     return Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
 
 
-def _run(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
+def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
     _steps.debug("load it and compute its golden vectors" if golden else "load it")
     try:
         _compute(path, golden, limits)
@@ -183,10 +298,10 @@ def _run(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
         raise NotJudged(str(error)) from error
 
 
-def _compute(path: Path, golden: Path | None, limits: ChildLimits | None) -> None:
+def _compute(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
     if golden is not None:
         try:
-            result = verify_within(path, golden, limits)
+            result = verify_golden_in_sandbox(path, golden, limits)
         except (EvidenceError, DigestMismatch) as error:
             raise NotDeployed(f"the golden vectors are not whole: {error}") from error
         if not result.passed:
@@ -209,7 +324,7 @@ def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
     )
 
 
-def _put(store: Store, folder: Path, digest: Digest) -> None:
+def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
     target = store.content(digest)
     if target.is_symlink():
         target.unlink()  # whoever put it there could exchange what it points at
@@ -231,9 +346,179 @@ def _put(store: Store, folder: Path, digest: Digest) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _holds(store: Store, path: Path, digest: Digest) -> bool:
+def _holds(store: ModelStore, path: Path, digest: Digest) -> bool:
     try:
         with store.open(path) as stream:
             return Digest.of_stream(stream) == digest
     except OSError:
         return False
+
+
+Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What came of it."""
+
+    outcome: Outcome
+    name: str
+    manifest: Manifest | None
+    """Of what serves now; None: nothing does."""
+    reason: str
+    judged: bool = True
+    """False: it was refused because nobody could find out within the limits whether it is good."""
+
+
+def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Deployment:
+    """Let these slots serve as `name`, all together or not at all; `exact` must be among them.
+
+    Every slot is fetched into a folder of the same file system with its size capped, hashed and
+    compared with its expected digest, loaded in ONNX Runtime, and its golden vectors computed;
+    then it is made durable, renamed into the store, and last the link of the name is replaced.
+    `unchanged`: whole and the same bytes serve already. `refused`: a slot is not what was
+    expected, or does not compute what it should; what served before serves still.
+
+    Two at once wait for each other. Killed at any moment, the name points at a whole release,
+    and the next call finishes the job. Raises StorageError, and whatever fetching raises.
+    """
+    check_name(name, what="deployed model")
+    for slot in slots:
+        check_name(slot, what="slot")
+    if EXACT not in slots:
+        raise StorageError(
+            f"a release of {name} needs the slot '{EXACT}', given are {sorted(slots)}. "
+            "Name the model itself, too."
+        )
+    with storage_errors(store.root), store.alone():
+        store.prune(name)  # what somebody who died did not get done
+        live = store.live(name)
+        if live is not None and serves(store, name, slots):
+            return Deployment("unchanged", name, live, f"release {live.release} serves it already")
+        try:
+            staged = {
+                slot: stage(source, store.staging_folder / slot) for slot, source in slots.items()
+            }
+        except NotDeployed as refusal:
+            return Deployment("refused", name, live, str(refusal), judged=refusal.judged)
+        mixed = _mixed({slot: entry.slot for slot, entry in staged.items()})
+        if mixed is not None:
+            return Deployment("refused", name, live, mixed)
+        for entry in staged.values():
+            store_staged(store, entry)
+        served = {slot: entry.slot for slot, entry in staged.items()}
+        previous = () if live is None else (live.earlier(), *live.previous)
+        manifest = _go_live(store, name, served, previous=previous)
+    return Deployment("deployed", name, manifest, _describe(manifest))
+
+
+def rollback_deployment(
+    store: ModelStore, name: str, *, limits: SandboxLimits | None = None
+) -> Deployment:
+    """Let the release serve again that served before, with the same checks on its bytes.
+
+    It becomes a new release, so that the numbers go up; calling again goes further back.
+    `refused`: there is none, or its bytes are not (any more) good. `limits`: within which a child
+    process computes them; None: in this process. Raises StorageError.
+    """
+    check_name(name, what="deployed model")
+    with storage_errors(store.root), store.alone():
+        store.prune(name)  # what somebody who died did not get done
+        live = store.live(name)
+        if live is None or not live.previous:
+            reason = "there is no earlier release to go back to"
+            return Deployment("refused", name, live, reason)
+        target = live.previous[0]
+        slots = store.release(name, target.release).slots
+        for label, slot in slots.items():
+            problem = prove(store, slot) or compute(store, slot, limits)
+            if problem is not None:
+                reason = f"release {target.release} can't serve again: {label}: {problem}"
+                return Deployment("refused", name, live, reason)
+        manifest = _go_live(store, name, slots, previous=live.previous[1:], back_to=target.release)
+    return Deployment("rolled_back", name, manifest, _describe(manifest))
+
+
+def serves(
+    store: ModelStore, name: str, slots: Mapping[str, SlotSource], *, thoroughly: bool = True
+) -> bool:
+    """Whether these very slots serve as `name`, and no others; `thoroughly`: with whole bytes.
+
+    Raises StorageError where the manifest of what serves is damaged.
+    """
+    live = store.live(name)
+    if live is None or live.slots.keys() != slots.keys():
+        return False
+    if not all(_is(live.slots[slot], source) for slot, source in slots.items()):
+        return False
+    return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
+
+
+def _mixed(slots: Mapping[str, Slot]) -> str | None:
+    """Why the slots can't be replaced as one: a consumer of each runs the same parts."""
+    exact = slots[EXACT].parts
+    for label, slot in slots.items():
+        if slot.parts.keys() != exact.keys():
+            here, there = (", ".join(sorted(parts)) for parts in (slot.parts, exact))
+            return (
+                f"the slot {label} has {f'the parts {here}' if here else 'one file'}, the slot "
+                f"{EXACT} {f'the parts {there}' if there else 'one file'}: deploy a release with "
+                "the twin of that release, a file with that of the file"
+            )
+    return None
+
+
+def _is(slot: Slot, source: SlotSource) -> bool:
+    vectors, spec = slot.golden_sha256, slot.preprocessing
+    return (
+        slot.sha256 == source.sha256
+        and source.golden_sha256 in (None, vectors)
+        and (vectors is not None or not source.golden_required)
+        and source.preprocess_sha256 == (None if spec is None else spec.digest())
+    )
+
+
+def _go_live(
+    store: ModelStore,
+    name: str,
+    slots: Mapping[str, Slot],
+    *,
+    previous: Sequence[Earlier],
+    back_to: int | None = None,
+) -> Manifest:
+    manifest = Manifest(
+        name=name,
+        release=1 + max(store.releases(name), default=0),
+        slots=dict(slots),
+        rolled_back_to=back_to,
+        deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        previous=tuple(previous[: store.keep]),
+    )
+    folder = _release_folder(store, manifest)
+    point(store.live_link(name), f"../releases/{name}/{folder.name}")
+    store.prune(name)
+    return manifest
+
+
+def _release_folder(store: ModelStore, manifest: Manifest) -> Path:
+    """The release's own folder, complete before it is there."""
+    made = store.staging_folder / "release"
+    made.mkdir()
+    manifest.save(made / MANIFEST)
+    for label, slot in manifest.slots.items():
+        (made / label).symlink_to(f"../../../store/{slot.sha256.hex}", target_is_directory=True)
+    fsync_tree(made)
+    releases = store.root / "releases" / manifest.name
+    make_folder(releases)
+    short = manifest.slots[EXACT].sha256.short
+    folder = releases / f"{manifest.release}-{short}"
+    made.rename(folder)
+    sync(releases)
+    return folder
+
+
+def _describe(manifest: Manifest) -> str:
+    slots = ", ".join(f"{label} {slot.sha256.short}" for label, slot in manifest.slots.items())
+    bare = [label for label, slot in manifest.slots.items() if slot.golden is None]
+    warning = f"; without golden vectors: {', '.join(bare)}" if bare else ""
+    return f"release {manifest.release} serves: {slots}{warning}"

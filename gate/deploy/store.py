@@ -1,28 +1,198 @@
-"""The store: what is deployed under which name, read without a lock and never seen half."""
+"""Content-addressed store with a manifest and one live link."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import quote
 
 from filelock import Timeout
+from pydantic import Field, model_validator
 
-from gate.deploy.disk import discard, make_folder
-from gate.deploy.manifest import EXACT, MANIFEST, Manifest, StoredFile, check_name
 from gate.errors import DigestMismatch, EvidenceError, StorageError
+from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
-from gate.storage.files import open_inside
-from gate.storage.foreign import RECORD_LIMIT, read_foreign
-from gate.storage.lock import private_lock
+from gate.storage.files import open_inside, private_lock, sync
+from gate.storage.record import Record, Sha256, added_field
+from gate.storage.untrusted_files import RECORD_LIMIT, read_untrusted
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make all files below read-only and everything durable, the folder itself last."""
+    for inside in sorted(folder.rglob("*"), reverse=True):
+        if inside.is_symlink():
+            continue
+        inside.chmod(0o755 if inside.is_dir() else 0o444)
+        sync(inside)
+    folder.chmod(0o755)
+    sync(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents; their entries are durable afterwards."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def discard(path: Path, *, into: Path) -> None:
+    """Remove a folder so that nobody ever sees a part of it: first it gets another place."""
+    grave = into / f"discarded-{uuid.uuid4().hex}"
+    path.rename(grave)
+    shutil.rmtree(grave, ignore_errors=True)
+
+
+def point(link: Path, target: str) -> None:
+    """Let `link` point at `target` from one moment to the next. It is there at every moment."""
+    fresh = link.with_name(f".{link.name}.next")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+    sync(link.parent)
+
+
+@contextlib.contextmanager
+def storage_errors(root: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the store {root} can't be used: {error}. What served before serves still. "
+            "Free space or fix permissions, then repeat."
+        ) from error
+
+
+MANIFEST = "manifest.json"
+
+EXACT = "exact"
+"""The slot of the model itself; the stable name `model.onnx` is this one's."""
+
+QUANTIZED = "quantized"
+"""The slot of its quantized twin, where the release has one."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+Size = Annotated[int, Field(ge=0)]
+
+Number = Annotated[int, Field(ge=1)]
+
+
+class StoredFile(Record):
+    """A file of the store."""
+
+    name: str
+    """Relative to the model's folder."""
+    sha256: Sha256
+    """Of the file's bytes."""
+    size_bytes: Size
+    url: str
+    """Relative to the manifest's; it holds the digest, so that what it gives never changes."""
+
+
+class Slot(Record):
+    """One model of a release."""
+
+    sha256: Sha256
+    """As evidence counts it: of the file; with external data, of the manifest of all files."""
+    size_bytes: Size
+    model: StoredFile
+    external_data: tuple[StoredFile, ...] = ()
+    golden: StoredFile | None = None
+    """golden.json, with whose digest its folder in the store is called."""
+    preprocessing: PreprocessSpec | None = added_field(None)
+    """How a picture becomes the model's input."""
+    parts: dict[str, StoredFile] = added_field({})
+    """The ONNX file of each part of a release, by name; then `model` is the release file. Empty:
+    `model` is the one ONNX file."""
+
+    @model_validator(mode="after")
+    def _holds_its_parts(self) -> Self:
+        lost = [name for name, file in self.parts.items() if file not in self.external_data]
+        if lost:
+            raise ValueError(f"the part {lost[0]} is none of the files")
+        return self
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """The model and its data; of a release its own file, and those of its parts."""
+        return (self.model, *self.external_data)
+
+    @property
+    def golden_sha256(self) -> Digest | None:
+        """Digest of the golden vectors, if there are any."""
+        return None if self.golden is None else self.golden.sha256
+
+
+class Earlier(Record):
+    """A release that a rollback can go back to."""
+
+    release: Number
+    slots: dict[str, Sha256]
+
+
+class Manifest(Record):
+    """`manifest.json`: one release."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    release: Number
+    """Counts up with every change of what serves, rollbacks included."""
+    slots: dict[str, Slot]
+    rolled_back_to: Number | None = None
+    """The release whose slots these are again; None: deployed anew."""
+    deployed_at: str
+    """UTC, ISO 8601."""
+    previous: tuple[Earlier, ...] = ()
+    """Newest first."""
+
+    @model_validator(mode="after")
+    def _has_exact(self) -> Self:
+        if EXACT not in self.slots:
+            raise ValueError(f"there is no slot '{EXACT}'")
+        return self
+
+    def earlier(self) -> Earlier:
+        """This release as one to go back to."""
+        slots = {slot: entry.sha256 for slot, entry in self.slots.items()}
+        return Earlier(release=self.release, slots=slots)
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Names of all folders of the store that this release needs."""
+        slots = self.slots.values()
+        needed = (digest for slot in slots for digest in (slot.sha256, slot.golden_sha256))
+        return frozenset(digest.hex for digest in needed if digest is not None)
+
+
+def url_of(folder: Digest, name: str) -> str:
+    """The address of a file of the store, relative to the manifest's."""
+    return f"sha256/{folder.hex}/{quote(name)}"
+
+
+def check_name(name: str, *, what: str) -> str:
+    """`name`, if it is safe as a file name and in a URL. Raises StorageError."""
+    if not _NAME.fullmatch(name):
+        raise StorageError(
+            f"{name!r} can't be the name of a {what}: letters, digits, '.', '_' and '-' are "
+            "allowed, at most 100, a letter or digit first. Choose another name."
+        )
+    return name
+
 
 PATIENCE_S = 600.0
 """How long a deployment waits for another one."""
 
 
-class Store:
+class ModelStore:
     """A content-addressed store in a folder; see `gate.deploy`.
 
     Reading needs no more than the permission to read. `keep`: how many earlier releases of a
@@ -95,7 +265,7 @@ class Store:
         return open_inside(self.root, path.relative_to(self.root).as_posix())
 
     @property
-    def workshop(self) -> Path:
+    def staging_folder(self) -> Path:
         """Where things are made: on the same file system, seen by nobody."""
         return self.root / "tmp"
 
@@ -118,11 +288,11 @@ class Store:
                     "Nothing was changed. Wait until it is done, then repeat."
                 ) from error
             try:
-                shutil.rmtree(self.workshop, ignore_errors=True)
-                self.workshop.mkdir(exist_ok=True)
+                shutil.rmtree(self.staging_folder, ignore_errors=True)
+                self.staging_folder.mkdir(exist_ok=True)
                 yield
             finally:
-                shutil.rmtree(self.workshop, ignore_errors=True)
+                shutil.rmtree(self.staging_folder, ignore_errors=True)
 
     def prune(self, name: str) -> None:
         """Remove releases of `name` that are neither live nor to go back to, and from the store
@@ -139,7 +309,7 @@ class Store:
         wanted = {live.release, *(earlier.release for earlier in live.previous), *newest}
         for number, folder in releases.items():
             if number not in wanted:
-                discard(folder, into=self.workshop)
+                discard(folder, into=self.staging_folder)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -152,11 +322,11 @@ class Store:
                     return  # rather too much than too little
         for content in (self.root / "store").iterdir():
             if content.name not in needed:
-                discard(content, into=self.workshop)
+                discard(content, into=self.staging_folder)
 
     def _read(self, path: Path) -> Manifest:
         try:
-            return Manifest.from_foreign(read_foreign(path, limit=RECORD_LIMIT), what=str(path))
+            return Manifest.from_untrusted(read_untrusted(path, limit=RECORD_LIMIT), what=str(path))
         except (EvidenceError, DigestMismatch) as error:
             raise StorageError(
                 f"{path} is damaged: {error}. Restore it from a copy, or remove it and deploy."

@@ -1,58 +1,139 @@
-"""Pack what was computed elsewhere into a recording, bound to the file and to each sample."""
+"""Export samples for a runtime on another machine; pack its outputs into a recording."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
+from torch import nn
 
+from gate.data.array_files import SINGLE_NAME, open_array
+from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.samples import SampleSet
 from gate.errors import DataError, DigestMismatch, EvidenceError, StorageError, first_line
-from gate.parity.arrays.binding import bind
-from gate.parity.arrays.samples import Samples
-from gate.parity.arrays.shards import SINGLE_NAME, open_array
-from gate.parity.elsewhere.headers import (
-    OUTPUTS_HEADER,
-    SAMPLES_HEADER,
-    OutputsHeader,
-    ReturnedArray,
-    ReturnedPart,
-    SamplesHeader,
-    SentPart,
-)
+from gate.measure.context import MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.probes.instrument import ProbeInstrument, basic_probes
+from gate.probes.probe import Probe, SampleProfile
+from gate.probes.size_probes import DynamicAxes
 from gate.records.evidence import Subject
-from gate.runtimes.recording.manifest import (
+from gate.reference.environment import deterministic
+from gate.runtimes.recording_format import (
     MANIFEST,
     SAMPLES,
     RecordedArray,
     RecordedPart,
     RecordingManifest,
-    Whence,
+    RecordingSource,
+    Rows,
+    digest_of,
+    row_digests,
 )
-from gate.runtimes.recording.rows import Rows, digest_of, row_digests
-from gate.runtimes.runtime import Array
-from gate.storage import atomic
+from gate.storage import files
+from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_inside, wrong_name
-from gate.storage.foreign import RECORD_LIMIT, read_foreign, strict_json
+from gate.storage.record import Record, Sha256
+from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json, read_untrusted
 from gate.storage.yaml_section import first_problem
+
+# Both are made for programs that read raw files: every array has its dtype, shape and file name.
+
+
+SAMPLES_HEADER = "samples.json"
+
+OUTPUTS_HEADER = "outputs.json"
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class SentArray(Record):
+    """One input of one part, twice: as `.npy`, and its numbers alone, little-endian, row by row."""
+
+    name: str
+    """Of the file's input."""
+    dtype: str
+    """`float32`, `int64`, `bool` (one byte each)."""
+    shape: tuple[Count, ...]
+    npy: str
+    raw: str
+
+
+class SentPart(Record):
+    """The samples, or one probe."""
+
+    name: str
+    """`samples`, or the probe's name."""
+    size: Count
+    batch: Count | None
+    """In which batches to run it: a probe as a whole; None: any size will do."""
+    inputs_sha256: Sha256
+    inputs: tuple[SentArray, ...]
+
+
+class SamplesHeader(Record):
+    """`samples.json`."""
+
+    schema_version: Literal[1] = 1
+    model_sha256: Sha256
+    outputs: tuple[str, ...]
+    """Names of the file's outputs, in the order in which they come back."""
+    parts: Annotated[tuple[SentPart, ...], Field(min_length=1)]
+
+
+class ReturnedArray(Record):
+    """One output of one part: an `.npy` file, or raw numbers with their dtype and shape."""
+
+    file: str
+    dtype: str | None = None
+    shape: tuple[Count, ...] | None = None
+
+
+class ReturnedPart(Record):
+    """Outputs in the file's order, or why the runtime could not compute the part."""
+
+    outputs: tuple[ReturnedArray, ...] = ()
+    failed: str | None = None
+
+    @model_validator(mode="after")
+    def _is_not_both(self) -> Self:
+        if self.outputs and self.failed is not None:
+            raise ValueError("the part has outputs, and why it failed; say one of them")
+        return self
+
+
+class OutputsHeader(Record):
+    """`outputs.json`."""
+
+    schema_version: Literal[1] = 1
+    parts: Annotated[dict[str, ReturnedPart], Field(min_length=1)]
+    """By the names of `samples.json`."""
+
 
 _ROWS = 64
 """Samples that are held at a time."""
+
 _KINDS = "biuf"
+
 ZIP = ".zip"
 
 
-def read_whence(path: Path) -> Whence:
+def read_whence(path: Path) -> RecordingSource:
     """`meta.json`. Raises EvidenceError."""
-    data = read_foreign(path, limit=RECORD_LIMIT)
-    strict_json(data, what=str(path))
+    data = read_untrusted(path, limit=RECORD_LIMIT)
+    parse_strict_json(data, what=str(path))
     try:
-        return Whence.model_validate_json(data)
+        return RecordingSource.model_validate_json(data)
     except ValidationError as error:
         raise EvidenceError(
             f"{path}: {first_problem(error)} Expected runtime, version, device, precision and "
@@ -70,7 +151,7 @@ class Packing:
     """The samples, or what `gate samples export` wrote."""
     outputs: Path
     """A file or folder of arrays of the samples' outputs, or a folder with `outputs.json`."""
-    whence: Whence
+    whence: RecordingSource
 
     def write(self, target: Path) -> RecordingManifest:
         """Write a folder, or a zip where `target` ends so; it appears whole or not at all.
@@ -94,9 +175,9 @@ class Packing:
             )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic.scratch(target) as room:
+            with files.scratch(target) as room:
                 manifest = self._written(room, rows, [p for p in sent if p.name in returned])
-                atomic.write_text(room / MANIFEST, manifest.to_json(indent=1) + "\n")
+                files.write_text(room / MANIFEST, manifest.to_json(indent=1) + "\n")
                 if target.suffix.lower() == ZIP:
                     _zip(room, target)
                 else:
@@ -111,7 +192,7 @@ class Packing:
     def _inputs(self) -> tuple[Rows, list[SentPart]]:
         """The digests of the samples, and all parts."""
         if (self.inputs / SAMPLES_HEADER).is_file():
-            data = read_foreign(self.inputs / SAMPLES_HEADER, limit=RECORD_LIMIT)
+            data = read_untrusted(self.inputs / SAMPLES_HEADER, limit=RECORD_LIMIT)
             header = SamplesHeader.from_json(data)
             if header.model_sha256 != self.subject.sha256:
                 raise DigestMismatch(
@@ -122,8 +203,10 @@ class Packing:
                 rows = _rows_of(self.inputs, part)
                 part.inputs_sha256.verify(digest_of(rows), what=f"inputs of {part.name}")
             return _rows_of(self.inputs, header.parts[0]), list(header.parts)
-        samples = Samples.open(self.inputs).with_gaps()
-        binding = bind(self.subject.inputs, samples.specs, count=len(samples), batch_size=_ROWS)
+        samples = SampleSet.open(self.inputs).allow_nan()
+        binding = bind_inputs(
+            self.subject.inputs, samples.specs, count=len(samples), batch_size=_ROWS
+        )
         rows = np.concatenate(
             [row_digests(binding.by_input(batch)) for batch in samples.batches(_ROWS)]
         )
@@ -161,12 +244,12 @@ class Packing:
             parts=tuple(parts),
         )
 
-    def _arrays(self, part: SentPart, came: ReturnedPart) -> Iterator[Array]:
+    def _arrays(self, part: SentPart, came: ReturnedPart) -> Iterator[RuntimeArray]:
         names = [spec.name for spec in self.subject.outputs]
         if (self.outputs / OUTPUTS_HEADER).is_file():
             arrays = [_opened(self.outputs, array) for array in came.outputs]
         else:
-            arrays = _by_name(Samples.open(self.outputs), names)
+            arrays = _by_name(SampleSet.open(self.outputs), names)
         if len(arrays) != len(names):
             raise DataError(
                 f"there are {len(arrays)} outputs of {part.name}, the file has {names}. Give all "
@@ -186,8 +269,8 @@ def _returned(outputs: Path) -> dict[str, ReturnedPart]:
     header = outputs / OUTPUTS_HEADER
     if not header.is_file():
         return {SAMPLES: ReturnedPart()}
-    data = read_foreign(header, limit=RECORD_LIMIT)
-    strict_json(data, what=str(header))
+    data = read_untrusted(header, limit=RECORD_LIMIT)
+    parse_strict_json(data, what=str(header))
     parts = OutputsHeader.from_json(data).parts
     if SAMPLES in parts and parts[SAMPLES].failed is not None:
         raise EvidenceError(
@@ -196,8 +279,8 @@ def _returned(outputs: Path) -> dict[str, ReturnedPart]:
     return parts
 
 
-def _by_name(outputs: Samples, names: list[str]) -> list[Array]:
-    whole = outputs.with_gaps().at(range(len(outputs)))
+def _by_name(outputs: SampleSet, names: list[str]) -> list[RuntimeArray]:
+    whole = outputs.allow_nan().at(range(len(outputs)))
     if outputs.names == (SINGLE_NAME,) and len(names) == 1:
         return [whole[SINGLE_NAME]]
     if sorted(outputs.names) != sorted(names):
@@ -208,7 +291,7 @@ def _by_name(outputs: Samples, names: list[str]) -> list[Array]:
     return [whole[name] for name in names]
 
 
-def _opened(folder: Path, spec: ReturnedArray) -> Array:
+def _opened(folder: Path, spec: ReturnedArray) -> RuntimeArray:
     try:
         wrong = wrong_name(spec.file)
         if wrong is not None or not is_inside(folder, spec.file):
@@ -248,7 +331,7 @@ def _rows_of(folder: Path, part: SentPart) -> Rows:
     return np.concatenate(parts)
 
 
-def _saved(room: Path, file: str, name: str, array: Array) -> RecordedArray:
+def _saved(room: Path, file: str, name: str, array: RuntimeArray) -> RecordedArray:
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     np.save(room / file, little, allow_pickle=False)
     return RecordedArray(
@@ -263,9 +346,162 @@ def _saved(room: Path, file: str, name: str, array: Array) -> RecordedArray:
 def _zip(room: Path, target: Path) -> None:
     """Without compression, so that whoever reads it knows how large it is."""
     with (
-        atomic.replacing(target) as temporary,
+        files.replacing(target) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
     ):
         for file in sorted(room.rglob("*")):
             if file.is_file():
                 archive.write(file, file.relative_to(room).as_posix())
+
+
+@dataclass(frozen=True)
+class Sending:
+    """What is to be computed elsewhere."""
+
+    candidate: TestedFile
+    samples: SampleSet
+    policy: Policy
+    model: nn.Module | None = None
+    """With it, also the probes that it has to be asked about, or watched for."""
+    batch_size: int = 32
+
+    def write(
+        self, folder: Path, *, progress: Callable[[int, int], None] | None = None
+    ) -> SamplesHeader:
+        """Write the folder, which must not be there yet: it appears whole or not at all.
+
+        Raises InputMismatch and DataError for samples that don't fit, EvidenceError where the model
+        can't compute them, StorageError.
+        """
+        if folder.exists():
+            raise StorageError(f"{folder} is there already. Name a new folder, or remove it.")
+        self.candidate.verify()
+        with deterministic(self.policy.determinism):
+            stand = self._stand()
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with files.scratch(folder) as room:
+                    header = self._written(room, stand, progress)
+                    files.write_text(room / SAMPLES_HEADER, header.to_json(indent=1) + "\n")
+                    room.rename(folder)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot write {folder}: {error.strerror or error}. Free space, or name "
+                    "another place."
+                ) from error
+        return header
+
+    def _written(
+        self,
+        room: Path,
+        stand: MeasurementContext | _Material,
+        progress: Callable[[int, int], None] | None,
+    ) -> SamplesHeader:
+        binding, total = stand.binding, len(stand.samples)
+        whole = _Writer(room, SAMPLES, SAMPLES)
+        for batch in stand.samples.batches(_ROWS):
+            whole.add(binding.by_input(batch))
+            if progress is not None:
+                progress(whole.size, total)
+        parts = [whole.part(binding.batch_size if binding.fixed else None)]
+        sent = set()
+        for probe in self._probes(stand):
+            fed = binding.by_input(probe.batch)
+            digest = digest_of(row_digests(fed))
+            if digest in sent:
+                continue
+            sent.add(digest)
+            writer = _Writer(room, probe.name, f"probes/{len(parts):03}")
+            writer.add(fed)
+            parts.append(writer.part(writer.size))
+        subject = self.candidate.subject
+        return SamplesHeader(
+            model_sha256=subject.sha256,
+            outputs=tuple(spec.name for spec in subject.outputs),
+            parts=tuple(parts),
+        )
+
+    def _stand(self) -> MeasurementContext | _Material:
+        subject = self.candidate.subject
+        if self.model is None:
+            gaps = self.policy.nonfinite == "same_places"
+            samples = self.samples.allow_nan() if gaps else self.samples
+            binding = bind_inputs(
+                subject.inputs, samples.specs, count=len(samples), batch_size=self.batch_size
+            )
+            return _Material(binding, samples, self.policy)
+        return MeasurementContext.bare(
+            MeasurementJob(self.model, self.candidate, self.samples, self.policy, self.batch_size)
+        )
+
+    def _probes(self, stand: MeasurementContext | _Material) -> Iterator[Probe]:
+        if not self.policy.instruments.probes:
+            return
+        subject = self.candidate.subject
+        if isinstance(stand, MeasurementContext):
+            yield from ProbeInstrument(stand, subject.inputs, sha256=subject.sha256).everything()
+            return
+        axes = DynamicAxes.of(stand, SampleProfile.of(stand), subject.inputs)
+        yield from basic_probes(stand, axes, sha256=subject.sha256)
+
+
+@dataclass(frozen=True)
+class _Material:
+    binding: InputBinding
+    samples: SampleSet
+    policy: Policy
+
+
+class _Writer:
+    """One part, batch by batch."""
+
+    def __init__(self, room: Path, name: str, folder: str) -> None:
+        self._room, self._name, self._folder = room, name, folder
+        self._rows = hashlib.sha256()
+        self._like: Batch = {}
+        self.size = 0
+        (room / folder).mkdir(parents=True)
+
+    def add(self, batch: Batch) -> None:
+        """Append the samples of a batch, by the names of the file's inputs."""
+        self._like = batch
+        self._rows.update(row_digests(batch).tobytes())
+        for number, array in enumerate(batch.values()):
+            with (self._room / self._folder / f"{number}.raw").open("ab") as raw:
+                raw.write(_little(array).reshape(-1).view(np.uint8).data)
+            self.size += len(array) if number == 0 else 0
+
+    def part(self, batch: int | None) -> SentPart:
+        """The header, once all is added; the `.npy` files are written from the raw ones."""
+        arrays = []
+        for number, (name, array) in enumerate(self._like.items()):
+            place = f"{self._folder}/{number}"
+            shape = (self.size, *array.shape[1:])
+            _as_npy(self._room / place, _little(array).dtype, shape)
+            arrays.append(
+                SentArray(
+                    name=name,
+                    dtype=array.dtype.name,
+                    shape=shape,
+                    npy=f"{place}.npy",
+                    raw=f"{place}.raw",
+                )
+            )
+        return SentPart(
+            name=self._name,
+            size=self.size,
+            batch=batch,
+            inputs_sha256=Digest(self._rows.hexdigest()),
+            inputs=tuple(arrays),
+        )
+
+
+def _little(array: RuntimeArray) -> RuntimeArray:
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+
+
+def _as_npy(place: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with place.with_suffix(".raw").open("rb") as raw, place.with_suffix(".npy").open("wb") as npy:
+        np.lib.format.write_array_header_1_0(npy, header)
+        shutil.copyfileobj(raw, npy, 1 << 20)

@@ -1,21 +1,136 @@
-"""A plan: one check cut into units, for whoever measures them and wherever."""
+"""`gate plan`, `measure`, `merge`: units as files."""
 
 from __future__ import annotations
 
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
+from gate.distributed.worker import JobSpec, opened
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
-from gate.front_door import Reference
-from gate.parity.case import Case
-from gate.parity.sample_pass import SamplePass
-from gate.parity.units.unit import Unit
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.measure.run import SamplePass
+from gate.measure.work_units import FirstUnitState, UnitResult, WorkUnit
 from gate.policy.policy import Policy
-from gate.scale.assignment import Assignment
+from gate.records.evidence import CrewRecord
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
+
+_HEADER = 200
+"""Bytes in which a part says its unit."""
+
+
+def named_unit(text: bytes) -> int | None:
+    """The unit that a part says it is, torn or not; None: it says none."""
+    named = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
+    return int(named[1]) if named else None
+
+
+class UnitTable(Protocol):
+    """What parts belong to: a plan."""
+
+    def digest(self) -> Digest:
+        """Of all that decides their numbers."""
+
+    def unit(self, index: int) -> WorkUnit:
+        """One of them."""
+
+    def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
+        """Raise DigestMismatch unless the unit's samples and labels are these."""
+
+
+class UnitFile(Record):
+    """Of unit 0 it holds what the lead gives to others, of another one what was compared."""
+
+    schema_version: Literal[1] = 1
+    unit: Count
+    plan_sha256: Sha256
+    lead_sha256: Sha256
+    """Of the lead by which it was judged."""
+    body_sha256: Sha256
+    """Of what follows, so that one flipped bit is noticed."""
+    body: UnitResult | FirstUnitState
+
+    @classmethod
+    def of_lead(cls, plan: UnitTable, lead: FirstUnitState) -> Self:
+        """Unit 0."""
+        return cls(
+            unit=0,
+            plan_sha256=plan.digest(),
+            lead_sha256=lead.digest(),
+            body_sha256=lead.digest(),
+            body=lead,
+        )
+
+    @classmethod
+    def of_unit(cls, plan: UnitTable, lead: FirstUnitState, part: UnitResult) -> Self:
+        """Any other."""
+        return cls(
+            unit=part.index,
+            plan_sha256=plan.digest(),
+            lead_sha256=lead.digest(),
+            body_sha256=part.digest(),
+            body=part,
+        )
+
+    @classmethod
+    def open(cls, path: Path, *, plan: UnitTable) -> Self:
+        """Read and verify one. Raises EvidenceError, which names file and unit, where it is torn,
+        damaged, or of another plan."""
+        try:
+            endless = stat.S_ISCHR(path.stat().st_mode)
+            text = b"" if endless else path.read_bytes()
+        except OSError as error:
+            raise EvidenceError(
+                f"cannot read {path}: {error.strerror}. Name a file that gate measure wrote."
+            ) from error
+        if b'"parity_gate"' in text[:_HEADER]:
+            raise EvidenceError(f"{path} is a plan. Name it before the parts, and once.")
+        try:
+            part = cls.from_json(text)
+        except EvidenceError as error:
+            named = named_unit(text)
+            unit = "" if named is None else f" (unit {named})"
+            raise EvidenceError(f"{path}{unit} is no whole part: {error}") from error
+        part._verify(path, plan)
+        return part
+
+    def _verify(self, path: Path, plan: UnitTable) -> None:
+        what = f"{path} (unit {self.unit})"
+        if self.plan_sha256 != plan.digest():
+            raise EvidenceError(
+                f"{what} belongs to another plan: {self.plan_sha256.short}, this one is "
+                f"{plan.digest().short}. Measure the unit by this plan."
+            )
+        digest = self.body.digest()
+        if isinstance(self.body, FirstUnitState):
+            whole, fits = digest == self.body_sha256 == self.lead_sha256, self.unit == 0
+        else:
+            whole = digest == self.body_sha256
+            fits = self.unit > 0 and self.body.unit == plan.unit(self.unit)
+        if not whole:
+            raise EvidenceError(f"{what} was damaged: its digest is another. Measure it again.")
+        if not fits:
+            raise EvidenceError(f"{what} holds another unit than it says. Measure it again.")
+        plan.verify(self.unit, samples=self.body.samples_sha256, labels=self.body.labels_sha256)
+
+    @property
+    def lead(self) -> FirstUnitState:
+        """Of unit 0. Raises EvidenceError of another one."""
+        if isinstance(self.body, FirstUnitState):
+            return self.body
+        raise EvidenceError(f"unit {self.unit} is not the lead. Give the part of unit 0.")
+
+    @property
+    def part(self) -> UnitResult:
+        """Of any other. Raises EvidenceError of unit 0."""
+        if isinstance(self.body, UnitResult):
+            return self.body
+        raise EvidenceError("unit 0 holds the lead alone. Give the parts of the others, too.")
 
 
 class PlannedUnit(Record):
@@ -28,26 +143,28 @@ class PlannedUnit(Record):
     """Of their labels; None: there are none."""
 
 
-class MeasuringPlan(Record):
+class MeasurementPlan(Record):
     """What is measured, in which units. Unit 0 is the lead: it carries the noise floor by which all
     others are judged; whoever merges measures stability, probes and the search."""
 
     schema_version: Literal[1] = 1
     parity_gate: str
     """Version of the code that cut it; others measure with the same."""
-    assignment: Assignment
+    assignment: JobSpec
     threads: Count
     """Of each worker."""
     units: tuple[PlannedUnit, ...]
 
     @classmethod
-    def of(cls, case: Case, reference: Reference, workload: Workload, *, threads: int) -> Self:
+    def of(
+        cls, case: MeasurementJob, reference: Reference, workload: EvaluationData, *, threads: int
+    ) -> Self:
         """Cut the case into at most `case.units` units beside the lead. Reads all samples once.
 
         Raises PolicyError where other processes can't open it, and what opening a pass raises.
         """
         _check(case.policy)
-        assignment = Assignment.of(case, reference, workload)
+        assignment = JobSpec.from_job(case, reference, workload)
         with SamplePass.open(case, noise=False) as sample_pass:
             units = []
             for unit in sample_pass.units:
@@ -78,16 +195,16 @@ class MeasuringPlan(Record):
                 f"{path} is no whole plan of this version: {problem}. Plan again: gate plan."
             ) from error
 
-    def unit(self, index: int) -> Unit:
+    def unit(self, index: int) -> WorkUnit:
         """One of them. Raises DataError where there is none of that number."""
         if not 0 <= index < len(self.units):
             raise DataError(
                 f"the plan has no unit {index}: it has {len(self.units)}, from 0 on. Name one of "
                 "them."
             )
-        return Unit(index, self.units[index].start, self.units[index].stop)
+        return WorkUnit(index, self.units[index].start, self.units[index].stop)
 
-    def case(self) -> Case:
+    def case(self) -> MeasurementJob:
         """Open what it names. Raises GateError, DigestMismatch where something is another one,
         EvidenceError where this is other code than cut it."""
         own = metadata.version("parity-gate")
@@ -96,7 +213,7 @@ class MeasuringPlan(Record):
                 f"the plan was cut by parity-gate {self.parity_gate}, this is {own}. Measure all "
                 "units with one version."
             )
-        return self.assignment.case()
+        return self.assignment.to_job()
 
     def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
         """Raise DigestMismatch unless the unit's samples and labels are those that were planned."""
@@ -126,3 +243,118 @@ def _check(policy: Policy) -> None:
             f"the policy asks for {' and '.join(beyond)}, which no unit of samples gives. Use gate "
             "check --jobs, or plan by a policy without them."
         )
+
+
+def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None) -> UnitFile:
+    """What unit `index` gives. `lead`: the part of unit 0; without it the lead is measured first,
+    again, which takes a float64 forward of its samples.
+
+    Raises DataError, EvidenceError, DigestMismatch and whatever opening what is planned raises.
+    """
+    unit = plan.unit(index)
+    given = None if lead is None else UnitFile.open(lead, plan=plan).lead
+    with opened(plan.case(), threads=plan.threads, noise=given is None) as sample_pass:
+        state = given or _lead(sample_pass)
+        plan.verify(0, samples=state.samples_sha256, labels=state.labels_sha256)
+        if index == 0:
+            return UnitFile.of_lead(plan, state)
+        if given is not None:
+            sample_pass.judge_by(given)
+        part = sample_pass.part(unit)
+    plan.verify(index, samples=part.samples_sha256, labels=part.labels_sha256)
+    return UnitFile.of_unit(plan, state, part)
+
+
+def _lead(sample_pass: SamplePass) -> FirstUnitState:
+    sample_pass.run(sample_pass.units[0], lambda _count: None)
+    sample_pass.end_unit()
+    sample_pass.reference.meter.drain()
+    for track in sample_pass.tracks:
+        track.meter.drain()
+    return sample_pass.lead()
+
+
+@dataclass
+class MergedParts:
+    """As `gate.measure.work_units.Crew`. Files are read one by one, in the order of units."""
+
+    plan: MeasurementPlan
+    paths: dict[int, Path]
+    """By unit."""
+    _lead: FirstUnitState | None = None
+    _units: Sequence[WorkUnit] = field(default=())
+
+    @classmethod
+    def of(cls, plan: MeasurementPlan, paths: Sequence[Path]) -> MergedParts:
+        """Verify all of them. Raises EvidenceError where one is damaged, foreign, doubled with
+        other content, or missing."""
+        found: dict[int, Path] = {}
+        contents: dict[int, Digest] = {}
+        for path in paths:
+            part = UnitFile.open(path, plan=plan)
+            content = _untimed(part)
+            if contents.setdefault(part.unit, content) != content:
+                raise EvidenceError(
+                    f"unit {part.unit} is there twice, with other numbers: {found[part.unit]} and "
+                    f"{path}. Find out which machine is wrong, and merge one of them."
+                )
+            found.setdefault(part.unit, path)
+        missing = sorted(set(range(1, len(plan.units))) - set(found))
+        if missing:
+            shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+            raise EvidenceError(
+                f"{len(missing)} of {len(plan.units)} units are missing: {shown}. Measure them: "
+                f"gate measure PLAN --unit {missing[0]} -o part-{missing[0]}.json"
+            )
+        return cls(plan, found)
+
+    @property
+    def record(self) -> CrewRecord:
+        """As `Crew.record`."""
+        return CrewRecord(engine="parts", workers=max(len(self.paths), 1))
+
+    def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
+        """As `Crew.begin`. Raises DigestMismatch where unit 0 has not the samples and labels that
+        were planned, EvidenceError where the units are not those of the plan, or the part of unit 0
+        holds another lead in an environment that must be the same."""
+        if list(units) != [self.plan.unit(index) for index in range(1, len(self.plan.units))]:
+            raise EvidenceError(
+                f"there are other samples here than were planned: {len(units) + 1} units, planned "
+                f"are {len(self.plan.units)}. Give the planned data set, or plan again."
+            )
+        self.plan.verify(0, samples=lead.samples_sha256, labels=lead.labels_sha256)
+        self._lead, self._units = lead, units
+        if 0 in self.paths:
+            self._lead = UnitFile.open(self.paths[0], plan=self.plan).lead
+        policy = self.plan.assignment.policy
+        if self._lead != lead and policy.precision == "exact" and policy.environments == "same":
+            raise EvidenceError(
+                f"unit 0 gave other numbers here than in {self.paths[0]}: not the same machine or "
+                "libraries. Measure and merge in one environment, or say environments: any in the "
+                "policy."
+            )
+        return self._lead
+
+    def parts(self) -> Iterator[UnitResult]:
+        """As `Crew.parts`."""
+        assert self._lead is not None
+        wanted = self._lead.digest()
+        for unit in self._units:
+            file = UnitFile.open(self.paths[unit.index], plan=self.plan)
+            if file.lead_sha256 != wanted:
+                raise EvidenceError(
+                    f"unit {unit.index} ({self.paths[unit.index]}) was judged by another noise "
+                    "floor than unit 0 gives. Measure it with --lead, the part of unit 0, and "
+                    "merge that part, too."
+                )
+            yield file.part
+
+
+def _untimed(part: UnitFile) -> Digest:
+    """Of what must be the same whoever measures the unit: all but times."""
+    plain = part.body.to_plain()
+    plain.pop("reference_seconds", None)
+    plain.pop("environment", None)
+    for runtime in plain.get("runtimes", {}).values():
+        runtime.pop("seconds", None)
+    return Digest.of_json(plain)

@@ -1,1 +1,1 @@
-"""From nn.Module to an ONNX file: building the model, exporting it, reading the file."""
+"""Export a model to a verified ONNX file."""

@@ -1,51 +1,117 @@
-"""Rung by rung: the strategies in the order of the settings, until one carries.
-
-One strategy alone carries if its file is valid and the one that was asked for. In a ladder the file
-must also compute what the model computes (`gate.export.sanity`); if only made-up data speaks
-against it, it is kept aside, and taken where no later rung does better.
-"""
+"""Try strategies in order; record every setting."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from gate.export.capture import Capture, captured
-from gate.export.custom import registered
-from gate.export.refusals.refusal import ExportRefusal
-from gate.export.request import Request
-from gate.export.safety import Safety
-from gate.export.sanity import Sanity
-from gate.export.strategies import dynamo, torchscript
-from gate.export.strategies.exporter import ExporterOptions, RungFailed, Strategy
-from gate.export.verify import verified
-from gate.onnxfile.gathered import gather, is_large
-from gate.onnxfile.metadata import impersonal
-from gate.records import strategy as strategies
+from numpy.typing import NDArray
+from torch import nn
 
-STRATEGIES: dict[strategies.Strategy, Strategy] = {
-    "traced": torchscript.write_traced,
-    "direct": torchscript.write_direct,
-    "scripted": torchscript.write_scripted,
-    "dynamo": dynamo.write_dynamo,
+from gate.errors import ExportError, ExportRefused, OnnxFileError, StorageError
+from gate.export import strategies
+from gate.export.export_warnings import Capture, captured, hazards, tracer_warnings
+from gate.export.failures import ExportFailure
+from gate.export.request import Example, ExportRequest, notices
+from gate.export.strategies import ExporterOptions, RungFailed, export_copy, neutral
+from gate.export.strategies import Strategy as ExporterStrategy
+from gate.export.torchscript_settings import TorchScriptSettings, registered
+from gate.export.verify_export import (
+    File,
+    NumericalCheck,
+    difference,
+    foreign_objection,
+    unplain,
+    verified,
+)
+from gate.lint.lint import LintReport, lint_model
+from gate.onnx_file.reading import data_files, externalize_weights, is_large, read_subject
+from gate.onnx_file.tested_file import described, impersonal, stamp_file
+from gate.records import export
+from gate.records.evidence import ExportRecord, Source, Subject
+from gate.records.export import ExportSettings, LintFinding, Strategy
+from gate.storage import files
+
+_SHOWN = 5
+
+
+class LintGuard:
+    """Reads a model's source for each strategy when it is asked for, once."""
+
+    def __init__(self, model: nn.Module, settings: ExportSettings) -> None:
+        self._model = model
+        self._settings = settings
+        self._reports: dict[Strategy, LintReport] = {}
+
+    def report(self, strategy: Strategy) -> LintReport:
+        """What the rules found."""
+        if strategy not in self._reports:
+            self._reports[strategy] = lint_model(self._model, strategy=strategy)
+        return self._reports[strategy]
+
+    def objection(self, strategy: Strategy) -> str | None:
+        """Why the settings forbid this strategy, in one line; None: they don't."""
+        bad = self._forbidden(strategy)
+        if not bad:
+            return None
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return f"refused by {_line(bad[0])}{more}"
+
+    def refusal(self) -> ExportRefused:
+        """The error for a model that no strategy may export; at most ten lines."""
+        bad = self._forbidden(self._settings.rungs[0])
+        tried = ", ".join(self._settings.rungs)
+        lines = [f"the model's source can't be exported faithfully ({tried}):"]
+        lines += [f"  {_line(finding)}: {finding.message}" for finding in bad[:_SHOWN]]
+        if len(bad) > _SHOWN:
+            lines.append(f"  and {len(bad) - _SHOWN} more; gate lint lists them all.")
+        lines.append(
+            f"Rewrite it ({bad[0].rewrite}), silence a finding by '# noqa: {bad[0].code}' on its "
+            "line, or say lint: off."
+        )
+        return ExportRefused("\n".join(lines))
+
+    def _forbidden(self, strategy: Strategy) -> tuple[LintFinding, ...]:
+        level = self._settings.lint
+        return () if level == "off" else self.report(strategy).refused(level)
+
+
+def _line(finding: LintFinding) -> str:
+    return f"{finding.code} at {finding.place} ({finding.expression})"
+
+
+# One strategy alone carries if its file is valid and the one that was asked for. In a ladder the
+# file must also compute what the model computes (`gate.export.verify_export`); if only made-up data
+# speaks against it, it is kept aside, and taken where no later rung does better.
+
+
+STRATEGIES: dict[export.Strategy, ExporterStrategy] = {
+    "traced": strategies.write_traced,
+    "direct": strategies.write_direct,
+    "scripted": strategies.write_scripted,
+    "dynamo": strategies.write_dynamo,
 }
+
 _steps = logging.getLogger("gate.steps")
+
 _LOWEST = {"dynamo": 18}
 """The first opset that a strategy writes by itself."""
+
 _WRONG = "Keep Python code on data and sizes out of forward; see the tracer warnings."
 
 
 @dataclass(frozen=True)
-class Carried:
+class ExportedFile:
     """A file that was written: how, and what speaks against it."""
 
     path: Path
-    strategy: strategies.Strategy
+    strategy: export.Strategy
     opset: int
     options: ExporterOptions
     output: Capture
@@ -53,26 +119,26 @@ class Carried:
     doubt: str | None = None
 
 
-class NoRung(Exception):
+class AllStrategiesFailed(Exception):
     """No strategy carried."""
 
-    def __init__(self, refusal: ExportRefusal, rungs: tuple[str, ...]) -> None:
+    def __init__(self, refusal: ExportFailure, rungs: tuple[str, ...]) -> None:
         super().__init__(refusal.cause)
         self.refusal = refusal
         self.rungs = rungs
         """One line for each, where there are several."""
 
 
-class Ladder:
+class StrategyRunner:
     """One climb, into the folder `room`."""
 
-    def __init__(self, request: Request, room: Path, *, name: str, safety: Safety) -> None:
+    def __init__(self, request: ExportRequest, room: Path, *, name: str, safety: LintGuard) -> None:
         """`name`: of the file."""
         self._request = request
         self._room = room
         self._name = name
         self._safety = safety
-        self._sanity = Sanity(request)
+        self._sanity = NumericalCheck(request)
         self._failures: list[RungFailed] = []
         self._notes: dict[str, str] = {}
         self.log = ""
@@ -83,14 +149,14 @@ class Ladder:
         """One line for each rung that did not carry, of those that were tried."""
         return tuple(f"{strategy}: {impersonal(why)}" for strategy, why in self._notes.items())
 
-    def climb(self) -> Carried:
+    def run(self) -> ExportedFile:
         """The first rung that carries, else the first that is only in doubt.
 
         Raises ExportRefused where the model's source forbids all of them, NoRung, ExportError where
         the custom symbolic functions can't be registered, and OSError where a file can't be
         written.
         """
-        doubtful: Carried | None = None
+        doubtful: ExportedFile | None = None
         for strategy in self._request.settings.rungs:
             unsafe = self._safety.objection(strategy)
             if unsafe is not None:
@@ -112,7 +178,7 @@ class Ladder:
         del self._notes[doubtful.strategy]
         return doubtful
 
-    def _no_rung(self) -> NoRung:
+    def _no_rung(self) -> AllStrategiesFailed:
         """Told about the failure that a higher opset mends, else about the first one."""
         chosen = min(self._failures, key=lambda failed: failed.since is None)
         refusal = chosen.refusal
@@ -120,12 +186,12 @@ class Ladder:
             with self._listening():
                 refusal = chosen.explain()
         if len(self._notes) == 1:
-            return NoRung(refusal, ())
+            return AllStrategiesFailed(refusal, ())
         cause = "no strategy of the ladder could export the model"
         tried = self._request.settings.rungs
-        return NoRung(refusal.of_all(tried, cause=cause), self.rungs)
+        return AllStrategiesFailed(refusal.of_all(tried, cause=cause), self.rungs)
 
-    def _lowest(self, strategy: strategies.Strategy) -> Carried:
+    def _lowest(self, strategy: export.Strategy) -> ExportedFile:
         """By the opset that was asked for, or the lowest that works."""
         wanted = self._opsets(strategy)
         while True:
@@ -138,16 +204,16 @@ class Ladder:
                 if not wanted:
                     raise
 
-    def _opsets(self, strategy: strategies.Strategy) -> list[int]:
+    def _opsets(self, strategy: export.Strategy) -> list[int]:
         wanted = self._request.settings.opset
         if wanted != "auto":
             return [wanted]
-        lowest = _LOWEST.get(strategy, strategies.LOWEST_AUTO)
+        lowest = _LOWEST.get(strategy, export.LOWEST_AUTO)
         if self._request.settings.export_modules_as_functions:
-            lowest = max(lowest, strategies.LOWEST_WITH_FUNCTIONS)
-        return list(range(lowest, strategies.HIGHEST_OPSET[strategy] + 1))
+            lowest = max(lowest, export.LOWEST_WITH_FUNCTIONS)
+        return list(range(lowest, export.HIGHEST_OPSET[strategy] + 1))
 
-    def _attempt(self, strategy: strategies.Strategy, opset: int) -> Carried:
+    def _attempt(self, strategy: export.Strategy, opset: int) -> ExportedFile:
         folder = self._room / f"{strategy}-{opset}"
         folder.mkdir()
         try:
@@ -163,17 +229,17 @@ class Ladder:
                 failed.explain = partial(_explained, failed.explain, symbolics_spec, opset)
             raise
 
-    def _written(self, strategy: strategies.Strategy, opset: int, path: Path) -> Carried:
+    def _written(self, strategy: export.Strategy, opset: int, path: Path) -> ExportedFile:
         """The file, if it is valid and the one that was asked for."""
         symbolics_spec = self._request.settings.custom_symbolics
         with self._listening() as output, registered(symbolics_spec, opset=opset) as symbolics:
             options = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
         if path.is_file() and is_large(path):
-            gather(path, name=self._name)
+            externalize_weights(path, name=self._name)
         verified(path, self._request, opset=opset)
-        return Carried(path, strategy, opset, options, output)
+        return ExportedFile(path, strategy, opset, options, output)
 
-    def _sane(self, carried: Carried) -> Carried:
+    def _sane(self, carried: ExportedFile) -> ExportedFile:
         """With a doubt, if there is one. Raises RungFailed for more than a doubt."""
         with self._listening():
             objection = self._sanity.objection(carried.path)
@@ -196,8 +262,190 @@ class Ladder:
 
 
 def _explained(
-    explain: Callable[[], ExportRefusal], symbolics_spec: str | None, opset: int
-) -> ExportRefusal:
+    explain: Callable[[], ExportFailure], symbolics_spec: str | None, opset: int
+) -> ExportFailure:
     """With the custom symbolic functions, so that what they write does not count as missing."""
     with registered(symbolics_spec, opset=opset):
         return explain()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was exported and verified, and how. `log` is what the exporters printed."""
+
+    path: Path
+    subject: Subject
+    record: ExportRecord
+    log: str
+    settings: ExportSettings
+
+
+def export_model(
+    model: nn.Module,
+    example: Mapping[str, NDArray[Any]],
+    *,
+    settings: ExportSettings,
+    output: Path,
+    source: Source | None = None,
+) -> Exported:
+    """Export `model` to `output`, atomically; the model itself is not touched.
+
+    `example` maps input names (or anything, then by position) to arrays of shape (samples, ...).
+    Works on a deep copy on the CPU in eval mode. The same model, settings and `source` give the
+    same bytes; the file's metadata says the strategy, the opset that was asked for, why earlier
+    rungs did not carry, and from `source` the factory, the checkpoint's digest and that of the
+    preprocessing. One file; weights of more than 2 GB go into one data file beside it, whose name
+    holds its digest.
+
+    Raises ExportRefused where its own source forbids every strategy (`settings.lint`), ExportError
+    if the model can't be copied or run, or if no strategy writes the file that
+    was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
+    `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
+    `output` stays as it was. With `settings.verbose` the log is kept after a success, too.
+    """
+    with staged(model, example, settings=settings, output=output, source=source) as exported:
+        pass
+    return replace(exported, path=output)
+
+
+@contextlib.contextmanager
+def staged(
+    model: nn.Module,
+    example: Mapping[str, NDArray[Any]],
+    *,
+    settings: ExportSettings,
+    output: Path,
+    source: Source | None = None,
+) -> Iterator[Exported]:
+    """The same, with a look at the file before it becomes `output`.
+
+    Yields the export with the path of the finished file in a folder of its own. It takes its place
+    when the `with` block ends well; else an older `output` stays.
+    """
+    bound = Example.bind(example, settings.input_names)
+    copied = export_copy(model)
+    TorchScriptSettings(settings).check(copied)
+    with files.replacing(output) as temporary, files.scratch(output) as room:
+        log_path = log_of(output)
+        with neutral(copied):
+            with captured():  # what the model itself says in Python is not the export's
+                request = ExportRequest.of(copied, bound, settings)
+            safety = LintGuard(model, settings)
+            ladder = StrategyRunner(request, room, name=output.name, safety=safety)
+            try:
+                carried = ladder.run()
+            except AllStrategiesFailed as failed:
+                raise _with_log(failed, log_path, ladder.log) from failed.__cause__
+        wanted_opset = settings.opset
+        metadata = described(
+            strategy=carried.strategy, opset_asked=wanted_opset, rungs=ladder.rungs, source=source
+        )
+        stamp_file(carried.path, metadata)
+        subject = _read(carried.path)
+        read = safety.report(carried.strategy)
+        record = _record(request, carried, ladder.rungs).model_copy(
+            update={
+                "lint": read.findings,
+                "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
+                "code": source.code if source else None,
+                "notices": notices(subject, request.axes, settings),
+            }
+        )
+        yield Exported(carried.path, subject, record, ladder.log, settings)
+        for name in subject.external_data:  # first, so that no model is there without its weights
+            files.sync(carried.path.with_name(name))
+            carried.path.with_name(name).replace(output.with_name(name))
+        carried.path.replace(temporary)
+    if settings.verbose:
+        files.write_text(log_path, ladder.log)
+    else:
+        log_path.unlink(missing_ok=True)
+    for older in data_files(output):
+        if older.name not in subject.external_data:
+            older.unlink(missing_ok=True)
+
+
+def log_of(output: Path) -> Path:
+    """Where what the exporters printed is kept: after a failure, and with `verbose`."""
+    return output.with_name(f"{output.name}.export.log")
+
+
+def _read(path: Path) -> Subject:
+    try:
+        return read_subject(path)
+    except OnnxFileError as error:
+        raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
+
+
+def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...]) -> ExportRecord:
+    settings = request.settings
+    doubts = () if carried.doubt is None else (f"the file {carried.doubt}",)
+    return ExportRecord(
+        strategy=carried.strategy,
+        settings={
+            "strategy_asked": settings.strategy,
+            "ladder": ",".join(settings.rungs),
+            "opset_asked": settings.opset,
+            "dynamic_batch": settings.dynamic_batch,
+            "batch_size": settings.batch_size,
+            "custom_symbolics": settings.custom_symbolics,
+            "lint": settings.lint,
+            **carried.options,
+        },
+        tracer_warnings=tracer_warnings(carried.output.warnings),
+        hazards=(
+            *request.hazards,
+            *doubts,
+            *unplain(carried.path, settings),
+            *hazards(carried.output.warnings),
+        ),
+        rungs=rungs,
+    )
+
+
+def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError:
+    """Write the log beside the output; a full disk must not hide the error that is told."""
+    log: Path | None = None
+    if text.strip():
+        with contextlib.suppress(StorageError):
+            files.write_text(path, text)
+            log = path
+    return ExportError(failed.refusal.text(notes=failed.rungs, log=log))
+
+
+# No judgement: parity is measured and decided elsewhere. This catches files that can't be right.
+
+
+def self_check(
+    model: nn.Module, exported: Exported, example: Mapping[str, NDArray[Any]]
+) -> dict[str, float]:
+    """Largest absolute difference between `model` (eval, a copy) and the file on the CPU.
+
+    Returns `max_abs_diff_export_batch` and, for each dynamic axis, `max_abs_diff_other_<label>`
+    (`batch`: an odd number of samples, unlike the export batch), over all outputs, in float64.
+    Raises ExportError if the file does not run, or returns other shapes or values that are not
+    finite. Empty for a file that is no plain ONNX because that was asked for: nothing runs it.
+    """
+    settings = exported.settings
+    if not settings.export_params:
+        raise ExportError(
+            f"{exported.path} was exported without weights, so nothing can be checked. "
+            "Set export.export_params: true."
+        )
+    if settings.operator_export_type != "ONNX" and foreign_objection(exported.path):
+        return {}
+    file = File(exported.path)
+    names = tuple(spec.name for spec in exported.subject.inputs)
+    outputs = tuple(spec.name for spec in exported.subject.outputs)
+    copied = export_copy(model)
+    named = settings.model_copy(update={"input_names": names, "output_names": outputs})
+    with neutral(copied):
+        request = ExportRequest.of(copied, Example.bind(example, names), named)
+        batches = {"export_batch": request.batch}
+        batches |= {f"other_{label}": other for label, other in request.other_sizes.items()}
+        return {
+            f"max_abs_diff_{name}": max(
+                off for off, _ in difference(file, batch, request.answers(batch)).values()
+            )
+            for name, batch in batches.items()
+        }

@@ -1,4 +1,4 @@
-"""What libraries say while they work: warnings, and all text on stdout and stderr, C code's too."""
+"""Capture exporter output; select the warnings that affect the file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
-from gate.model.source_place import source_place
+import torch
+
+from gate.errors import first_line
+from gate.model.source_code import source_place
 
 _STANDARD_DESCRIPTORS = (1, 2)
 
@@ -84,3 +87,69 @@ def _flush_c() -> None:
             stream.flush()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)
+
+
+# Matched against torch 2.15's texts; what matches nothing is told by its type and first line.
+
+_WIDEST = 240
+"""Characters of what others wrote: messages, notes, places, reasons."""
+
+
+def shorten_message(error: BaseException) -> str:
+    """Type and first line of an error, without the graph that torch appends."""
+    line = first_line(error).partition("  [Caused by")[0].rstrip(".: ")
+    return clipped(f"{type(error).__name__}: {line}")
+
+
+def clipped(text: str) -> str:
+    """As much of what others wrote as is shown."""
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+
+
+_IN_EXPORTER = "torch/onnx/"
+
+_IN_TORCH = "torch/"
+
+_HARMLESS = (
+    "no signature found",  # a traced module has none; inputs are positional
+    "Constant folding",  # an optimisation that was left out
+    "Provided key",  # a name of dynamic_axes that another rung names differently
+    "# The axis name",  # an axis of two inputs has one name, as it should
+)
+
+
+def tracer_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
+    """`place: message` of each TracerWarning, once, in order; torch's own library code left out.
+
+    torch tells its tracer the same about itself: its modules are written to be traced.
+    """
+    return _unique(
+        f"{place(warning)}: {_one_line(warning)}"
+        for warning in caught
+        if issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        and not _in_torch_library(place(warning))
+    )
+
+
+def hazards(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
+    """What the exporter itself warns of: operators left in training mode, batch-bound LSTMs."""
+    return _unique(
+        _one_line(warning)
+        for warning in caught
+        if issubclass(warning.category, UserWarning)
+        and _IN_EXPORTER in warning.filename.replace("\\", "/")
+        and not str(warning.message).startswith(_HARMLESS)
+    )
+
+
+def _in_torch_library(where: str) -> bool:
+    # The tracer reports differing outputs of its own check from torch/jit: these do mean something.
+    return where.startswith(_IN_TORCH) and not where.startswith("torch/jit/")
+
+
+def _one_line(warning: warnings.WarningMessage) -> str:
+    return " ".join(str(warning.message).split())
+
+
+def _unique(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))

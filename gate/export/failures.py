@@ -1,43 +1,409 @@
-"""Reading torch's messages: the operator that they name, or the cause and the way out.
-
-Matched against torch 2.15's texts; what matches nothing is told by its type and first line.
-"""
+"""Explain an export failure: unsupported operators, locations, remedy."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from gate.errors import first_line
-from gate.export.refusals.places import source_line
-from gate.export.refusals.unsupported import UnsupportedOperator
-from gate.model.source_place import source_place
+import torch
+from torch import fx, nn
+
+from gate.export.export_warnings import captured, clipped, shorten_message
+from gate.export.torchscript_settings import overriding
+from gate.model.source_code import source_place
+from gate.records.export import Strategy
+
+_OF_TORCH = ("aten", "prim", "quantized", "prims")
+
+
+@dataclass(frozen=True)
+class OperatorFamily:
+    """Operators that fail for one reason. `instead` is a sentence that says what to do.
+
+    `strategy` is the one that it proposes, if any: it is no advice where that one has failed.
+    """
+
+    pattern: str
+    why: str
+    instead: str
+    strategy: str | None = None
+
+
+_FAMILIES = (
+    OperatorFamily(
+        r"aten::(_native_multi_head_attention|_transformer_encoder_layer_fwd)",
+        "fused attention, baked in when the module was traced",
+        "Give the nn.Module itself in the place of the traced one, or trace it under "
+        "torch.backends.mha.set_fastpath_enabled(False).",
+    ),
+    OperatorFamily(
+        r"aten::_upsample_\w+_aa",
+        "an antialiased resize",
+        "Set export.strategy to dynamo, which writes it, or resize before the model; "
+        "antialias=False would compute something else.",
+        "dynamo",
+    ),
+    OperatorFamily(
+        r"aten::_?(fft_\w+|stft|istft|complex|polar|real|imag|view_as_real|view_as_complex|"
+        r"view_as_real_copy|view_as_complex_copy|angle)",
+        "complex numbers",
+        "Set export.strategy to dynamo, which writes Fourier transforms, or compute with the real "
+        "and the imaginary part as two tensors.",
+        "dynamo",
+    ),
+    OperatorFamily(
+        r"aten::_?(linalg_\w+|eig|svd|qr|cholesky|lstsq|lu\w*|symeig|geqrf|ormqr)",
+        "a matrix decomposition, which ONNX has none of",
+        "Replace it in the model, or compute it outside of the model.",
+    ),
+    OperatorFamily(
+        r"prim::Dict\w*",
+        "a dict in a scripted module",
+        "Return a tuple, or set export.strategy to direct or dynamo, which flatten dicts.",
+        "direct",
+    ),
+    OperatorFamily(
+        r"aten::(is_autocast\w*|is_scripting|format|str|warn|warnings)|prim::(Print|RaiseException)",
+        "Python's bookkeeping in a scripted module",
+        "Set export.strategy to direct or dynamo, which follow one path through the code.",
+        "direct",
+    ),
+    OperatorFamily(
+        r"(aten|prim)::(swapaxes|swapdims|moveaxis|movedim|PythonOp|CallFunction|CallMethod)",
+        "hidden in a traced submodule",
+        "Set export.strategy to direct: the exporter's own trace resolves it.",
+        "direct",
+    ),
+)
+
+
+def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | None:
+    """The family of an operator such as `aten::stft`, if it has one that helps after `tried`."""
+    return next(
+        (
+            one
+            for one in _FAMILIES
+            if re.fullmatch(one.pattern, operator) and one.strategy not in tried
+        ),
+        None,
+    )
+
+
+def is_custom(operator: str) -> bool:
+    """True for operators that are not torch's own, such as `mine::hard_swish`."""
+    return operator.partition("::")[0] not in _OF_TORCH
+
+
+# Both are the same on every machine. torch tells them in four spellings: scopes and source ranges
+# of a TorchScript graph, traced or scripted, and the metadata of a `torch.export` graph.
+
+
+_PYTHON_FRAME = re.compile(r'File "(.+?)", line (\d+)')
+
+_TRACED_FRAME = re.compile(r"^(.+?)\((\d+)\): ", re.MULTILINE)
+
+_HIERARCHY = re.compile(r"([^.()]+)\(([^()]*)\)")
+
+_LIBRARY = "torch/"
+
+_TORCHSCRIPT = "<--- HERE"
+
+_LAST = "most recent call last"
+
+_CONTAINERS = ("ModuleList", "ModuleDict")
+"""Modules without a forward: they are part of a path and never of a scope."""
+
+
+def source_line(text: str) -> str | None:
+    """The innermost `file:line` of a stack that is not torch's own; None if there is no stack.
+
+    `text` is a source range or an error of TorchScript's compiler (innermost first), or a stack
+    as Python prints it (innermost last).
+    """
+    frames = _TRACED_FRAME.findall(text) or _PYTHON_FRAME.findall(text)
+    if _TORCHSCRIPT not in text or _LAST in text:
+        frames = frames if _TRACED_FRAME.search(text) else frames[::-1]
+    places = [source_place(file, int(line)) for file, line in frames if file[:1] != "<"]
+    own = [place for place in places if not place.startswith(_LIBRARY)]
+    return next(iter(own or places), None)
+
+
+def node_scope(scope: str, hierarchy: str) -> str:
+    """The scope of a TorchScript node, from its `getModuleHierarchy()` where it has lost its own.
+
+    The first export of a compiled module inlines it, and leaves the second no scopes.
+    """
+    if "/" in scope or not hierarchy:
+        return scope
+    parts = (part for part in _HIERARCHY.findall(hierarchy) if part[0] != "UNKNOWN_INSTANCE")
+    return "/".join((scope, *(f"{kind}::{name}" for name, kind in parts)))
+
+
+def module_path(scope: str, model: nn.Module) -> str:
+    """`layer1.0.attn` for the scope `pkg.Net::/pkg.Block::layer1.0/pkg.Attn::attn` of `model`.
+
+    Empty for the model itself. Each part of a scope is a path from the part before it; it may
+    repeat that one, and it leaves out containers that have no forward.
+    """
+    modules = dict(model.named_modules())
+    path = before = ""
+    for part in scope.split("/"):
+        name = part.rpartition("::")[2]
+        if name:
+            path = _below(path, name.removeprefix(f"{before}."), modules)
+            before = name
+    return path
+
+
+def _below(path: str, name: str, modules: dict[str, nn.Module]) -> str:
+    below = f"{path}." if path else ""
+    if below + name in modules:
+        return below + name
+    through = [
+        other
+        for other in modules
+        if other.startswith(below)
+        and other.endswith(f".{name}")
+        and _only_containers(below, other.removesuffix(f".{name}"), modules)
+    ]
+    if len(through) == 1:
+        return through[0]
+    return name if name in modules else below + name
+
+
+def _only_containers(below: str, path: str, modules: dict[str, nn.Module]) -> bool:
+    """True if every module from under `below` down to `path` is a container."""
+    parts = path.removeprefix(below).split(".")
+    paths = [below + ".".join(parts[: end + 1]) for end in range(len(parts))]
+    return all(between in modules and _kind(modules[between]) in _CONTAINERS for between in paths)
+
+
+def _kind(module: nn.Module) -> str:
+    """The class's name, also of a module that was scripted or traced."""
+    return str(getattr(module, "original_name", type(module).__name__))
+
+
+CUSTOM_SYMBOLICS = "export.custom_symbolics: package.module:register (docs/custom-operators.md)"
+
+
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True)
+class UnsupportedOperator:
+    """One operator at one place of the model.
+
+    `place` is the module's path, empty for the model itself, None if unknown; `source` the line
+    that calls it; `since` the lowest opset at which this exporter writes it, None if no opset is
+    known; `reason` what about this call is not supported, where the operator as such is.
+    """
+
+    name: str
+    place: str | None = None
+    source: str | None = None
+    since: int | None = None
+    reason: str | None = None
+
+    def located(self) -> str:
+        """`layer1.0.attn (pkg/net.py:12)`, as far as it is known."""
+        where = "the model itself" if self.place == "" else self.place
+        return f"{where} ({self.source})" if where and self.source else where or self.source or ""
+
+
+def names(operators: Sequence[UnsupportedOperator]) -> tuple[str, ...]:
+    """Each name once, in order."""
+    return tuple(dict.fromkeys(operator.name for operator in operators))
+
+
+def opset_for_all(operators: Sequence[UnsupportedOperator]) -> int | None:
+    """The lowest opset at which all of them can be written, if there is one."""
+    since = [operator.since for operator in operators]
+    opsets = [opset for opset in since if opset is not None]
+    return max(opsets) if opsets and len(opsets) == len(since) else None
+
+
+def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> str:
+    """One line that says what to do about all of them, after the strategies `tried` failed."""
+    if opset := opset_for_all(operators):
+        return f"Set export.opset to {opset} or more."
+    first = {operator.name: operator for operator in operators}
+    advice = {name: _advice(operator, tried) for name, operator in first.items()}
+    by_advice: dict[str, list[str]] = {}
+    for name in names(operators):
+        by_advice.setdefault(advice[name], []).append(name)
+    if len(by_advice) == 1:
+        return next(iter(by_advice))
+    return _summary(first, tried)
+
+
+def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
+    """What to do about operators that need different things, in one short sentence."""
+    later = [name for name, one in operators.items() if one.since is not None]
+    custom = [name for name in operators if name not in later and is_custom(name)]
+    others = [name for name in operators if name not in later and name not in custom]
+    steps = []
+    if others:
+        steps.append(f"replace {some(others)} in the model{_or_other(tried)}")
+    if custom:
+        steps.append(f"register a symbolic function for {some(custom)} (docs/custom-operators.md)")
+    if later:
+        opset = opset_for_all([operators[name] for name in later])
+        steps.append(f"set export.opset to {opset} or more for {some(later)}")
+    text = "; ".join(steps)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> tuple[str, ...]:
+    """The three of them, one line each, the second with lines on what is known to help."""
+    every = names(operators)
+    since = {one.name: one.since for one in operators if one.since is not None}
+    without = [name for name in every if name not in since]
+    opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MOST_NAMES]]
+    if without:
+        opsets.append(f"none that this exporter writes has {some(without)}")
+    families = [family(name, tried=tried) for name in every]
+    reasons = dict.fromkeys(f"{one.why}: {one.instead}" for one in families if one)
+    return (
+        f"a higher export.opset: {'; '.join(opsets)}.",
+        f"another form: other operators in the model{_or_other(tried)}.",
+        *(f"  {line}" for line in list(reasons)[:_MOST_NAMES]),
+        f"a symbolic function of your own: {CUSTOM_SYMBOLICS}.",
+    )
+
+
+def _advice(operator: UnsupportedOperator, tried: Collection[str]) -> str:
+    if operator.since is not None:
+        return f"Set export.opset to {operator.since} or more."
+    if is_custom(operator.name):
+        return f"Register a symbolic function, or replace it in the model: {CUSTOM_SYMBOLICS}."
+    if operator.reason is not None:
+        return f"Change this call in the model{_or_other(tried)}."
+    if found := family(operator.name, tried=tried):
+        return found.instead
+    return f"Replace it in the model by operators that ONNX has{_or_other(tried)}."
+
+
+def _or_other(tried: Collection[str]) -> str:
+    """The strategies that may do better than those that failed; scripted seldom does."""
+    left = [strategy for strategy in ("direct", "dynamo") if strategy not in tried]
+    return f", or try export.strategy: {' or '.join(left)}" if left else ""
+
+
+def some(items: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(items) - _MOST_NAMES
+    return ", ".join(items[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+# The graph is captured and decomposed as the exporter does it; then every operator is looked up in
+# its table. The exporter itself stops at the first one that is missing. No higher opset helps: what
+# torch 2.15's table has for higher ones alone (gelu, group_norm, rms_norm and
+# scaled_dot_product_attention) is decomposed in lower ones.
+
+
+_LOWEST = 18
+"""The opset that torch's table is written in; lower ones are converted afterwards."""
+
+_OCCURRENCE = re.compile(r"@\d+$")
+
+
+def untranslated(
+    module: nn.Module, arguments: tuple[Any, ...], opset: int, keywords: Mapping[str, Any]
+) -> tuple[UnsupportedOperator, ...]:
+    """The operators of `module`, in order of execution, subgraphs of `torch.cond` included.
+
+    Raises what torch raises where the module can't be captured.
+    """
+    from torch.onnx._internal.exporter import _core, _dispatching, _dynamic_shapes
+
+    table = keywords.get("custom_translation_table") or {}
+    registry = _registry(max(opset, _LOWEST), table)
+    shapes, _ = _dynamic_shapes.convert_str_to_export_dim(keywords.get("dynamic_shapes"))
+    program = torch.export.export(
+        module,
+        arguments,
+        keywords.get("kwargs"),
+        dynamic_shapes=shapes,
+        strict=False,
+    )
+    decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
+    missing = [
+        node
+        for node in _calls(decomposed.graph_module)
+        if _dispatching.dispatch(node, registry)[0] is None
+    ]
+    return tuple(dict.fromkeys(_described(node) for node in missing))
+
+
+def _registry(opset: int, table: Mapping[Any, Any]) -> Any:
+    from torch.onnx._internal.exporter import _registration
+
+    registry = _registration.ONNXRegistry.from_torchlib(opset_version=opset)
+    for target, function in table.items():
+        registry.register_op(target, function)
+    return registry
+
+
+def _calls(graph_module: nn.Module) -> Iterator[fx.Node]:
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                    yield node
+
+
+def _described(node: fx.Node) -> UnsupportedOperator:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    target: Any = node.target
+    return UnsupportedOperator(
+        target._schema.name,
+        place=_OCCURRENCE.sub("", paths[-1]) if paths else None,
+        source=source_line(node.meta.get("stack_trace") or ""),
+    )
+
+
+# Matched against torch 2.15's texts; what matches nothing is told by its type and first line.
+
 
 _READ = 50_000
 """Characters of a message that are searched."""
-_WIDEST = 240
-"""Characters of what others wrote: messages, notes, places, reasons."""
+
 
 _OPERATOR = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
+
 _SINCE = re.compile(r"added in version (\d+)")
+
 _CUSTOM = re.compile(r"unrecognized namespace ([\w:]+)")
+
 _NEEDS_OPSET = re.compile(
     r"Unsupported: ONNX export of ([^\n]+?) in opset \d+\. "
     r"(?:(.+?)\. )?Please try opset version (\d+)"
 )
+
 _PARTIAL = re.compile(r"Unsupported: ONNX export of (?:operator )?([^\n]+?)\. Please feel free")
+
 _DISPATCH = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
+
 _NODE_KIND = re.compile(r"containing node has kind '([\w:]+)'")
+
 _IDENTIFIER = re.compile(r"(\w+)(?=$|[\s,(])")
+
 
 _TRACE_TENSORS = (
     "Give forward tensors alone: texts, numbers and other settings belong into the model's "
     "constructor."
 )
+
 _OTHER_STRATEGY = "Set export.strategy to direct or dynamo, or change this part of forward."
+
 
 _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
@@ -126,17 +492,6 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def brief(error: BaseException) -> str:
-    """Type and first line of an error, without the graph that torch appends."""
-    line = first_line(error).partition("  [Caused by")[0].rstrip(".: ")
-    return clipped(f"{type(error).__name__}: {line}")
-
-
-def clipped(text: str) -> str:
-    """As much of what others wrote as is shown."""
-    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
-
-
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
     """The operator that the error names, if it is about one: without its place."""
     text = _text(error)
@@ -165,7 +520,7 @@ def reading(error: BaseException) -> tuple[str, str]:
     """Cause and remedy of an error that is about no single operator."""
     text, source = _text(error), where(error)
     at = f" at {source}" if source else ""
-    message = brief(_chain(error)[-1])
+    message = shorten_message(_chain(error)[-1])
     for pattern, cause, remedy in _MESSAGES:
         if found := re.search(pattern, text):
             groups = [clipped(group or "") for group in (found[0], *found.groups())]
@@ -212,6 +567,7 @@ def _guessed(message: str) -> str:
 
 
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+
 _MACHINERY = ("gate/", "torch/", "onnxscript/", "onnx_ir/", "onnx/", "sympy/")
 
 
@@ -223,3 +579,292 @@ def _is_machinery(filename: str) -> bool:
     if path.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in path.parts:
         return True
     return source_place(filename, 0).startswith(_MACHINERY)
+
+
+# It stops at the first operator that it does not know. A placeholder is registered for that one,
+# which notes where it is met, and the export is repeated, until nothing more is missing. The list
+# is that of the real exporter, after its own passes: what they remove or rename is not in it.
+
+
+_MOST_KINDS = 64
+
+_DOMAIN = "parity_gate"
+
+
+Met = dict[UnsupportedOperator, None]
+"""In order of execution, each once."""
+
+
+@dataclass(frozen=True)
+class LegacyExport:
+    """One way to call the exporter. `keywords` are those of `torch.onnx.export`."""
+
+    arguments: tuple[Any, ...]
+    opset: int
+    keywords: dict[str, Any]
+
+    def error(self, module: nn.Module) -> Exception | None:
+        """What the export of `module` raises; the file is thrown away."""
+        fixed = {"dynamo": False, "opset_version": self.opset, "verbose": False}
+        try:
+            file: Any = io.BytesIO()  # works, and is left out of the annotation
+            torch.onnx.export(module, self.arguments, file, **{**self.keywords, **fixed})
+        except Exception as error:
+            return error
+        return None
+
+
+def unwritten(
+    export: LegacyExport, module: nn.Module, *, original: nn.Module | None = None
+) -> tuple[UnsupportedOperator, ...]:
+    """The operators of `module`, as it is handed to the exporter.
+
+    One export for each kind of operator that is missing, and one more; another one if `original`
+    is given, the module before it was traced: the exporter's own trace knows whole paths. A traced
+    or scripted module has no shapes, so that placeholders can stop an export early: what it did
+    not reach is looked up in the module's graph.
+    """
+    kinds: dict[str, UnsupportedOperator] = {}
+    met, error = _met(export, module, kinds)
+    while (missing := operator_in(error) if error is not None else None) is not None:
+        if missing.name in kinds or len(kinds) == _MOST_KINDS:
+            break
+        if missing.reason and kinds:
+            break  # a placeholder's result may itself be what is not supported here
+        kinds[missing.name] = missing
+        met, error = _met(export, module, kinds)
+    if error is not None and isinstance(module, torch.jit.ScriptModule):
+        met |= _in_graph(module, kinds)
+    better = _met(export, original, kinds)[0] if original is not None and kinds else {}
+    found = (_of(kind, better) or _of(kind, met) or [kind] for kind in kinds.values())
+    return tuple(operator for places in found for operator in places)
+
+
+def _met(
+    export: LegacyExport, module: nn.Module, kinds: dict[str, UnsupportedOperator]
+) -> tuple[Met, Exception | None]:
+    """Where placeholders for `kinds` were met in one export, and what stopped it."""
+    met: Met = {}
+    with contextlib.ExitStack() as placeholders:
+        for name, kind in kinds.items():
+            write = _placeholder(kind, module, met)
+            placeholders.enter_context(overriding(name, write, opset=export.opset))
+        return met, export.error(module)
+
+
+def _of(kind: UnsupportedOperator, met: Met) -> list[UnsupportedOperator]:
+    return [operator for operator in met if operator.name == kind.name]
+
+
+def _placeholder(kind: UnsupportedOperator, module: nn.Module, met: Met) -> Callable[..., Any]:
+    """A symbolic function that writes a node of the same types, and notes where it stands."""
+
+    def write(g: Any, *inputs: Any, **_attributes: Any) -> Any:
+        node = g.original_node
+        met[_placed(kind, node, module)] = None
+        tensors = [value for value in inputs if _is_tensor(value)]
+        outputs = g.op(f"{_DOMAIN}::Missing", *tensors, outputs=node.outputsSize())
+        written = [outputs] if isinstance(outputs, torch._C.Value) else outputs
+        for value, original in zip(written, node.outputs(), strict=True):
+            value.setType(original.type())
+        return outputs
+
+    return write
+
+
+def _in_graph(module: torch.jit.ScriptModule, kinds: dict[str, UnsupportedOperator]) -> Met:
+    graph: Any = module.inlined_graph
+    nodes = [node for node in _nested(graph) if node.kind() in kinds]
+    return {_placed(kinds[node.kind()], node, module): None for node in nodes}
+
+
+def _nested(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nested(inner)
+
+
+def _placed(kind: UnsupportedOperator, node: Any, module: nn.Module) -> UnsupportedOperator:
+    scope = node_scope(node.scopeName(), node.getModuleHierarchy())
+    return replace(kind, place=module_path(scope, module), source=source_line(node.sourceRange()))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch._C.Value) and value.type().kind() == "TensorType"
+
+
+# torch says so in many ways, some of hundreds of lines. Here it is one cause, one remedy, and a
+# text of at most `MOST_LINES` lines whose last line says what to do.
+
+
+MOST_LINES = 30
+
+_MOST_OPERATORS = 12
+
+_MOST_PLACES = 4
+
+_MOST_NOTES = 6
+
+
+@dataclass(frozen=True)
+class ExportFailure:
+    """What the exporter could not do, and what the user can do: `cause` and `remedy` in one line
+    each, and all operators that the strategy can't write, where it failed on one."""
+
+    cause: str
+    remedy: str
+    operators: tuple[UnsupportedOperator, ...] = ()
+    tried: tuple[str, ...] = ()
+    """The strategies that failed: none of them is proposed."""
+
+    @classmethod
+    def of(
+        cls,
+        error: BaseException,
+        *,
+        operators: Sequence[UnsupportedOperator] = (),
+        strategy: str | None = None,
+        opset: int | None = None,
+    ) -> ExportFailure:
+        """Read an error of either exporter, of `torch.jit.trace` or of `torch.jit.script`.
+
+        `operators` are those found by `gate.export.failures`; the one that the error
+        names is added if it is not among them.
+        """
+        named = operator_in(error)
+        every = tuple(operators)
+        tried = () if strategy is None else (strategy,)
+        if named is not None and named.name not in names(every):
+            every = (*every, named)
+        if not every:
+            return cls(*reading(error), tried=tried)
+        opset = opset_in(error) if opset is None else opset
+        return cls(_cause(every, opset), remedy(every, tried), every, tried)
+
+    def of_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
+        """The same where all of `tried` failed: what helps then."""
+        advice = self.remedy
+        if self.operators:
+            advice = remedy(self.operators, tried)
+        elif any(f"export.strategy to {strategy}" in advice for strategy in tried):
+            advice = "Change forward so that one of them takes it: each says above what it met."
+        return ExportFailure(cause, advice, self.operators, tuple(tried))
+
+    def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
+        """The whole of it, at most `MOST_LINES` lines, the remedy last.
+
+        `notes` are lines about what was tried before; `log` the file with all that torch said.
+        """
+        lines = [self.cause, *(clipped(note) for note in _shortened(notes, _MOST_NOTES))]
+        if self.operators:
+            lines += [*_listed(self.operators), "Ways out:"]
+            lines += [f"  {way}" for way in ways_out(self.operators, self.tried)]
+        if log is not None:
+            lines.append(f"The exporter's log is {log}.")
+        return "\n".join(" ".join(line.splitlines()) for line in (*lines, self.remedy))
+
+
+def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
+    at = f" at opset {opset}" if opset is not None else ""
+    every = names(operators)
+    if len(every) > 1:
+        return f"{len(every)} operators can't be exported{at}: {some(every)}"
+    first = operators[0]
+    if is_custom(first.name):
+        return f"the operator {first.name} is not torch's own and has no ONNX form"
+    because = f": {clipped(first.reason)}" if first.reason else ""
+    return f"the operator {first.name} can't be exported{at}{because}"
+
+
+def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
+    """One line for each operator, with its places; the last one names all that are left."""
+    every = names(operators)
+    for name in every[:_MOST_OPERATORS]:
+        of_name = [operator for operator in operators if operator.name == name]
+        places = [clipped(place) for operator in of_name if (place := operator.located())]
+        at = f" at {', '.join(_shortened(places, _MOST_PLACES))}" if places else ""
+        yield f"  {name}{_remark(of_name[0])}{at}"
+    if rest := every[_MOST_OPERATORS:]:
+        yield f"  and {len(rest)} more: {', '.join(rest)}"
+
+
+def _remark(operator: UnsupportedOperator) -> str:
+    found = family(operator.name)
+    why = operator.reason or (found.why if found else None)
+    if operator.since is not None:
+        why = f"since opset {operator.since}"
+    return f" ({clipped(why)})" if why else ""
+
+
+def _shortened(items: Sequence[str], most: int) -> list[str]:
+    more = len(items) - most
+    return [*items[:most], *([f"and {more} more"] if more > 0 else [])]
+
+
+# An exporter stops at the first one. Here each is found with its place, so that the user knows the
+# whole of what is to be done.
+
+
+def unsupported(
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    *,
+    strategy: Strategy,
+    opset: int,
+    exporter_keywords: Mapping[str, Any] | None = None,
+) -> tuple[UnsupportedOperator, ...]:
+    """Every operator of `module` that `strategy` can't write at `opset`, in order of execution.
+
+    `exporter_keywords` are the others of the export that failed (`dynamic_axes`, `kwargs`, a
+    custom translation table …). Call it under the same switches (eval mode, attention's fast path,
+    custom symbolics). Prints nothing and never raises: what can't be captured at all has no
+    operators, and gives an empty tuple.
+    """
+    keywords = {key: value for key, value in (exporter_keywords or {}).items() if key != "f"}
+    with captured(), torch.no_grad():
+        try:
+            if strategy == "dynamo":
+                return untranslated(module, arguments, opset, keywords)
+            export = LegacyExport(arguments, opset, keywords)
+            handed = _handed(module, export, strategy)
+            return unwritten(export, handed, original=module if handed is not module else None)
+        except Exception:  # whatever torch raises; the first error is told in any case
+            return ()
+
+
+def refused(
+    error: BaseException,
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    *,
+    strategy: Strategy,
+    exporter_keywords: Mapping[str, Any],
+) -> ExportFailure:
+    """Explain an error of `torch.onnx.export(module, arguments, **told)`.
+
+    Looks for more operators only if the error is about one: that costs an export for each.
+    """
+    opset = int(exporter_keywords["opset_version"])
+    found: tuple[UnsupportedOperator, ...] = ()
+    if operator_in(error) is not None:
+        found = unsupported(
+            module, arguments, strategy=strategy, opset=opset, exporter_keywords=exporter_keywords
+        )
+    return ExportFailure.of(error, operators=found, strategy=strategy, opset=opset)
+
+
+def _handed(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:
+    """What the strategy hands to the exporter."""
+    if strategy == "direct" or isinstance(module, torch.jit.ScriptModule):
+        return module
+    if strategy == "scripted":
+        scripted: nn.Module = torch.jit.script(module)
+        return scripted
+    traced: nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
+        module,
+        export.arguments,
+        example_kwarg_inputs=export.keywords.get("kwargs"),
+        check_trace=False,
+    )
+    return traced

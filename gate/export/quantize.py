@@ -1,7 +1,4 @@
-"""The quantized twin: static int8 by ONNX Runtime's quantizer, from an exported file.
-
-It is another model with other answers, and judged as such: by its own policy, beside the exact one.
-"""
+"""Write the static int8 twin with ONNX Runtime's quantizer."""
 
 from __future__ import annotations
 
@@ -11,21 +8,46 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from pydantic import Field
 
 from gate.errors import ExportError, NothingQuantized, first_line
-from gate.export.quantize_settings import QuantizeSettings
-from gate.onnxfile.origin import QUANTIZED_FROM
-from gate.onnxfile.subject import read_subject
-from gate.package.loaded import onnx_runtime
+from gate.installation import onnx_runtime
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import QUANTIZED_FROM
 from gate.records.evidence import ExportRecord, Subject
-from gate.storage import atomic
+from gate.storage import files
 from gate.storage.digest import Digest
-from gate.storage.temporary import temporary_folder
+from gate.storage.files import temporary_folder
+from gate.storage.record import Record
+
+# Apart from the quantizer, so that params.yaml is read without onnx.
+
+
+class QuantizeSettings(Record):
+    """Every choice of the quantizer."""
+
+    samples: Annotated[int, Field(ge=1)] = 128
+    """Calibration samples: the ranges of the activations are taken from them."""
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    method: Literal["minmax", "entropy", "percentile"] = "minmax"
+    """How a range is taken from the values that were seen."""
+    per_channel: bool = True
+    """A scale for each output channel of a weight, instead of one for the tensor."""
+    reduce_range: bool = True
+    """Seven bits for weights: processors without VNNI saturate products of eight, so that the same
+    file would answer otherwise there."""
+    activation: Literal["uint8", "int8"] = "uint8"
+    weight: Literal["uint8", "int8"] = "int8"
+
+
+# It is another model with other answers, and judged as such: by its own policy, beside the exact
+# one.
+
 
 Batches = Iterator[Mapping[str, NDArray[Any]]]
 """Arrays by the names of the file's inputs, shape (batch, ...)."""
@@ -76,7 +98,7 @@ def quantize(
         data = proto.SerializeToString(deterministic=True)
         made.write_bytes(data)
         twin = read_subject(made)  # valid, before it takes the place of an older one
-        atomic.write_bytes(output, data)
+        files.write_bytes(output, data)
     recorded = {
         **settings.to_plain(),
         "format": "QDQ",

@@ -1,9 +1,10 @@
-"""One export as it is asked for: the model, the example, names and axes, before any exporter."""
+"""One export request: model, example input, names, dynamic axes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,20 +15,311 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.errors import ExportError, ModelError
-from gate.export.axes import BATCH, Axes, input_axes, others, places_of
-from gate.export.example import Example
-from gate.export.output_axes import OutputAxes, Shapes, Sized
-from gate.export.refusals.refusal import brief
-from gate.model.call import Call, Leaf, is_plain, leaves
-from gate.onnxfile import gathered
-from gate.records.strategy import ExportSettings
+from gate.export.export_warnings import shorten_message
+from gate.model.forward_signature import ForwardSignature, Leaf, is_plain, leaves
+from gate.onnx_file import reading
+from gate.records.evidence import Subject, TensorSpec
+from gate.records.export import ExportSettings
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arrays by input name, in the order of the file's inputs; axis 0 of each is the sample."""
+
+    arrays: dict[str, NDArray[Any]]
+
+    @classmethod
+    def bind(cls, arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -> Example:
+        """Give `arrays` the names of the inputs: by name where all are the same, else by position.
+
+        Without `names` the arrays keep their own. Raises ExportError for another number of arrays,
+        no samples, unequal numbers of samples, dtypes that are not numbers, and values that are
+        not finite.
+        """
+        names = tuple(arrays) if names is None else names
+        if not names or len(arrays) != len(names):
+            raise ExportError(
+                f"the example has {len(arrays)} array(s) ({', '.join(arrays) or 'none'}), "
+                f"export.input_names has {len(names)} ({', '.join(names)}). "
+                "Give one array for each argument of forward, in its order."
+            )
+        ordered = arrays if set(arrays) == set(names) else dict(zip(names, arrays.values()))  # noqa: B905
+        bound = {name: np.asarray(ordered[name]) for name in names}
+        for name, array in bound.items():
+            _check(name, array)
+        lengths = {name: len(array) for name, array in bound.items()}
+        if len(set(lengths.values())) > 1:
+            raise ExportError(
+                f"the example's arrays have unequal numbers of samples: {lengths}. "
+                "Axis 0 of every input must be the sample."
+            )
+        return cls(bound)
+
+    def batch(self, size: int) -> Example:
+        """Exactly `size` samples: the first ones, repeated where there are too few."""
+        return self.resized({name: {0: size} for name in self.arrays})
+
+    def resized(self, sizes: Mapping[str, Mapping[int, int]]) -> Example:
+        """The same with other sizes of some axes, by input: cut off, or repeated from the start."""
+        arrays = dict(self.arrays)
+        for name, axes in sizes.items():
+            for axis, size in axes.items():
+                places = np.arange(size) % arrays[name].shape[axis]
+                arrays[name] = np.take(arrays[name], places, axis=axis)
+        return Example({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The arrays as CPU tensors that own their memory."""
+        return tuple(torch.from_numpy(np.array(array)) for array in self.arrays.values())
+
+    def describe(self) -> str:
+        """Names, dtypes and shapes, for messages."""
+        return ", ".join(
+            f"{name}: {array.dtype}{list(array.shape)}" for name, array in self.arrays.items()
+        )
+
+
+def _check(name: str, array: NDArray[Any]) -> None:
+    if array.dtype.kind not in "fiub":
+        raise ExportError(
+            f"the example input {name} has dtype {array.dtype}, expected numbers or bool."
+        )
+    if array.ndim == 0 or array.size == 0:
+        raise ExportError(
+            f"the example input {name} has shape {list(array.shape)}, expected at least one "
+            "sample along axis 0."
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ExportError(
+            f"the example input {name} holds NaN or infinity. Give an example of real data."
+        )
+
+
+Axes = dict[str, dict[int, str]]
+"""By input or output: axis to label. Axes of one label have one size."""
+
+
+BATCH = "batch"
+
+
+def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[str] = ()) -> Axes:
+    """The dynamic axes of the inputs of `example`.
+
+    Raises ExportError for an input or axis that is not there (nor one of `outputs`), and for a
+    label of two sizes.
+    """
+    strange = sorted(set(settings.dynamic_axes) - {*example.arrays, *outputs})
+    if strange:
+        raise ExportError(
+            f"export.dynamic_axes names {', '.join(strange)}, the inputs are "
+            f"{', '.join(example.arrays)}, the outputs {', '.join(outputs)}. Name one of them."
+        )
+    axes: Axes = {}
+    for name, array in example.arrays.items():
+        labels = {0: BATCH} if settings.dynamic_batch else {}
+        labels |= dict(sorted(settings.dynamic_axes.get(name, {}).items()))
+        if labels and max(labels) >= array.ndim:
+            raise ExportError(
+                f"export.dynamic_axes names axis {max(labels)} of {name}, the example's shape is "
+                f"{list(array.shape)}. Count axes from 0."
+            )
+        if labels:
+            axes[name] = labels
+    for label, places in places_of(axes).items():
+        sizes = {example.arrays[name].shape[axis] for name, axis in places}
+        if len(sizes) > 1:
+            raise ExportError(
+                f"the dynamic axes that are called {label} have the sizes {sorted(sizes)} in the "
+                "example. Axes of one label have one size: give others another label."
+            )
+    return axes
+
+
+def places_of(axes: Axes) -> dict[str, list[tuple[str, int]]]:
+    """Each label with the inputs and axes that have it."""
+    places: dict[str, list[tuple[str, int]]] = {}
+    for name, labels in axes.items():
+        for axis, label in labels.items():
+            places.setdefault(label, []).append((name, axis))
+    return places
+
+
+def others(batch: Example, places: list[tuple[str, int]], *, samples: Example) -> Iterator[Example]:
+    """The batch at other sizes of one label, the likely ones first.
+
+    An odd number of samples, taken from all `samples`; of other axes an odd step, the strides and
+    patches that networks usually want, twice and half the size.
+    """
+    name, axis = places[0]
+    size = batch.arrays[name].shape[axis]
+    tries = [size + 1 + size % 2] if axis == 0 else [size + 3, size + 32, 2 * size, size // 2]
+    of_samples = {input_name for input_name, input_axis in places if input_axis == 0}
+    source = {n: (samples if n in of_samples else batch).arrays[n] for n in batch.arrays}
+    for other in dict.fromkeys(tries):
+        if other not in (0, size):
+            sizes: dict[str, dict[int, int]] = {}
+            for input_name, input_axis in places:
+                sizes.setdefault(input_name, {})[input_axis] = other
+            yield Example(source).resized(sizes)
+
+
+def axes_text(axes: Mapping[str, Mapping[int, str]]) -> str:
+    """`input:0=batch;input:2=height`, for records."""
+    return ";".join(
+        f"{name}:{axis}={label}" for name, labels in axes.items() for axis, label in labels.items()
+    )
+
+
+def own_label(name: str, axis: int) -> str:
+    """A label for an axis of an output that moves with the inputs, but is none of theirs."""
+    return f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"
+
+
+Shapes = dict[str, torch.Size]
+"""Of the outputs, by name."""
+
+
+@dataclass(frozen=True)
+class OutputShapes:
+    """The shapes that the model itself returned for one batch."""
+
+    batch: Example
+    shapes: Shapes
+
+    def size(self, place: tuple[str, int]) -> int:
+        """Of an axis of an input."""
+        name, axis = place
+        return int(self.batch.arrays[name].shape[axis])
+
+    def same(self, name: str, axis: int, *, as_in: OutputShapes) -> bool:
+        """Whether an output's axis has the size that it has there."""
+        mine, other = self.shapes.get(name, ()), as_in.shapes[name]
+        return axis >= len(mine) or mine[axis] == other[axis]
+
+
+@dataclass(frozen=True)
+class OutputAxes:
+    """What the outputs of `first` become when a labelled axis of the inputs has another size."""
+
+    first: OutputShapes
+    moved: Mapping[str, OutputShapes]
+    """By the label of the inputs' axes that had another size."""
+    inputs: Axes
+
+    def found(self) -> Axes:
+        """Axes that moved, by the label that they moved with if they have its size."""
+        axes: Axes = {}
+        for label, other in self.moved.items():
+            place = places_of(self.inputs)[label][0]
+            for name, shape in self.first.shapes.items():
+                for axis, size in enumerate(shape):
+                    if not other.same(name, axis, as_in=self.first):
+                        taken = axes.setdefault(name, {})
+                        same = size == self.first.size(place) and axis not in taken
+                        taken[axis] = label if same else own_label(name, axis)
+        return {name: dict(sorted(labels.items())) for name, labels in axes.items()}
+
+    def declared(self, settings: ExportSettings, *, other_data: Iterable[OutputShapes]) -> Axes:
+        """Axes of outputs that `settings.dynamic_axes` names.
+
+        `other_data`: shapes for other data of the sizes of `first`; only taken where sizes move
+        nothing. Raises ExportError for an axis that is not there, one that never moves, and a
+        label whose axes have several sizes.
+        """
+        wanted = {
+            name: labels
+            for name, labels in settings.dynamic_axes.items()
+            if name in self.first.shapes and name not in self.first.batch.arrays
+        }
+        places = places_of({name: dict(labels) for name, labels in wanted.items()})
+        all_places = [place for outputs in places.values() for place in outputs]
+        for place in all_places:
+            self._check_place(*place)
+        fixed = [place for place in all_places if not self._moves(place, self.moved.values())]
+        data = list(other_data) if fixed else []
+        for place in fixed:
+            if not self._moves(place, data):
+                raise self._never(*place)
+        for label, outputs in places.items():
+            for run in (self.first, *self.moved.values()):
+                self._check_label(label, outputs, run)
+        return {name: dict(sorted(labels.items())) for name, labels in wanted.items()}
+
+    def _check_place(self, name: str, axis: int) -> None:
+        shape = self.first.shapes[name]
+        if axis >= len(shape):
+            raise ExportError(
+                f"export.dynamic_axes names axis {axis} of {name}, the model returns the shape "
+                f"{list(shape)}. Count axes from 0."
+            )
+
+    def _moves(self, place: tuple[str, int], runs: Iterable[OutputShapes]) -> bool:
+        return any(not run.same(*place, as_in=self.first) for run in runs)
+
+    def _never(self, name: str, axis: int) -> ExportError:
+        tried = ", ".join(
+            f"{moving} {self.first.size(places[0])} and {self.moved[moving].size(places[0])}"
+            for moving, places in places_of(self.inputs).items()
+        )
+        return ExportError(
+            f"export.dynamic_axes says that axis {axis} of {name} may have any size, and "
+            f"the model returns {self.first.shapes[name][axis]} there at every size that was "
+            f"tried ({tried or 'no axis of an input is dynamic'}), and for other data. Declare the "
+            "axis of the input that it depends on, too, or leave it out."
+        )
+
+    def _check_label(self, label: str, outputs: list[tuple[str, int]], run: OutputShapes) -> None:
+        sizes = {
+            f"axis {axis} of {name}": run.shapes[name][axis]
+            for name, axis in outputs
+            if axis < len(run.shapes.get(name, ()))
+        }
+        for name, axis in places_of(self.inputs).get(label, ()):
+            sizes[f"axis {axis} of {name}"] = run.size((name, axis))
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{place} is {size}" for place, size in sizes.items())
+            raise ExportError(
+                f"the dynamic axes that are called {label} have several sizes: {listed}. Axes of "
+                "one label have one size: give others another label."
+            )
+
+
+def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str, ...]:
+    """Axes without a fixed size in the file that nobody asked for, in words.
+
+    `axes`: of inputs and outputs, as the model itself has them. What follows from the axes of the
+    inputs was asked for, but for outputs whose axes were declared.
+    """
+    return tuple(
+        f"axis {axis} of {spec.name} has no fixed size in the file ({size}), and nobody asked for "
+        f"that{_why(spec, axis, axes)}"
+        for spec in (*subject.inputs, *subject.outputs)
+        for axis, size in enumerate(spec.shape)
+        if isinstance(size, str) and not _wanted(spec, axis, axes, settings)
+    )
+
+
+def _wanted(spec: TensorSpec, axis: int, axes: Axes, settings: ExportSettings) -> bool:
+    declared = settings.dynamic_axes.get(spec.name)
+    of_batch = axis == 0 and settings.dynamic_batch
+    if declared is None or of_batch:
+        return axis in axes.get(spec.name, {})
+    return axis in declared
+
+
+def _why(spec: TensorSpec, axis: int, axes: Axes) -> str:
+    if axis in axes.get(spec.name, {}):
+        return ": it moves with the inputs, and export.dynamic_axes declares other axes of it"
+    return ": it depends on the data, or the exporter lost its size"
+
 
 Array = NDArray[Any]
+
 Run = Callable[[Example], object]
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """What every strategy exports. Built by `Request.of`, inside of `exporter.neutral`."""
 
     model: nn.Module
@@ -37,7 +329,7 @@ class Request:
     """All samples that were given."""
     batch: Example
     """The samples that are traced, in the order of the file's inputs."""
-    call: Call
+    call: ForwardSignature
     output_names: tuple[str, ...]
     axes: Axes
     """Of inputs and outputs."""
@@ -50,17 +342,17 @@ class Request:
     """Of outputs, as `settings.dynamic_axes` has them; each of them moved."""
 
     @classmethod
-    def of(cls, model: nn.Module, example: Example, settings: ExportSettings) -> Request:
+    def of(cls, model: nn.Module, example: Example, settings: ExportSettings) -> ExportRequest:
         """Run `model` on the example, and once more at another size of each dynamic axis.
 
         Raises ExportError where the model does not compute them, returns what is no tensor, or
         another number of tensors than there are names.
         """
-        call = Call(model, tuple(example.arrays))
+        call = ForwardSignature(model, tuple(example.arrays))
         if settings.input_names is None:
             names = call.sorted(tuple(example.arrays))
             example = Example({name: example.arrays[name] for name in names})
-            call = Call(model, tuple(example.arrays))
+            call = ForwardSignature(model, tuple(example.arrays))
         batch = example.batch(settings.batch_size)
         returned = _forward(call, model, batch)
         found = _leaves(returned)
@@ -73,9 +365,10 @@ class Request:
             for label, places in places_of(inputs).items()
         }
         moved = {
-            label: Sized(other, _shapes(outputs, leaf)) for label, (other, leaf) in sizes.items()
+            label: OutputShapes(other, _shapes(outputs, leaf))
+            for label, (other, leaf) in sizes.items()
         }
-        of_outputs = OutputAxes(Sized(batch, shapes), moved, inputs)
+        of_outputs = OutputAxes(OutputShapes(batch, shapes), moved, inputs)
         moving = of_outputs.found()
         declared = of_outputs.declared(settings, other_data=_other_data(run, batch, outputs))
         for name, labels in declared.items():
@@ -104,7 +397,7 @@ class Request:
         """True if the weights do not fit one protobuf file."""
         weights = (*self.model.parameters(), *self.model.buffers())
         size = sum(value.numel() * value.element_size() for value in weights)
-        return size > gathered.SINGLE_FILE_LIMIT
+        return size > reading.SINGLE_FILE_LIMIT
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
@@ -146,7 +439,7 @@ class Request:
 class Flat(nn.Module):
     """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
 
-    def __init__(self, model: nn.Module, call: Call) -> None:
+    def __init__(self, model: nn.Module, call: ForwardSignature) -> None:
         super().__init__()
         self.model = model
         self._call = call
@@ -156,12 +449,12 @@ class Flat(nn.Module):
         return tuple(leaf.tensor for leaf in leaves(self._call(self.model, tensors)))
 
 
-def _forward(call: Call, model: nn.Module, batch: Example) -> object:
+def _forward(call: ForwardSignature, model: nn.Module, batch: Example) -> object:
     try:
         return call(model, batch.tensors())
     except Exception as error:
         raise ExportError(
-            f"the model does not accept the example ({batch.describe()}): {brief(error)}. "
+            f"the model does not accept the example ({batch.describe()}): {shorten_message(error)}. "
             "Check the example's shapes and dtypes, and that export.input_names are the names of "
             "forward's arguments, or in their order."
         ) from error
@@ -206,7 +499,7 @@ def _other(
     ) from failure
 
 
-def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Sized]:
+def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[OutputShapes]:
     """Shapes for data that was made up, which the model may refuse."""
     for change in (np.zeros_like, np.negative):
         arrays = {
@@ -215,7 +508,7 @@ def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Si
         }
         with contextlib.suppress(ExportError):
             other = Example(arrays)
-            yield Sized(other, _shapes(names, _leaves(run(other))))
+            yield OutputShapes(other, _shapes(names, _leaves(run(other))))
 
 
 def _shapes(names: tuple[str, ...], found: list[Leaf]) -> Shapes:

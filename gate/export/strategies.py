@@ -1,36 +1,316 @@
-"""The strategies of the TorchScript-based exporter (`dynamo=False`): one call, every setting named.
-
-`traced`: `torch.jit.trace`, then the exporter. `direct`: the exporter's own trace, which resolves
-some fused operators (multi-head attention, `swapaxes`) that it can't write when they come in a
-traced module. `scripted`: `torch.jit.script`, which keeps `if`, `for` and `while` on data.
-"""
+"""The strategies traced, direct, scripted and dynamo."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import onnx
 import torch
 from torch import nn
 
-from gate.export.axes import axes_text
-from gate.export.custom import Symbolics
-from gate.export.refusals.operators import refused
-from gate.export.refusals.refusal import ExportRefusal, brief
-from gate.export.request import Flat, Request
-from gate.export.strategies.exporter import ExporterOptions, RungFailed, settings_of
-from gate.export.strategies.naming import accepted, rename, rename_outputs
-from gate.export.strategies.scripting import objection
-from gate.export.switches import Switches
-from gate.records.strategy import Strategy
+from gate import installation
+from gate.errors import ExportError
+from gate.export.export_warnings import shorten_message
+from gate.export.failures import ExportFailure, opset_for_all, refused
+from gate.export.request import Axes, ExportRequest, Flat, axes_text
+from gate.export.torchscript_settings import CustomSymbolics, TorchScriptSettings
+from gate.onnx_file.reading import subgraphs
+from gate.records.export import Strategy as StrategyStrategy
+
+ExporterOptions = dict[str, bool | int | float | str | None]
+"""Everything that an exporter was told, flat, for the record."""
+
+
+class Strategy(Protocol):
+    """One way from a model to a file."""
+
+    def __call__(
+        self, request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
+    ) -> ExporterOptions:
+        """Write `path` in the opset of `symbolics`. Raises RungFailed, and OSError where the file
+        can't be written."""
+        ...
+
+
+class RungFailed(Exception):
+    """One strategy wrote no file, or a wrong one; another may."""
+
+    def __init__(
+        self,
+        refusal: ExportFailure,
+        *,
+        since: int | None = None,
+        explain: Callable[[], ExportFailure] | None = None,
+    ) -> None:
+        """`since`: the opset that would do, where that is known. `explain` finds more to tell,
+        at the cost of several exports."""
+        super().__init__(refusal.cause)
+        self.refusal = refusal
+        self.since = since
+        self.explain = explain
+
+    @classmethod
+    def because(cls, cause: str, remedy: str, *, since: int | None = None) -> RungFailed:
+        """A cause and a remedy of our own."""
+        return cls(ExportFailure(cause, remedy), since=since)
+
+    @classmethod
+    def of(
+        cls,
+        error: Exception,
+        *,
+        strategy: str,
+        opset: int,
+        explain: Callable[[], ExportFailure] | None = None,
+    ) -> RungFailed:
+        """What an exporter raised."""
+        refusal = ExportFailure.of(error, strategy=strategy, opset=opset)
+        since = opset_for_all(refusal.operators)
+        return cls(refusal, since=since, explain=explain if refusal.operators else None)
+
+
+def export_copy(model: nn.Module) -> nn.Module:
+    """A deep copy on the CPU without gradients. Raises ExportError if it can't be copied."""
+    try:
+        with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors
+            copied = copy.deepcopy(model).cpu()
+        for parameter in copied.parameters():  # not at once: a ScriptModule refuses that
+            parameter.requires_grad_(False)
+        return copied
+    except Exception as error:
+        raise ExportError(
+            f"the model can't be copied: {shorten_message(error)}. The export works on a copy, so that it "
+            "can't change the model: remove what can't be copied (locks, open files, tensors "
+            "that were computed)."
+        ) from error
+
+
+@contextlib.contextmanager
+def neutral(model: nn.Module) -> Iterator[None]:
+    """`model` in eval mode, no gradients; multi-head attention by its ordinary operators; all
+    switches set back.
+
+    The fused attention that torch takes without gradients can't be exported; what is computed is
+    the same.
+    """
+    from torch.onnx import (  # type: ignore[attr-defined]  # deprecated, not in __all__
+        TrainingMode,
+        select_model_mode_for_export,
+    )
+
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with select_model_mode_for_export(model, TrainingMode.EVAL):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def settings_of(request: ExportRequest, keywords: dict[str, Any]) -> ExporterOptions:
+    """What an exporter was told, with what holds for all of them."""
+    names = {"input_names": request.input_names, "output_names": request.output_names}
+    flat: ExporterOptions = {**keywords, **{key: ",".join(value) for key, value in names.items()}}
+    return {**flat, "fused_attention": False, "grad": False}
+
+
+# It refuses plain numbers: detector backbones return `{"0": …, "1": …}`. They are exported under
+# other names, and renamed. It forgets the name of an output that a function of the file computes.
+
+
+_STAND_IN = "parity_gate_value_"
+
+
+def accepted(names: Sequence[str]) -> list[str]:
+    """The names, with a stand-in for each that is a plain number."""
+    return [f"{_STAND_IN}{name}" if name.isdecimal() else name for name in names]
+
+
+def rename(path: Path, names: Sequence[str]) -> None:
+    """Exchange the stand-ins of `names` in the file `path`. Raises OSError.
+
+    What the exporter itself called so, deep in the graph, makes way.
+    """
+    wanted = [name for name in names if name.isdecimal()]
+    if not wanted:
+        return
+    new = {f"{_STAND_IN}{name}": name for name in wanted}
+    new |= {name: f"inner_{name}" for name in wanted}
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    _rename(model.graph, new)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def rename_outputs(path: Path, names: Sequence[str]) -> None:
+    """Give the outputs of the file `path` these names, by position, where it has others.
+
+    Raises OSError. Another number of outputs is left to whoever verifies the file.
+    """
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    pairs = zip((value.name for value in model.graph.output), names, strict=False)
+    given = {value.name for value in model.graph.input}
+    new = {old: name for old, name in pairs if old != name and old not in given}
+    if not new:
+        return
+    makes_way = {name: f"inner_{name}" for name in new.values() if name not in new}
+    _rename(model.graph, makes_way | new)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def name_axes(path: Path, axes: Axes) -> None:
+    """Label these axes of the outputs of the file `path`, where they have no fixed size.
+
+    `dynamo` finds expressions for them (`2*height`), and takes no names. Raises OSError.
+    """
+    if not axes:
+        return
+    model = onnx.load(path, load_external_data=False)
+    for value in model.graph.output:
+        shape = value.type.tensor_type.shape.dim
+        for axis, label in axes.get(value.name, {}).items():
+            if axis < len(shape) and not shape[axis].HasField("dim_value"):
+                shape[axis].dim_param = label
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _rename(graph: onnx.GraphProto, new: dict[str, str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = new.get(value.name, value.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new.get(name, name) for name in names]
+        for inner in subgraphs(node):
+            _rename(inner, new)
+
+
+# It writes opset 18 and above; what is asked for below is converted afterwards, and stays 18,
+# without an error, where that fails. So whoever asks for a number reads it back from the file.
+
+
+def write_dynamo(
+    request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
+) -> ExporterOptions:
+    """Export the module to `path`, weights of more than 2 GB beside it; say what was set.
+
+    Raises RungFailed, and OSError where the file can't be written.
+    """
+    if not installation.is_installed("onnxscript"):
+        needs, _, install = installation.remedy("export").partition(": ")
+        raise RungFailed.because(f"the strategy dynamo {needs}", f"{install}.")
+    plain: ExporterOptions = {
+        "dynamo": True,
+        "opset_version": symbolics.opset,
+        "export_params": request.settings.export_params,
+        "optimize": request.settings.do_constant_folding,
+        "keep_initializers_as_inputs": request.settings.keep_initializers_as_inputs,
+        "external_data": request.large,
+        "verbose": request.settings.verbose,
+    }
+    axes = tuple(request.axes.get(name) for name in request.input_names)
+    keywords: dict[str, Any] = plain | {
+        "input_names": list(request.input_names),
+        "output_names": list(request.output_names),
+        # A flat forward has one parameter, `*tensors`, for all of them.
+        "dynamic_shapes": axes if request.plain else (axes,),
+        "custom_translation_table": symbolics.translations or None,
+    }
+    with request.flat() as module:
+        try:
+            torch.onnx.export(module, request.arguments, str(path), **keywords)
+        except OSError:
+            raise
+        except Exception as error:
+            raise RungFailed.of(
+                error,
+                strategy="dynamo",
+                opset=symbolics.opset,
+                explain=partial(_dynamo_explain, error, request, keywords),
+            ) from error
+    name_axes(path, request.declared)
+    inputs = {name: request.axes[name] for name in request.input_names if name in request.axes}
+    shapes = axes_text({**inputs, **request.declared})
+    return settings_of(request, plain | {"dynamic_shapes": shapes})
+
+
+def _dynamo_explain(
+    error: Exception, request: ExportRequest, keywords: dict[str, Any]
+) -> ExportFailure:
+    with request.flat() as module:
+        return refused(
+            error, module, request.arguments, strategy="dynamo", exporter_keywords=keywords
+        )
+
+
+_BY_FIELDS = "Return a named tuple instead: its fields may be of any type."
+
+
+def objection(request: ExportRequest) -> tuple[str, str] | None:
+    """Cause and remedy; None: nothing speaks against it that is known beforehand.
+
+    Asked where it failed: TorchScript's own messages tell of its inside.
+    """
+    for name in request.call.keyword_only:
+        return (
+            f"forward takes {name} by keyword only, which a trace around TorchScript can't give it",
+            f"Take {name} by position, too: leave out the * before it.",
+        )
+    for name, hint in request.call.structured.items():
+        if hint is None:
+            return (
+                f"forward takes {name} as a dict, list or tuple, and does not say so: TorchScript "
+                "takes every argument without an annotation for a tensor",
+                f"Annotate it, such as {name}: dict[str, torch.Tensor].",
+            )
+    with contextlib.suppress(Exception):  # then there is another reason
+        mixed = _mixed(request.call(request.model, request.arguments), "what forward returns")
+        if mixed is not None:
+            return mixed, _BY_FIELDS
+    return None
+
+
+def _mixed(value: Any, place: str) -> str | None:
+    """The first dict or list with values of several types in it: TorchScript has none."""
+    if isinstance(value, Mapping):
+        items, what = {f"{place}[{key!r}]": item for key, item in value.items()}, "dict"
+    elif isinstance(value, list | tuple):
+        items = {f"{place}[{number}]": item for number, item in enumerate(value)}
+        what = "list" if isinstance(value, list) else ""
+    else:
+        return None
+    kinds = sorted({_kind(item) for item in items.values()})
+    if what and len(kinds) > 1:
+        return (
+            f"{place} is a {what} with values of several types ({', '.join(kinds)}), and "
+            f"TorchScript has {what}s of one type of value only"
+        )
+    return next((found for at, item in items.items() if (found := _mixed(item, at))), None)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):  # by its items, in their order
+        return f"tuple of {', '.join(_kind(item) for item in value)}"
+    return "dict" if isinstance(value, Mapping) else type(value).__name__
+
+
+# `traced`: `torch.jit.trace`, then the exporter. `direct`: the exporter's own trace, which resolves
+# some fused operators (multi-head attention, `swapaxes`) that it can't write when they come in a
+# traced module. `scripted`: `torch.jit.script`, which keeps `if`, `for` and `while` on data.
+
 
 _CHECK_TRACE = True
+
 _STRICT_TRACE = True
 
 
-def write_traced(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
+def write_traced(
+    request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
+) -> ExporterOptions:
     """Trace the model on the batch, export the trace to `path`; say what was set.
 
     Raises RungFailed, and OSError where the file can't be written.
@@ -41,7 +321,7 @@ def write_traced(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
     return {**set_, "check_trace": _CHECK_TRACE, "strict_trace": _STRICT_TRACE}
 
 
-def _trace(module: nn.Module, request: Request) -> torch.jit.ScriptModule:
+def _trace(module: nn.Module, request: ExportRequest) -> torch.jit.ScriptModule:
     try:
         trace: torch.jit.ScriptModule = torch.jit.trace(  # type: ignore[no-untyped-call]
             module, request.arguments, check_trace=_CHECK_TRACE, strict=_STRICT_TRACE
@@ -54,13 +334,15 @@ def _trace(module: nn.Module, request: Request) -> torch.jit.ScriptModule:
         ) from error
     except Exception as error:
         raise RungFailed.because(
-            f"torch.jit.trace failed: {brief(error)}",
+            f"torch.jit.trace failed: {shorten_message(error)}",
             "Try forward with the example alone, and take out what is not a tensor operation.",
         ) from error
     return trace
 
 
-def write_direct(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
+def write_direct(
+    request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
+) -> ExporterOptions:
     """Export the module to `path`; say what was set.
 
     Raises RungFailed, and OSError where the file can't be written.
@@ -69,7 +351,9 @@ def write_direct(request: Request, path: Path, *, symbolics: Symbolics) -> Expor
         return _write(request, module, path, strategy="direct", opset=symbolics.opset)
 
 
-def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> ExporterOptions:
+def write_scripted(
+    request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
+) -> ExporterOptions:
     """Compile the model, export it to `path`; say what was set.
 
     Structured inputs and outputs, and tensors that may be None, are flattened by a trace around the
@@ -80,7 +364,7 @@ def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> Exp
         scripted = torch.jit.script(request.model)
     except Exception as error:
         why = objection(request) or (
-            f"torch.jit.script failed: {brief(error)}",
+            f"torch.jit.script failed: {shorten_message(error)}",
             "Annotate the types of arguments that are not tensors, and take out of forward what "
             "TorchScript has no words for.",
         )
@@ -92,7 +376,7 @@ def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> Exp
             )
         except Exception as error:
             why = objection(request) or (
-                f"the compiled model does not take or return flat tensors: {brief(error)}",
+                f"the compiled model does not take or return flat tensors: {shorten_message(error)}",
                 "Take and return tensors, in tuples.",
             )
             raise RungFailed.because(*why) from error
@@ -100,7 +384,7 @@ def write_scripted(request: Request, path: Path, *, symbolics: Symbolics) -> Exp
 
 
 def _write(
-    request: Request, module: nn.Module, path: Path, *, strategy: Strategy, opset: int
+    request: ExportRequest, module: nn.Module, path: Path, *, strategy: StrategyStrategy, opset: int
 ) -> ExporterOptions:
     """Export `module`, which takes and returns flat tensors, to `path`; say what was set.
 
@@ -109,7 +393,7 @@ def _write(
     """
     from torch.onnx import TrainingMode
 
-    switches = Switches(request.settings)
+    switches = TorchScriptSettings(request.settings)
     plain: ExporterOptions = {
         "dynamo": False,
         "opset_version": opset,
@@ -132,7 +416,7 @@ def _write(
     except OSError:
         raise
     except Exception as error:
-        find = partial(_explain, error, request, strategy=strategy, keywords=keywords)
+        find = partial(_torchscript_explain, error, request, strategy=strategy, keywords=keywords)
         explain = partial(find, None if module is request.model else module)
         raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
     if request.settings.export_modules_as_functions:
@@ -146,14 +430,14 @@ def _write(
     return settings_of(request, plain | described)
 
 
-def _explain(
+def _torchscript_explain(
     error: Exception,
-    request: Request,
+    request: ExportRequest,
     module: nn.Module | None,
     *,
-    strategy: Strategy,
+    strategy: StrategyStrategy,
     keywords: dict[str, Any],
-) -> ExportRefusal:
+) -> ExportFailure:
     """Asked after the export: the model itself (None) is flat no more by then."""
     with request.flat() if module is None else contextlib.nullcontext(module) as exported:
         return refused(

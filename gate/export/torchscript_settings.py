@@ -1,30 +1,35 @@
-"""Custom symbolic functions: the user's own ONNX form of an operator, for one export only.
-
-`export.custom_symbolics: package.module:register` names a function that takes `Symbolics`:
-
-    def register(symbolics):
-        symbolics.legacy("mine::hard_swish", symbolic_function)
-        symbolics.dynamo(torch.ops.mine.hard_swish.default, onnxscript_function)
-"""
+"""Options and custom symbolics of the TorchScript exporter."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from gate.errors import ExportError, ModelError
-from gate.export.refusals.refusal import brief
+from gate.export.export_warnings import shorten_message
 from gate.model.loading import imported
+from gate.records.export import ExportSettings
+
+# `export.custom_symbolics: package.module:register` names a function that takes `Symbolics`:
+#
+#     def register(symbolics):
+#         symbolics.legacy("mine::hard_swish", symbolic_function)
+#         symbolics.dynamo(torch.ops.mine.hard_swish.default, onnxscript_function)
+
 
 Function = Callable[..., Any]
+
 Target = torch._ops.OpOverload
 
 
-class Symbolics:
+class CustomSymbolics:
     """What `register` is given. `opset` is the one that the file is written in.
 
     `translations` is the custom translation table of `torch.onnx.export(dynamo=True)`.
@@ -66,14 +71,14 @@ class Symbolics:
 
 
 @contextlib.contextmanager
-def registered(spec: str | None, *, opset: int) -> Iterator[Symbolics]:
+def registered(spec: str | None, *, opset: int) -> Iterator[CustomSymbolics]:
     """Call `package.module:register`, and keep what it registers for the `with` block only.
 
     Yields what was registered, nothing if `spec` is None. torch's own functions, and those that
     were registered before, are back afterwards, after errors too. Raises ExportError if there is
     no such function, or if it fails or registers nothing.
     """
-    symbolics = Symbolics(opset)
+    symbolics = CustomSymbolics(opset)
     if spec is not None:
         _call(_function(spec), symbolics, spec)
     with contextlib.ExitStack() as overrides:
@@ -127,14 +132,14 @@ def _function(spec: str) -> Function:
     return registering
 
 
-def _call(function: Function, symbolics: Symbolics, spec: str) -> None:
+def _call(function: Function, symbolics: CustomSymbolics, spec: str) -> None:
     try:
         function(symbolics)
     except ExportError as error:
         raise ExportError(f"export.custom_symbolics: {spec}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ExportError(
-            f"export.custom_symbolics: {spec} raised {brief(error)}. Expected a function that "
+            f"export.custom_symbolics: {spec} raised {shorten_message(error)}. Expected a function that "
             "takes the registry and calls symbolics.legacy(…) or symbolics.dynamo(…)."
         ) from error
     if not (symbolics.symbolics or symbolics.translations):
@@ -150,3 +155,84 @@ def _demand_callable(function: object, name: str) -> None:
             f"the symbolic function of {name} is {function!r}, expected a function that returns "
             "ONNX values."
         )
+
+
+# PyTorch calls all of them deprecated; a version without one must not leave it out in silence.
+
+
+_FIELDS = (
+    "custom_opsets",
+    "autograd_inlining",
+    "export_modules_as_functions",
+    "operator_export_type",
+)
+
+
+@dataclass(frozen=True)
+class TorchScriptSettings:
+    """Those of one export."""
+
+    settings: ExportSettings
+
+    def check(self, model: nn.Module) -> None:
+        """Before anything is exported. Raises ExportError for a switch that is set and that this
+        PyTorch lacks, and for a class that no module of `model` has."""
+        for field in _FIELDS:
+            default = ExportSettings.model_fields[field].default
+            if getattr(self.settings, field) != default and field not in _parameters():
+                raise ExportError(
+                    f"export.{field} is set, and the exporter of the installed PyTorch "
+                    f"{torch.__version__} has no such setting. Leave it out."
+                )
+        self._functions(model)
+
+    def keywords(self, model: nn.Module) -> dict[str, Any]:
+        """For `torch.onnx.export(dynamo=False)`: those that it has."""
+        from torch.onnx import OperatorExportTypes
+
+        given = {
+            "custom_opsets": dict(self.settings.custom_opsets) or None,
+            "autograd_inlining": self.settings.autograd_inlining,
+            "export_modules_as_functions": self._functions(model),
+            "operator_export_type": getattr(
+                OperatorExportTypes, self.settings.operator_export_type
+            ),
+        }
+        return {name: value for name, value in given.items() if name in _parameters()}
+
+    def described(self) -> dict[str, bool | str | None]:
+        """The same, flat, for the record."""
+        settings = self.settings
+        opsets = ",".join(f"{domain}={v}" for domain, v in settings.custom_opsets.items())
+        functions = settings.export_modules_as_functions
+        return {
+            "custom_opsets": opsets or None,
+            "autograd_inlining": settings.autograd_inlining,
+            "export_modules_as_functions": (
+                functions if isinstance(functions, bool) else ",".join(functions)
+            ),
+            "operator_export_type": settings.operator_export_type,
+        }
+
+    def _functions(self, model: nn.Module) -> bool | set[type[nn.Module]]:
+        wanted = self.settings.export_modules_as_functions
+        if isinstance(wanted, bool):
+            return wanted
+        return {kind for name in wanted for kind in _classes(name, model)}
+
+
+def _classes(name: str, model: nn.Module) -> Iterator[type[nn.Module]]:
+    """Of this name, with its module or without."""
+    kinds = {type(module) for module in model.modules()}
+    names = {kind: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+    found = [kind for kind, whole in names.items() if f".{whole}".endswith(f".{name}")]
+    if not found:
+        raise ExportError(
+            f"export.export_modules_as_functions names {name}, and no module of the model is one. "
+            f"It has: {', '.join(sorted(names.values()))}. Name one of them, or true for all."
+        )
+    yield from found
+
+
+def _parameters() -> frozenset[str]:
+    return frozenset(inspect.signature(torch.onnx.export).parameters)

@@ -1,26 +1,205 @@
-"""Is the written file the one that was asked for: names, opset, dynamic axes, known operators?"""
+"""Does the file match the request and compute correctly at two batch sizes?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
-from gate.errors import OnnxFileError
-from gate.export.request import Request
-from gate.export.strategies.exporter import RungFailed
-from gate.onnxfile.subject import read_subject, verify_file
-from gate.onnxfile.walk import nodes_within
+from gate.errors import ExportError, OnnxFileError, first_line
+from gate.export.request import Example, ExportRequest
+from gate.export.strategies import RungFailed
+from gate.onnx_file.reading import nodes_within, read_subject, verify_file
+from gate.onnx_file.sessions import open_on_cpu
 from gate.records.evidence import TensorSpec
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
+
+Array = NDArray[Any]
+
+
+_BAKED = (
+    "Probably the trace fixed the batch size or a branch: use x.shape[0] instead of len(x), "
+    "and no Python if on data; see the tracer warnings."
+)
+
+
+class File:
+    """A file in a session. Raises ExportError where ONNX Runtime can't load it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._session = open_on_cpu(path)
+        except Exception as error:
+            raise ExportError(
+                f"ONNX Runtime can't load {path.name}: {first_line(error).rstrip('.')}. "
+                "Try a lower export.opset, or a newer onnxruntime."
+            ) from error
+        self.outputs: tuple[str, ...] = tuple(out.name for out in self._session.get_outputs())
+
+    def answers(self, example: Example) -> list[Array]:
+        """All outputs. Raises ExportError where the file does not compute them."""
+        try:
+            returned = self._session.run(None, example.arrays)
+        except Exception as error:
+            reason = first_line(error).rstrip(".")
+            raise ExportError(
+                f"the exported file fails with {sizes(example)}: {reason}. {_BAKED}"
+            ) from error
+        return [np.asarray(array) for array in returned]
+
+
+def difference(
+    file: File, example: Example, expected: Sequence[Array]
+) -> dict[str, tuple[float, float]]:
+    """By output: the largest absolute difference to `expected`, and the largest value there.
+
+    In float64; both are 0 for an empty output. Raises ExportError for another shape, and for
+    values that are not finite.
+    """
+    returned = file.answers(example)
+    return {
+        name: _of_output(name, example, got, want)
+        for name, got, want in zip(file.outputs, returned, expected, strict=True)
+    }
+
+
+def sizes(example: Example) -> str:
+    """`5 samples`, or all shapes where more than the number of samples tells them apart."""
+    shapes = {name: list(array.shape) for name, array in example.arrays.items()}
+    count = len(next(iter(example.arrays.values())))
+    shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    return f"{count} sample{'' if count == 1 else 's'} ({shown})"
+
+
+def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[float, float]:
+    if got.shape != want.shape:
+        raise ExportError(
+            f"with {sizes(example)} the exported file returns {list(got.shape)} for {name}, "
+            f"the model {list(want.shape)}. {_BAKED}"
+        )
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
+        side = "the model" if not np.isfinite(want).all() else "the exported file"
+        raise ExportError(
+            f"with {sizes(example)} {side} returns NaN or infinity for {name}, expected finite "
+            "values. Check the checkpoint and the example."
+        )
+    off = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    return float(off.max(initial=0.0)), float(np.abs(want.astype(np.float64)).max(initial=0.0))
+
+
+# On the example the file must compute what the model computes, at every size that is to be dynamic.
+# On changed data it should: a difference there is a doubt, for which a later rung is preferred. The
+# bound is a hundredth of the largest value of the output: a thousand times the rounding of a deep
+# network in float32, so that no correct file is in doubt; whether the file is exact, the gate
+# judges.
+
+
+_SHARE = 1e-2
+
+_TINY = 1e-6
+"""For outputs that are zero: no more than the rounding of values of about 1."""
+
+_SEED = 0
+
+
+_CHANGES: dict[str, Callable[[Array], Array]] = {
+    "negated": lambda x: -x,
+    "four times as large": lambda x: 4 * x,
+    "a tenth as large": lambda x: x / 10,
+    "all zero": np.zeros_like,
+    "shuffled": lambda x: np.random.default_rng(_SEED).permuted(x.reshape(-1)).reshape(x.shape),
+}
+"""What is done to inputs of floats; integers, which may be indices, are only shuffled."""
+
+
+@dataclass(frozen=True)
+class CheckFailure:
+    """What speaks against a file."""
+
+    cause: str
+    """As in "the file ..."."""
+    kind: Literal["fails", "differs", "doubt"]
+    """doubt: it differs on data that was made up."""
+
+
+class NumericalCheck:
+    """The model's own answers, computed once for all rungs. Used inside of `neutral`."""
+
+    def __init__(self, request: ExportRequest) -> None:
+        self._request = request
+        self._expected: dict[str, list[Array]] = {}
+
+    def objection(self, path: Path) -> CheckFailure | None:
+        """The first one against the file `path`."""
+        try:
+            file = File(path)
+            for title, batch in self._sizes():
+                cause = self._compare(file, title, batch, exact_integers=True)
+                if cause and self._repeatable(title, batch):
+                    return CheckFailure(cause, "differs")
+        except ExportError as error:
+            return CheckFailure(f"can't be right: {str(error).rstrip('.')}", "fails")
+        for title, batch in self._changed():
+            try:
+                cause = self._compare(file, title, batch, exact_integers=False)
+            except ExportError as error:  # what the model itself can't compute proves nothing
+                cause = f"can't be right: {error}" if title in self._expected else None
+            if cause and self._repeatable(title, batch):
+                return CheckFailure(f"{cause}, where the inputs are {title}", "doubt")
+        return None
+
+    def _sizes(self) -> Iterator[tuple[str, Example]]:
+        yield "as given", self._request.batch
+        for label, batch in self._request.other_sizes.items():
+            yield f"of another {label}", batch
+
+    def _changed(self) -> Iterator[tuple[str, Example]]:
+        arrays = self._request.batch.arrays
+        for title, change in _CHANGES.items():
+            kinds = "fiu" if title == "shuffled" else "f"
+            made = {n: change(a).astype(a.dtype) if a.dtype.kind in kinds else a
+                    for n, a in arrays.items()}  # fmt: skip
+            if any(not np.array_equal(made[name], arrays[name]) for name in arrays):
+                yield title, Example(made)
+
+    def _compare(
+        self, file: File, title: str, batch: Example, *, exact_integers: bool
+    ) -> str | None:
+        """How far the file is off, if it is too far."""
+        if title not in self._expected:
+            expected = self._request.answers(batch)
+            if not exact_integers and not all(np.isfinite(one).all() for one in expected):
+                return None
+            self._expected[title] = expected
+        expected = self._expected[title]
+        floats = {
+            name: want.dtype.kind == "f" or exact_integers
+            for name, want in zip(file.outputs, expected, strict=True)
+        }
+        for name, (off, largest) in difference(file, batch, expected).items():
+            if floats[name] and not off <= _SHARE * largest + _TINY:
+                return f"differs by {off:.2g} from the model in {name}, at {sizes(batch)}"
+        return None
+
+    def _repeatable(self, title: str, batch: Example) -> bool:
+        """False for a model that gives another answer each time: nothing can be compared."""
+        again = self._request.answers(batch)
+        expected = self._expected.get(title, again)
+        return all(np.array_equal(one, other) for one, other in zip(expected, again, strict=True))
+
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """Those that every build of ONNX Runtime carries."""
+
 _MOST = 8
 
 
-def verified(path: Path, request: Request, *, opset: int) -> None:
+def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
     """Check the file `path` against the request. Raises RungFailed."""
     try:
         subject = read_subject(path)
@@ -119,7 +298,7 @@ def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:
             )
 
 
-def _check_dynamic(spec: TensorSpec, request: Request) -> None:
+def _check_dynamic(spec: TensorSpec, request: ExportRequest) -> None:
     for axis, label in request.axes.get(spec.name, {}).items():
         if axis >= len(spec.shape) or isinstance(spec.shape[axis], str):
             continue

@@ -1,32 +1,44 @@
-"""Golden vectors in a folder, read only when proven."""
+"""Read (verified) and write a folder of golden vectors, including pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.record import (
+from gate.errors import DataError, DigestMismatch, EvidenceError
+from gate.golden.manifest import (
     DType,
-    Golden,
+    GoldenManifest,
+    GoldenModel,
     GoldenOutput,
     GoldenPart,
+    GoldenPicture,
+    GoldenPictures,
     GoldenTensor,
+    Origin,
 )
 from gate.policy.sections import NonFinite
+from gate.preprocess.implementations import lacking, pillow_preprocess
+from gate.preprocess.pictures import decoded, read_picture
+from gate.preprocess.spec import Pixels, PreprocessSpec, Tensor, geometry, to_pixels
+from gate.storage import files
 from gate.storage.digest import Digest
-from gate.storage.foreign import read_foreign
+from gate.storage.untrusted_files import read_untrusted
 
 GOLDEN_JSON = "golden.json"
+
 _RECORD_LIMIT = 1 << 20
 """Bytes of golden.json that are read at most."""
+
 SIZE_LIMIT = 1 << 32
 """Bytes of all arrays and pictures together: 4 GiB is far above what a few samples need."""
+
 
 Array = NDArray[np.generic]
 
@@ -45,7 +57,7 @@ class Vectors:
     """Golden vectors that were read and proven, by the names of the ONNX file; of a release by
     those of its chain."""
 
-    golden: Golden
+    golden: GoldenManifest
     sha256: Digest
     """Of golden.json."""
     inputs: Mapping[str, Array]
@@ -64,7 +76,7 @@ def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
     StorageError where this machine can't read them.
     """
     try:
-        return _read(folder, sha256)
+        return _folder_read(folder, sha256)
     except (MemoryError, OverflowError, RecursionError) as error:
         raise EvidenceError(
             f"the golden vectors in {folder} can't be read ({type(error).__name__}): they are too "
@@ -72,19 +84,19 @@ def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
         ) from error
 
 
-def read_record(folder: Path, *, sha256: Digest | None = None) -> tuple[Golden, Digest]:
+def read_record(folder: Path, *, sha256: Digest | None = None) -> tuple[GoldenManifest, Digest]:
     """golden.json alone and its digest; raises as `read_golden`."""
     path = folder / GOLDEN_JSON
-    text = read_foreign(path, limit=_RECORD_LIMIT, sha256=sha256)
-    return Golden.from_foreign(text, what=str(path)), Digest.of_bytes(text)
+    text = read_untrusted(path, limit=_RECORD_LIMIT, sha256=sha256)
+    return GoldenManifest.from_untrusted(text, what=str(path)), Digest.of_bytes(text)
 
 
 def record_digest(folder: Path) -> Digest:
     """Digest of golden.json, which is not parsed; raises as `read_golden`."""
-    return Digest.of_bytes(read_foreign(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
+    return Digest.of_bytes(read_untrusted(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
 
 
-def _read(folder: Path, expected: Digest | None) -> Vectors:
+def _folder_read(folder: Path, expected: Digest | None) -> Vectors:
     golden, sha256 = read_record(folder, sha256=expected)
     if golden.size_bytes > SIZE_LIMIT:
         raise EvidenceError(
@@ -108,7 +120,7 @@ def _read(folder: Path, expected: Digest | None) -> Vectors:
     )
 
 
-def files_of(golden: Golden) -> tuple[str, ...]:
+def files_of(golden: GoldenManifest) -> tuple[str, ...]:
     """Names of all files of the vectors, golden.json first."""
     return (GOLDEN_JSON, *golden.files)
 
@@ -117,7 +129,7 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
     arrays: dict[str, Array] = {}
     for tensor in tensors:
         path = folder / tensor.file
-        data = read_foreign(path, limit=tensor.size_bytes, sha256=tensor.sha256)
+        data = read_untrusted(path, limit=tensor.size_bytes, sha256=tensor.sha256)
         if len(data) != tensor.size_bytes:
             raise DigestMismatch(
                 f"{path} has {len(data)} bytes, {tensor.dtype} {list(tensor.shape)} needs "
@@ -133,11 +145,11 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
     return arrays
 
 
-def _pictures(folder: Path, golden: Golden) -> tuple[bytes, ...]:
+def _pictures(folder: Path, golden: GoldenManifest) -> tuple[bytes, ...]:
     """The bytes of every picture, proven."""
     files = golden.pictures.files if golden.pictures else ()
     return tuple(
-        read_foreign(folder / file.file, limit=file.size_bytes, sha256=file.sha256)
+        read_untrusted(folder / file.file, limit=file.size_bytes, sha256=file.sha256)
         for file in files
     )
 
@@ -164,3 +176,242 @@ def check_values(
             f"'{name}' has {int(bad.sum())} {kind} values, first at index "
             f"{int(bad.argmax())}. They prove nothing: leave that sample out."
         )
+
+
+@dataclass(frozen=True)
+class ExpectedOutput:
+    """An output of the reference, shape (samples, ...), and its tolerances (`GoldenOutput`)."""
+
+    values: Array
+    max_abs_diff: float
+    top1_agreement: float | None = None
+    nonfinite: NonFinite = "refuse"
+
+
+@dataclass(frozen=True)
+class FileVectors:
+    """What is written: a file, what it is given and what it must give."""
+
+    model: GoldenModel
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, ExpectedOutput]
+
+
+def write_golden(
+    folder: Path,
+    *,
+    model: GoldenModel,
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, ExpectedOutput],
+    origin: Origin,
+) -> GoldenManifest:
+    """Write the vectors of one file into `folder`; as `write_answers`."""
+    return write_answers(folder, FileVectors(model, inputs, outputs), parts={}, origin=origin)
+
+
+def write_answers(
+    folder: Path, whole: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
+) -> GoldenManifest:
+    """Write the vectors into `folder`, which is theirs alone; gives the record. `parts`: of a
+    release, whose chain `whole` is.
+
+    The same vectors give the same bytes. Files of data are named by their content and golden.json
+    comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
+    vectors that could prove nothing: none, empty arrays, NaN where it is not allowed or alone,
+    infinite inputs, dtypes that are no plain numbers; StorageError.
+    """
+    contents: dict[str, bytes] = {}
+    try:
+        golden = GoldenManifest(
+            **_described_all(whole, "", contents),
+            origin=origin,
+            parts={
+                name: GoldenPart(**_described_all(part, f"part-{place}-", contents))
+                for place, (name, part) in enumerate(parts.items())
+            },
+        )
+    except ValueError as error:
+        raise EvidenceError(f"these are no golden vectors: {error}") from error
+    if golden.size_bytes > SIZE_LIMIT:
+        raise EvidenceError(
+            f"these golden vectors have {golden.size_bytes} bytes, at most {SIZE_LIMIT} are read "
+            "again. Measure with smaller samples, or another batch size."
+        )
+    for file, data in contents.items():
+        files.write_bytes(folder / file, data)
+    golden.save(folder / GOLDEN_JSON)
+    remove_stale(folder, golden)
+    return golden
+
+
+def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
+    """The fields of the record; the bytes of its arrays go into `contents`."""
+    if not answers.inputs or not answers.outputs:
+        raise EvidenceError(
+            f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs are no golden "
+            "vectors. Give every input and every output of the file."
+        )
+    given: list[GoldenTensor] = []
+    for index, (name, values) in enumerate(answers.inputs.items()):
+        check_values(name, values, output=False)
+        fields = _described(name, values, f"{prefix}input-{index}", contents)
+        given.append(GoldenTensor.model_validate(fields))
+    expected: list[GoldenOutput] = []
+    for index, (name, output) in enumerate(answers.outputs.items()):
+        check_values(name, output.values, output=True, nonfinite=output.nonfinite)
+        fields = _described(name, output.values, f"{prefix}output-{index}", contents)
+        fields |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
+        fields |= {"top1_agreement": output.top1_agreement}
+        expected.append(GoldenOutput.model_validate(fields))
+    return {
+        "model": answers.model,
+        "samples": len(next(iter(answers.inputs.values()))),
+        "inputs": tuple(given),
+        "outputs": tuple(expected),
+    }
+
+
+def remove_stale(folder: Path, golden: GoldenManifest) -> None:
+    """Take away arrays and pictures that these vectors do not name."""
+    for pattern in ("*.bin", "*.png"):
+        for path in folder.glob(pattern):
+            if path.name not in golden.files:
+                path.unlink(missing_ok=True)
+
+
+def _described(
+    name: str, values: Array, prefix: str, contents: dict[str, bytes]
+) -> dict[str, object]:
+    """The fields of the array's record; its bytes go into `contents`."""
+    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+    digest = Digest.of_bytes(data)
+    file = f"{prefix}-{digest.short}.bin"
+    contents[file] = data
+    return {
+        "name": name,
+        "dtype": values.dtype.name,
+        "shape": tuple(int(size) for size in values.shape),
+        "file": file,
+        "sha256": digest,
+    }
+
+
+# A consumer decodes the picture, preprocesses it in its own way, compares the tensor with the
+# golden input (`max_diff`), and feeds its own tensor to the model. The gate does the first part by
+# Pillow.
+
+
+MAX_DIFF = 1.0
+"""Steps that a consumer may be off: rounding to one grey level or its neighbour."""
+
+PIXEL_LIMIT = 1 << 25
+"""Of one picture, as it is and resized: a photograph of 33 megapixels."""
+
+_DIGITS = 3
+
+
+def add_pictures(
+    folder: Path,
+    spec: PreprocessSpec,
+    pictures: Sequence[Path],
+    *,
+    max_diff: float = MAX_DIFF,
+    sha256: Digest | None = None,
+) -> GoldenManifest:
+    """Put the picture of each golden sample beside the vectors in `folder`, as PNG. `sha256`: of
+    golden.json, where whoever wrote it knows.
+
+    Among `pictures` those are found whose tensors by `spec` are the golden inputs, bit by bit.
+    golden.json comes last, so a crash leaves vectors without pictures. Raises EvidenceError where
+    Pillow can't do the spec, the file has several inputs, or a sample has no picture;
+    DigestMismatch for another golden.json.
+    """
+    golden = read_golden(folder, sha256=sha256)
+    why = lacking(spec)
+    if why is not None:
+        raise EvidenceError(f"golden pictures are proven by Pillow: {why}.")
+    if len(golden.inputs) != 1:
+        raise EvidenceError(f"{len(golden.inputs)} inputs: a picture becomes exactly one.")
+    ((name, samples),) = golden.inputs.items()
+    by_sample = {
+        pillow_preprocess(pixels, spec).tobytes(): pixels for pixels in map(read_picture, pictures)
+    }
+    described = []
+    for place, sample in enumerate(samples):
+        pixels = by_sample.get(np.ascontiguousarray(sample).tobytes())
+        if pixels is None:
+            raise EvidenceError(
+                f"no picture becomes the golden sample {place} by this spec. Give the pictures "
+                "that the samples were made from."
+            )
+        described.append(_written(folder, place, pixels))
+    with_pictures = golden.golden.model_copy(
+        update={
+            "pictures": GoldenPictures(
+                input=name, spec=spec, max_diff=max_diff, files=tuple(described)
+            )
+        }
+    )
+    checked = GoldenManifest.from_json(with_pictures.to_json())
+    checked.save(folder / GOLDEN_JSON)
+    remove_stale(folder, checked)
+    return checked
+
+
+def wrong_pictures(vectors: Vectors) -> str | None:
+    """Which picture does not become its golden input by Pillow, and why; None: all do."""
+    recorded = vectors.golden.pictures
+    if recorded is None:
+        return None
+    for picture, data, sample in zip(
+        recorded.files, vectors.pictures, vectors.inputs[recorded.input], strict=True
+    ):
+        try:
+            off = _off(_pictures_read(data, picture.file), sample, recorded.spec)
+        except DataError as error:
+            return str(error)
+        if not off <= recorded.max_diff:
+            return (
+                f"{picture.file} becomes a tensor that is {off:.4g}/255 off its golden input, "
+                f"allowed {recorded.max_diff:.4g}"
+            )
+    return None
+
+
+def _pictures_read(data: bytes, name: str) -> Pixels:
+    return decoded(data, name=name, formats=("PNG",), max_pixels=PIXEL_LIMIT)
+
+
+def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
+    """Largest difference in steps; infinite for another shape or dtype, which the spec's geometry
+    tells before a tensor is made that could fill all memory."""
+    box = geometry(spec, *pixels.shape[:2])
+    height, width = sample.shape[1:] if spec.layout == "nchw" else sample.shape[:2]
+    if (box.bottom - box.top, box.right - box.left) != (height, width):
+        return float("inf")
+    if box.height * box.width > PIXEL_LIMIT:
+        raise DataError(
+            f"resizing to {box.height} x {box.width} pixels is too much for a golden picture, at "
+            f"most {PIXEL_LIMIT} are made. Fetch the golden vectors again."
+        )
+    tensor = pillow_preprocess(pixels, spec)
+    if (tensor.shape, tensor.dtype) != (sample.shape, sample.dtype):
+        return float("inf")
+    return round(float(np.abs(to_pixels(tensor, spec) - to_pixels(sample, spec)).max()), _DIGITS)
+
+
+def _written(folder: Path, place: int, pixels: Pixels) -> GoldenPicture:
+    from PIL import Image
+
+    if pixels.shape[0] * pixels.shape[1] > PIXEL_LIMIT:
+        raise EvidenceError(
+            f"the picture of the golden sample {place} has {pixels.shape[0]} x {pixels.shape[1]} "
+            f"pixels, at most {PIXEL_LIMIT} are read again. Give smaller pictures."
+        )
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    data = stream.getvalue()
+    digest = Digest.of_bytes(data)
+    file = f"picture-{place}-{digest.short}.png"
+    files.write_bytes(folder / file, data)
+    return GoldenPicture(file=file, size_bytes=len(data), sha256=digest)

@@ -1,8 +1,4 @@
-"""What golden vectors are, and what came of computing them again.
-
-The arrays lie beside `golden.json` as raw values: little-endian, C order, no header, so that a
-browser or another language reads them without numpy.
-"""
+"""The record `golden.json`, and the result of recomputing the vectors."""
 
 from __future__ import annotations
 
@@ -16,22 +12,32 @@ from gate.policy.sections import NonFinite
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
-from gate.storage.record import Record, Sha256, later
+from gate.storage.record import Measured, Record, Sha256, added_field
+
+# The arrays lie beside `golden.json` as raw values: little-endian, C order, no header, so that a
+# browser or another language reads them without numpy.
+
 
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 ]  # fmt: skip
+
 ITEM_BYTES: dict[str, int] = {
     "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2,
     "uint32": 4, "uint64": 8, "float16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
+
 _FILE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.bin")
+
 _PICTURE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.png")
+
 PICTURE_LIMIT = 1 << 26
 """Bytes of one picture at most."""
+
 _ARRAY_LIMIT = 1 << 32
 """Bytes of one array at most: 4 GiB is far above what a few samples need."""
+
 _RANK_LIMIT = 32
 """What every version of NumPy can shape."""
 
@@ -44,7 +50,9 @@ def _relative(name: str) -> str:
 
 
 Axis = Annotated[int, Field(ge=1)]
+
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
@@ -90,7 +98,7 @@ class GoldenOutput(GoldenTensor):
     """The tolerance: largest absolute difference of an element."""
     top1_agreement: Share | None = None
     """Of logits, shape (samples, classes): the least share of samples with the same argmax."""
-    nonfinite: NonFinite = later("refuse")
+    nonfinite: NonFinite = added_field("refuse")
     """`same_places`: NaN stands in the vectors, and must stand in the same places."""
 
     @model_validator(mode="after")
@@ -139,8 +147,8 @@ class Origin(Record):
     """The policy that the tolerances come from."""
     versions: dict[str, str]
     """Distribution name to version: torch, which computed the outputs, and others."""
-    code_sha256: Sha256 | None = later(None)
-    """Digest of the code of the model that computed them (`gate.records.model_code.ModelCode`)."""
+    code_sha256: Sha256 | None = added_field(None)
+    """Digest of the code of the model that computed them (`gate.records.evidence.ModelCode`)."""
 
 
 class GoldenPart(Record):
@@ -159,7 +167,7 @@ class GoldenPart(Record):
         return self
 
 
-class Golden(Record):
+class GoldenManifest(Record):
     """`golden.json`. Of a release the arrays of the whole are what the chain takes and gives."""
 
     schema_version: Literal[1] = 1
@@ -168,15 +176,15 @@ class Golden(Record):
     inputs: Annotated[tuple[GoldenTensor, ...], Field(min_length=1)]
     outputs: Annotated[tuple[GoldenOutput, ...], Field(min_length=1)]
     origin: Origin
-    pictures: GoldenPictures | None = later(None)
+    pictures: GoldenPictures | None = added_field(None)
     """None: the samples are tensors only."""
-    parts: dict[str, GoldenPart] = later({})
+    parts: dict[str, GoldenPart] = added_field({})
     """Of a release of several files, by name; empty: one ONNX file."""
 
     @property
     def arrays(self) -> tuple[GoldenTensor, ...]:
         """Of the whole, then of each part."""
-        each: tuple[Golden | GoldenPart, ...] = (self, *self.parts.values())
+        each: tuple[GoldenManifest | GoldenPart, ...] = (self, *self.parts.values())
         return tuple(tensor for of in each for tensor in (*of.inputs, *of.outputs))
 
     @property
@@ -213,7 +221,7 @@ class Golden(Record):
         return self
 
 
-def check_arrays(of: Golden | GoldenPart) -> None:
+def check_arrays(of: GoldenManifest | GoldenPart) -> None:
     """Raise ValueError for arrays that can't be told apart, or are not of the same samples."""
     for side in (of.inputs, of.outputs):
         if len({tensor.name for tensor in side}) < len(side):
@@ -224,3 +232,42 @@ def check_arrays(of: Golden | GoldenPart) -> None:
     counted = [*of.inputs, *(o for o in of.outputs if o.top1_agreement is not None)]
     if any(tensor.shape[:1] != (of.samples,) for tensor in counted):
         raise ValueError(f"axis 0 of inputs and logits must be the {of.samples} samples")
+
+
+class OutputResult(Record):
+    """One output, computed again. Either `problem`, or within its bounds."""
+
+    name: str
+    part: str | None = added_field(None)
+    """Of a release; None: of one ONNX file."""
+    tolerance: Measured
+    max_abs_diff: Measured | None = None
+    """None: there is nothing to compare."""
+    top1_agreement: Measured | None = None
+    """None: not asked for, or nothing to compare."""
+    problem: str | None = None
+
+
+class GoldenResult(Record):
+    """What came of computing the vectors again. Only `passed` says that all is well."""
+
+    schema_version: Literal[1] = 1
+    passed: bool
+    model_sha256: Sha256
+    """Of the file that was looked at."""
+    golden_sha256: Sha256
+    """Of golden.json, which names the digests of all arrays."""
+    samples: int
+    onnxruntime: str
+    providers: tuple[str, ...] = ()
+    """Of the session, in its order; empty: none was opened."""
+    outputs: tuple[OutputResult, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Everything that is wrong, that of the outputs included."""
+
+    @model_validator(mode="after")
+    def _honest(self) -> Self:
+        clean = not self.problems and all(output.problem is None for output in self.outputs)
+        if self.passed and not (clean and self.outputs and self.samples and self.providers):
+            raise ValueError("a result without a whole and clean comparison did not pass")
+        return self

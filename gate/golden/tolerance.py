@@ -1,4 +1,4 @@
-"""How far a runtime may be from the golden vectors: what the policy allows the served runtime."""
+"""Tolerance of the serving runtime."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gate.errors import EvidenceError
-from gate.golden.folder import PartVectors, Vectors, read_golden
-from gate.golden.pictures import add_pictures
-from gate.golden.record import Golden
-from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
-from gate.policy.policy import Bounds, Policy
-from gate.policy.roles import classes_of
-from gate.policy.sections import NonFinite
+from gate.golden.folder import (
+    ExpectedOutput,
+    FileVectors,
+    PartVectors,
+    Vectors,
+    add_pictures,
+    read_golden,
+    write_answers,
+)
+from gate.golden.manifest import GoldenManifest
+from gate.policy.output_roles import class_metrics_for
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, NonFinite
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import EPSILON
-from gate.records.output_parity import OutputParity
+from gate.records.outputs import OutputParity
 from gate.records.runtime import RuntimeName, traits_of
 
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
+
 _OWN_NOISE = 2.0
 """Without any bound: so many times what the served runtime was seen to be off."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Of one output; fields as in `gate.golden.record.GoldenOutput`."""
+    """Of one output; fields as in `gate.golden.manifest.GoldenOutput`."""
 
     max_abs_diff: float
     top1_agreement: float | None = None
     nonfinite: NonFinite = "refuse"
 
 
-def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
+def tolerances_for(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     """The tolerance of each output of the file, by name.
 
     Of the served runtime (`ort-cpu-optimized`, else `ort-cpu`) and its bounds, the first that is
@@ -56,7 +63,7 @@ def tolerances(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
     served = runtime.runtime if runtime else _to_be_served(policy)
     measured = {output.name: output for output in runtime.outputs} if runtime else {}
     return {
-        spec.name: _tolerance(policy, policy.bounds_of(served, spec.name), measured.get(spec.name))
+        spec.name: _tolerance(policy, policy.bounds_for(served, spec.name), measured.get(spec.name))
         for spec in evidence.subject.outputs
     }
 
@@ -68,10 +75,10 @@ def tolerances_of_part(policy: Policy, evidence: Evidence, part: str) -> dict[st
     if measured is None:
         raise EvidenceError(f"the evidence says nothing of the part {part}. Measure the release.")
     own = policy.of_part([spec.name for spec in measured.subject.outputs])
-    return tolerances(own, measured)
+    return tolerances_for(own, measured)
 
 
-def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> Golden:
+def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> GoldenManifest:
     """Write the vectors of `source` into `target` with the tolerances of this policy.
 
     Raises EvidenceError, DigestMismatch and StorageError as reading and writing do; DigestMismatch
@@ -86,7 +93,7 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     }
     golden = write_answers(
         target,
-        _refitted(vectors, tolerances(policy, evidence)),
+        _refitted(vectors, tolerances_for(policy, evidence)),
         parts=parts,
         origin=old.origin.model_copy(update={"policy_sha256": policy.digest()}),
     )
@@ -127,7 +134,7 @@ def _to_be_served(policy: Policy) -> RuntimeName:
 
 
 def _tolerance(policy: Policy, bounds: Bounds, output: OutputParity | None) -> Tolerance:
-    agreement = bounds.top1_agreement if output and classes_of(policy, output) else None
+    agreement = bounds.top1_agreement if output and class_metrics_for(policy, output) else None
     return Tolerance(_finite(_max_abs_diff(bounds, output)), agreement, policy.nonfinite)
 
 

@@ -1,10 +1,14 @@
-"""Computing golden vectors again, on the hardware that will serve."""
+"""Recompute golden vectors on the serving hardware, sandboxed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from gate.errors import (
     EvidenceError,
@@ -14,16 +18,88 @@ from gate.errors import (
     StorageError,
     first_line,
 )
-from gate.golden.comparison import compare
-from gate.golden.folder import PartVectors, Vectors, read_golden, record_digest
-from gate.golden.pictures import wrong_pictures
-from gate.golden.record import Golden, GoldenModel
-from gate.golden.result import GoldenResult, OutputResult
-from gate.onnxfile.release_file import ReleaseFile
-from gate.onnxfile.session import open_on_cpu, refuse_out_of_memory
-from gate.package.loaded import onnx_runtime
+from gate.golden.folder import (
+    Array,
+    PartVectors,
+    Vectors,
+    read_golden,
+    record_digest,
+    wrong_pictures,
+)
+from gate.golden.manifest import (
+    GoldenManifest,
+    GoldenModel,
+    GoldenOutput,
+    GoldenResult,
+    OutputResult,
+)
+from gate.installation import onnx_runtime
+from gate.onnx_file.release_file import ReleaseFile
+from gate.onnx_file.sessions import open_on_cpu, refuse_out_of_memory
+from gate.sandbox.limits import SandboxLimits
+from gate.sandbox.process import run_in_sandbox
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain
+
+
+def compare(
+    vectors: Vectors | PartVectors, computed: Mapping[str, Any]
+) -> tuple[OutputResult, ...]:
+    """Each golden output beside the computed one of the same name."""
+    return tuple(
+        _compared(output, vectors.outputs[output.name], computed.get(output.name))
+        for output in vectors.golden.outputs
+    )
+
+
+def _compared(golden: GoldenOutput, want: Array, got: Any) -> OutputResult:
+    """Written so that only a comparison that was made, of finite numbers, can pass."""
+    result = OutputResult(name=golden.name, tolerance=golden.max_abs_diff)
+    problem = _other_kind(want, got)
+    if problem is not None:
+        return result.model_copy(update={"problem": problem})
+    diff = _max_abs_diff(want, got)
+    agreement = None
+    problems = []
+    if not (math.isfinite(diff) and diff <= golden.max_abs_diff):
+        problems.append(f"max_abs_diff {diff:.3g} is above the tolerance {golden.max_abs_diff:.3g}")
+    if golden.top1_agreement is not None:
+        agreement = float((np.argmax(want, axis=1) == np.argmax(got, axis=1)).mean())
+        if not agreement >= golden.top1_agreement:
+            problems.append(f"top-1 agreement {agreement:.4g} is below {golden.top1_agreement:.4g}")
+    return result.model_copy(
+        update={
+            "max_abs_diff": diff,
+            "top1_agreement": agreement,
+            "problem": "; ".join(problems) or None,
+        }
+    )
+
+
+def _other_kind(want: Array, got: Any) -> str | None:
+    """Why the two can't be compared, or None."""
+    if not isinstance(got, np.ndarray):
+        return f"is missing, or no tensor ({type(got).__name__})"
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        return f"is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
+    if got.dtype.kind == "f":
+        other = np.isnan(got) != np.isnan(want)
+        if other.any():
+            return f"has {int(other.sum())} NaN values in other places than the vectors"
+        infinite = np.isinf(got) | np.isinf(want)
+        if (got[infinite] != want[infinite]).any():
+            return "is infinite on one side only, or with another sign"
+    return None
+
+
+def _max_abs_diff(want: Array, got: Array) -> float:
+    """Over the finite elements; equal infinities are equal. A difference of integers that float64
+    can't tell counts as 1."""
+    finite = np.isfinite(want) if want.dtype.kind == "f" else np.ones(want.shape, np.bool_)
+    with np.errstate(all="ignore"):
+        diffs = np.abs(want[finite].astype(np.float64) - got[finite].astype(np.float64))
+    largest = float(diffs.max(initial=0.0))
+    return largest or float((want[finite] != got[finite]).any())
 
 
 def verify_golden(
@@ -141,7 +217,7 @@ def _other_file(
     return None
 
 
-def _exchanged(golden: Golden, path: Path) -> Iterator[str]:
+def _exchanged(golden: GoldenManifest, path: Path) -> Iterator[str]:
     """Which parts are other files, where the whole is not the released one."""
     for name, part in golden.parts.items():
         file = path.parent / part.model.file
@@ -149,7 +225,7 @@ def _exchanged(golden: Golden, path: Path) -> Iterator[str]:
             yield f"the part {name} ({part.model.file}) is another"
 
 
-def _other_parts(golden: Golden, path: Path) -> str | None:
+def _other_parts(golden: GoldenManifest, path: Path) -> str | None:
     """Why the vectors are not of the parts that the release file names, or None."""
     if not golden.parts:
         return None
@@ -249,3 +325,63 @@ def _refuse_outside(folder: Path, name: str) -> None:
             f"the data file {name!r} lies outside of {folder}. Golden vectors must not read other "
             "files of this machine: fetch the release again."
         )
+
+
+def verify_golden_in_sandbox(
+    model_path: Path,
+    folder: Path,
+    limits: SandboxLimits | None,
+    *,
+    sha256: Digest | None = None,
+    golden_sha256: Digest | None = None,
+) -> GoldenResult:
+    """As `verify_golden`; None: the file is our own, and runs in this process.
+
+    Raises LimitExceeded besides, and EvidenceError for an answer that makes no sense.
+    """
+    if limits is None:
+        return verify_golden(model_path, folder, sha256=sha256, golden_sha256=golden_sha256)
+    given = {"sha256": sha256, "golden_sha256": golden_sha256}
+    arguments = {name: digest and str(digest) for name, digest in given.items()}
+    arguments |= {"model_path": str(model_path), "folder": str(folder)}
+    what = f"running {model_path.name}"
+    plain = run_in_sandbox(f"{__name__}:verified", arguments, limits=limits, what=what)
+    return GoldenResult.from_json(json.dumps(plain))
+
+
+def loading_problem(path: Path, limits: SandboxLimits | None) -> str | None:
+    """Why ONNX Runtime can't load the file at `path`, or None. Without limits in this process.
+
+    Raises LimitExceeded.
+    """
+    if limits is None:
+        return opened(str(path))
+    what = f"loading {path.name}"
+    problem = run_in_sandbox(f"{__name__}:opened", {"path": str(path)}, limits=limits, what=what)
+    return None if problem is None else str(problem)
+
+
+def verified(
+    model_path: str, folder: str, sha256: str | None, golden_sha256: str | None
+) -> dict[str, Any]:
+    """The child's side of `verify_within`."""
+    result = verify_golden(
+        Path(model_path), Path(folder), sha256=_digest(sha256), golden_sha256=_digest(golden_sha256)
+    )
+    return result.to_plain()
+
+
+def opened(path: str) -> str | None:
+    """The child's side of `loading_problem`."""
+    try:
+        open_on_cpu(Path(path))
+    except PackageMissing:  # which says nothing of the file
+        raise
+    except Exception as error:
+        refuse_out_of_memory(error, what=f"loading {Path(path).name}")
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def _digest(text: str | None) -> Digest | None:
+    return None if text is None else Digest.parse(text)

@@ -1,1 +1,1 @@
-"""The ledger: what happened to models, in a chain of lines, and what is asked of it."""
+"""Append-only signed history in SQLite or PostgreSQL."""

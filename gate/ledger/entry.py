@@ -1,20 +1,174 @@
-"""One line of the ledger: what happened to a version, when, and who wrote it."""
+"""One ledger entry, and the hash chain of entries."""
 
 from __future__ import annotations
 
+import functools
 import getpass
+import hashlib
 import os
 import socket
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.errors import EvidenceError, first_line
-from gate.records.incumbent import Incumbent
-from gate.storage.quota import Extent
-from gate.storage.record import Prose, Record, Sha256, later
+from gate.records.champion_comparison import ChampionComparison
+from gate.records.layout import VersionSize
+from gate.storage.digest import Digest
+from gate.storage.record import Prose, Record, Sha256, added_field
+from gate.storage.safe_text import redacted
+
+# A server and the database behind it, or a server's old and new name, are the same registry under
+# two identities. Whoever knows says so once (`gate serve --same-registry`); the ledger has a line
+# of it, so that promotions, rollbacks and the service agree, and nobody takes it back unseen: what
+# was rolled back under the other address would be forgotten with it.
+
+_PORTS = {"http": 80, "https": 443}
+
+
+@functools.lru_cache(maxsize=256)
+def plain(address: str) -> str:
+    """An identity without what makes no difference: user, trailing slash, case of the host."""
+    text = redacted(address).rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        return text
+    port = f":{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else ""
+    return f"{parts.scheme}://{parts.hostname.lower()}{port}{parts.path}"
+
+
+# Each line holds the SHA-256 of the line before it. The last line that was read is read again each
+# time: one that is another by now, or gone, has all lines read anew. So that an edit before it is
+# found too, all lines are hashed again from time to time.
+
+
+_REHASH_S = 600.0
+"""After which the lines that were read are hashed again."""
+
+_WIDTH = 32
+
+
+class Linked(Protocol):
+    """What a line says."""
+
+    @property
+    def parent(self) -> Digest | None:
+        """Digest of the line before; None in the first line."""
+        ...
+
+
+Link_co = TypeVar("Link_co", bound=Linked, covariant=True)
+
+
+class Row(NamedTuple):
+    """A line as it is kept."""
+
+    number: int
+    line: bytes
+    signature: str | None = None
+
+
+Rows = Callable[[int], Sequence[Row]]
+"""Gives the rows from a number on, in their order."""
+
+
+class HashChain(Generic[Link_co]):
+    """The lines that were read. Knows their digests and the last row, and nothing else of them."""
+
+    def __init__(self, place: str, parse: Callable[[bytes, int], Link_co]) -> None:
+        self.place = place
+        """What messages call it."""
+        self._parse = parse
+        self.last: Row | None = None
+        """As it is kept now."""
+        self._digests = bytearray()
+        self._hashed_at = -_REHASH_S
+
+    @property
+    def lines(self) -> int:
+        """How many were read."""
+        return len(self._digests) // _WIDTH
+
+    def digest(self, number: int) -> Digest | None:
+        """Of a line that was read; None where there is no such line."""
+        if not 1 <= number <= self.lines:
+            return None
+        return Digest(bytes(self._digests[(number - 1) * _WIDTH : number * _WIDTH]).hex())
+
+    def read(self, rows: Rows) -> tuple[bool, list[Link_co]]:
+        """What the lines say that came since the last time. True: those are all lines, because
+        they are others than they were, or are read for the first time.
+
+        Raises EvidenceError where a line can't be parsed or the chain is broken; and what `rows`
+        raises.
+        """
+        if self.lines and time.monotonic() - self._hashed_at <= _REHASH_S:
+            found = rows(self.lines)
+            if found and self._is_last(found[0]):
+                self.last = found[0]
+                return False, self._take(found[1:])
+        everything = rows(1)
+        if not self._holds(everything):
+            self._forget()
+        anew = self.lines == 0
+        links = self._take(everything[self.lines :])
+        self._hashed_at = time.monotonic()
+        return anew, links
+
+    def _forget(self) -> None:
+        self.last, self._digests = None, bytearray()
+
+    def _is_last(self, row: Row) -> bool:
+        return row.number == self.lines and Digest.of_bytes(row.line) == self.digest(self.lines)
+
+    def _holds(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows begin with the lines that were read."""
+        if not 0 < self.lines <= len(rows):
+            return False
+        first = rows[: self.lines]
+        self.last = first[-1]
+        return b"".join(hashlib.sha256(row.line).digest() for row in first) == self._digests
+
+    def _take(self, rows: Sequence[Row]) -> list[Link_co]:
+        links, digests, first = [], bytearray(), self.lines + 1
+        head = self.digest(self.lines)
+        parent = None if head is None else head.hex
+        for number, row in enumerate(rows, start=first):
+            if row.number != number:
+                raise EvidenceError(self._missing(number, row.number))
+            link = self._parse(row.line, number)
+            if (link.parent.hex if link.parent else None) != parent:
+                before = None if parent is None else Digest(parent)
+                raise EvidenceError(self._broken(number, link.parent, before))
+            made = hashlib.sha256(row.line)
+            links.append(link)
+            digests += made.digest()
+            parent = made.hexdigest()
+        self._digests += digests
+        self.last = rows[-1] if rows else self.last
+        return links
+
+    def _missing(self, number: int, there: int) -> str:
+        return (
+            f"{self.place}:{number}: the chain is broken: the line that follows line {number - 1} "
+            f"has number {there}. Lines were removed or put in. {_RESTORE}"
+        )
+
+    def _broken(self, number: int, parent: Digest | None, before: Digest | None) -> str:
+        return (
+            f"{self.place}:{number}: the chain is broken: this line follows a line with "
+            f"digest {parent}, the line before it has {before}. Line {number} or "
+            f"line {number - 1} was changed, or lines were removed or put in. {_RESTORE}"
+        )
+
+
+_RESTORE = "Restore it from a copy; or keep it as it is and start anew in another place."
+
 
 Action = Literal[
     "passed",
@@ -80,7 +234,7 @@ class ComparedWith(Record):
         return None if decision.incumbent is None else cls.of_record(decision.incumbent)
 
     @classmethod
-    def of_record(cls, record: Incumbent) -> ComparedWith:
+    def of_record(cls, record: ChampionComparison) -> ComparedWith:
         """Of the record itself."""
         return cls(record_sha256=record.digest(), version=record.version, sha256=record.sha256)
 
@@ -99,40 +253,40 @@ class LedgerEntry(Record):
     """Digest of the bytes that the line is about (for a violation: of the bytes expected)."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
-    golden_sha256: Sha256 | None = later(None)
+    golden_sha256: Sha256 | None = added_field(None)
     """Of the golden vectors beside the file."""
-    preprocess_sha256: Sha256 | None = later(None)
+    preprocess_sha256: Sha256 | None = added_field(None)
     """Of the preprocessing spec beside the file."""
-    twin: TwinDigests | None = later(None)
+    twin: TwinDigests | None = added_field(None)
     """Of the quantized twin beside the file."""
-    compared_with: ComparedWith | None = later(None)
+    compared_with: ComparedWith | None = added_field(None)
     """The version that served when it was decided, where the policy asked for it."""
-    incumbent: Incumbent | None = later(None)
+    incumbent: ChampionComparison | None = added_field(None)
     """What the service itself found of that version, where whoever decided had left it open."""
-    extent: Extent | None = later(None)
+    extent: VersionSize | None = added_field(None)
     """How much the version was with all that is beside its file."""
     run_id: str | None = None
-    made_at: str | None = later(None)
+    made_at: str | None = added_field(None)
     """When the version was made, by the registry, of one that was handed in: a registry that was
     made anew counts from one again."""
     actor: str = Field(default_factory=actor)
     reason: Prose
     previous_version: str | None = None
-    cause: str | None = later(None)
+    cause: str | None = added_field(None)
     """What made the service look: `delivery <id>`, `timer`, or who called `gate reconcile`."""
-    operation: str | None = later(None)
+    operation: str | None = added_field(None)
     """Id of the move of `champion` that the line tells of (`gate.ledger.journal`); of a conflict:
     that it was dropped."""
-    addresses: tuple[str, ...] = later(())
-    """Of one registry (`gate.ledger.addresses`)."""
-    comment: Prose | None = later(None)
+    addresses: tuple[str, ...] = added_field(())
+    """Of one registry (`gate.ledger.maintenance`)."""
+    comment: Prose | None = added_field(None)
     """What the reviewer wrote beside his word."""
-    signers: tuple[str, ...] = later(())
+    signers: tuple[str, ...] = added_field(())
     """Ids of the keys that vouched for the verdict; none: nobody was asked to sign."""
-    measured_by: tuple[str, ...] = later(())
+    measured_by: tuple[str, ...] = added_field(())
     """Ids of further keys that signed what was measured, or a twin's statements: who signed the
     verdict may be somebody else."""
-    approvers: tuple[str, ...] = later(())
+    approvers: tuple[str, ...] = added_field(())
     """Ids of the keys by which reviewers approved."""
     parent: Sha256 | None = None
     """Digest of the line before; None in the first line. `append` sets it."""

@@ -1,47 +1,120 @@
-"""History: what the ledger says about one model in one registry, asked in one vocabulary.
-
-A value: it says what was written when it was read. Whoever appends a line reads it anew.
-Law: a line about one version changes nothing that is said of another, but which of them serves, and
-which was deployed last; a rollback is about two.
-"""
+"""The history of one model, derived from the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 
-from gate.attestation.trust import time_of
-from gate.ledger.addresses import plain
-from gate.ledger.entry import Action, LedgerEntry
-from gate.ledger.index import (
-    MOVING,
-    PASSING,
-    PROMOTED,
-    SERVING,
-    STANDING,
-    VOUCHING,
-    Index,
-    effective,
-    last_of,
-    lines_since,
-)
+from gate.ledger.entry import Action, LedgerEntry, plain
+from gate.signing.trust import time_of
 from gate.storage.digest import Digest
+
+SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
+"""Which version serves from then on."""
+
+MOVING: tuple[Action, ...] = ("promoted", "rolled_back", "reverted")
+"""That another version serves from then on."""
+
+VOUCHING: tuple[Action, ...] = ("passed", *SERVING)
+"""That the gate passed a version."""
+
+PASSING: tuple[Action, ...] = ("passed", "promoted")
+"""That it was examined then: what was said of its number before is over."""
+
+PROMOTED: tuple[Action, ...] = ("promoted",)
+
+STANDING: tuple[Action, ...] = (
+    "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "violation",
+)  # fmt: skip
+"""What became of a version that was handed in."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """Of the lines about one model in one registry."""
+
+    about: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
+    """By version: the lines that name it, as `version` or `previous_version`."""
+    standing: dict[str, LedgerEntry] = field(default_factory=dict)
+    """By version: the last word on it; in the order in which they were handed in."""
+    tried: LedgerEntry | None = None
+    """The last deployment, or refusal of one."""
+    deployed: LedgerEntry | None = None
+    rightful: str | None = None
+    """The version that would serve, had nobody pointed `champion` elsewhere by hand."""
+
+    def followed_by(self, entries: Iterable[LedgerEntry]) -> Index:
+        """The same with what was written since; only that is looked through."""
+        about, standing = dict(self.about), dict(self.standing)
+        tried, deployed, rightful = self.tried, self.deployed, self.rightful
+        added: dict[str, list[LedgerEntry]] = {}
+        for entry in entries:
+            for version in {entry.version, entry.previous_version} - {None}:
+                added.setdefault(str(version), []).append(entry)
+            if entry.version and entry.action in STANDING:
+                standing[entry.version] = entry
+            if entry.version and entry.action == "absolved":
+                lines = [*about.get(entry.version, ()), *added[entry.version]]
+                words = [e for e in effective(lines, entry.version) if e.action in STANDING]
+                word = last_of(e for e in words if e.version == entry.version)
+                standing |= {entry.version: word} if word else {}
+            if entry.action in ("deployed", "not_deployed"):
+                tried = entry
+            if entry.action == "deployed":
+                deployed = entry
+            moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
+            if entry.action in SERVING and not moved_by_hand:
+                rightful = entry.version
+        about |= {version: (*about.get(version, ()), *new) for version, new in added.items()}
+        return Index(about, standing, tried, deployed, rightful)
+
+
+def lines_since(
+    lines: Sequence[LedgerEntry], version: str, actions: Collection[Action]
+) -> Sequence[LedgerEntry]:
+    """From the last line of these about the version on; all where there is none."""
+    places = [
+        place
+        for place, entry in enumerate(lines)
+        if entry.version == version and entry.action in actions
+    ]
+    return lines[places[-1] :] if places else lines
+
+
+def effective(lines: Sequence[LedgerEntry], version: str) -> Sequence[LedgerEntry]:
+    """All but the violations of the version that were lifted later."""
+    lifted = [n for n, e in enumerate(lines) if (e.action, e.version) == ("absolved", version)]
+    if not lifted:
+        return lines
+    before = [e for e in lines[: lifted[-1]] if (e.action, e.version) != ("violation", version)]
+    return [*before, *lines[lifted[-1] :]]
+
+
+def last_of(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
+    """The last of these lines, if there are any."""
+    return next(reversed(list(entries)), None)
+
+
+# A value: it says what was written when it was read. Whoever appends a line reads it anew. Law: a
+# line about one version changes nothing that is said of another, but which of them serves, and
+# which was deployed last; a rollback is about two.
+
 
 _CLOCKS_APART = timedelta(minutes=5)
 """How far the clocks of the registry and of who writes the ledger may be apart."""
 
 
 @dataclass(frozen=True)
-class History:
+class ModelHistory:
     """The lines about one model in one registry, oldest first."""
 
     entries: tuple[LedgerEntry, ...] = ()
 
-    def followed_by(self, entries: Sequence[LedgerEntry]) -> History:
+    def followed_by(self, entries: Sequence[LedgerEntry]) -> ModelHistory:
         """This history and what was written since; only that is looked through."""
-        longer = History((*self.entries, *entries))
+        longer = ModelHistory((*self.entries, *entries))
         vars(longer)["_index"] = self._index.followed_by(entries)
         return longer
 
@@ -85,7 +158,7 @@ class History:
                 line = entry
         return line
 
-    def closed_before(self, waiting: LedgerEntry) -> LedgerEntry | None:
+    def last_decision_before(self, waiting: LedgerEntry) -> LedgerEntry | None:
         """The line by which a version, before it waited as this line says, was refused, promoted or
         left for the last time; None: it never was."""
         closing = None
@@ -106,11 +179,11 @@ class History:
                 absolved = True
         return absolved
 
-    def without(self, line: LedgerEntry) -> History:
+    def without(self, line: LedgerEntry) -> ModelHistory:
         """The same history, had this never been written."""
-        return History(tuple(entry for entry in self.entries if entry is not line))
+        return ModelHistory(tuple(entry for entry in self.entries if entry is not line))
 
-    def holding(self, sha256: Digest) -> tuple[str, ...]:
+    def versions_with_bytes(self, sha256: Digest) -> tuple[str, ...]:
         """The versions that hold these bytes, each once."""
         versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
         vouched = {version: self.vouching_for(version) for version in versions}
@@ -133,7 +206,7 @@ class History:
         lasts = (self._index.tried, self._index.deployed)
         return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
 
-    def tells_of(self, operation: str) -> bool:
+    def has_operation(self, operation: str) -> bool:
         """Whether a line tells of this move of `champion`."""
         lines = (entry for entry in self.entries if entry.action != "conflict")
         return any(entry.operation == operation for entry in lines)
@@ -152,7 +225,7 @@ class History:
             for entry in self._about(version)
         )
 
-    def predates_signing(self, version: str) -> bool:
+    def passed_before_signing(self, version: str) -> bool:
         """Whether the gate passed a version before it passed any by signed statements."""
         vouched = self.vouching_for(version)
         for entry in self.entries:
@@ -195,7 +268,7 @@ class History:
         )
 
     @property
-    def rightful(self) -> str | None:
+    def expected_champion(self) -> str | None:
         """The version that would serve, had nobody pointed `champion` elsewhere by hand: a guard
         that can't prove it lets another one serve meanwhile. None: none would."""
         return self._index.rightful
@@ -230,22 +303,22 @@ class History:
         return Index().followed_by(self.entries)
 
 
-class Histories:
+class HistoryCache:
     """Histories of models in one ledger, made longer by what was written since."""
 
     def __init__(self) -> None:
-        self._made: dict[object, tuple[int, LedgerEntry | None, History]] = {}
+        self._made: dict[object, tuple[int, LedgerEntry | None, ModelHistory]] = {}
         """How many of the ledger's lines were looked through, the last of them, and the history."""
 
     def of(
         self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
-    ) -> History:
-        """Of one model, in the registry that has these names, as `gate.ledger.addresses` writes
+    ) -> ModelHistory:
+        """Of one model, in the registry that has these names, as `gate.ledger.maintenance` writes
         them."""
-        number, last, history = self._made.get((model, registries), (0, None, History()))
+        number, last, history = self._made.get((model, registries), (0, None, ModelHistory()))
         # Lines are objects of their own: others than those that were looked through were read anew.
         if number > len(entries) or (number and entries[number - 1] is not last):
-            number, history = 0, History()
+            number, history = 0, ModelHistory()
         fresh = [
             entry
             for entry in entries[number:]

@@ -1,34 +1,275 @@
-"""The ledger: what was promoted, refused, rolled back, or found to be wrong. Append-only.
-
-Rows of a database: number, line (JSON), signature. Each line holds the SHA-256 of the line before
-it, so that an edited, removed or inserted line is seen on reading. That its end was cut off or
-edited is seen by those who keep elsewhere where it ended (`gate.ledger.head`), and by whoever keeps
-a checkpoint. With a key each line is signed: by the chain the last signature vouches for all lines,
-so that who can write the database and has no key can't rewrite the past unseen.
-"""
+"""Append and read entries; signatures; the stored head."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import sqlalchemy as sa
+from filelock import Timeout
+from pydantic import Field
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.trust import Trust
-from gate.errors import GateError, StateUnavailable, Untrusted
-from gate.ledger import tables
-from gate.ledger.chain import Chain, Row, Rows
-from gate.ledger.entry import LedgerEntry, now
-from gate.ledger.head import Head, Keeper, Keepers
-from gate.ledger.lease import Lease
-from gate.ledger.signature import check_writer, sign, verify
-from gate.ledger.tables import LINES
-from gate.state.state import State
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    GateError,
+    KeyUnusable,
+    PastChanged,
+    StateUnavailable,
+    StorageError,
+    Untrusted,
+)
+from gate.ledger import database
+from gate.ledger.database import LINES, StateDatabase
+from gate.ledger.entry import HashChain, LedgerEntry, Linked, Row, Rows, now
+from gate.signing.keys import SigningKey
+from gate.signing.local_keys import LocalKeys
+from gate.signing.trust import Trust, TrustedKey, time_of
 from gate.storage.digest import Digest, canonical_json
+from gate.storage.files import private_lock, write_text
+from gate.storage.record import Record, Sha256
+from gate.storage.untrusted_files import parse_strict_json, read_untrusted
+
+if TYPE_CHECKING:
+    from gate.ledger.lock import FencingToken
+
+
+# A keeper keeps the longest head that it was shown, in another place than the ledger. Law: what a
+# keeper was shown once stays in the ledger. Whoever finds a shorter or another past refuses it,
+# until a person says that it is meant (`gate accept-ledger`). The first head is taken on trust.
+
+
+_LIMIT = 1 << 16
+
+_PATIENCE_S = 10.0
+
+_WAY_OUT = (
+    "Restore the newest copy. Only if the loss is meant, or another ledger belongs here from now "
+    'on, say so: gate accept-ledger --reason "why".'
+)
 
 _log = logging.getLogger(__name__)
+
+
+class LedgerHead(Record):
+    """Where a ledger ended: so many lines, and the digest of the last one."""
+
+    schema_version: Literal[1] = 1
+    lines: Annotated[int, Field(ge=1)]
+    sha256: Sha256
+    """Of the last line; through the chain, of all lines."""
+    at: str
+    """When it was kept: UTC, ISO 8601."""
+
+    @classmethod
+    def of(cls, chain: HashChain[Linked], *, at: str) -> LedgerHead | None:
+        """As it was read; None for a ledger without a line."""
+        digest = chain.digest(chain.lines)
+        return None if digest is None else cls(lines=chain.lines, sha256=digest, at=at)
+
+
+class Keeper(Protocol):
+    """A place elsewhere that keeps the head of one ledger. Its methods raise StorageError
+    where it can't be asked now, EvidenceError where what it kept is damaged."""
+
+    @property
+    def place(self) -> str:
+        """What people call it."""
+        ...
+
+    def head(self) -> LedgerHead | None:
+        """What was kept; None: nothing yet."""
+        ...
+
+    def keep(self, head: LedgerHead) -> None:
+        """Keep it, unless a longer one is kept: several may do so at once. On disk afterwards."""
+        ...
+
+    def replace(self, head: LedgerHead | None) -> None:
+        """Keep it whatever was kept before, or forget that; for people who say that it is meant."""
+        ...
+
+
+class StoredHead:
+    """A keeper in a file."""
+
+    def __init__(self, path: Path, *, place: str) -> None:
+        self.path = path
+        self._place = place
+
+    @property
+    def place(self) -> str:
+        """What people call it."""
+        return self._place
+
+    def head(self) -> LedgerHead | None:
+        """As `Keeper`."""
+        if not self.path.exists() and not self.path.is_symlink():
+            return None
+        what = f"the head of the ledger in {self.path}"
+        try:
+            return LedgerHead.from_untrusted(read_untrusted(self.path, limit=_LIMIT), what=what)
+        except (EvidenceError, DigestMismatch) as error:
+            raise EvidenceError(
+                f"{what} is damaged, nobody knows what it said: {error} Look what happened to it; "
+                'then say that the ledger is right: gate accept-ledger --reason "why".'
+            ) from error
+
+    def keep(self, head: LedgerHead) -> None:
+        """As `Keeper`."""
+        self._write(head, only_longer=True)
+
+    def replace(self, head: LedgerHead | None) -> None:
+        """As `Keeper`."""
+        self._write(head, only_longer=False)
+
+    def _write(self, head: LedgerHead | None, *, only_longer: bool) -> None:
+        lock = self.path.parent / "locks" / f"{self.path.stem}.lock"
+        try:
+            with private_lock(lock, timeout_s=_PATIENCE_S):
+                kept = self.head() if only_longer else None
+                if head is None:
+                    self.path.unlink(missing_ok=True)
+                elif kept is None or kept.lines < head.lines:
+                    write_text(self.path, head.to_json(indent=1) + "\n")
+        except Timeout as error:
+            raise StorageError(
+                f"{self.path} has been locked for {_PATIENCE_S:.0f} s by another process. "
+                "Let it finish (or end it), then repeat."
+            ) from error
+        except OSError as error:
+            raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
+
+
+class Keepers:
+    """All keepers of one ledger. One that can't be asked now is weather, while another can be."""
+
+    def __init__(self, keepers: Sequence[Keeper]) -> None:
+        self._all = tuple(keepers)
+
+    def compare(self, chain: HashChain[Linked], *, again: Callable[[], object]) -> None:
+        """Raise PastChanged where the chain does not hold what was kept; else as `Keeper`.
+
+        `again` reads the chain once more where another process may have added lines, and shown
+        them, since it was read. They are asked once: all that they answer was in the ledger before
+        it is read again, and whatever they are shown later proves nothing about this reading.
+        """
+        answers = self._answers()
+        if any(kept is not None and kept.lines > chain.lines for _, kept in answers):
+            again()
+        for keeper, kept in answers:
+            if kept is not None and chain.digest(kept.lines) != kept.sha256:
+                raise PastChanged(_other_past(chain, keeper, kept))
+
+    def keep(self, chain: HashChain[Linked], *, at: str) -> None:
+        """Have all keep the chain's head, after its lines are on disk. Raises as `Keeper`."""
+        head = LedgerHead.of(chain, at=at)
+        if head is None or not self._all:
+            return
+        troubles = []
+        for keeper in self._all:
+            try:
+                keeper.keep(head)
+            except StorageError as error:
+                troubles.append(error)
+        self._weather(troubles)
+
+    def _answers(self) -> list[tuple[Keeper, LedgerHead | None]]:
+        answers, troubles = [], []
+        for keeper in self._all:
+            try:
+                answers.append((keeper, keeper.head()))
+            except StorageError as error:
+                troubles.append(error)
+        self._weather(troubles)
+        return answers
+
+    def _weather(self, troubles: Sequence[StorageError]) -> None:
+        if troubles and len(troubles) == len(self._all):
+            raise troubles[0]
+        for error in troubles:
+            _log.warning("a place that keeps the ledger's head can't be asked now: %s", error)
+
+
+def _other_past(chain: HashChain[Linked], keeper: Keeper, kept: LedgerHead) -> str:
+    ledger, was = chain.place, f"on {kept.at} {keeper.place} saw it with {kept.lines} lines"
+    if chain.lines == 0:
+        return f"there is no line in the ledger {ledger}; {was}. It was removed. {_WAY_OUT}"
+    if chain.lines < kept.lines:
+        return (
+            f"the ledger {ledger} ends at line {chain.lines}; {was}. An older copy was put in its "
+            f"place, or lines were cut off. {_WAY_OUT}"
+        )
+    return (
+        f"{ledger}:{kept.lines}: this line has digest {chain.digest(kept.lines)}; {was}, the last "
+        f"with digest {kept.sha256}. It was edited, or another ledger was put in its place. "
+        f"{_WAY_OUT}"
+    )
+
+
+def sign(data: bytes, key: SigningKey | None) -> str | None:
+    """The signature as JSON; None without a key. Raises KeyUnusable."""
+    if key is None:
+        return None
+    return json.dumps(key.sign(data).to_dict(), sort_keys=True)
+
+
+def verify(data: bytes, signature: str | None, *, trust: Trust, at: str) -> TrustedKey:
+    """The trusted writer that signed these bytes, which say that they were written at that time.
+
+    A key counts for what it signed while it was valid, whatever came later; one that was revoked
+    counts for nothing. Raises Untrusted, with the reason after "this line".
+    """
+    from securesystemslib.exceptions import UnverifiedSignatureError
+    from securesystemslib.signer import Signature
+
+    if signature is None:
+        raise Untrusted(f"has no signature of those who are trusted as writers{trust.by}")
+    try:
+        found = Signature.from_dict(parse_strict_json(signature.encode(), what="it"))
+        name = str(found.keyid)
+    except (EvidenceError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Untrusted("has a signature that can't be read") from error
+    key = next((one for one in trust.writers if one.key_id == name), None)
+    if key is None:
+        raise Untrusted(f"is signed by {name[:12]}, which is not trusted as a writer{trust.by}")
+    who, time = f"{key.name} ({key.short})", time_of(at)
+    if name in trust.revoked:
+        raise Untrusted(f"is signed by {who}, which is revoked{trust.by}")
+    late = "can't be judged" if time is None else key.expiry_problem(time)
+    if late is not None:
+        raise Untrusted(f"is of '{at}' and signed by {who}, which {late}")
+    try:
+        key.verifier.verify_signature(found, data)
+    except UnverifiedSignatureError as error:
+        raise Untrusted(f"is not what {who} signed") from error
+    return key
+
+
+def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> None:
+    """Prove that who reads this ledger will believe what this key writes now. Raises Untrusted."""
+    if trust is None or not trust.writers:
+        return
+    good = [each.key_id for each in trust.keys("writers", at=datetime.now(UTC))]
+    if key is None or key.public.key_id not in good:
+        name = "no key" if key is None else f"the key {key.public.name} ({key.public.short})"
+        who = name if key is None else f"{name}, which is no trusted writer now"
+        raise Untrusted(
+            f"nothing is written into the ledger {place}: seen {who}; expected a key that is "
+            f"trusted as a writer{trust.by}, or nobody would believe the ledger any more. Name it "
+            "with --key, or trust this one there: gate keys trust --as writer."
+        )
+
+
+# Rows of a database: number, line (JSON), signature. Each line holds the SHA-256 of the line before
+# it, so that an edited, removed or inserted line is seen on reading. That its end was cut off or
+# edited is seen by those who keep elsewhere where it ended (`gate.ledger.ledger`), and by whoever
+# keeps a checkpoint. With a key each line is signed: by the chain the last signature vouches for
+# all lines, so that who can write the database and has no key can't rewrite the past unseen.
 
 
 class Ledger:
@@ -36,7 +277,7 @@ class Ledger:
 
     def __init__(
         self,
-        place: Path | str | State,
+        place: Path | str | StateDatabase,
         *,
         keepers: Sequence[Keeper] = (),
         key: SigningKey | None = None,
@@ -48,11 +289,11 @@ class Ledger:
 
         Raises ServiceError for a URL that can't be read.
         """
-        self.state = place if isinstance(place, State) else State(place)
+        self.state = place if isinstance(place, StateDatabase) else StateDatabase(place)
         self.key = key
         self.trust = trust
         """May be exchanged; it counts from the next reading on."""
-        self.lease: Lease | None = None
+        self.lease: FencingToken | None = None
         """Of the promotion lock, while this object holds it (`gate.ledger.lock`)."""
         self._keepers = Keepers(keepers)
         self._kept: tuple[int, Digest | None] | None = None
@@ -91,7 +332,7 @@ class Ledger:
         self._read()
         self._compare()
 
-    def compare(self, chain: Chain[LedgerEntry]) -> None:
+    def compare(self, chain: HashChain[LedgerEntry]) -> None:
         """Raise PastChanged where this chain does not hold what every keeper saw."""
         self._keepers.compare(chain, again=lambda: None)
 
@@ -99,9 +340,9 @@ class Ledger:
         """Of a line, as it was read last; None where there is no such line."""
         return self._chain.digest(number)
 
-    def head(self) -> Head | None:
+    def head(self) -> LedgerHead | None:
         """Where it ends, as it was read last; None where it has no line."""
-        return Head.of(self._chain, at=now())
+        return LedgerHead.of(self._chain, at=now())
 
     def rows(self, first: int = 1) -> Sequence[Row]:
         """The rows from a number on, as they are now; nobody has proven them. Raises
@@ -109,7 +350,7 @@ class Ledger:
         if not self.state.is_there:
             return ()
         with self.state.reading() as connection:
-            return rows_in(connection, first) if tables.are_made(connection) else ()
+            return rows_in(connection, first) if database.are_made(connection) else ()
 
     def append(self, entry: LedgerEntry) -> LedgerEntry:
         """Add an entry at the end, on disk when this returns; gives it with its `parent`.
@@ -141,7 +382,7 @@ class Ledger:
     def prepare(self, connection: sa.Connection) -> None:
         """Have a transaction be the only one that writes, and hold the promotion lock while it
         does, if this object had it. Raises PromotionConflict where it was lost."""
-        tables.make(connection)
+        database.make(connection)
         if self.lease is not None:
             self.lease.renew_in(connection)
 
@@ -159,8 +400,8 @@ class Ledger:
         except StateUnavailable:
             return False
 
-    def _unread(self) -> Chain[LedgerEntry]:
-        return Chain(self.place, _parser(self.place))
+    def _unread(self) -> HashChain[LedgerEntry]:
+        return HashChain(self.place, _parser(self.place))
 
     def _read(self, rows: Rows | None = None) -> None:
         anew, entries = self._chain.read(rows or self.rows)
@@ -203,10 +444,10 @@ def rows_in(connection: sa.Connection, first: int = 1) -> Sequence[Row]:
     return [Row(n, line.encode(), signature) for n, line, signature in connection.execute(found)]
 
 
-def proven(rows: Sequence[Row], *, place: str) -> tuple[Chain[LedgerEntry], list[LedgerEntry]]:
+def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain[LedgerEntry], list[LedgerEntry]]:
     """The chain that these rows are, and what they say. Raises EvidenceError where they are none.
     `place`: what messages call it."""
-    chain = Chain(place, _parser(place))
+    chain = HashChain(place, _parser(place))
     _, entries = chain.read(lambda first: rows[first - 1 :])
     return chain, entries
 
@@ -215,3 +456,81 @@ def _parser(place: str) -> Callable[[bytes, int], LedgerEntry]:
     """Reads a line. It holds no ledger: one that nobody uses any more closes its connections at
     once, and not when Python looks for circles."""
     return lambda line, number: LedgerEntry.of_line(line, where=f"{place}:{number}")
+
+
+FILE_NAME = "ledger.jsonl"
+
+USUAL = Path(".gate") / FILE_NAME
+"""Where the ledger was before it lay in a database, unless somebody said otherwise."""
+
+
+def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) -> Ledger:
+    """Have a ledger be believed by the trust of this file, else of GATE_TRUST, else by the folder's
+    own, where there is one (`believe_by_default`). Raises PolicyError, Untrusted."""
+    chosen = keys.trust_if_any(trust)
+    if chosen is not None and not keys.is_trust_named(trust):
+        return believe_by_default(ledger, chosen)
+    ledger.trust = chosen
+    return ledger
+
+
+def believe_by_default(ledger: Ledger, trust: Trust) -> Ledger:
+    """Have it be believed by a trust that nobody named for it, and that may be younger: a ledger of
+    which no line is signed goes on as it began, until a trusted writer signs its first line. Raises
+    Untrusted where its key, which would do that, is none of his."""
+    ledger.trust = trust
+    rows = ledger.rows()
+    if rows and not any(row.signature for row in rows):
+        if ledger.key is not None:
+            check_writer(ledger.key, trust, place=ledger.place)
+        ledger.trust = None
+    return ledger
+
+
+def require_imported(ledger: Ledger, *, places: Iterable[Path] = (USUAL,)) -> None:
+    """Prove that no ledger is forgotten: that this one has a line, or that none of before lies in
+    these places or beside the database, if that is a file.
+
+    Raises EvidenceError where one does, StorageError where nobody can know.
+    """
+    beside = () if ledger.state.file is None else (ledger.state.file.with_name(FILE_NAME),)
+    left = next((path for path in dict.fromkeys((*places, *beside)) if _has_lines(path)), None)
+    if left is None or ledger.rows():
+        return
+    raise EvidenceError(
+        f"there is a ledger of an earlier version at {left}, and no line in {ledger.place}: "
+        "without it nothing says what was promoted, rolled back or rejected. Import it once: gate "
+        f"history import {left} (with the same --state). If it belongs to another state, move it "
+        "away."
+    )
+
+
+def require_writable(ledger: Ledger, *, places: Iterable[Path] = (USUAL,)) -> None:
+    """Prove, before any work, that what is written into this ledger will be believed: as
+    `require_imported`; and a ledger whose last line is signed goes on by a key.
+
+    Raises Untrusted for a key that its own trust does not count as a writer's, and KeyUnusable for
+    none, too.
+    """
+    require_imported(ledger, places=places)
+    check_writer(ledger.key, ledger.trust, place=ledger.place)
+    if ledger.key is not None:
+        return
+    rows = ledger.rows()
+    if rows and rows[-1].signature is not None:
+        raise KeyUnusable(
+            f"the lines of the ledger {ledger.place} are signed, and there is no key to sign "
+            "another one: whoever trusts its writers would not believe it any more. Name the key "
+            "of a writer: --key or GATE_SIGNING_KEY."
+        )
+
+
+def _has_lines(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StorageError(
+            f"cannot look at {path}: {error.strerror}. Fix its permissions."
+        ) from error

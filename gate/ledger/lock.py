@@ -1,172 +1,244 @@
-"""The journal: what is about to happen to `champion`, kept until the ledger tells of it.
-
-A move is two writes in two places, the registry's alias and the ledger's line. The journal makes
-them one: it is written before the first and removed after the second. Whoever holds the promotion
-lock next finishes what a crash left: exactly one line for a move that happened, and one that says
-so for a move that did not.
-
-Whoever may write the database can put a signed note back. So it holds where the ledger ended when
-it was written: it counts in that ledger alone, and until that tells of a later move, or of its end.
-"""
+"""One lock row with lease, fencing token and pending operation."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import secrets
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
 
-from gate.attestation.trust import time_of
-from gate.errors import EvidenceError, Untrusted, first_line
-from gate.ledger.addresses import plain
-from gate.ledger.entry import Action, LedgerEntry
-from gate.ledger.index import MOVING
+import sqlalchemy as sa
+
+from gate.errors import EvidenceError, PromotionConflict, StateUnavailable
+from gate.ledger import database
+from gate.ledger.database import LOCKS, StateDatabase
+from gate.ledger.entry import now
 from gate.ledger.ledger import Ledger
-from gate.ledger.notes import Notes
-from gate.storage.digest import Digest
-from gate.storage.record import Record, Sha256, later
+from gate.storage.record import Record
 
-_AGAINST: tuple[Action, ...] = ("rejected", "refused", "violation")
-PREFIX = "move "
-"""Before the names of its notes."""
+_PROC = Path("/proc")
 
-
-class Move(Record):
-    """A move of `champion` that was begun."""
-
-    operation: str
-    seen: str | None
-    """The version that it pointed at."""
-    target: str | None
-    """Where it goes; None: nowhere."""
-    entry: LedgerEntry
-    """The line that tells of it."""
-    previous: str | None = later(None)
-    """Where the alias `previous` goes afterwards; None: it stays."""
-    lines: int | None = later(None)
-    """How many the ledger had when this was written; None: an older version wrote it."""
-    head: Sha256 | None = later(None)
-    """Digest of the last of them; None where there was none."""
+_STATE, _START = 0, 19
+"""Among the fields of /proc/PID/stat that follow the program's name."""
 
 
-class Journal:
-    """The move of one model that is under way, in a note beside the ledger.
+class LockOwner(Record):
+    """A process, so that another one of the same machine can tell it from a later one."""
 
-    All methods raise StateUnavailable; those that write also PromotionConflict where the promotion
-    lock was lost that the ledger held: then the move is another's.
-    """
+    pid: int
+    host: str
+    since: str
+    """UTC, ISO 8601."""
+    machine: str | None = None
+    """The kernel's boot and the numbering of processes, which containers have of their own; None:
+    nobody else can tell whether it lives."""
+    start: str | None = None
+    """When the process was started, in the kernel's ticks."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        model: str,
-        registry: str,
-        others: frozenset[str] = frozenset(),
-    ) -> None:
-        """`others`: further addresses of the registry, under which the model may have moved."""
-        self._ledger = ledger
-        self._notes = Notes(ledger)
-        self._model, self._registries = model, others | {registry}
-        self.name = name_of(model=model, registry=registry)
-        self.place = f"{ledger.place} ({self.name})"
-        """What messages call it."""
+    @classmethod
+    def this_process(cls, *, since: str) -> Self:
+        """The caller's."""
+        pid, found = os.getpid(), _stat(os.getpid())
+        start = None if found is None else found[_START]
+        return cls(pid=pid, host=socket.gethostname(), since=since, machine=_machine(), start=start)
 
-    def begin(self, entry: LedgerEntry, *, previous: str | None = None) -> Move:
-        """Keep the move that a line tells of before it happens: from its `previous_version` to its
-        `version`; the kept line has the operation's id. Raises as `Ledger.entries`, too."""
-        operation, lines = secrets.token_hex(8), len(self._ledger.entries())
-        move = Move(
-            operation=operation,
-            seen=entry.previous_version,
-            target=entry.version,
-            entry=entry.model_copy(update={"operation": operation}),
-            previous=previous,
-            lines=lines,
-            head=self._ledger.digest(lines),
-        )
-        self._notes.write(self.name, move.to_json(indent=1))
-        return move
-
-    def pending(self) -> Move | None:
-        """The move that was begun and not ended. Raises EvidenceError where its note is damaged,
-        nobody vouches for it, or it is over (`set_aside` takes it out of the way); otherwise as
-        `Ledger.entries`."""
-        entries = self._ledger.entries()
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read what was kept; of what can't be read nobody knows who it is, or whether it lives."""
         try:
-            text = self._notes.read(self.name)
-            if text is None:
-                return None
-            move = Move.model_validate_json(text)
-        except (ValueError, Untrusted) as error:
-            raise EvidenceError(
-                f"the journal {self.place} is damaged: {first_line(error)}. Nobody knows whether a "
-                f"move was under way. It is renamed to {self.aside}"
-            ) from error
-        why = self._outdated(move, entries)
-        if why is None:
-            return move
-        raise EvidenceError(
-            f"the journal {self.place} tells of a move of {move.entry.at} from version "
-            f"{move.seen or 'none'} to {move.target or 'none'}, and {why}. Somebody may have put "
-            f"it back: nothing is done by it. It is renamed to {self.aside}"
-        )
+            return cls.from_json(text)
+        except EvidenceError:
+            return cls(pid=0, host="a host that does not say its name", since="nobody knows when")
 
-    def _outdated(self, move: Move, entries: tuple[LedgerEntry, ...]) -> str | None:
-        """Why a note that a trusted writer signed counts no more, or not here; or None."""
-        if move.lines is None:
-            # Of those of an older version nobody knows more than when they were written.
-            later_line = next((e for e in self._own(entries, move) if _is_later(e, move)), None)
-            if later_line is None:
-                return None
-            return f"the ledger went on: {later_line.action} ({later_line.at})"
-        if move.lines > len(entries) or self._ledger.digest(move.lines) != move.head:
-            return (
-                f"the ledger ended at line {move.lines} with digest {move.head or 'none'} then, "
-                "which is not in this one"
-            )
-        since = self._own(entries[move.lines :], move)
-        return next(filter(None, (self._ending(entry, move) for entry in since)), None)
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
 
-    def _ending(self, entry: LedgerEntry, move: Move) -> str | None:
-        """What a later line says against finishing a move; or None."""
-        if entry.action in MOVING:
-            return f"the ledger tells of a later one: {entry.action} ({entry.at})"
-        if entry.version == move.target and entry.action in _AGAINST:
-            return f"version {move.target} was kept out since: {entry.action} ({entry.at})"
-        if entry.action == "conflict" and entry.operation == self.name:
-            return f"this journal was set aside since ({entry.at})"
+    def is_dead(self) -> bool:
+        """Whether it certainly is; a process of another machine is not known to be."""
+        if self.machine is None or self.machine != _machine():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # it is somebody else's
+            pass
+        found = _stat(self.pid)
+        if found is None:
+            return False
+        return found[_STATE] in ("Z", "X") or self.start not in (None, found[_START])
+
+
+def _machine() -> str | None:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:
         return None
 
-    def _own(self, entries: tuple[LedgerEntry, ...], move: Move) -> Iterator[LedgerEntry]:
-        """Lines about the model, but those of the move itself."""
-        return (
-            entry
-            for entry in entries
-            if entry.model == self._model
-            and plain(entry.registry) in self._registries
-            and entry.operation != move.operation
-        )
 
-    def set_aside(self) -> str:
-        """Give a damaged note another name, so that it is in nobody's way and can be looked at."""
-        aside = self.aside
-        self._notes.rename(self.name, aside)
-        return aside
+def _stat(pid: int) -> list[str] | None:
+    try:
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+# Law: of two transactions that hold one lock (`renew_in`), the later one is of whoever took it
+# last. Who was stopped for longer than the lease finds it taken, and writes nothing more.
+
+
+LEASE_S = 15.0
+"""After which a lock whose holder does not renew it can be taken."""
+
+_PAUSE_S = 0.05
+"""Between two looks at a lock that is held."""
+
+
+class FencingToken:
+    """One holding of a lock, from `take` to `free`. All methods raise StateUnavailable."""
+
+    def __init__(self, state: StateDatabase, *, name: str) -> None:
+        self._state = state
+        self._name = name
+        self._holder = LockOwner.this_process(since=now())
+        self._token = secrets.token_hex(16)
+
+    def take(self, *, patience_s: float) -> LockOwner | None:
+        """Take the lock; None: it is ours. Else who held it for all of `patience_s`."""
+        until = time.monotonic() + patience_s
+        while True:
+            holder = self._look()
+            if holder is None:
+                holder = self._try()
+            if holder is None or time.monotonic() >= until:
+                return holder
+            time.sleep(max(0.0, min(_PAUSE_S, until - time.monotonic())))
+
+    def renew(self) -> None:
+        """Hold it for another lease. Raises PromotionConflict where it was lost."""
+        with self._state.writing() as connection:
+            self.renew_in(connection)
+
+    def renew_in(self, connection: sa.Connection) -> None:
+        """The same within a transaction, which has the lock until it ends: nobody takes it
+        meanwhile."""
+        longer = (
+            sa.update(LOCKS).where(*self._ours).values(leased_until=_clock(connection) + LEASE_S)
+        )
+        if connection.execute(longer).rowcount != 1:
+            raise PromotionConflict(
+                f"the promotion lock in {self._state.place} was lost: this process did not renew "
+                f"it for {LEASE_S:.0f} s, and another may go on in its place. Nothing was "
+                "written. Repeat."
+            )
+
+    def free(self) -> None:
+        """Let others have it."""
+        with self._state.writing() as connection:
+            connection.execute(sa.delete(LOCKS).where(*self._ours))
+
+    def _look(self) -> LockOwner | None:
+        """Who holds it now; without a transaction that others would have to wait for."""
+        if not self._state.is_there:
+            return None
+        with self._state.reading() as connection:
+            return _holder(connection, self._name) if database.are_made(connection) else None
+
+    def _try(self) -> LockOwner | None:
+        with self._state.writing() as connection:
+            database.make(connection)
+            holder = _holder(connection, self._name)
+            if holder is not None:
+                return holder
+            connection.execute(sa.delete(LOCKS).where(LOCKS.c.name == self._name))
+            row = {
+                "name": self._name, "token": self._token, "holder": self._holder.to_json(),
+                "leased_until": _clock(connection) + LEASE_S,
+            }  # fmt: skip
+            connection.execute(sa.insert(LOCKS).values(row))
+        return None
 
     @property
-    def aside(self) -> str:
-        """How a damaged note is called then."""
-        return f"{self.name}.damaged-{Digest.of_bytes(self._notes.raw(self.name).encode()).short}"
-
-    def end(self) -> None:
-        """The ledger tells of it, or it never happened."""
-        self._notes.remove(self.name)
+    def _ours(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return LOCKS.c.name == self._name, LOCKS.c.token == self._token
 
 
-def _is_later(entry: LedgerEntry, move: Move) -> bool:
-    written, begun = time_of(entry.at), time_of(move.entry.at)
-    return written is None or begun is None or written > begun
+def _holder(connection: sa.Connection, name: str) -> LockOwner | None:
+    """Whoever holds the lock by a lease that is not over, and is not known to be dead."""
+    held = LOCKS.c.name == name, LOCKS.c.leased_until > _clock(connection)
+    text = connection.execute(sa.select(LOCKS.c.holder).where(*held)).scalar()
+    holder = None if text is None else LockOwner.of(text)
+    return None if holder is None or holder.is_dead() else holder
 
 
-def name_of(*, model: str, registry: str) -> str:
-    """What the note is called in which the move of this model is kept."""
-    return PREFIX + Digest.of_bytes(f"{registry}\n{model}".encode()).short
+def _clock(connection: sa.Connection) -> Any:
+    """Seconds since the epoch, by the database's clock."""
+    if connection.dialect.name == "sqlite":
+        return (sa.func.julianday("now") - 2440587.5) * 86400.0
+    return sa.func.extract("epoch", sa.func.clock_timestamp())
+
+
+PATIENCE_S = 30.0
+"""How long another promotion, or the service's look, is waited for."""
+
+NAME = "promotion"
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock in the ledger's database. Meanwhile what this object writes is written under
+    it, or not at all: PromotionConflict where it was lost to another process.
+
+    A holder that died is replaced: at once by a process of its machine, by others when its lease is
+    over. Raises PromotionConflict where another process holds it (at once, or after `patience_s`),
+    and StateUnavailable where nobody can know.
+    """
+    lease = FencingToken(ledger.state, name=NAME)
+    holder = lease.take(patience_s=patience_s)
+    if holder is not None:
+        raise PromotionConflict(
+            f"another promotion or rollback is under way: {holder} holds the lock in "
+            f"{ledger.place}. Nothing was changed. Wait until it is done, then repeat."
+        )
+    before, ledger.lease = ledger.lease, lease
+    try:
+        with _renewing(lease):
+            yield
+    finally:
+        ledger.lease = before
+        try:
+            lease.free()
+        except StateUnavailable as error:
+            _log.warning("the promotion lock is free only in %.0f s: %s", LEASE_S, error)
+
+
+@contextlib.contextmanager
+def _renewing(lease: FencingToken) -> Iterator[None]:
+    """Keep the lease while what is done takes long."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(LEASE_S / 5):
+            try:
+                lease.renew()
+            except PromotionConflict:  # whoever writes next is told
+                return
+            except StateUnavailable as error:  # the next one may succeed in time
+                _log.warning("the promotion lock can't be renewed now: %s", error)
+
+    thread = threading.Thread(target=renew, name="gate-promotion-lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

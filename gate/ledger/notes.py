@@ -8,11 +8,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from gate.errors import Untrusted
-from gate.ledger import tables
+from gate.ledger import database
+from gate.ledger.database import NOTES
 from gate.ledger.entry import now
-from gate.ledger.ledger import Ledger
-from gate.ledger.signature import check_writer, sign, verify
-from gate.ledger.tables import NOTES
+from gate.ledger.ledger import Ledger, check_writer, sign, verify
 from gate.storage.digest import canonical_json
 
 
@@ -31,7 +30,7 @@ class Notes:
         if not state.is_there:
             return None
         with state.reading() as connection:
-            if not tables.are_made(connection):
+            if not database.are_made(connection):
                 return None
             found = connection.execute(sa.select(NOTES).where(NOTES.c.name == name)).first()
         if found is None:

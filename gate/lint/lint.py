@@ -1,8 +1,4 @@
-"""Trace safety: static rules over the source of every forward that a model reaches.
-
-Nothing is run. The instance tells what each attribute is; a light data flow tells tensors from
-Python values; `# noqa: TRC001` on the line silences a rule there. The rules: docs/lint/README.md.
-"""
+"""Lint a model and return the report."""
 
 from __future__ import annotations
 
@@ -10,15 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from gate.records.lint import LintFinding, LintLevel, at_least
+from gate.records.export import LintFinding, LintLevel, at_least
 from gate.storage.record import Record
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from gate.records.strategy import Strategy
+    from gate.records.export import Strategy
 
-__all__ = ["LintReport", "UnreadCode", "lint_model"]
+
+# Nothing is run. The instance tells what each attribute is; a light data flow tells tensors from
+# Python values; `noqa: TRC001` on the line silences a rule there. The rules: docs/lint/README.md.
 
 
 class UnreadCode(Record):
@@ -60,9 +58,9 @@ def lint_model(model: nn.Module, *, strategy: Strategy = "traced") -> LintReport
     The model is not run and not changed; eval mode is taken for granted. Code that can't be read
     is listed in `unread`, never skipped in silence.
     """
-    from gate.lint.walk import ModelWalk
+    from gate.lint.forward_visitor import ForwardVisitor
 
-    walk = ModelWalk(model, strategy)
+    walk = ForwardVisitor(model, strategy)
     walk.whole()
     findings = sorted(walk.findings.items(), key=lambda pair: (pair[0][1:], pair[0][0]))
     return LintReport(

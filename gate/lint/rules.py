@@ -1,17 +1,18 @@
-"""The rules by their codes: what each is about, how bad it is, under which exporters it holds.
-
-Each has a page, `docs/lint/<code>.md`, and a test with a model that shows it.
-"""
+"""Rules TRC001–TRC018: title, level, message, rewrite, affected strategies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gate.records.lint import LintLevel
-from gate.records.strategy import Strategy
+from gate.records.export import LintLevel, Strategy
+
+# Each has a page, `docs/lint/<code>.md`, and a test with a model that shows it.
+
 
 _TRACE: frozenset[Strategy] = frozenset({"traced", "direct"})
+
 _TORCHSCRIPT: frozenset[Strategy] = _TRACE | {"scripted"}
+
 _ALL: frozenset[Strategy] = _TORCHSCRIPT | {"dynamo"}
 
 

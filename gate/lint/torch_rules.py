@@ -1,20 +1,199 @@
-"""Arguments that an exporter drops, and functions that it writes otherwise than torch has them.
-
-Each was found by exporting it and comparing numbers (`tests/lint/hazards.py`).
-"""
+"""TRC009–011, 013, 017, 018: indexing and arguments that exporters get wrong."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from gate.lint.scope import Arguments, FunctionScope
-from gate.lint.value import StaticValue
+from gate.lint.values import Arguments, Kind, Rank, Scope, Value, tensor
+
+_WHOLE = "slice"
+
+_UNIT = "slice of length 1"
+
+_NEW = "None"
+
+_ELLIPSIS = "..."
+
+
+@dataclass(frozen=True)
+class IndexExpression:
+    """The parts of `x[a, b:c, None]`: each a value, or the word for a slice, None or `...`."""
+
+    parts: tuple[Value | str, ...]
+
+    @classmethod
+    def of(cls, node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> IndexExpression:
+        """Read it; `evaluate` is called once for each expression in it."""
+        parts = node.elts if isinstance(node, ast.Tuple) else [node]
+        return cls(tuple(_part(part, evaluate) for part in parts))
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """Index tensors, and lists, which become such; masks too."""
+        return tuple(p for p in self.parts if isinstance(p, Value) and _is_tensor(p))
+
+    @property
+    def gathers(self) -> tuple[Value, ...]:
+        """Index tensors of integers."""
+        return tuple(p for p in self.tensors if not _is_mask(p))
+
+    def rank_of(self, indexed: Value) -> Rank | None:
+        """The rank of what is selected; None where it is not known."""
+        if indexed.rank is None:
+            return None
+        change, ranks = 0, []
+        for part in self.parts:
+            if part == _NEW:
+                change += 1
+            elif isinstance(part, Value) and _is_tensor(part):
+                rank = _rank(part)
+                if rank is None:
+                    return None
+                change -= rank if _is_mask(part) else 1
+                ranks.append(1 if _is_mask(part) else rank)
+            elif isinstance(part, Value):
+                if part.kind not in (Kind.PYTHON, Kind.SIZE):
+                    return None
+                change -= 1
+        return indexed.rank.plus(change + max(ranks, default=0))
+
+    @property
+    def unit(self) -> bool:
+        """True if the selected part has an axis of size 1 by the way it is selected."""
+        made = any(isinstance(part, Value) and part.unit for part in self.parts)
+        return made or _NEW in self.parts or _UNIT in self.parts
+
+
+def read(node: ast.Subscript, indexed: Value, index: IndexExpression, scope: Scope) -> Value:
+    """What `x[…]` gives; tells of negative index tensors."""
+    gathers = index.gathers
+    if any(_negative(value) for value in gathers):
+        if len(gathers) > 1:
+            scope.tell("TRC009", node)
+        else:
+            scope.tell(
+                "TRC009",
+                node,
+                level="note",
+                message="a single index tensor may be negative; two would be read wrongly",
+            )
+    elif len(gathers) > 1 and any(value.lowered for value in gathers):
+        message = "if one of these index tensors is negative, another element is read"
+        scope.tell("TRC009", node, level="warning", message=message)
+    whole = all(part in (_WHOLE, _UNIT, _ELLIPSIS) for part in index.parts if part != _NEW)
+    unit = index.unit or (indexed.unit and whole)
+    fixed = indexed.constant and all(value.constant for value in index.tensors)
+    return tensor(index.rank_of(indexed), unit=unit, mask=indexed.mask, fixed=fixed,
+                  lowered=indexed.lowered or _negative(indexed))  # fmt: skip
+
+
+def write(
+    node: ast.Subscript,
+    indexed: Value,
+    index: IndexExpression,
+    given: tuple[Value, Scope],
+) -> None:
+    """Tells of what `x[…] = given` gets wrong."""
+    value, scope = given
+    gathers = index.gathers
+    if _NEW in index.parts:
+        scope.tell("TRC010", node, message="None in an index that is written to: the exporter "
+                   "writes to other places", rewrite="leave None out, and give the value that "
+                   "shape: y[:, i] = v instead of y[:, None, i] = v[:, None]")  # fmt: skip
+    if len(gathers) > 1 and not _adjacent(index):
+        scope.tell("TRC010", node, message="index tensors that are not adjacent: the exporter "
+                   "refuses them, or writes to other places")  # fmt: skip
+    elif any((_rank(gather) or 0) > 1 for gather in gathers):
+        leading = isinstance(index.parts[0], Value) or all(map(_is_row, gathers))
+        scope.tell("TRC010", node, level="warning" if leading else "error",
+                   message="an index tensor of rank 2 or more: behind a slice the exporter "
+                   "broadcasts it against the other axes")  # fmt: skip
+    if _broadcast(indexed, index, value):
+        scope.tell("TRC011", node)
+
+
+def _part(node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> Value | str:
+    if isinstance(node, ast.Slice):
+        bounds = [evaluate(b) if b is not None else None for b in (node.lower, node.upper)]
+        if node.step is not None:
+            evaluate(node.step)
+        return _UNIT if _length_one(bounds) else _WHOLE
+    if isinstance(node, ast.Constant) and node.value is None:
+        return _NEW
+    if isinstance(node, ast.Constant) and node.value is Ellipsis:
+        return _ELLIPSIS
+    value = evaluate(node)
+    return _NEW if value.kind is Kind.PYTHON and value.object is None else value
+
+
+def _length_one(bounds: Sequence[Value | None]) -> bool:
+    lower, upper = (0 if bound is None and at == 0 else bound.object if bound else None
+                    for at, bound in enumerate(bounds))  # fmt: skip
+    if not isinstance(lower, int):
+        return False
+    if upper is None:
+        return lower == -1 and bounds[1] is None
+    return isinstance(upper, int) and upper - lower == 1
+
+
+def _is_tensor(value: Value) -> bool:
+    if value.tensor or value.kind is Kind.TENSORS:
+        return True
+    return isinstance(value.object, list)
+
+
+def _is_mask(value: Value) -> bool:
+    thing = value.object
+    return value.mask or (isinstance(thing, torch.Tensor) and thing.dtype is torch.bool)
+
+
+def _rank(value: Value) -> int | None:
+    if value.tensor:
+        absolute = value.rank is not None and value.rank.base == 0
+        return value.rank.offset if absolute and value.rank else None
+    return torch.tensor(value.object).dim() if isinstance(value.object, list) else None
+
+
+def _is_row(value: Value) -> bool:
+    """True for an index of shape (1, ..., 1, n), which broadcasts as one of rank 1 does."""
+    thing = value.object
+    return isinstance(thing, torch.Tensor) and all(size == 1 for size in thing.shape[:-1])
+
+
+def _negative(value: Value) -> bool:
+    elements = torch.tensor(value.object) if isinstance(value.object, list) else value.elements
+    return elements is not None and elements.numel() > 0 and bool((elements < 0).any())
+
+
+def _adjacent(index: IndexExpression) -> bool:
+    at = [i for i, p in enumerate(index.parts) if isinstance(p, Value) and _is_tensor(p)]
+    return at == list(range(at[0], at[-1] + 1))
+
+
+def _broadcast(indexed: Value, index: IndexExpression, value: Value) -> bool:
+    """True if the value is known to have another shape than the places it is written to."""
+    if not value.tensor or value.constant:
+        return False  # numbers and constants are expanded at the export
+    if value.rank == Rank(0, 0):
+        # A scalar is expanded; a mask over some axes only is not.
+        return any(_is_mask(m) and m.rank is not None and m.rank.below(indexed.rank)
+                   for m in index.tensors)  # fmt: skip
+    if value.unit and not index.unit and not indexed.unit:
+        return True
+    return value.rank is not None and value.rank.below(index.rank_of(indexed))
+
+
+# Each was found by exporting it and comparing numbers (`tests/lint/hazards.py`).
+
 
 _Node = ast.expr | ast.stmt
+
 
 READ_ON = (
     nn.Softplus,
@@ -26,13 +205,15 @@ READ_ON = (
 )
 """torch's own modules that hand their settings to one of these functions: their forward is read."""
 
+
 _SOFT = 8.0
 """softplus(t) is t to seven digits and more from here on, so that a threshold hardly shows."""
+
 _SMALL = 1e-5
 """An epsilon up to here hardly shows in float32."""
 
 
-def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Scope) -> None:
     """Look at a call of torch's function, or of the tensor's method, of this name."""
     own = _DYNAMO if scope.walk.strategy == "dynamo" else _TORCHSCRIPT
     look = _EVERYWHERE.get(name) or own.get(name)
@@ -40,16 +221,14 @@ def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Function
         look(node, arguments, scope)
 
 
-def floor_division(
-    node: ast.BinOp | ast.AugAssign, sides: Iterable[StaticValue], scope: FunctionScope
-) -> None:
+def floor_division(node: ast.BinOp | ast.AugAssign, sides: Iterable[Value], scope: Scope) -> None:
     """Look at an operator, if it is `//` and one side is a tensor."""
     computed = any(value.tensor and not value.constant for value in sides)
     if computed and isinstance(node.op, ast.FloorDiv) and scope.walk.strategy != "dynamo":
         _floor_divide(node, Arguments(), scope)
 
 
-def _softplus(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _softplus(node: _Node, arguments: Arguments, scope: Scope) -> None:
     threshold = _number(arguments, 2, "threshold")
     if threshold is not None and threshold < _SOFT:
         scope.tell(
@@ -59,7 +238,7 @@ def _softplus(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
         )  # fmt: skip
 
 
-def _avg_pool(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _avg_pool(node: _Node, arguments: Arguments, scope: Scope) -> None:
     divisor = _number(arguments, 6, "divisor_override")
     if divisor is not None:
         scope.tell(
@@ -69,13 +248,13 @@ def _avg_pool(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
         )  # fmt: skip
 
 
-def _cdist(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _cdist(node: _Node, arguments: Arguments, scope: Scope) -> None:
     power = _number(arguments, 2, "p")
     if power is not None and not _even(power):
         _tell_power(node, power, scope)
 
 
-def _pairwise_distance(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _pairwise_distance(node: _Node, arguments: Arguments, scope: Scope) -> None:
     power, epsilon = _number(arguments, 2, "p"), _number(arguments, 3, "eps")
     if power is not None and not _even(power):
         _tell_power(node, power, scope)
@@ -86,7 +265,7 @@ def _pairwise_distance(node: _Node, arguments: Arguments, scope: FunctionScope) 
         )  # fmt: skip
 
 
-def _tell_power(node: _Node, power: float, scope: FunctionScope) -> None:
+def _tell_power(node: _Node, power: float, scope: Scope) -> None:
     scope.tell(
         "TRC017", node, message=f"p={power:g} is taken of the difference instead of its absolute "
         "value: NaN, or another number", rewrite="torch.linalg.vector_norm(x - y, ord=p, dim=-1), "
@@ -94,7 +273,7 @@ def _tell_power(node: _Node, power: float, scope: FunctionScope) -> None:
     )  # fmt: skip
 
 
-def _cosine_similarity(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _cosine_similarity(node: _Node, arguments: Arguments, scope: Scope) -> None:
     epsilon = _number(arguments, 3, "eps")
     if epsilon is not None and epsilon > _SMALL:
         scope.tell(
@@ -104,7 +283,7 @@ def _cosine_similarity(node: _Node, arguments: Arguments, scope: FunctionScope) 
         )  # fmt: skip
 
 
-def _spread(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _spread(node: _Node, arguments: Arguments, scope: Scope) -> None:
     correction = _number(arguments, -1, "correction")
     if correction is not None and correction != int(correction):
         scope.tell(
@@ -113,7 +292,7 @@ def _spread(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
         )  # fmt: skip
 
 
-def _batch_norm(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _batch_norm(node: _Node, arguments: Arguments, scope: Scope) -> None:
     training, mean = arguments.get(5, "training"), arguments.get(1, "running_mean")
     always = training is not None and training.object is True
     if always and mean is not None and mean.object is not None:
@@ -124,7 +303,7 @@ def _batch_norm(node: _Node, arguments: Arguments, scope: FunctionScope) -> None
         )  # fmt: skip
 
 
-def _scatter_reduce(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _scatter_reduce(node: _Node, arguments: Arguments, scope: Scope) -> None:
     how = arguments.get(4, "reduce")
     if how is not None and how.object == "mean":
         scope.tell(
@@ -133,7 +312,7 @@ def _scatter_reduce(node: _Node, arguments: Arguments, scope: FunctionScope) -> 
         )  # fmt: skip
 
 
-def _index_put(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _index_put(node: _Node, arguments: Arguments, scope: Scope) -> None:
     adds = arguments.get(3, "accumulate")
     if adds is not None and adds.object is True:
         scope.tell(
@@ -142,7 +321,7 @@ def _index_put(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
         )  # fmt: skip
 
 
-def _mean(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
+def _mean(node: _Node, arguments: Arguments, scope: Scope) -> None:
     if "dtype" in arguments.keywords and arguments.keywords["dtype"].object is not None:
         scope.tell(
             "TRC018", node, message="the mean is taken in the input's own dtype and cast "
@@ -150,21 +329,21 @@ def _mean(node: _Node, arguments: Arguments, scope: FunctionScope) -> None:
         )  # fmt: skip
 
 
-def _logaddexp(node: _Node, _arguments: Arguments, scope: FunctionScope) -> None:
+def _logaddexp(node: _Node, _arguments: Arguments, scope: Scope) -> None:
     scope.tell(
         "TRC018", node, message="the file computes log(exp(x) + exp(y)): infinite from 89 on",
         rewrite="torch.logsumexp(torch.stack([x, y]), 0)",
     )  # fmt: skip
 
 
-def _floor_divide(node: _Node, _arguments: Arguments, scope: FunctionScope) -> None:
+def _floor_divide(node: _Node, _arguments: Arguments, scope: Scope) -> None:
     scope.tell(
         "TRC018", node, message="the file rounds the quotient towards zero, torch down: wrong "
         "where it is negative", rewrite="torch.div(a, b, rounding_mode='floor')",
     )  # fmt: skip
 
 
-def _log_sigmoid(node: _Node, _arguments: Arguments, scope: FunctionScope) -> None:
+def _log_sigmoid(node: _Node, _arguments: Arguments, scope: Scope) -> None:
     scope.tell(
         "TRC018", node, message="the file computes log(sigmoid(x)): off by percents from -15 on, "
         "-inf from -18 on", rewrite="-F.softplus(-x)",
@@ -182,13 +361,15 @@ def _even(power: float) -> bool:
     return power > 0 and power % 2 == 0
 
 
-_Look = Callable[[_Node, Arguments, FunctionScope], None]
+_Look = Callable[[_Node, Arguments, Scope], None]
+
 _EVERYWHERE: dict[str, _Look] = {
     "avg_pool2d": _avg_pool,
     "avg_pool3d": _avg_pool,
     "log_sigmoid": _log_sigmoid,
     "logsigmoid": _log_sigmoid,
 }
+
 _TORCHSCRIPT: dict[str, _Look] = {
     "softplus": _softplus,
     "cdist": _cdist,
@@ -203,6 +384,7 @@ _TORCHSCRIPT: dict[str, _Look] = {
     "index_put": _index_put,
     "index_put_": _index_put,
 }
+
 _DYNAMO: dict[str, _Look] = {
     "batch_norm": _batch_norm,
     "scatter_reduce": _scatter_reduce,

@@ -1,40 +1,130 @@
-"""The record of a localisation: rows, first divergence, cause and remedy."""
+"""Build the localization record."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 
 from torch import nn
 
-from gate.decision.remedies import OPTIMISER
-from gate.localisation.cause import WEIGHTS, Cause, Detective, Suspect
-from gate.localisation.findings import Findings
-from gate.localisation.measuring import OFF, LayerDeviations, Level, Measured
-from gate.localisation.rows import Deviation
-from gate.localisation.verdicts import Limits, worst
+from gate.decision.catalog import OPTIMISER
+from gate.localize.diagnosis import WEIGHTS, Diagnoser, DivergentValue, Fault
+from gate.localize.file_graph import FileGraph
+from gate.localize.layer_deviations import (
+    OFF,
+    Deviation,
+    DeviationLimits,
+    LayerDeviations,
+    Level,
+    Measured,
+    worst,
+)
+from gate.localize.layer_weights import Floats, loose_tensors
+from gate.localize.model_runner import ComputedValue, ValueSurvey
+from gate.localize.value_matching import ValueLayout
 from gate.records.evidence import Subject
-from gate.records.localisation import LayerRow, LayerVerdict, Localisation, OptimiserBlame
-from gate.story.scene import broken, short
+from gate.records.localization import LayerRow, LayerVerdict, Localization, OptimizerFault
+from gate.summary.render import broken, short
+
+
+@dataclass(frozen=True)
+class LocalizationFindings:
+    """Of one file, before it is told which verdict each layer gets."""
+
+    survey: ValueSurvey
+    graph: FileGraph
+    layout: ValueLayout
+    measured: Measured
+    folded: Mapping[int, int]
+    """Values of layers to those of the BatchNorm that is folded into them."""
+    constants: Callable[[], Container[int]] = frozenset
+    """Finds the values that are the same for all samples."""
+
+    def suspect(self, number: int) -> DivergentValue:
+        """The value as a suspect."""
+        layers = {norm: layer for layer, norm in self.folded.items()}
+        unmatched = number in layers and layers[number] not in self.layout.matching.tensors
+        return DivergentValue(
+            value=self.survey.values[number],
+            tensor=self.layout.names[number],
+            missing=number not in self.layout.matching.tensors,
+            folded=self.survey.values[layers[number]] if unmatched else None,
+            alone=self.measured.layers[number].alone,
+            got=self._lost(number),
+            overwritten=self._overwritten(number),
+        )
+
+    def _overwritten(self, number: int) -> dict[str, str]:
+        """Tensors of values that were overwritten before this one was computed: whoever reads the
+        tensor now reads another value than PyTorch."""
+        names = self.layout.names
+        return {
+            names[earlier]: by.text
+            for earlier, by in self.survey.overwritten.items()
+            if earlier in names and by.number < number and names.get(by.number) != names[earlier]
+        }
+
+    def _lost(self, number: int) -> ComputedValue | None:
+        """What code computed, and no tensor has, of what the value was computed from."""
+        values = (self.survey.values[before] for before in self.survey.values[number].inputs)
+        return next((v for v in values if v.functional and v.number not in self.layout.names), None)
+
+    def is_comparable(self, value: ComputedValue) -> bool:
+        """False for what needs no tensor: code between modules, inputs, what only hands on a
+        value, what is folded into the next."""
+        return not (
+            value.functional
+            or value.repeats is not None
+            or value.number in self.folded
+            or value.number in self.survey.inputs
+        )
+
+    def loose(self, model: nn.Module) -> Mapping[str, Floats]:
+        """As `loose_tensors`, of the values that no tensor of the file has."""
+        unmatched = set(range(len(self.survey.values))) - self.layout.names.keys()
+        constant = self.constants()
+        return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
+
+    def unmatched_before(self, number: int) -> ComputedValue | None:
+        """The first value without a tensor that this one is computed from, if there is any: a
+        node would equal it, as right as its inputs are, if the file computed it."""
+        value = self.survey.values[number]
+        names = self.layout.names
+        matched = {(v.path, v.call) for v in self.survey.values if v.number in names}
+        for before in self.survey.values[:number]:
+            unknown = before.number not in names and (before.path, before.call) not in matched
+            parent = before.path.rpartition(".")[0]
+            read = parent == value.path if value.functional else before.number in value.inputs
+            if unknown and read and self.is_comparable(before) and not self._is_constant(before):
+                return before
+        return None
+
+    def _is_constant(self, value: ComputedValue) -> bool:
+        """True for what an exporter may have computed beforehand."""
+        return value.number in self.constants()
+
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
+
 _PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
+
 _GROWTH = (
     "The model amplifies rounding there: look for differences of large numbers, sharp softmax or "
     "division by small numbers; or allow more noise in the policy knowingly."
 )
 
 
-def tell(
-    findings: Findings,
+def build_localization(
+    findings: LocalizationFindings,
     model: nn.Module,
-    limits: Limits,
+    limits: DeviationLimits,
     subject: Subject,
     *,
-    blame: OptimiserBlame | None = None,
-) -> Localisation:
+    blame: OptimizerFault | None = None,
+) -> Localization:
     """The record. `blame`: which optimiser it is, where it may be one."""
     measured = findings.measured
-    detective = Detective(
+    detective = Diagnoser(
         model,
         findings.graph,
         findings.layout,
@@ -42,7 +132,7 @@ def tell(
         reduced=limits.reduced,
         loose=lambda: findings.loose(model),
     )
-    causes: dict[int, Cause] = {}
+    causes: dict[int, Fault] = {}
     for number, layer in measured.layers.items():
         if limits.is_source(layer):
             unmatched = findings.unmatched_before(number)
@@ -66,7 +156,7 @@ def tell(
         text, remedy = f"{text} {blame.text}.", blame.remedy or remedy
     if measured.noise_unmeasured is not None:
         text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
-    return Localisation(
+    return Localization(
         subject_sha256=subject.sha256,
         runtime=limits.runtime,
         samples=measured.samples,
@@ -82,7 +172,10 @@ def tell(
 
 
 def _layers(
-    findings: Findings, limits: Limits, causes: Mapping[int, Cause], model: nn.Module
+    findings: LocalizationFindings,
+    limits: DeviationLimits,
+    causes: Mapping[int, Fault],
+    model: nn.Module,
 ) -> Iterator[LayerRow]:
     """One row a value that a module computed, or that code between modules did."""
     before: float | None = None
@@ -120,7 +213,9 @@ def _layers(
         before = ratio
 
 
-def _kind(findings: Findings, suspect: Suspect, model: nn.Module, module: str) -> str:
+def _kind(
+    findings: LocalizationFindings, suspect: DivergentValue, model: nn.Module, module: str
+) -> str:
     """The module's type; of functional values the operators of the file."""
     if not suspect.value.functional:
         return type(model.get_submodule(module)).__name__
@@ -129,13 +224,13 @@ def _kind(findings: Findings, suspect: Suspect, model: nn.Module, module: str) -
     return "code: " + ", ".join(name for name in operators if name != "Constant")
 
 
-def _verdict(limits: Limits, layer: LayerDeviations, cause: Cause | None) -> LayerVerdict:
+def _verdict(limits: DeviationLimits, layer: LayerDeviations, cause: Fault | None) -> LayerVerdict:
     if cause is not None:
         return "source"
     return "propagated" if limits.is_off(layer) else "ok"
 
 
-def _detail(suspect: Suspect, layer: LayerDeviations, cause: Cause | None) -> str | None:
+def _detail(suspect: DivergentValue, layer: LayerDeviations, cause: Fault | None) -> str | None:
     if cause is not None:
         return cause.text
     if layer.through.mismatch is not None:
@@ -146,7 +241,7 @@ def _detail(suspect: Suspect, layer: LayerDeviations, cause: Cause | None) -> st
 
 
 def _outputs(
-    measured: Measured, limits: Limits, exchanged: Container[str], *, has_source: bool
+    measured: Measured, limits: DeviationLimits, exchanged: Container[str], *, has_source: bool
 ) -> Iterator[LayerRow]:
     """The outputs of the file as it is, which marking could have changed. `exchanged`: those that
     are other tensors than the right ones."""
@@ -168,8 +263,8 @@ def _outputs(
 
 
 def _exchanged(
-    findings: Findings, limits: Limits, detective: Detective
-) -> Iterator[tuple[str, Cause]]:
+    findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
+) -> Iterator[tuple[str, Fault]]:
     """Outputs that are other tensors than the right ones, where all layers are right."""
     returned = zip(findings.graph.outputs, findings.survey.outputs, strict=False)
     for name, number in returned:
@@ -178,7 +273,7 @@ def _exchanged(
             yield name, detective.output(name, right)
 
 
-def _sources(causes: list[Cause]) -> tuple[str, str]:
+def _sources(causes: list[Fault]) -> tuple[str, str]:
     first = causes[0]
     titles = dict.fromkeys(cause.module or "(model)" for cause in causes)
     others = [title for title in titles if title != (first.module or "(model)")]
@@ -194,7 +289,9 @@ def _sources(causes: list[Cause]) -> tuple[str, str]:
     return text, first.remedy
 
 
-def _whole(measured: Measured, limits: Limits, rows: list[LayerRow]) -> tuple[str, str | None]:
+def _whole(
+    measured: Measured, limits: DeviationLimits, rows: list[LayerRow]
+) -> tuple[str, str | None]:
     """Where no layer alone is wrong."""
     optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
     if not limits.agrees(measured.marked):

@@ -1,63 +1,230 @@
-"""Why a layer diverges, as far as the file and the numbers tell, and what to try."""
+"""From a divergent value to a fault code."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 import onnx
+from onnx import helper
 from torch import nn
 
-from gate.localisation import settings
-from gate.localisation.graph import FileGraph
-from gate.localisation.layout import Layout
-from gate.localisation.rows import Deviation
-from gate.localisation.tensors import folded, weights
-from gate.localisation.tensors.counterparts import Floats
-from gate.localisation.tensors.loose import tensor_names, tensors_around
-from gate.localisation.values import ComputedValue
-from gate.records.localisation import listed
+from gate.localize import layer_weights
+from gate.localize.file_graph import FileGraph
+from gate.localize.layer_deviations import Deviation
+from gate.localize.layer_weights import Floats, tensor_names, tensors_around
+from gate.localize.model_runner import ComputedValue
+from gate.localize.value_matching import ValueLayout
+from gate.records.localization import listed
+
+_WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
+
+_SETTINGS: dict[str, Mapping[str, tuple[str, Any]]] = {
+    "Conv": {**_WINDOW, "group": ("groups", 1)},
+    "ConvTranspose": {**_WINDOW, "group": ("groups", 1)},
+    "MaxPool": {**_WINDOW, "kernel_shape": ("kernel_size", None), "ceil_mode": ("ceil_mode", 0)},
+    "AveragePool": {
+        "strides": ("stride", 1),
+        "pads": ("padding", 0),
+        "kernel_shape": ("kernel_size", None),
+        "ceil_mode": ("ceil_mode", 0),
+        "count_include_pad": ("count_include_pad", 0),
+    },
+    "BatchNormalization": {"epsilon": ("eps", 1e-5)},
+    "LayerNormalization": {"epsilon": ("eps", 1e-5)},
+    "InstanceNormalization": {"epsilon": ("eps", 1e-5)},
+    "GroupNormalization": {"epsilon": ("eps", 1e-5)},
+    "LeakyRelu": {"alpha": ("negative_slope", 0.01)},
+    "Elu": {"alpha": ("alpha", 1.0)},
+    "Gelu": {"approximate": ("approximate", "none")},
+}
+"""Operator to attribute to (attribute of the module, default of the operator)."""
+
+
+_PADDING_MODES = {
+    "zeros": "constant",
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}
+"""`padding_mode` of a convolution to `mode` of Pad."""
+
+
+_MEANS = ("ReduceMean", "GlobalAveragePool")
+"""What computes the statistics of a batch, which BatchNormalization reads in the place of those of
+training: exporters write a norm that has lost them so."""
+
+
+_FUNCTIONS = {
+    ("Relu",): "ReLU",
+    ("LeakyRelu",): "LeakyReLU",
+    ("PRelu",): "PReLU",
+    ("Elu",): "ELU",
+    ("Selu",): "SELU",
+    ("Celu",): "CELU",
+    ("Sigmoid",): "Sigmoid",
+    ("Mul", "Sigmoid"): "SiLU",
+    ("Swish",): "SiLU",
+    ("HardSigmoid",): "Hardsigmoid",
+    ("HardSwish",): "Hardswish",
+    ("HardSigmoid", "Mul"): "Hardswish",
+    ("Tanh",): "Tanh",
+    ("Softplus",): "Softplus",
+    ("Mul", "Softplus", "Tanh"): "Mish",
+    ("Mish",): "Mish",
+    ("Softsign",): "Softsign",
+    ("Softmax",): "Softmax",
+    ("LogSoftmax",): "LogSoftmax",
+}
+"""Sorted operators, constants left out, to the module that exporters write so."""
+
+_ACTIVATIONS = {*_FUNCTIONS.values(), "ReLU6", "Hardtanh", "GELU", "Softmin"}
+
+
+def another_function(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> str | None:
+    """The activation that exporters write by just these operators, where the module is another
+    one; else None."""
+    operators = sorted(node.op_type for node in nodes if node.op_type != "Constant")
+    kind = type(module).__name__
+    if kind not in _ACTIVATIONS:
+        return None
+    function = _FUNCTIONS.get(tuple(operators)) or _gelu(operators)
+    if kind == "GELU":
+        kind = "GELU" if getattr(module, "approximate", "none") == "none" else "GELU by tanh"
+    return None if function == kind else function
+
+
+def _gelu(operators: list[str]) -> str | None:
+    of = set(operators)
+    if "Erf" in of and of <= {"Erf", "Mul", "Add", "Div"}:
+        return "GELU"
+    return "GELU by tanh" if {"Tanh", "Add"} <= of <= {"Tanh", "Add", "Mul", "Pow"} else None
+
+
+def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Each setting that a node has otherwise than the module, in words."""
+    listed = list(nodes)
+    yield from _padding_mode(module, listed)
+    padded = any(node.op_type == "Pad" for node in listed)  # then pads say only a part of it
+    for node in listed:
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        for name, (attribute, default) in _SETTINGS.get(node.op_type, {}).items():
+            if not hasattr(module, attribute) or (name == "pads" and padded):
+                continue
+            stated, want = given.get(name, default), getattr(module, attribute)
+            if stated is not None and not _equal(stated, want, name):
+                text = stated.decode() if isinstance(stated, bytes) else stated
+                yield f"{name} is {_short(text)} in the file, {attribute} is {want} in the model"
+
+
+def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    """The attributes of the module that nodes have too."""
+    names = (one for node in nodes for one, _ in _SETTINGS.get(node.op_type, {}).values())
+    return [name for name in dict.fromkeys(names) if hasattr(module, name)]
+
+
+def training(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
+    listed = list(nodes)
+    means = {name for node in listed if node.op_type in _MEANS for name in node.output}
+    for node in listed:
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        by_batch = given.get("training_mode") == 1 or bool(means & set(node.input[3:5]))
+        if node.op_type == "BatchNormalization" and by_batch:
+            return True
+        if node.op_type == "Dropout" and len(node.input) > 2:
+            return True
+    return False
+
+
+def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[str]:
+    want = getattr(module, "padding_mode", None)
+    if want not in _PADDING_MODES:
+        return
+    pads = [node for node in nodes if node.op_type == "Pad"]
+    modes = [a.s.decode() for node in pads for a in node.attribute if a.name == "mode"]
+    found = set(modes or ["constant"])
+    if _PADDING_MODES[want] not in found:
+        yield f"padding mode is {', '.join(found)} in the file, padding_mode is {want} in the model"
+
+
+def _equal(stated: Any, want: Any, name: str) -> bool:
+    if isinstance(stated, bytes):
+        return bool(stated.decode() == want)
+    if isinstance(stated, float):
+        return isinstance(want, float | int) and math.isclose(stated, want, rel_tol=1e-6)
+    if isinstance(want, str):  # padding='same'
+        return True
+    stated_all = [stated] if isinstance(stated, int) else list(stated)
+    want_all = [int(want)] if isinstance(want, bool | int) else [int(one) for one in want]
+    if name == "pads" and len(want_all) > 1:
+        want_all = want_all * 2
+    if 1 in (len(stated_all), len(want_all)):
+        return len({*stated_all, *want_all}) == 1
+    return stated_all == want_all
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
 
 _TF32 = 2.0**-12
 """Typical relative error (rms) of rounding to 10 bits of mantissa."""
+
 _SHOWN = 4
 """Nodes."""
+
 _NAMES = 6
 """Tensors and settings."""
+
 _RECURRENT = ("LSTM", "GRU", "RNN")
+
 _EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
+
 WEIGHTS = (
     "Export again from the checkpoint of the reference; if it stays, try "
     "export.do_constant_folding: false."
 )
+
 _ROUNDED = (
     "Export in float32, and convert nothing afterwards; or judge what is so on purpose by "
     "--precision reduced."
 )
+
 _BFLOAT16 = (
     "Convert to float16, which keeps 11 bits where bfloat16 keeps 8, as --precision reduced "
     "allows; or judge by a policy of your own."
 )
+
 _OTHER_MODEL = (
     "Export again from the code and checkpoint of the reference: the file is of another model."
 )
+
 _OUTPUTS = "Export with export.output_names as the model returns them, and nothing behind them."
+
 _OPERATOR = (
     "Export again from the code of the reference; if it stays, with another opset, or by another "
     "exporter (torch.onnx.export(..., dynamo=True)); update ONNX Runtime."
 )
+
 _QUANTIZED = re.compile(r"QuantizeLinear$|^DequantizeLinear$|Integer$|^QLinear|^MatMulNBits$")
+
 _EIGHT_BITS = "Quantize nothing; or say precision: quantized, as for a quantized twin."
+
 _UNFOUND = (
     "Export again from the code and checkpoint of the reference; if it stays, with another opset, "
     "or by another exporter (torch.onnx.export(..., dynamo=True))."
 )
+
 _IN_PLACE = (
     "Export again by PyTorch's own exporter, which follows operations in place; or do without: "
     "nn.ReLU(inplace=False), x = x + y in the place of x += y, clone() before it."
 )
+
 _CODE = (
     "Export again, if the file is of other code than the reference. If it stays, look at the "
     "functions that forward calls there (F.interpolate, indexing, integer arithmetic, in-place "
@@ -67,7 +234,7 @@ _CODE = (
 
 
 @dataclass(frozen=True)
-class Suspect:
+class DivergentValue:
     """A value that is wrong although what it was computed from is right."""
 
     value: ComputedValue
@@ -90,7 +257,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Cause:
+class Fault:
     """What is known about one source."""
 
     module: str
@@ -100,14 +267,14 @@ class Cause:
     remedy: str
 
 
-class Detective:
+class Diagnoser:
     """Looks for the cause of a source in the file and in the model."""
 
     def __init__(
         self,
         model: nn.Module,
         graph: FileGraph,
-        layout: Layout,
+        layout: ValueLayout,
         *,
         cuda: bool,
         reduced: bool = False,
@@ -123,11 +290,11 @@ class Detective:
         self._cuda = cuda
         self._reduced = reduced
 
-    def cause(self, suspect: Suspect) -> Cause:
+    def cause(self, suspect: DivergentValue) -> Fault:
         """The first explanation that the evidence gives, from the most certain to the least."""
         if suspect.missing:
             text = f"no node of the file computes it: what follows reads {suspect.tensor}"
-            return Cause(suspect.value.path, text, _OTHER_MODEL)
+            return Fault(suspect.value.path, text, _OTHER_MODEL)
         places, met = self._graph.segment(suspect.tensor, self._cuts)
         nodes = [self._graph.nodes[place] for place in places]
         for evidence in (
@@ -144,9 +311,9 @@ class Detective:
         path, shown = suspect.paths[0], _operators(nodes)
         module = self._model.get_submodule(path)
         text = f"{shown} computes something else than {type(module).__name__}"
-        another = settings.another_function(module, nodes)
+        another = another_function(module, nodes)
         if another is not None:
-            return Cause(path, f"{text}: these are the operators of {another}", _OTHER_MODEL)
+            return Fault(path, f"{text}: these are the operators of {another}", _OTHER_MODEL)
         same, unfound = self._compared(suspect, places, nodes)
         if same:
             are = "is" if len(same) == 1 else "are"
@@ -155,50 +322,50 @@ class Detective:
             text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
         elif unfound:
             text += f" (not compared: {listed(unfound, most=_NAMES)})"
-        return Cause(path, text, _UNFOUND if unfound else _OPERATOR)
+        return Fault(path, text, _UNFOUND if unfound else _OPERATOR)
 
-    def nowhere(self, value: ComputedValue, behind: str) -> Cause:
+    def nowhere(self, value: ComputedValue, behind: str) -> Fault:
         """The cause where no tensor has the value, and the first one behind is wrong."""
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
-        return Cause(value.path, text, _OTHER_MODEL)
+        return Fault(value.path, text, _OTHER_MODEL)
 
-    def output(self, name: str, right: str) -> Cause:
+    def output(self, name: str, right: str) -> Fault:
         """The cause where an output of the file is another tensor than the right one, although
         all layers are right."""
         if right in self._graph.outputs:
             text = (
                 f"output {name} is what the model returns elsewhere, and {right} is what it returns"
             )
-            return Cause("", f"{text} there: the outputs are in another order", _OUTPUTS)
+            return Fault("", f"{text} there: the outputs are in another order", _OUTPUTS)
         places, _ = self._graph.segment(name, self._cuts)
         nodes = _operators([self._graph.nodes[place] for place in places])
         text = f"output {name} is not what the model returns, which is {right} in the file"
-        return Cause("", f"{text}: {nodes}" if nodes else text, _OUTPUTS)
+        return Fault("", f"{text}: {nodes}" if nodes else text, _OUTPUTS)
 
-    def _training(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
-        if not settings.training(nodes):
+    def _training(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
+        if not training(nodes):
             return None
-        return Cause(suspect.value.path, "its nodes compute as in training", _EVAL)
+        return Fault(suspect.value.path, "its nodes compute as in training", _EVAL)
 
     def _weights(
-        self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
-    ) -> Cause | None:
+        self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+    ) -> Fault | None:
         found = self._graph.constants(places)
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
         if layer is None:
             differences = [*self._comparison(suspect, places).differences]
-            differences += folded.affine_differences(
+            differences += layer_weights.affine_differences(
                 module, value.path, found, format_=self._format
             )
-            turned = weights.transposed(module, value.path, nodes, found)
-            moved = weights.moved(module, value.path, found)
+            turned = layer_weights.transposed(module, value.path, nodes, found)
+            moved = layer_weights.moved(module, value.path, found)
             differences += [one for one in (turned, moved) if one is not None]
             # its own ones first
             differences.sort(key=lambda difference: difference.module != value.path)
         else:
             pair = (self._model.get_submodule(layer.path), module)
-            differences = folded.folded_differences(
+            differences = layer_weights.folded_differences(
                 pair, (layer.path, value.path), found, format_=self._format
             )
         if self._reduced:
@@ -209,18 +376,20 @@ class Detective:
         first = min(differences, key=lambda difference: difference.rounded_to is not None)
         rounded = _BFLOAT16 if self._reduced else _ROUNDED
         remedy = rounded if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
-        return Cause(first.module, first.text, remedy)
+        return Fault(first.module, first.text, remedy)
 
     @property
     def _format(self) -> str | None:
         return "float16" if self._reduced else None
 
-    def _comparison(self, suspect: Suspect, places: Sequence[int]) -> weights.WeightComparison:
+    def _comparison(
+        self, suspect: DivergentValue, places: Sequence[int]
+    ) -> layer_weights.WeightComparison:
         """Of the module's tensors; where code computed the value, also of what it may have used:
         parameters first, and where none of them differs, constants that modules returned."""
         value, found = suspect.value, self._graph.constants(places)
         compare = partial(
-            weights.comparison,
+            layer_weights.comparison,
             self._model.get_submodule(value.path),
             value.path,
             found,
@@ -237,7 +406,7 @@ class Detective:
         return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
 
     def _compared(
-        self, suspect: Suspect, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+        self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> tuple[list[str], list[str]]:
         """What of the module is as in the file, and what could not be compared."""
         if suspect.folded is not None:
@@ -245,25 +414,25 @@ class Detective:
         comparison = self._comparison(suspect, places)
         cut = len(suspect.value.path) + 1 if suspect.value.path else 0
         module = self._model.get_submodule(suspect.value.path)
-        same = [f"`{name[cut:]}`" for name in comparison.same] + settings.compared(module, nodes)
+        same = [f"`{name[cut:]}`" for name in comparison.same] + compared(module, nodes)
         return same, [f"`{name[cut:]}`" for name in comparison.unfound]
 
-    def _settings(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+    def _settings(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
-            differences = list(settings.differing(self._model.get_submodule(path), nodes))
+            differences = list(differing(self._model.get_submodule(path), nodes))
             if differences:
-                return Cause(path, "; ".join(differences), _OTHER_MODEL)
+                return Fault(path, "; ".join(differences), _OTHER_MODEL)
         return None
 
-    def _shape(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+    def _shape(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         if suspect.alone.mismatch is None:
             return None
         text = f"its shape is {suspect.alone.mismatch}; it comes from {_operators(nodes)}"
-        return Cause(suspect.paths[0], text, _OTHER_MODEL)
+        return Fault(suspect.paths[0], text, _OTHER_MODEL)
 
-    def _precision(self, suspect: Suspect, nodes: Sequence[onnx.NodeProto]) -> Cause | None:
+    def _precision(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         narrow = {onnx.TensorProto.BFLOAT16: "bfloat16"}
         if not self._reduced:
             narrow[onnx.TensorProto.FLOAT16] = "float16"
@@ -271,19 +440,19 @@ class Detective:
             for attribute in node.attribute:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
-                    return Cause(suspect.paths[0], text, _BFLOAT16 if self._reduced else _ROUNDED)
+                    return Fault(suspect.paths[0], text, _BFLOAT16 if self._reduced else _ROUNDED)
         eight_bits = [node for node in nodes if _QUANTIZED.search(node.op_type)]
         if eight_bits:
             text = f"the file computes it from eight bits ({_operators(eight_bits)})"
-            return Cause(suspect.paths[0], text, _EIGHT_BITS)
+            return Fault(suspect.paths[0], text, _EIGHT_BITS)
         size = suspect.alone.relative
         if self._cuda and not self._reduced and _TF32 / 8 <= size <= _TF32 * 8:
             text = f"its relative error, {size:.2g}, is that of TF32"
             remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
-            return Cause(suspect.paths[0], text, remedy)
+            return Fault(suspect.paths[0], text, remedy)
         return None
 
-    def _in_place(self, suspect: Suspect, met: Sequence[str]) -> Cause | None:
+    def _in_place(self, suspect: DivergentValue, met: Sequence[str]) -> Fault | None:
         for tensor in met:
             if tensor in suspect.overwritten:
                 who = suspect.overwritten[tensor]
@@ -291,12 +460,12 @@ class Detective:
                     f"the file reads {tensor} as it was before {who} overwrote it in place, the "
                     f"model what was left there"
                 )
-                return Cause(suspect.paths[0], text, _IN_PLACE)
+                return Fault(suspect.paths[0], text, _IN_PLACE)
         return None
 
     def _code(
-        self, suspect: Suspect, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
-    ) -> Cause | None:
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
+    ) -> Fault | None:
         value = suspect.value if suspect.value.functional else suspect.got
         if value is None:
             return None
@@ -304,7 +473,7 @@ class Detective:
         place = f" before {value.before}" if value.before != value.path else ""
         between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
         text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
-        return Cause(value.path, text, _CODE)
+        return Fault(value.path, text, _CODE)
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:

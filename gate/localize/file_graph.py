@@ -1,8 +1,4 @@
-"""The file as a graph: its tensors, and copies of it with tensors as outputs, or cut at tensors.
-
-The weights are taken out of the graph once and handed to every session as they lie in memory, so
-that building a session costs milliseconds, whatever the model's size.
-"""
+"""The file's graph: cut it, mark outputs, run subgraphs."""
 
 from __future__ import annotations
 
@@ -12,16 +8,25 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
+import torch
 from onnx import helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.walk import subgraphs
-from gate.parity.graph.contents import inlined
-from gate.parity.statistics.output import Array
+from gate.onnx_file.reading import subgraphs
+from gate.onnx_file.sessions import open_session, session_options
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import OrtSetup
+from gate.storage.arrays import OutputArray
+from gate.weights.value_graph import inlined
+
+# The weights are taken out of the graph once and handed to every session as they lie in memory, so
+# that building a session costs milliseconds, whatever the model's size.
+
 
 _INLINE = 1024
 """Bytes up to which a constant stays in the graph: shapes and axes are read from there."""
+
 _REFERENCE = "::reference"
 """Ends the name of the input that takes the place of a tensor that was cut."""
 
@@ -31,7 +36,7 @@ class Piece:
     """A graph to run."""
 
     model: onnx.ModelProto
-    weights: Mapping[str, Array]
+    weights: Mapping[str, OutputArray]
     """Initializers that the graph names only."""
     outputs: tuple[str, ...]
     cuts: tuple[str, ...] = ()
@@ -41,7 +46,7 @@ class Piece:
 class FileGraph:
     """The nodes of a file in their order; tensors are told by their names."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: TestedFile) -> None:
         """Raises OnnxFileError, DigestMismatch, StorageError."""
         self._skeleton, self.weights = _read(candidate)
         self.nodes = list(self._skeleton.graph.node)
@@ -76,10 +81,10 @@ class FileGraph:
         met = dict.fromkeys(need for at in inside for need in self._needs[at] if need in cuts)
         return inside, list(met)
 
-    def constants(self, places: Iterable[int]) -> dict[str, Array]:
+    def constants(self, places: Iterable[int]) -> dict[str, OutputArray]:
         """The initializers and constants that these nodes read, also by way of nodes that
         compute constants: exporters put Identity behind weights that are shared."""
-        found: dict[str, Array] = {}
+        found: dict[str, OutputArray] = {}
         ahead = [name for place in places for name in self._needs[place]]
         while ahead:
             name = ahead.pop()
@@ -182,13 +187,13 @@ def _exchange(node: onnx.NodeProto, cuts: Container[str]) -> Iterator[str]:
             yield from _exchange(inner, cuts)
 
 
-def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, Array]]:
+def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, OutputArray]]:
     for attribute in node.attribute:
         if node.op_type == "Constant" and attribute.name == "value":
             yield node.output[0], numpy_helper.to_array(attribute.t)
 
 
-def _read(candidate: Candidate) -> tuple[onnx.ModelProto, dict[str, Array]]:
+def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray]]:
     """The file without its weights, and its weights."""
     data = candidate.verified()
     try:
@@ -196,7 +201,7 @@ def _read(candidate: Candidate) -> tuple[onnx.ModelProto, dict[str, Array]]:
             model = onnx.ModelProto.FromString(data)
         else:
             model = onnx.load(data, load_external_data=False)
-        weights: dict[str, Array] = {}
+        weights: dict[str, OutputArray] = {}
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(inlined(tensor, candidate))
             weights[tensor.name] = array
@@ -218,3 +223,48 @@ def _empty(tensor: onnx.TensorProto) -> None:
     bare.data_location = onnx.TensorProto.EXTERNAL
     bare.external_data.add(key="location", value="weights")
     tensor.CopyFrom(bare)
+
+
+_COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
+
+
+class SubgraphSession:
+    """A session of a piece."""
+
+    def __init__(self, piece: Piece, setup: OrtSetup) -> None:
+        """Raises EvidenceError where the provider doesn't load, and what ONNX Runtime raises."""
+        options = session_options(
+            setup,
+            threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        named = {t.name for t in piece.model.graph.initializer if t.external_data}
+        # The session reads the arrays where they lie: they live as long as it does.
+        self._held = {name: piece.weights[name] for name in named}
+        self._values = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in self._held.values()]
+        options.add_external_initializers(list(self._held), self._values)
+        self.cuts = piece.cuts
+        """Tensors that it needs references for."""
+        self._session = open_session(piece.model.SerializeToString(), options, setup)
+        self.outputs = tuple(
+            value.name for value in self._session.get_outputs() if _is_comparable(value.type)
+        )
+        """Outputs that are tensors of numbers."""
+
+    def __call__(
+        self,
+        feed: Mapping[str, OutputArray],
+        references: Mapping[str, OutputArray] | None = None,
+        *,
+        only: Iterable[str] | None = None,
+    ) -> dict[str, OutputArray]:
+        """Arrays by the names of tensors. `references`: what stands for the cut tensors."""
+        fed = dict(feed)
+        for name in self.cuts:
+            fed[reference_name(name)] = (references or {})[name]
+        wanted = list(self.outputs if only is None else only)
+        return dict(zip(wanted, self._session.run(wanted, fed), strict=True))
+
+
+def _is_comparable(kind: str) -> bool:
+    return any(kind.startswith(f"tensor({name}") for name in _COMPARABLE)

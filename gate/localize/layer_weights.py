@@ -1,28 +1,39 @@
-"""Which constants of the file stand for which parameters and buffers of the model.
-
-By name, by equal values in whatever order or shape, and where none is equal, by nearness. Exporters
-reshape, transpose, gather, slice and pack (LSTM, GRU) the tensors of a model: then most of their
-values are still there.
-"""
+"""Compare one layer's weights in file and model, folded ones included."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import onnx
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from gate.parity.statistics.output import Array
+from gate.localize.model_runner import ValueSurvey
+from gate.storage.arrays import OutputArray
+from gate.weights.layouts import misplaced
+from gate.weights.model_tensors import FORMATS, leeway, norms
+
+# By name, by equal values in whatever order or shape, and where none is equal, by nearness.
+# Exporters reshape, transpose, gather, slice and pack (LSTM, GRU) the tensors of a model: then most
+# of their values are still there.
+
 
 Floats = NDArray[np.float64]
+
 _MOST = 0.5
 """Share of equal elements from which a constant is a tensor of the model with changes."""
+
 _NEAR = 0.5
 """Relative difference (L1) up to which a constant of another place can be a changed tensor."""
+
 _ROUNDING = 2.0**-20
 """Of the largest element: what a constant that was computed beforehand may be off by."""
+
 _DISTINCT = 4
 """Distinct values that a tensor needs to be known by them."""
 
@@ -54,7 +65,7 @@ class Counterparts:
 
 def counterparts(
     tensors: Mapping[str, Floats],
-    found: Mapping[str, Array],
+    found: Mapping[str, OutputArray],
     *,
     others: Container[str] = (),
     loose: Container[str] = (),
@@ -217,3 +228,390 @@ def _apart(want: Floats, got: Floats) -> float:
 def _sum_apart(one: Floats, other: Floats) -> float:
     finite = np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0)
     return float(np.abs(finite - other).sum())
+
+
+_IN_16_BITS = leeway("float16")
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """A parameter or buffer of which the file has other values."""
+
+    module: str
+    """Path of the module that owns it."""
+    text: str
+    rounded_to: str | None = None
+    """The format whose rounding explains all of the difference."""
+    in_16_bits: bool = False
+    """True if what float16 and TF32 keep of the numbers may be all of the difference."""
+    by_code: bool = False
+    """True if code may have made it: another checkpoint alone does not explain it."""
+
+
+@dataclass(frozen=True)
+class WeightComparison:
+    """What the constants of a layer say about the model's tensors."""
+
+    differences: tuple[WeightDifference, ...]
+    same: tuple[str, ...] = ()
+    """Tensors that the file has as they are."""
+    unfound: tuple[str, ...] = ()
+    """Tensors that nothing in the file was compared with."""
+
+
+def comparison(
+    module: nn.Module,
+    path: str,
+    found: Mapping[str, OutputArray],
+    *,
+    loose: Mapping[str, Floats] | None = None,
+    others: Set[str] = frozenset(),
+    reordered: bool = False,
+) -> WeightComparison:
+    """The parameters and buffers of `module` against `found`, the constants of the file that its
+    nodes read. What has no counterpart is listed and says nothing.
+
+    `loose`: tensors of the model that code may use anywhere; with them only the module's own count
+    and not its children's. `others`: names of all tensors of the model, which constants may have.
+    `reordered`: as in `counterparts`. Plain attributes are compared too, but need evidence as
+    `loose` does: they may be left over from a call.
+    """
+    recurse = loose is None
+    own = _named(path, _tensors(module, recurse=recurse))
+    plain = _named(path, _attributes(module, recurse=recurse))
+    tensors = {**(loose or {}), **plain, **own}
+    foreign = others - set(tensors)
+    pairs = counterparts(
+        tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
+    )
+    return WeightComparison(
+        tuple(
+            _difference_of(pair, by_code=loose is not None or pair.name in plain)
+            for pair in pairs.differing
+        ),
+        tuple(name for name in pairs.same if name in own or name in plain),
+        tuple(name for name in pairs.unfound if name in own),
+    )
+
+
+def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
+    """The module's own parameters, buffers and plain attributes of floats, by full names."""
+    named = (_attributes(module, recurse=False), _tensors(module, recurse=False))
+    return {name: tensor for some in named for name, tensor in _named(path, some).items()}
+
+
+def transposed(
+    module: nn.Module, path: str, nodes: Iterable[onnx.NodeProto], found: Mapping[str, OutputArray]
+) -> WeightDifference | None:
+    """The square weight of a Linear, where a product reads it the wrong way round. `comparison`
+    takes both, because exporters turn the weights of Linear themselves."""
+    if not isinstance(module, nn.Linear):
+        return None
+    weight = module.weight.detach().numpy()
+    for node in nodes:
+        array = found.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
+        if array is None or array.shape != weight.shape:
+            continue
+        turns = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        want = weight if turns else weight.T
+        if np.array_equal(array, want.T) and not np.array_equal(array, want):
+            name = f"{path}.weight" if path else "weight"
+            return WeightDifference(path, f"`{name}` of the file is the model's, transposed")
+    return None
+
+
+def moved(
+    module: nn.Module, path: str, found: Mapping[str, OutputArray]
+) -> WeightDifference | None:
+    """What a recurrent module has at another place, as the directions or the gates of an LSTM.
+    `comparison` takes every order, because exporters split, turn and join these."""
+    text = misplaced(module, found.values())
+    return None if text is None else WeightDifference(path, text)
+
+
+def _named(path: str, tensors: Iterable[tuple[str, Floats]]) -> dict[str, Floats]:
+    return {f"{path}.{name}" if path else name: tensor for name, tensor in tensors}
+
+
+def _tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
+    named = (module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse))
+    for name, tensor in (pair for pairs in named for pair in pairs):
+        numbers = numbers_of(tensor)
+        if numbers is not None and numbers.size:
+            yield name, numbers
+
+
+def _attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
+    """What code keeps as `self.table = …`, without registering it: exporters store it too."""
+    for name, tensor in plain_attributes(module, recurse=recurse):
+        numbers = numbers_of(tensor)
+        if numbers is not None and numbers.size:
+            yield name, numbers
+
+
+def plain_attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are neither parameters nor buffers, by their names in the module."""
+    for path, part in module.named_modules() if recurse else [("", module)]:
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+def numbers_of(tensor: object) -> Floats | None:
+    """A tensor of floats in float64; None of anything else."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+        return None
+    numbers: Floats = tensor.detach().to(torch.float64).numpy()
+    return numbers
+
+
+def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
+    """`by_code`: code reads it, which may compute something of it that an exporter stores."""
+    module = pair.name.rpartition(".")[0]
+    if pair.got.shape == pair.want.shape:
+        wrong = pair.got != pair.want
+        found = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
+        if found.rounded_to or pair.named or not by_code or not wrong.all():
+            return found
+        text = f"the file has neither `{pair.name}` there nor what the model's code makes of it"
+        return replace(found, text=text, by_code=True)
+    for name, rounded in FORMATS.items():
+        if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
+            text = f"`{pair.name}` of the file is the model's, rounded to {name}"
+            return WeightDifference(module, text, name, in_16_bits=name != "bfloat16")
+    share = f"{pair.changed} of {pair.of} elements that it holds of it differ"
+    return WeightDifference(module, f"`{pair.name}` of the file is another: {share}")
+
+
+def difference(
+    name: str, parameter: Floats, got: Floats, wrong: NDArray[np.bool_], *, tolerance: float
+) -> WeightDifference:
+    """Of a parameter and what the file has of it, which differ where `wrong` says so. `tolerance`:
+    relative, of the largest element, within which a number is still a rounded one."""
+    module, apart = name.rpartition(".")[0], np.abs(got - parameter)
+    kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
+    in_16_bits = bool((apart <= kept).all())
+    rounded = _rounded_to(parameter, got, tolerance=tolerance)
+    if rounded is not None:
+        text = f"`{name}` of the file is the model's, rounded to {rounded}"
+        return WeightDifference(module, text, rounded, in_16_bits)
+    share = f"{int(wrong.sum())} of {wrong.size} elements"
+    text = f"`{name}` of the file is another: {share} differ, by {float(apart.max()):.3g} at most"
+    return WeightDifference(module, text, in_16_bits=in_16_bits)
+
+
+def fits(array: OutputArray, parameter: Floats) -> bool:
+    """True if it may be the parameter, as it is or transposed."""
+    return array.dtype.kind == "f" and parameter.shape in (array.shape, array.T.shape)
+
+
+def like(array: OutputArray, parameter: Floats) -> Floats:
+    """`array` in the orientation of the parameter: exporters transpose the weights of Linear."""
+    numbers = array.astype(np.float64)
+    if numbers.shape != parameter.shape:
+        return numbers.T
+    if numbers.T.shape != numbers.shape:
+        return numbers
+    finite = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
+    straight, turned = np.abs(finite - parameter).sum(), np.abs(finite.T - parameter).sum()
+    return numbers if straight <= turned else numbers.T
+
+
+def _rounded_to(parameter: Floats, got: Floats, *, tolerance: float) -> str | None:
+    for name, rounded in FORMATS.items():
+        want = rounded(parameter).astype(np.float64)
+        if np.abs(got - want).max() <= tolerance * np.abs(want).max() and (want != parameter).any():
+            return name
+    return None
+
+
+_FOLDING = 1e-5
+"""Relative difference that folding in float32 makes at most."""
+
+_OF_OFFSETS = 10.0
+"""How many times that an offset may be off, of the largest one."""
+
+_UNITS = 4.5
+"""Of 16 bits, that folding in them makes at most. A weight, half a unit each: itself, gamma, root,
+quotient, product; and a quarter each, because the root is taken of them: the variance, and it with
+epsilon. An offset, of its terms: bias, mean, their difference, beta and the sum besides."""
+
+
+def folded_differences(
+    modules: tuple[nn.Module, nn.Module],
+    paths: tuple[str, str],
+    found: Mapping[str, OutputArray],
+    *,
+    format_: str | None = None,
+) -> list[WeightDifference]:
+    """What a layer, and the BatchNorm folded into it, have otherwise than the file: which of the
+    two was another one.
+
+    Folded, a weight is that of the layer, each output channel scaled by gamma / sqrt(var + eps).
+    `format_`: in which the file may keep and compute it (`gate.weights.model_tensors.leeway`); None:
+    float32.
+    """
+    layer, relative = modules[0], _UNITS * leeway(format_).relative
+    norm = next(norms(modules[1]), None)
+    weight, bias = (numbers_of(getattr(layer, name, None)) for name in ("weight", "bias"))
+    fitting = [] if weight is None else [like(a, weight) for a in found.values() if fits(a, weight)]
+    if weight is None or norm is None or not fitting or getattr(layer, "transposed", False):
+        return []
+    tolerance, scale = _FOLDING + relative, norm.scale
+    rows, channels = fitting[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
+    factor = _factor(rows, channels, scale)
+    largest = np.abs(rows).max(1, where=np.isfinite(rows), initial=0.0)
+    wrong = ~(np.abs(rows - factor[:, None] * channels) <= tolerance * largest[:, None])
+    scaled = ~np.isclose(factor, scale, rtol=tolerance, atol=0.0)
+    offset = 0.0 if bias is None else bias
+    offsets = [a.astype(np.float64) for a in found.values() if a.shape == scale.shape]
+    want, size = norm.offset(np.zeros(1)) + scale * offset, norm.size + np.abs(scale * offset)
+    same_offset = not offsets or _any_close(offsets, want, relative * size)
+    if not wrong.any() and scaled.any() and not same_offset:
+        # Had only the layer's weight changed, the offset would have stayed.
+        return [_another_scale(modules[1], paths[1], factor, tolerance=tolerance)]
+    wrong |= scaled[:, None]
+    rounded = _folded_rounding(rows, scale[:, None] * channels) if wrong.any() else None
+    if rounded is not None:
+        name = f"{paths[0]}.weight"
+        text = f"`{name}` of the file is the model's, rounded to {rounded} after folding"
+        return [WeightDifference(paths[0], text, rounded)]
+    if wrong.any():
+        unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
+        return [difference(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
+    if not same_offset:
+        text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
+        return [WeightDifference(paths[1], text)]
+    return []
+
+
+def affine_differences(
+    module: nn.Module, path: str, found: Mapping[str, OutputArray], *, format_: str | None = None
+) -> list[WeightDifference]:
+    """The same for a norm with frozen statistics that the file has as a factor and an offset."""
+    norm = next(norms(module), None)
+    if norm is None or norm.path or not hasattr(module, "eps"):
+        return []
+    sized = [
+        like(array.reshape(-1), norm.scale)
+        for array in found.values()
+        if array.dtype.kind == "f" and array.size == norm.scale.size
+    ]
+    own = [numbers_of(module.weight), numbers_of(module.bias)]
+    if len(sized) != 2 or all(
+        any(one is not None and np.array_equal(array, one) for one in own) for array in sized
+    ):  # as BatchNormalization has them, or not at all
+        return []
+    relative = _UNITS * leeway(format_).relative
+    if not _any_close(sized, norm.scale, relative * np.abs(norm.scale)):
+        lost, of = "scale", "weight, running_var, eps"
+    elif not _any_close(sized, norm.offset(np.zeros(1)), relative * norm.size):
+        lost, of = "offset", "bias, running_mean"
+    else:
+        return []
+    return [WeightDifference(path, f"the {lost} of `{path}` ({of}) in the file is another")]
+
+
+def _folded_rounding(rows: Floats, want: Floats) -> str | None:
+    """The format to which the products were rounded. What folding in float32 makes of a product may
+    be rounded up where its exact value is rounded down."""
+    for name, rounded in FORMATS.items():
+        below, above = rounded(want * (1 - _FOLDING)), rounded(want * (1 + _FOLDING))
+        if ((rows == below) | (rows == above)).all():
+            return name
+    return None
+
+
+def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
+    """By what each channel was scaled: the median over its weights, because single weights that
+    are wrong must not move it."""
+    with np.errstate(all="ignore"):
+        ratios = np.where(channels == 0.0, np.nan, rows / channels)
+    some = np.atleast_1d(np.isfinite(ratios).any(axis=1))
+    factor: Floats = np.nanmedian(np.where(some[:, None], ratios, 1.0), axis=1)
+    return np.where(some, factor, scale)
+
+
+def _another_scale(
+    norm: nn.Module, path: str, scale: Floats, *, tolerance: float
+) -> WeightDifference:
+    epsilon = _epsilon(norm, scale, tolerance=tolerance)
+    if epsilon is not None:
+        text = f"eps of `{path}` that was folded in is {epsilon:.3g}, {norm.eps:.3g} in the model"
+        return WeightDifference(path, text, by_code=True)
+    text = f"the scale of `{path}` (weight, running_var, eps) that was folded in is another"
+    return WeightDifference(path, text)
+
+
+def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | None:
+    """The eps with which a BatchNorm would have this scale in every channel, if there is one."""
+    variance, gamma = numbers_of(norm.running_var), numbers_of(norm.weight)
+    assert variance is not None
+    with np.errstate(all="ignore"):
+        wanted = ((1.0 if gamma is None else gamma) / scale) ** 2 - variance
+        epsilon = float(np.median(wanted[np.isfinite(wanted)])) if len(wanted) > 1 else math.nan
+        if not epsilon > 0.0:
+            return None
+        would = (1.0 if gamma is None else gamma) / np.sqrt(variance + epsilon)
+    return epsilon if np.allclose(would, scale, rtol=tolerance, atol=0.0) else None
+
+
+def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
+    """True if one of the offsets is the wanted one, as far as folding in float32 keeps it, and by
+    no more than `kept` beyond that."""
+    allowed = kept + _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
+    return any(bool((np.abs(offset - want) <= allowed).all()) for offset in offsets)
+
+
+def loose_tensors(
+    model: nn.Module, survey: ValueSurvey, constant: Container[int]
+) -> dict[str, Floats]:
+    """Parameters, buffers and plain attributes of modules that were not called, or of which every
+    value is one of `constant`: the numbers of values that are the same for all samples, which an
+    exporter may have computed beforehand.
+    """
+    values: dict[str, list[int]] = {}
+    for value in survey.values:
+        if not value.functional:
+            values.setdefault(value.path, []).append(value.number)
+    found: dict[str, Floats] = {}
+    for path, module in model.named_modules():
+        called = values.get(path, [])
+        if path not in survey.paths or (called and all(number in constant for number in called)):
+            found.update(tensors_of(module, path))
+    return {**found, **_returned(survey, constant)}
+
+
+def tensors_around(model: nn.Module, path: str) -> dict[str, Floats]:
+    """Those of the modules that the one at `path` is in: blocks hand masks and tables down."""
+    found: dict[str, Floats] = {}
+    while path:
+        path = path.rpartition(".")[0]
+        found.update(tensors_of(model.get_submodule(path), path))
+    return found
+
+
+def _returned(survey: ValueSurvey, constant: Container[int]) -> dict[str, Floats]:
+    """The constant values themselves, as far as their sketches are whole, by the name of what
+    returned them."""
+    found: dict[str, Floats] = {}
+    counts: Counter[str] = Counter()
+    for value in survey.values:
+        whole = value.sketch.size == math.prod(value.shape)
+        if value.number in constant and whole and value.sketch.dtype.kind == "f":
+            name = f"{value.path}.forward()" if value.path else "forward()"
+            place = f"[{counts[name]}]" if counts[name] else ""
+            counts[name] += 1
+            found[f"{name}{place}"] = value.sketch.reshape(value.shape).astype(np.float64)
+    return found
+
+
+def tensor_names(model: nn.Module) -> frozenset[str]:
+    """All names of the model's parameters, buffers and plain attributes, those of shared ones
+    too."""
+    named = (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+        plain_attributes(model, recurse=True),
+    )
+    return frozenset(name for pairs in named for name, _ in pairs)

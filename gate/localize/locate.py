@@ -1,55 +1,62 @@
-"""Which layer of a file diverges first from its model, and why."""
+"""Locate the first divergent layer, on request or after a failed check."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 
+from gate.data.samples import SampleSet
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, PolicyError, describe_failure
-from gate.localisation.bench import BUDGET, Bench
-from gate.localisation.finder import Finder
-from gate.localisation.findings import Findings
-from gate.localisation.graph import FileGraph
-from gate.localisation.layout import Layout
-from gate.localisation.listeners import AnotherWay
-from gate.localisation.matching import ValueMatcher
-from gate.localisation.measuring import Measured, Measuring
-from gate.localisation.names import Paths
-from gate.localisation.optimisers.answers import right_answers
-from gate.localisation.optimisers.apart import Inquiry, blame_apart
-from gate.localisation.sides import ModelSide
-from gate.localisation.telling import tell
-from gate.localisation.values import Survey
-from gate.localisation.verdicts import Limits
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.runners.determinism import deterministic
-from gate.parity.runners.torch_runner import private_copy
-from gate.policy.ort_options import OrtSetup
+from gate.localize.build_localization import LocalizationFindings, build_localization
+from gate.localize.file_graph import FileGraph
+from gate.localize.layer_deviations import DeviationLimits, Measured, Measuring
+from gate.localize.model_runner import (
+    BUDGET,
+    ForwardPathChanged,
+    LocalizationContext,
+    ModelRunner,
+    ValueSurvey,
+)
+from gate.localize.module_paths import ModulePaths
+from gate.localize.ort_optimizers import TrialSettings, blame_apart, right_answers
+from gate.localize.value_matching import IterativeMatcher, ValueLayout, ValueMatcher
+from gate.measure.context import MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.sessions import open_on_cpu
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
-from gate.policy.runtimes import ort_setup
-from gate.records.localisation import Localisation, OptimiserBlame
-from gate.records.runtime import RUNTIMES, RuntimeName
-from gate.runtimes.runtime import Batch
+from gate.policy.runtime_options import OrtSetup, ort_setup
+from gate.probes.instrument import ProbeInstrument
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.instruments import ProbeResult
+from gate.records.localization import Explanation, Localization, OptimizerFault
+from gate.records.runtime import RUNTIMES, RuntimeName, traits_of
+from gate.reference.environment import deterministic
+from gate.reference.torch_session import copy_model
+from gate.storage.arrays import Batch, OutputArray
 
 MATCHED = 2
 """Samples on which tensors are matched and the float64 reference runs."""
+
 _steps = logging.getLogger("gate.steps")
 
 
 def locate(
-    case: Case,
+    case: MeasurementJob,
     *,
     runtime: RuntimeName,
     limit: int = 8,
     refused: Collection[RuntimeName] = (),
-    beyond: Samples | None = None,
-) -> Localisation:
+    beyond: SampleSet | None = None,
+) -> Localization:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
     On the first `limit` samples; of a file with a fixed batch axis on whole batches. `refused`: by
@@ -71,7 +78,7 @@ def locate(
     taken = next(samples.batches(min(wanted, len(samples))))
     with _switched(policy):
         graph = FileGraph(candidate)
-        side = ModelSide(private_copy(case.model, device="cpu", double=binding.double), binding)
+        side = ModelRunner(copy_model(case.model, device="cpu", double=binding.double), binding)
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)
@@ -79,18 +86,20 @@ def locate(
             {name: array[start : start + step] for name, array in taken.items()}
             for start in range(size, _count(taken), step)
         ]
-        bench = Bench(side, graph, [first, *rest], binding.pairs, policy, BUDGET)
+        bench = LocalizationContext(side, graph, [first, *rest], binding.pairs, policy, BUDGET)
         matcher = _matcher(bench, survey)
         try:
-            layout = Finder(bench, survey, matcher).find()
+            layout = IterativeMatcher(bench, survey, matcher).find()
             _check_matched(survey, layout.matching.tensors, matcher.folded)
             if beyond is not None:
                 bench = replace(bench, batches=list(beyond.batches(size)))
                 survey, before = side.survey(bench.batches[0]), survey
                 matcher = _matcher(bench, survey)
-                layout = Finder(bench, survey, matcher).find(_still(layout, before, survey))
+                layout = IterativeMatcher(bench, survey, matcher).find(
+                    _still(layout, before, survey)
+                )
             measured = _measured(bench, survey, layout, setup)
-            limits = Limits(
+            limits = DeviationLimits(
                 runtime,
                 setup,
                 float64=measured.noise_unmeasured is None,
@@ -110,29 +119,31 @@ def locate(
             ) from error
     candidate.verify()
     _check_finite(measured)
-    findings = Findings(survey, graph, layout, measured, matcher.folded, matcher.constants)
-    return tell(findings, side.model, limits, candidate.subject, blame=blamed)
+    findings = LocalizationFindings(
+        survey, graph, layout, measured, matcher.folded, matcher.constants
+    )
+    return build_localization(findings, side.model, limits, candidate.subject, blame=blamed)
 
 
-def _matcher(bench: Bench, survey: Survey) -> ValueMatcher:
+def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
     side, batch = bench.side, bench.batches[0]
     return ValueMatcher(
         survey,
         bench.graph,
-        Paths(side.model),
+        ModulePaths(side.model),
         inputs=[name for name, _ in bench.names],
         constants=lambda: side.constants(batch, survey),
     )
 
 
-def _still(layout: Layout, before: Survey, survey: Survey) -> Layout:
+def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
     """What the samples, `before`, say of the values of another input: all but those that are one
     value on the samples and two here, as what a limit gets and returns.
 
     Raises AnotherWay where the model takes another way.
     """
     if before.paths != survey.paths or before.at != survey.at:
-        raise AnotherWay("the model makes other calls on this input than on the samples.")
+        raise ForwardPathChanged("the model makes other calls on this input than on the samples.")
     apart = [v for v in before.values if v.repeats != survey.values[v.number].repeats]
     unsure = {number for value in apart for number in (value.number, value.repeats)}
     return layout.only({value.number for value in survey.values} - unsure)
@@ -161,7 +172,9 @@ def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
     return other is not None and other == other.plain and other.providers == setup.providers
 
 
-def _measured(bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> Measured:
+def _measured(
+    bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, setup: OrtSetup
+) -> Measured:
     """All samples in the runtime; where its optimisations break the pieces of the file, without
     them; where a batch of another size does not fit the tensors, the first samples."""
     setups = [setup] if setup.plain == setup else [setup, setup.plain]
@@ -179,16 +192,21 @@ def _measured(bench: Bench, survey: Survey, layout: Layout, setup: OrtSetup) -> 
 
 
 def _blame(
-    bench: Bench, survey: Survey, limits: Limits, *, candidate: Candidate, bound: float | None
-) -> OptimiserBlame | None:
+    bench: LocalizationContext,
+    survey: ValueSurvey,
+    limits: DeviationLimits,
+    *,
+    candidate: TestedFile,
+    bound: float | None,
+) -> OptimizerFault | None:
     """Which optimiser it is, where optimisations are in doubt: where there is a bound."""
     if bound is None:
         return None
     try:
         right = right_answers(bench, survey)
     except Exception as error:
-        return OptimiserBlame(reason=describe_failure(error))
-    inquiry = Inquiry(
+        return OptimizerFault(reason=describe_failure(error))
+    inquiry = TrialSettings(
         candidate=replace(candidate, path=candidate.path.resolve()),
         limits=limits,
         bound=bound,
@@ -211,7 +229,7 @@ def _switched(policy: Policy) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _step(survey: Survey, size: int, budget: int) -> int:
+def _step(survey: ValueSurvey, size: int, budget: int) -> int:
     """Samples a batch, so that all values of a batch fit the budget with the file's."""
     each = sum(value.nbytes for value in survey.values) / size
     return max(1, int(budget // max(1.0, 2 * each)))
@@ -232,7 +250,7 @@ def _check_finite(measured: Measured) -> None:
 
 
 def _check_matched(
-    survey: Survey, tensors: Mapping[int, object], folded: Mapping[int, int]
+    survey: ValueSurvey, tensors: Mapping[int, object], folded: Mapping[int, int]
 ) -> None:
     """Raises EvidenceError if no call of a module has a tensor in the file."""
     calls = [
@@ -249,3 +267,163 @@ def _check_matched(
             "file has the shape and the name, operator or values of any of them. Give the "
             "factory and the checkpoint of the model that the file was exported from."
         )
+
+
+# It comes after the verdict and never changes it; what breaks in it is told, not raised.
+
+
+SAMPLES = 8
+"""Samples on which the layers are compared."""
+
+
+def locate_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
+    """Localise where a comparison of outputs failed, where optimisations break the file, or where
+    only a probe of other values fails; an empty explanation elsewhere.
+
+    Computed on the worst sample and the first ones, or on the worst sample of the probe. The
+    caller's model stays as it is.
+    """
+    if decision.verdict is not Verdict.FAIL:
+        return Explanation()
+    failed = _failed(decision)
+    runtime = _shown(case, evidence, failed)
+    if runtime is None:
+        broken = _of_broken(case, evidence)
+        return broken if broken.localisation else _of_probe(case, evidence, decision)
+    try:
+        return Explanation(localisation=_located(case, runtime, refused=failed))
+    except Exception as error:
+        return Explanation(failure=describe_failure(error))
+
+
+def _of_broken(case: MeasurementJob, evidence: Evidence) -> Explanation:
+    """Of the first runtime that breaks with optimisations on: empty where they are not to blame,
+    because then what it raised says more."""
+    runtime = next((r for r in evidence.runtimes if _breaks_optimised(case, evidence, r)), None)
+    if runtime is None:
+        return Explanation()
+    try:
+        found = _located(case, runtime, refused=[runtime.runtime])
+    except Exception:
+        return Explanation()
+    return Explanation(localisation=found if found.optimiser else None)
+
+
+def _of_probe(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
+    """Of the probe of other values that is farthest off: empty where no layer shows it."""
+    failed = [
+        (runtime, probe)
+        for check in decision.problems
+        for runtime in evidence.runtimes
+        for probe in runtime.probes
+        if check.verdict is Verdict.FAIL
+        and (check.runtime, check.name) == (runtime.runtime, f"probe_{probe.name}")
+        and (probe.kind, probe.failure) == ("value", None)
+        and ort_setup(case.policy, runtime.runtime) is not None
+    ]
+    if not failed:
+        return Explanation()
+    first = failed[0][0].runtime
+    probe = max((p for r, p in failed if r.runtime == first), key=_farness)
+    refused = [r.runtime for r, p in failed if p.name == probe.name]
+    try:
+        beyond = _worst_of(case, probe.name)
+        found = locate(case, runtime=first, limit=len(beyond), refused=refused, beyond=beyond)
+    except Exception:
+        return Explanation()
+    if found.first_divergence is None:
+        return Explanation()
+    return Explanation(localisation=found.model_copy(update={"probe": probe.name}))
+
+
+def _farness(probe: ProbeResult) -> float:
+    """How far a runtime is off; NaN is farthest."""
+    number = probe.noise_ratio if probe.noise_ratio is not None else probe.relative_diff
+    return math.inf if number is None or math.isnan(number) else number
+
+
+def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
+    """The sample of the probe that is farthest off, as often as samples are matched on; of a file
+    with a fixed batch the whole probe. Raises anything."""
+    with deterministic(case.policy.determinism):
+        stand, subject = MeasurementContext.bare(case), case.candidate.subject
+        probe = ProbeInstrument(stand, subject.inputs, sha256=subject.sha256).named(name)
+        if probe is None:
+            raise EvidenceError(f"there is no probe {name}. Judge the file again.")
+        batch = probe.batch
+        if not stand.binding.fixed:
+            session = open_on_cpu(case.candidate.path)
+            outputs = session.run(None, stand.binding.by_input(batch))
+            worst = _worst_sample(stand.answers.reference(batch), outputs, size=probe.size)
+            times = min(MATCHED, len(case.samples))
+            batch = {name: np.stack([array[worst]] * times) for name, array in batch.items()}
+    return SampleSet.from_arrays(batch).allow_nan()
+
+
+def _worst_sample(
+    reference: Sequence[OutputArray], outputs: Sequence[OutputArray], *, size: int
+) -> int:
+    """The sample that is farthest off in its own scale."""
+    apart = np.zeros(size)
+    for r, c in zip(reference, outputs, strict=True):
+        if r.shape == c.shape and r.ndim and len(r) == size and r.size:
+            with np.errstate(all="ignore"):
+                off = np.abs(c.astype(np.float64) - r.astype(np.float64)).reshape(size, -1)
+                scale = np.nan_to_num(np.abs(r.astype(np.float64))).reshape(size, -1).max(axis=1)
+                ratio = off.max(axis=1) / np.where(scale > 0.0, scale, 1.0)
+            torn = (np.isfinite(r) != np.isfinite(c)).reshape(size, -1).any(axis=1)
+            apart = np.fmax(apart, np.where(torn, math.inf, ratio))
+    return int(apart.argmax())
+
+
+def _breaks_optimised(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+    """Whether ONNX Runtime fails there with optimisations on, and nowhere with them off."""
+    setup = ort_setup(case.policy, runtime.runtime)
+    if setup is None or setup == setup.plain or not runtime.failure:
+        return False
+    others = ((ort_setup(case.policy, other.runtime), other) for other in evidence.runtimes)
+    return not any(other and other == other.plain and off.failure for other, off in others)
+
+
+def _located(
+    case: MeasurementJob, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
+) -> Localization:
+    places = _places(case, runtime)
+    samples = case.samples.take(places)
+    return locate(
+        replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=refused
+    )
+
+
+def _failed(decision: Decision) -> list[RuntimeName]:
+    """The runtimes of which a number of an output is beyond its bound."""
+    return [
+        check.runtime
+        for check in decision.problems
+        if _is_comparison(check) and check.runtime and traits_of(check.runtime).engine != "torch"
+    ]
+
+
+def _shown(
+    case: MeasurementJob, evidence: Evidence, failed: Sequence[RuntimeName]
+) -> RuntimeEvidence | None:
+    """The first of them: one of ONNX Runtime, which shows its tensors, where there is one."""
+    shown = [name for name in failed if ort_setup(case.policy, name) is not None]
+    name = next(iter(shown or failed), None)
+    return None if name is None else evidence.runtime(name)
+
+
+def _is_comparison(check: CheckResult) -> bool:
+    return check.verdict is Verdict.FAIL and check.output is not None
+
+
+def _places(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
+    """The worst sample and the first ones; of a file with a fixed batch, the worst one's batch."""
+    total = len(case.samples)
+    worst = next((o.max_abs_diff_sample for o in runtime.outputs if o.max_abs_diff_sample), 0)
+    fixed = [spec.shape[0] for spec in case.candidate.subject.inputs if spec.shape]
+    size = next((axis for axis in fixed if isinstance(axis, int)), None)
+    if size:
+        start = min(worst, total - 1) // size * size
+        return list(range(start, min(start + size, total)))
+    return list(dict.fromkeys([worst, *range(min(SAMPLES, total))]))[:SAMPLES]

@@ -1,4 +1,4 @@
-"""Why a chain answers otherwise with files than with modules, each of which is computed right."""
+"""Locate the divergent part of a multi-file release, or a connection."""
 
 from __future__ import annotations
 
@@ -13,29 +13,38 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from gate.model.call import leaves
-from gate.parity.case import Case
-from gate.parts.release import OpenRelease
+from gate.errors import EvidenceError, GateError, InputMismatch, PolicyError, describe_failure
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.model.forward_signature import leaves
+from gate.multi_file.chain_session import check_seam
+from gate.multi_file.release import MultiFileRelease
+from gate.records.localization import Localization
 from gate.records.runtime import RuntimeName
-from gate.runtimes.chosen import ChosenRuntime
-from gate.runtimes.runtime import Batch, Conditions
+from gate.runtimes.runtime import Conditions
+from gate.runtimes.selection import SelectedRuntime
+from gate.storage.arrays import Batch
 
 Array = NDArray[Any]
+
 _PLAIN = 1e-3
 """A difference, of the largest value of an output, that no rounding makes."""
+
 _SAME = 1e-6
 """The same between two runs of the same modules."""
 
 
 @dataclass(frozen=True)
-class Otherwise:
+class ChainDifference:
     """What makes the difference, and the way out."""
 
     cause: str
     remedy: str
 
 
-def otherwise(whole: Case, release: OpenRelease, *, runtime: RuntimeName) -> Otherwise | None:
+def explain_chain(
+    whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
+) -> ChainDifference | None:
     """Of the first batch of samples; None where the chain answers alike, or can't be run."""
     batch = next(whole.samples.batches(whole.bind().batch_size))
     try:
@@ -51,7 +60,7 @@ def otherwise(whole: Case, release: OpenRelease, *, runtime: RuntimeName) -> Oth
     writers = {n: c.overwritten for n, c in release.calls.by_part.items() if c.overwritten}
     if writers and _apart(copied, modules) > _SAME and _apart(files, copied) <= _PLAIN:
         listed = ", ".join(f"{part} (its {name})" for part, name in writers.items())
-        return Otherwise(
+        return ChainDifference(
             f"in PyTorch the part {listed} writes into what the chain gives it (an operation in "
             "place), and the chain goes on with what is left there; a file leaves it as it was",
             "Give the part a copy, parts['name'](x.clone()), or build it with inplace=False.",
@@ -60,7 +69,7 @@ def otherwise(whole: Case, release: OpenRelease, *, runtime: RuntimeName) -> Oth
     worst = int(np.argmax(sizes))
     if sizes[worst] <= _PLAIN:
         return None
-    return Otherwise(
+    return ChainDifference(
         f"the chain itself answers otherwise with the files: its output {names[worst]} differs by "
         f"{sizes[worst]:.3g} of its largest value",
         "Look at its code for what tells a module from a file, and for a choice (argmax, a "
@@ -69,9 +78,9 @@ def otherwise(whole: Case, release: OpenRelease, *, runtime: RuntimeName) -> Oth
 
 
 def _with_files(
-    whole: Case, release: OpenRelease, runtime: RuntimeName, batch: Batch
+    whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, batch: Batch
 ) -> Sequence[Array]:
-    chosen = ChosenRuntime(runtime, whole.policy.runtimes[runtime])
+    chosen = SelectedRuntime(runtime, whole.policy.runtimes[runtime])
     with (
         closing(chosen),
         closing(release.session(chosen, whole.policy, conditions=Conditions())) as session,
@@ -80,7 +89,7 @@ def _with_files(
 
 
 def _with_modules(
-    release: OpenRelease, batch: Batch, parts: Mapping[str, Callable[..., Any]]
+    release: MultiFileRelease, batch: Batch, parts: Mapping[str, Callable[..., Any]]
 ) -> list[Array]:
     tensors = {name: torch.from_numpy(np.array(batch[name])) for name in release.chain.inputs}
     with torch.no_grad():
@@ -110,3 +119,98 @@ def _difference(one: Array, other: Array) -> float:
     scale = float(np.nanmax(np.abs(b), initial=0.0))
     worst = float(np.nanmax(apart, initial=0.0))
     return worst / scale if scale else worst
+
+
+def locate_part(
+    whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName, limit: int = 8
+) -> Localization:
+    """As `locate`, of the first part in the order of the chain's calls that diverges, which is
+    named; where none does, of none, without layers. `seam`: what does not fit where the chain gives
+    the files of this runtime what they take, or takes what they give.
+
+    Raises as `locate`, with the name of the part.
+    """
+    cases = release.cases(whole)
+    seam, compared = _seam(whole, release, runtime), list[str]()
+    for name in sorted(cases, key=list(release.calls.by_part).index):
+        try:
+            found = locate(cases[name], runtime=runtime, limit=limit)
+        except GateError as error:
+            if seam is not None:  # which says more: the part does not take what it is given
+                break
+            raise type(error)(f"the part {name}: {error}") from error
+        if found.diverges:
+            return found.model_copy(update={"part": name, "seam": seam})
+        compared.append(name)
+    alike = f"No layer diverges in {', '.join(compared) or 'a part that could be compared'}"
+    if seam is None:
+        blamed = blamed_on_chain(whole, release, runtime=runtime)
+        if blamed is not None:
+            return blamed
+        cause = f"{alike}, and each takes what the chain gives it."
+    else:
+        cause = f"{alike}; the seam is to blame: {seam}"
+    return _without_layers(whole, release, runtime, cause).model_copy(update={"seam": seam})
+
+
+def blamed_on_chain(
+    whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
+) -> Localization | None:
+    """Of a release whose parts are right, why the chain answers otherwise with their files; None
+    where it does not, or can't be run."""
+    found = explain_chain(whole, release, runtime=runtime)
+    if found is None:
+        return None
+    cause = f"Each part is right by itself, and {found.cause}."
+    return _without_layers(whole, release, runtime, cause).model_copy(
+        update={"seam": found.cause, "remedy": found.remedy}
+    )
+
+
+def _without_layers(
+    whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, cause: str
+) -> Localization:
+    return Localization(
+        subject_sha256=release.subject.sha256,
+        runtime=runtime,
+        samples=min(whole.batch_size, len(whole.samples)),
+        layers=(),
+        first_divergence=None,
+        cause=cause,
+    )
+
+
+def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName) -> str | None:
+    """What the chain can't do with the files that it can do with the modules; None: nothing."""
+    policy = whole.policy
+    if runtime not in policy.runtimes:
+        raise PolicyError(
+            f"the policy names no runtime {runtime}, only {', '.join(policy.runtimes)}. Name one "
+            "of these."
+        )
+    for name, calls in release.calls.by_part.items():
+        taken = next(part.candidate.subject.inputs for part in release.parts if part.name == name)
+        try:
+            check_seam(taken, calls.taken([spec.name for spec in taken]), part=name)
+        except InputMismatch as misfit:
+            return str(misfit)
+    chosen = SelectedRuntime(runtime, policy.runtimes[runtime])
+    with closing(chosen):
+        try:
+            session = release.session(chosen, policy, conditions=Conditions())
+        except EvidenceError:
+            raise
+        except Exception as error:
+            return f"the files can't be opened together: {describe_failure(error)}."
+        try:
+            session.run(next(whole.samples.batches(whole.bind().batch_size)))
+        except GateError as error:
+            return str(error)
+        except Exception as error:
+            return (
+                f"the chain breaks with what the files give: {describe_failure(error)}. With the "
+                "modules it runs: compare dtypes, layouts, names and sizes at the seam."
+            )
+        finally:
+            session.close()
+    return None

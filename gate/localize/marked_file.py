@@ -1,4 +1,4 @@
-"""The file with the tensors of its layers as outputs, ready for a viewer or a debugger."""
+"""Write the file with its layers as extra outputs, for a viewer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import onnx
 from onnx import helper, shape_inference
 
 from gate.errors import EvidenceError, StorageError, first_line
-from gate.localisation.graph import FileGraph
-from gate.localisation.runs import PieceSession
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.session import open_on_cpu
-from gate.onnxfile.subject import read_subject
-from gate.parity.case import Case
-from gate.parity.statistics.output import Array
-from gate.policy.runtimes import plain_setup
-from gate.records.localisation import LayerRow, Localisation
-from gate.storage import atomic
+from gate.localize.file_graph import FileGraph, SubgraphSession
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sessions import open_on_cpu
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
+from gate.records.localization import LayerRow, Localization
+from gate.storage import files
+from gate.storage.arrays import OutputArray
 
 _SAMPLES = 2
 """On which it is looked which types and how many axes the tensors have."""
@@ -34,7 +33,7 @@ class MarkedFile:
     """Those that were added, in the order of the layers."""
 
 
-def save_marked(case: Case, found: Localisation, path: Path) -> MarkedFile:
+def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> MarkedFile:
     """Write the file with the tensor of each mapped layer as an output behind its own, atomically.
 
     What is known of a layer (its module, its verdict) is in the description of its output. An
@@ -51,7 +50,7 @@ def save_marked(case: Case, found: Localisation, path: Path) -> MarkedFile:
     shapes = _inferred(model)
     for name, array in arrays.items():
         model.graph.output.append(_output(rows[name], array, shapes.get(name)))
-    with atomic.replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
         read_subject(temporary)
         try:
@@ -64,7 +63,7 @@ def save_marked(case: Case, found: Localisation, path: Path) -> MarkedFile:
     return MarkedFile(path, tuple(arrays))
 
 
-def _check_place(candidate: Candidate, path: Path) -> None:
+def _check_place(candidate: TestedFile, path: Path) -> None:
     beside = candidate.subject.external_data
     folder = candidate.path.parent
     taken = [candidate.path, *(folder / name for name in beside)]
@@ -79,7 +78,7 @@ def _check_place(candidate: Candidate, path: Path) -> None:
         )
 
 
-def _rows(found: Localisation, candidate: Candidate) -> dict[str, LayerRow]:
+def _rows(found: Localization, candidate: TestedFile) -> dict[str, LayerRow]:
     """The first row of each tensor that is no output yet."""
     rows: dict[str, LayerRow] = {}
     own = {spec.name for spec in (*candidate.subject.inputs, *candidate.subject.outputs)}
@@ -89,7 +88,7 @@ def _rows(found: Localisation, candidate: Candidate) -> dict[str, LayerRow]:
     return rows
 
 
-def _computed(case: Case, names: tuple[str, ...]) -> dict[str, Array]:
+def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
     """The tensors on a few samples, as the file computes them without optimisations."""
     if not names:  # its only layer gives what the file gives
         return {}
@@ -97,7 +96,7 @@ def _computed(case: Case, names: tuple[str, ...]) -> dict[str, Array]:
     batch = next(case.inputs.batches(binding.batch_size))
     graph = FileGraph(case.candidate)
     try:
-        session = PieceSession(graph.marked(names), plain_setup("ort-cpu"))
+        session = SubgraphSession(graph.marked(names), plain_setup("ort-cpu"))
         wanted = [name for name in session.outputs if name in names]
         return session({name: batch[sample] for name, sample in binding.pairs}, only=wanted)
     except Exception as error:  # of ONNX Runtime, without a common base
@@ -107,7 +106,7 @@ def _computed(case: Case, names: tuple[str, ...]) -> dict[str, Array]:
         ) from error
 
 
-def _read(candidate: Candidate) -> onnx.ModelProto:
+def _read(candidate: TestedFile) -> onnx.ModelProto:
     data = candidate.verified()
     model: onnx.ModelProto = (
         onnx.ModelProto.FromString(data)
@@ -131,7 +130,7 @@ def _inferred(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
 
 
 def _output(
-    row: LayerRow, array: Array, shape: onnx.TensorShapeProto | None
+    row: LayerRow, array: OutputArray, shape: onnx.TensorShapeProto | None
 ) -> onnx.ValueInfoProto:
     axes: list[int | str | None] = [None] * array.ndim
     if shape is not None and len(shape.dim) == array.ndim:

@@ -1,26 +1,141 @@
-"""The values that a forward of the model passes from module to module, in their order.
-
-A value is one tensor at one time: what an in-place operation leaves behind is another value. A
-sketch has a few of its elements, always the same ones for the same number of elements.
-"""
+"""The model's side: hooks, intermediate values, float64 values."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.utils import _pytree as pytree
 
-from gate.parity.statistics.output import Array
+from gate.data.input_binding import InputBinding
+from gate.errors import EvidenceError, ModelError, first_line
+from gate.localize.file_graph import FileGraph
+from gate.measure.context import ReferencePass
+from gate.policy.policy import Policy
+from gate.reference.float64 import double_copy, in_double
+from gate.reference.torch_session import TorchSession
+from gate.storage.arrays import Batch, OutputArray
 
-if TYPE_CHECKING:  # whoever compares arrays only imports no torch
-    import torch
+# Composite modules are heard too: what they return may come from functional code of their own.
 
-    from gate.localisation.tape import Moment
+
+@dataclass(frozen=True)
+class HookEvent:
+    """One tensor at the door of one module call."""
+
+    number: int
+    """Counts the moments of a forward, from 0."""
+    path: str
+    """Of the module; empty for the model itself."""
+    kind: str
+    """Class name of the module."""
+    call: int
+    """Counts the calls of the module within the forward, from 0."""
+    side: Literal["in", "out"]
+    caller: str
+    """Path of the module whose forward made the call; of the model itself for the model."""
+    composite: bool
+    """True if modules were called inside, as far as is known at this moment."""
+
+
+Hears = Callable[[HookEvent, torch.Tensor], torch.Tensor | None]
+"""What listens: returns a tensor that shall go on instead, or None."""
+
+
+@contextmanager
+def listening(model: nn.Module, hears: Hears) -> Iterator[None]:
+    """Inside, `hears` is called for every tensor at every door, in the order of execution.
+
+    For one forward. All hooks are removed afterwards.
+    """
+    ear = Hook(hears)
+    handles = []
+    try:
+        for path, module in model.named_modules():
+            enter, leave = partial(ear.enter, path), partial(ear.leave, path)
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class _Call:
+    path: str
+    number: int
+    composite: bool = False
+
+
+class Hook:
+    def __init__(self, hears: Hears) -> None:
+        self._hears = hears
+        self._moments = 0
+        self._counts: Counter[str] = Counter()
+        self._open: list[_Call] = []
+
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._open:
+            self._open[-1].composite = True
+        self._open.append(_Call(path, self._counts[path]))
+        self._counts[path] += 1
+        return self._pass(module, (args, kwargs), "in")
+
+    def leave(self, _path: str, module: nn.Module, _args: Any, output: Any) -> Any:
+        returned = self._pass(module, output, "out")
+        self._open.pop()
+        return returned
+
+    def _pass(self, module: nn.Module, tensors: Any, side: Literal["in", "out"]) -> Any:
+        """The same with what `hears` exchanged, or None where nothing was."""
+        leaves, structure = pytree.tree_flatten(tensors)
+        call = self._open[-1]
+        caller = self._open[-2].path if len(self._open) > 1 else call.path
+        exchanged = False
+        for place, leaf in enumerate(leaves):
+            if not _is_plain(leaf):
+                continue
+            moment = HookEvent(
+                self._moments,
+                call.path,
+                type(module).__name__,
+                call.number,
+                side,
+                caller,
+                call.composite,
+            )
+            other = self._hears(moment, leaf)
+            self._moments += 1
+            if other is not None:
+                leaves[place], exchanged = other, True
+        return pytree.tree_unflatten(leaves, structure) if exchanged else None
+
+
+def _is_plain(leaf: object) -> bool:
+    """A dense tensor of bools, integers or real floats."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.layout == torch.strided
+        and not leaf.is_complex()
+        and not leaf.is_quantized
+        and not leaf.is_nested
+    )
+
+
+# A value is one tensor at one time: what an in-place operation leaves behind is another value. A
+# sketch has a few of its elements, always the same ones for the same number of elements.
+
 
 ELEMENTS = 8192
 """Enough to see one channel of hundreds, few enough that hundreds of layers cost nothing."""
@@ -41,7 +156,7 @@ class ComputedValue:
     inputs: tuple[int, ...]
     """Numbers of the values that the module got; none for functional values."""
     shape: tuple[int, ...]
-    sketch: Array
+    sketch: OutputArray
     repeats: int | None
     """Number of an earlier value that it equals, as what Dropout returns in eval mode."""
 
@@ -75,7 +190,7 @@ class Overwriting:
         return f"code in the forward of {self.path}" if self.path else "the model's own forward"
 
 
-class Survey:
+class ValueSurvey:
     """Hears one forward and tells its values apart. Needs tensors with versions: call the model
     outside of inference mode."""
 
@@ -96,7 +211,7 @@ class Survey:
         self._got: dict[tuple[str, int], tuple[int, ...]] = {}
         self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
 
-    def hear(self, moment: Moment, tensor: torch.Tensor) -> None:
+    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> None:
         """Take note of a tensor."""
         key = (id(tensor), tensor._version)
         previous, number = self._by_identity.get(key, (None, -1))
@@ -120,7 +235,7 @@ class Survey:
                 else (self.inputs, (*self.outputs, number))
             )
 
-    def _note_overwriting(self, moment: Moment, tensor: torch.Tensor, *, same: bool) -> None:
+    def _note_overwriting(self, moment: HookEvent, tensor: torch.Tensor, *, same: bool) -> None:
         before, earlier = self._latest.get(id(tensor), (None, -1))
         number = len(self.values) - 1
         if before is not None and before() is tensor and not same:
@@ -134,7 +249,7 @@ class Survey:
         """Numbers of the values that the first call of a module got."""
         return self._got.get((path, 0), ())
 
-    def _value(self, moment: Moment, tensor: torch.Tensor) -> ComputedValue:
+    def _value(self, moment: HookEvent, tensor: torch.Tensor) -> ComputedValue:
         entering = moment.side == "in"
         functional = (entering or moment.composite) and not (entering and moment.path == "")
         got = () if functional else self._got.get((moment.path, moment.call), ())
@@ -165,16 +280,188 @@ def places(size: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(size).integers(0, size, ELEMENTS))
 
 
-def sketch(array: Array) -> Array:
+def sketch(array: OutputArray) -> OutputArray:
     """The elements of `array` at its places, shape (at most `ELEMENTS`,), as a copy."""
-    picked: Array = array.reshape(-1)[places(array.size)]
+    picked: OutputArray = array.reshape(-1)[places(array.size)]
     return picked
 
 
-def sketch_of(tensor: torch.Tensor) -> Array:
+def sketch_of(tensor: torch.Tensor) -> OutputArray:
     """As `sketch`, of a tensor."""
     import torch
 
     flat = tensor.detach().reshape(-1)[torch.from_numpy(places(tensor.numel()))]
-    array: Array = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
+    array: OutputArray = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
     return array
+
+
+class CaptureOutputs:
+    """Keeps copies of some values whole, or only sketches of them.
+
+    Copies, because an in-place operation may overwrite the tensor later.
+    """
+
+    def __init__(self, survey: ValueSurvey, wanted: Container[int], *, whole: bool) -> None:
+        self.kept: dict[int, OutputArray] = {}
+        self._survey = survey
+        self._wanted = wanted
+        self._whole = whole
+
+    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> None:
+        """Keep the value if it is wanted and new. Raises EvidenceError."""
+        number = number_at(self._survey, moment, tensor)
+        if number in self._wanted and number not in self.kept:
+            self.kept[number] = tensor.numpy().copy() if self._whole else sketch_of(tensor)
+
+
+class ReplaceOutputs:
+    """Puts `references` in the place of the values, so that nothing travels on from one module to
+    the next; keeps sketches of what was computed from them."""
+
+    def __init__(self, survey: ValueSurvey, references: Mapping[int, OutputArray]) -> None:
+        self.kept: dict[int, OutputArray] = {}
+        self._survey = survey
+        self._references = references
+        taken = {by.number for by in survey.overwritten.values()}
+        self._in_place = survey.overwritten.keys() | taken
+
+    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Keep the sketch, return the reference. Raises EvidenceError."""
+        number = number_at(self._survey, moment, tensor)
+        if number not in self._references:
+            return None
+        if number not in self.kept:
+            self.kept[number] = sketch_of(tensor)
+        reference = torch.from_numpy(np.array(self._references[number])).to(tensor.dtype)
+        if number in self._in_place:
+            tensor.copy_(reference)  # who else holds it sees what is done to it in place
+            return None
+        return reference
+
+
+class ForwardPathChanged(EvidenceError):
+    """The forward made other calls than the one that was surveyed."""
+
+
+def number_at(survey: ValueSurvey, moment: HookEvent, tensor: torch.Tensor) -> int:
+    """Number of the value that the survey heard at this moment. Raises AnotherWay."""
+    if moment.number < len(survey.at):
+        number = survey.at[moment.number]
+        value = survey.values[number]
+        if survey.paths[moment.number] == moment.path and len(value.shape) == tensor.dim():
+            return number
+    raise ForwardPathChanged(
+        f"the forward of these samples leaves the way of the first ones at module "
+        f"'{moment.path}'. Give samples that take the same branches."
+    )
+
+
+@dataclass(frozen=True)
+class Float64Values:
+    """What the float64 reference computed, as sketches by the numbers of values."""
+
+    through: Mapping[int, OutputArray]
+    """In one forward."""
+    alone: Mapping[int, OutputArray]
+    """Every value from the model's own float32 values before it."""
+
+
+class ModelRunner:
+    """Our own copy of the model. Call it outside of inference mode, without gradients."""
+
+    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
+        self.model = model
+        self._binding = binding
+        self._reference = ReferencePass(model, binding)
+
+    def survey(self, batch: Batch) -> ValueSurvey:
+        """The values of a forward. Raises EvidenceError."""
+        survey = ValueSurvey()
+        self._run(batch, survey.hear)
+        return survey
+
+    def values(
+        self, batch: Batch, survey: ValueSurvey, wanted: Container[int]
+    ) -> dict[int, OutputArray]:
+        """Values of a forward, whole. Raises AnotherWay, EvidenceError."""
+        keeps = CaptureOutputs(survey, wanted, whole=True)
+        self._run(batch, keeps.hear)
+        return keeps.kept
+
+    def constants(self, batch: Batch, survey: ValueSurvey) -> frozenset[int]:
+        """Values that are the same whatever the samples: masks of windows, tables of positions.
+
+        Found by the samples in another order; of equal samples none is told. Raises what `values`
+        raises.
+        """
+        turned = CaptureOutputs(survey, range(len(survey.values)), whole=False)
+        self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.hear)
+        same = {
+            value.number
+            for value in survey.values
+            if np.array_equal(turned.kept.get(value.number, ()), value.sketch, equal_nan=True)
+        }
+        given = set(survey.inputs)
+        return frozenset() if given <= same else frozenset(same - given)
+
+    def truths(
+        self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray]
+    ) -> Float64Values:
+        """What the float64 reference computes for the values of `references`.
+
+        Raises ModelError where the model can't run in float64.
+        """
+        in_float64 = double_copy(self.model)
+        runner = TorchSession(in_float64, self._binding, device="cpu", dtype=torch.float64)
+        through = CaptureOutputs(survey, references, whole=False)
+        apart = ReplaceOutputs(survey, references)
+        try:
+            with in_double():
+                for hears in (through.hear, apart.hear):
+                    with listening(in_float64, hears):
+                        runner.run(batch)
+        except Exception as error:
+            raise ModelError(
+                f"the model can't run in float64: {type(error).__name__}: {first_line(error)}"
+            ) from error
+        return Float64Values(through.kept, apart.kept)
+
+    def _run(self, batch: Batch, hears: Hears) -> None:
+        with listening(self.model, hears):
+            self._reference.run(batch)
+
+
+Item = TypeVar("Item")
+
+BUDGET = 1 << 30
+"""Bytes of tensors that are held at a time on each side."""
+
+
+@dataclass(frozen=True)
+class LocalizationContext:
+    """Both sides, and what they compute."""
+
+    side: ModelRunner
+    graph: FileGraph
+    batches: Sequence[Batch]
+    """The first one is small: on it values are matched and the float64 reference runs."""
+    names: tuple[tuple[str, str], ...]
+    """(input of the file, name of the samples)."""
+    policy: Policy
+    budget: int = BUDGET
+
+    @property
+    def first(self) -> LocalizationContext:
+        """The same with the first batch only."""
+        return replace(self, batches=self.batches[:1])
+
+    def feed(self, batch: Batch) -> Mapping[str, OutputArray]:
+        """The inputs of the file."""
+        return {name: batch[sample] for name, sample in self.names}
+
+    def parts(self, items: Sequence[Item], *, size: int) -> Iterator[Sequence[Item]]:
+        """`items` of `size` bytes together, in parts that fit the budget."""
+        number = max(1, -(-size // self.budget))
+        step = max(1, -(-len(items) // number))
+        for start in range(0, len(items), step):
+            yield items[start : start + step]

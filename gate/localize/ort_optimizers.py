@@ -1,22 +1,348 @@
-"""Which optimiser of ONNX Runtime is to blame, found by switching them off.
-
-First the level, then the optimisers that changed the graph, the fewest of which must be off, those
-of that level first; of a set of rules, the rule. What is named was tried: with it off the session
-answers what the model computes, as it does with all optimisations off.
-"""
+"""Find the ONNX Runtime optimizer that changes the result, by bisection."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import json
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from gate.errors import describe_failure
-from gate.localisation.optimisers.log import LEVELS, changing
-from gate.localisation.optimisers.nodes import MOST_BYTES, exchanged
-from gate.localisation.optimisers.rules import RULES
-from gate.localisation.optimisers.search import fewest
-from gate.localisation.optimisers.trials import OptimiserTrials, Spent
-from gate.policy.ort_options import OPTIMISATIONS_OFF
-from gate.records.localisation import OptimiserBlame
+import numpy as np
+import onnx
+from pydantic import TypeAdapter
+
+from gate.errors import EvidenceError, GateError, LimitExceeded, ModelError, describe_failure
+from gate.localize.layer_deviations import Deviation, DeviationLimits
+from gate.localize.model_runner import ForwardPathChanged, LocalizationContext, ValueSurvey
+from gate.onnx_file.reading import nodes_of
+from gate.onnx_file.sessions import open_session, quiet_run, session_options, tell_all
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import OPTIMISATIONS_OFF, OrtSetup
+from gate.records.localization import OptimizerFault
+from gate.sandbox.limits import SandboxLimits, usual_memory
+from gate.sandbox.process import run_in_sandbox
+from gate.storage.arrays import Batch, OutputArray
+from gate.storage.files import temporary_folder
+
+Answers = Callable[[Mapping[str, OutputArray]], Mapping[str, OutputArray]]
+"""The outputs of a session for what it is fed, by name."""
+
+
+@dataclass(frozen=True)
+class ReferenceOutput:
+    """What the model computes of one batch, by the names that the file has."""
+
+    feed: Mapping[str, OutputArray]
+    outputs: Mapping[str, OutputArray]
+    """Whole."""
+    first: bool = False
+    """True for the batch on which noise is measured."""
+    truths: Mapping[str, OutputArray] | None = None
+    """Sketches of what the float64 reference computes of the first batch; None: it can't run."""
+
+
+class OutputJudge:
+    """Compares outputs as a localisation compares those of the whole file, on the same samples."""
+
+    def __init__(
+        self, right: Sequence[ReferenceOutput], limits: DeviationLimits, *, bound: float = 1.0
+    ) -> None:
+        """`bound`: the largest strain."""
+        self._right, self._limits, self._bound = right, limits, bound
+
+    def agrees(self, answers: Answers) -> bool:
+        """True if all outputs are within the bound. Raises what `answers` raises."""
+        deviations: dict[str, Deviation] = {}
+        for right in self._right:
+            outputs = answers(right.feed)
+            for name, value in right.outputs.items():
+                deviation = deviations.setdefault(name, Deviation())
+                deviation.update(value, outputs[name])
+                if right.first:
+                    truth = None if right.truths is None else right.truths[name]
+                    deviation.update_noise(value, outputs[name], truth)
+            if not self._limits.strain(deviations) <= self._bound:
+                return False  # more samples make nothing better
+        return True
+
+
+def right_answers(bench: LocalizationContext, survey: ValueSurvey) -> list[ReferenceOutput]:
+    """One a batch; of those that take another way through the model none. Runs the model. Raises
+    EvidenceError."""
+    returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
+    found: list[ReferenceOutput] = []
+    for place, batch in enumerate(bench.batches):
+        try:
+            values = bench.side.values(batch, survey, set(returned.values()))
+        except ForwardPathChanged:
+            continue
+        outputs = {name: values[number] for name, number in returned.items()}
+        first = place == 0
+        truths = _truths(bench, survey, batch, values) if first else None
+        named = None if truths is None else {name: truths[n] for name, n in returned.items()}
+        found.append(ReferenceOutput(bench.feed(batch), outputs, first, named))
+    return found
+
+
+def _truths(
+    bench: LocalizationContext, survey: ValueSurvey, batch: Batch, values: Mapping[int, OutputArray]
+) -> Mapping[int, OutputArray] | None:
+    try:
+        return bench.side.truths(batch, survey, values).through
+    except ModelError:
+        return None
+
+
+# There is no list of their names to ask for. In the most talkative log each one is named when it
+# begins and when it ends, and that log is the same for all providers.
+
+
+_LEVEL = re.compile(r"graph transformer\(s\) for level (\d+)")
+
+_BEGINS = re.compile(r"Applying graph transformer (\S+) on step")
+
+_ENDS = re.compile(r"GraphTransformer (\S+) modified: (\d+) with status: (\S+)")
+
+LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
+"""As the log counts them, from 1."""
+
+
+def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> tuple[str, ...]:
+    """Names of those that changed the graph, or broke while they did; none where the log names
+    none. In the order in which they first ran, those that changed it at the level `at` first."""
+    levels: dict[str, set[int]] = {}
+    level, begun = 0, None
+    for line in lines:
+        if of := _LEVEL.search(line):
+            level = int(of[1])
+        elif begins := _BEGINS.search(line):
+            begun = begins[1]
+        elif ends := _ENDS.search(line):
+            begun = None
+            if ends[2] != "0" or ends[3] != "OK":
+                levels.setdefault(ends[1], set()).add(level)
+    if begun is not None:  # which nothing ended
+        levels.setdefault(begun, set()).add(level)
+    wanted = LEVELS.index(at) + 1 if at in LEVELS else 0
+    return tuple(sorted(levels, key=lambda name: wanted not in levels[name]))
+
+
+# They stand here because the log names the sets only, and not the rule that applied.
+# `disabled_optimizers` takes the names of rules too, and ignores names that it does not have: a rule
+# that a version lacks does no harm here, and one that is missing here leaves the name of the set.
+
+
+RULES: Mapping[str, tuple[str, ...]] = {
+    "Level1_RuleBasedTransformer": (
+        "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout",
+        "ExpandElimination", "CastElimination", "CastChainElimination", "PreShapeNodeElimination",
+        "NoopElimination", "DivMulFusion", "FuseReluClip", "GemmSumFusion", "GemmTransposeFusion",
+        "NotWhereFusion", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "Pad_Fusion",
+        "MatMul_BatchNormalization_Fusion", "LabelEncoderFusion",
+    ),
+    "Level2_RuleBasedTransformer": (
+        "ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion",
+    ),
+}  # fmt: skip
+
+
+Heals = Callable[[frozenset[str]], bool]
+"""Whether the answer is right with exactly these off."""
+
+
+def minimal_set(names: Sequence[str], heals: Heals) -> tuple[str, ...]:
+    """Those of `names` that must be off, in their order; `heals` holds for all of them.
+
+    Where more that is off never spoils what fewer heal, the result heals and nothing can be left
+    out of it. Asks about 2 log2(n) times for each that must be off (QuickXplain, Junker 2004).
+    """
+    return _fewest(frozenset(), names, heals, more=False)
+
+
+def _fewest(
+    off: frozenset[str], names: Sequence[str], heals: Heals, *, more: bool
+) -> tuple[str, ...]:
+    """Which of `names` are needed beside `off`. `more`: `off` grew since that was last known."""
+    if more and heals(off):
+        return ()
+    if len(names) <= 1:
+        return tuple(names)
+    front, back = names[: len(names) // 2], names[len(names) // 2 :]
+    of_back = _fewest(off.union(front), back, heals, more=True)
+    of_front = _fewest(off.union(of_back), front, heals, more=bool(of_back))
+    return (*of_front, *of_back)
+
+
+SESSIONS = 32
+"""At most for one file: real faults took 7 to 15."""
+
+TRIALS_LIMIT_S = 30.0
+"""No session is opened later: ten of a resnet18 take 1.6 s of processor time."""
+
+
+class BudgetExceeded(EvidenceError):
+    """As many sessions were opened, or as long, as one file may have."""
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What one session did."""
+
+    agrees: bool
+    failure: str | None = None
+    """What ONNX Runtime raised; None: it answered."""
+
+
+class OptimizerTrials:
+    """Opens one session after the other and remembers what each did."""
+
+    def __init__(
+        self,
+        candidate: TestedFile,
+        setup: OrtSetup,
+        judge: OutputJudge,
+        *,
+        threads: int = 1,
+        deterministic: bool = False,
+    ) -> None:
+        """`setup`: with the optimisations that are doubted. `threads`, `deterministic`: as of
+        `session_options`. Raises DigestMismatch, StorageError."""
+        self.setup = setup
+        self._threads, self._deterministic = threads, deterministic
+        self._model = candidate.loadable()
+        self._judge = judge
+        self._until = time.monotonic() + TRIALS_LIMIT_S
+        self._outcomes: dict[tuple[str, frozenset[str]], TrialOutcome] = {}
+        self.sessions = 0
+
+    def heals(self, off: Set[str]) -> bool:
+        """Whether the answer is right without these. Raises Spent, EvidenceError."""
+        return self.outcome(off=off).agrees
+
+    @property
+    def healing(self) -> frozenset[str] | None:
+        """The fewest optimisers that were off together when the answer was right; None: it never
+        was at the setup's own level."""
+        own = [o for (level, o), done in self._outcomes.items() if self._is_own(level, done)]
+        return min(own, key=len, default=None)
+
+    def outcome(
+        self, *, off: Set[str] = frozenset(), level: str | None = None,
+        log: list[str] | None = None,
+    ) -> TrialOutcome:  # fmt: skip
+        """What the session does. `log`: gets all that ONNX Runtime says while it opens.
+
+        Raises Spent, and EvidenceError where the provider doesn't load.
+        """
+        key = (level or self.setup.optimization, frozenset(off))
+        if key not in self._outcomes or log is not None:
+            self._outcomes[key] = self._tried(*key, log)
+        return self._outcomes[key]
+
+    def write(self, path: Path, *, off: Set[str]) -> None:
+        """Write the graph that ONNX Runtime makes. Raises as `outcome`, and what it raises."""
+        setup, options = self._opened_by(self.setup.optimization, off)
+        options.optimized_model_filepath = str(path)
+        open_session(self._model, options, setup)
+
+    def _tried(self, level: str, off: frozenset[str], log: list[str] | None) -> TrialOutcome:
+        setup, options = self._opened_by(level, off)
+        if log is not None:
+            tell_all(options)
+        try:
+            session = open_session(self._model, options, setup, log=log)
+            return TrialOutcome(self._judge.agrees(lambda feed: _answers(session, feed)))
+        except GateError:
+            raise
+        except Exception as error:  # of ONNX Runtime, without a common base
+            return TrialOutcome(False, describe_failure(error))
+
+    def _opened_by(self, level: str, off: Set[str]) -> tuple[OrtSetup, Any]:
+        if self.sessions >= SESSIONS:
+            raise BudgetExceeded(f"{SESSIONS} sessions did not tell")
+        if time.monotonic() > self._until:
+            raise BudgetExceeded(f"{TRIALS_LIMIT_S:.0f} s did not tell")
+        self.sessions += 1
+        settings = self.setup.settings
+        both = tuple(sorted({*settings.disabled_optimizers, *off}))
+        setup = replace(
+            self.setup,
+            optimization=level,
+            settings=settings.model_copy(update={"disabled_optimizers": both}),
+        )
+        return setup, session_options(
+            setup, threads=self._threads, deterministic=self._deterministic
+        )
+
+    def _is_own(self, level: str, outcome: TrialOutcome) -> bool:
+        return outcome.agrees and level == self.setup.optimization
+
+
+def _answers(session: Any, feed: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed), quiet_run()), strict=True))
+
+
+MOST_BYTES = 512 << 20
+"""Of a file whose graphs are written: ONNX Runtime writes the weights, too."""
+
+_MOST_NODES = 64
+
+
+def changed_nodes(
+    trials: OptimizerTrials, off: Set[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is only in the graph without the optimisers `off`, and what they made of it: operators
+    with the names of their nodes, at most 64 each.
+
+    Raises as `OptimizerTrials.write`, and whatever onnx raises.
+    """
+    with temporary_folder() as folder:
+        without, with_them = Path(folder) / "without.onnx", Path(folder) / "with.onnx"
+        trials.write(without, off=off)
+        trials.write(with_them, off=frozenset())
+        before, after = (
+            _nodes(onnx.load(path, load_external_data=False)) for path in (without, with_them)
+        )
+    return _only(before, after), _only(after, before)
+
+
+def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in nodes_of(model) if node.op_type != "Constant"]
+
+
+def _only(nodes: list[onnx.NodeProto], others: list[onnx.NodeProto]) -> tuple[str, ...]:
+    """Nodes of which there is no equal one: by the names of their outputs, which the last node of
+    a pattern keeps, or by their own."""
+    for outputs in (True, False):
+        there = Counter(_key(node, outputs=outputs) for node in others)
+        left = []
+        for node in nodes:
+            key = _key(node, outputs=outputs)
+            if there[key]:
+                there[key] -= 1
+            else:
+                left.append(node)
+        nodes = left
+    return tuple(f"{node.op_type} {node.name}".strip() for node in nodes[:_MOST_NODES])
+
+
+def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
+    attributes = sorted(attribute.SerializeToString() for attribute in node.attribute)
+    names = tuple(node.output) if outputs else (node.name,)
+    return node.op_type, node.domain, names, tuple(attributes)
+
+
+# First the level, then the optimisers that changed the graph, the fewest of which must be off,
+# those of that level first; of a set of rules, the rule. What is named was tried: with it off the
+# session answers what the model computes, as it does with all optimisations off.
+
 
 _ROUNDS = 4
 """How often those are added that only then change the graph."""
@@ -26,7 +352,7 @@ class _Clear(Exception):
     """No optimiser is to blame, or none can be told: the reason."""
 
 
-def blame(trials: OptimiserTrials, *, size_bytes: int) -> OptimiserBlame:
+def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> OptimizerFault:
     """Find them. Never raises: what breaks is the reason why none is named.
 
     `size_bytes`: of the file; of large ones the nodes are not compared.
@@ -36,19 +362,19 @@ def blame(trials: OptimiserTrials, *, size_bytes: int) -> OptimiserBlame:
         log: list[str] = []
         raises = _doubt(trials, log)
         below, level = _levels(trials)
-        names, reason = _names(trials, changing(log, at=level), level)
+        names, reason = _names(trials, optimizers_that_changed(log, at=level), level)
     except _Clear as clear:
         names, reason = (), str(clear)
     except Exception as error:
         names, reason = (), describe_failure(error)
-    found = OptimiserBlame(
+    found = OptimizerFault(
         names=names, raises=raises, level=level, below=below, reason=reason,
         sessions=trials.sessions,
     )  # fmt: skip
     return _with_nodes(found, trials, size_bytes) if names else found
 
 
-def _doubt(trials: OptimiserTrials, log: list[str]) -> str | None:
+def _doubt(trials: OptimizerTrials, log: list[str]) -> str | None:
     """What ONNX Runtime raises with all on, if it does; `log` gets what it says. Raises _Clear
     where they change nothing."""
     off = trials.outcome(level=OPTIMISATIONS_OFF)
@@ -61,7 +387,7 @@ def _doubt(trials: OptimiserTrials, log: list[str]) -> str | None:
     return on.failure
 
 
-def _levels(trials: OptimiserTrials) -> tuple[str, str]:
+def _levels(trials: OptimizerTrials) -> tuple[str, str]:
     """Two levels, one above the other: at the lower one the answer is right."""
     own = trials.setup.optimization
     levels = [OPTIMISATIONS_OFF, *LEVELS[: LEVELS.index(own)], own]
@@ -76,13 +402,13 @@ def _levels(trials: OptimiserTrials) -> tuple[str, str]:
 
 
 def _names(
-    trials: OptimiserTrials, first: Sequence[str], level: str
+    trials: OptimizerTrials, first: Sequence[str], level: str
 ) -> tuple[tuple[str, ...], str | None]:
     """The optimisers, and what else is to be said of them. `first`: those that change the graph.
     Raises _Clear."""
     try:
         suspects = _suspects(trials, first, level)
-        names = fewest(suspects, trials.heals)
+        names = minimal_set(suspects, trials.heals)
         for name in names:
             if name in RULES:
                 names = _by_rule(trials, names, name)
@@ -90,13 +416,13 @@ def _names(
             return names, None
         # With more off it was right: they do not add up.
         return suspects, "with fewer of them off it is not right each time"
-    except Spent as spent:
+    except BudgetExceeded as spent:
         if trials.healing is None:
             raise _Clear(str(spent)) from spent
         return tuple(sorted(trials.healing)), f"{spent} whether fewer would do"
 
 
-def _suspects(trials: OptimiserTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
+def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
     """Optimisers that change the graph, enough of them for the answer to be right without them:
     where one is off, another one may do its work. Raises _Clear, Spent."""
     if not first:
@@ -106,7 +432,7 @@ def _suspects(trials: OptimiserTrials, first: Sequence[str], level: str) -> tupl
         log: list[str] = []
         if trials.outcome(off=off.keys(), log=log).agrees:
             return tuple(off)
-        new = [name for name in changing(log) if name not in off]
+        new = [name for name in optimizers_that_changed(log) if name not in off]
         if not new:
             break
         off.update(dict.fromkeys(new))
@@ -116,18 +442,18 @@ def _suspects(trials: OptimiserTrials, first: Sequence[str], level: str) -> tupl
     )
 
 
-def _by_rule(trials: OptimiserTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
+def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
     """The same with the rules that are to blame in the place of their set, where they have names
     that ONNX Runtime takes."""
     rest = frozenset(names) - {of}
     rules = [rule for rule in RULES[of] if rule not in rest]
     if not trials.heals(rest.union(rules)):
         return tuple(names)
-    needed = fewest(rules, lambda some: trials.heals(rest | some))
+    needed = minimal_set(rules, lambda some: trials.heals(rest | some))
     return tuple(name for name in names if name != of) + needed
 
 
-def _with_nodes(found: OptimiserBlame, trials: OptimiserTrials, size_bytes: int) -> OptimiserBlame:
+def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int) -> OptimizerFault:
     """The same with the nodes that they exchanged, or why these are not known."""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -136,7 +462,7 @@ def _with_nodes(found: OptimiserBlame, trials: OptimiserTrials, size_bytes: int)
         unread = f"the file is larger than {MOST_BYTES >> 20} MiB"
     else:
         try:
-            before, after = exchanged(trials, frozenset(found.names))
+            before, after = changed_nodes(trials, frozenset(found.names))
         except Exception as error:
             unread = describe_failure(error)
     return found.model_copy(
@@ -147,3 +473,111 @@ def _with_nodes(found: OptimiserBlame, trials: OptimiserTrials, size_bytes: int)
             "sessions": trials.sessions,
         }
     )
+
+
+# That process gets arrays, and neither the model nor torch.
+
+
+APART_LIMIT_S = 40.0
+"""For the whole process: its sessions end by themselves before."""
+
+_WHAT = "switching off optimisers"
+
+_steps = logging.getLogger("gate.steps")
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """Which file is tried, and how what it answers is judged."""
+
+    candidate: TestedFile
+    limits: DeviationLimits
+    bound: float
+    """The largest strain of a right answer."""
+    threads: int
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the arrays of a right answer lie: files, by the name of the input or output."""
+
+    feed: Mapping[str, str]
+    outputs: Mapping[str, str]
+    first: bool
+    truths: Mapping[str, str] | None
+
+
+_INQUIRY = TypeAdapter(TrialSettings)
+
+_PLACES = TypeAdapter(list[_Places])
+
+
+def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> OptimizerFault:
+    """As `blame`. Never raises but KeyboardInterrupt: a process that dies, or takes too long, is
+    the reason why no optimiser is named."""
+    _steps.debug("switching off optimisers of ONNX Runtime")
+    limits = SandboxLimits(APART_LIMIT_S, usual_memory())
+    try:
+        with temporary_folder() as folder:
+            arguments = {
+                "inquiry": _INQUIRY.dump_python(inquiry, mode="json"),
+                "places": _PLACES.dump_python(_written(right, folder), mode="json"),
+                "folder": str(folder),
+            }
+            found = run_in_sandbox(f"{__name__}:tried", arguments, limits=limits, what=_WHAT)
+        return OptimizerFault.from_json(json.dumps(found))
+    except LimitExceeded as error:  # what follows speaks of verdicts, which this one is not about
+        return OptimizerFault(reason=str(error).split(". ")[0])
+    except Exception as error:
+        return OptimizerFault(reason=describe_failure(error))
+
+
+def tried(inquiry: Mapping[str, Any], places: list[Any], folder: str) -> dict[str, Any]:
+    """The child's side of `blame_apart`."""
+    given = _INQUIRY.validate_json(json.dumps(inquiry))
+    right = _read(_PLACES.validate_json(json.dumps(places)), Path(folder))
+    trials = OptimizerTrials(
+        given.candidate,
+        given.limits.setup.optimised,
+        OutputJudge(right, given.limits, bound=given.bound),
+        threads=given.threads,
+        deterministic=given.deterministic,
+    )
+    return find_faulty_optimizer(trials, size_bytes=given.candidate.subject.size_bytes).to_plain()
+
+
+def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_Places]:
+    """Raises OSError, and ValueError for what is no number nor text."""
+    numbers = itertools.count()
+
+    def written(arrays: Mapping[str, OutputArray]) -> dict[str, str]:
+        names = {name: f"{next(numbers)}.npy" for name in arrays}  # theirs may be no file's name
+        for name, array in arrays.items():
+            np.save(folder / names[name], array, allow_pickle=False)
+        return names
+
+    return [
+        _Places(
+            written(answer.feed),
+            written(answer.outputs),
+            answer.first,
+            None if answer.truths is None else written(answer.truths),
+        )
+        for answer in right
+    ]
+
+
+def _read(places: Sequence[_Places], folder: Path) -> list[ReferenceOutput]:
+    def read(files: Mapping[str, str]) -> dict[str, OutputArray]:
+        return {name: np.load(folder / file, allow_pickle=False) for name, file in files.items()}
+
+    return [
+        ReferenceOutput(
+            read(place.feed),
+            read(place.outputs),
+            place.first,
+            None if place.truths is None else read(place.truths),
+        )
+        for place in places
+    ]

@@ -1,42 +1,178 @@
-"""Which tensor of the file is which value of the model.
-
-Values decide where they agree: of all tensors of its shape a value is the one that it equals, up to
-rounding. Behind a fault they don't; there names, operators and the order decide, until the cut run
-gives every layer right inputs and values can decide again.
-"""
+"""Match file tensors to model values; cut, rerun, repeat."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cache
 
-from gate.localisation.clues import EXACT, Clues
-from gate.localisation.graph import FileGraph
-from gate.localisation.layout import FreeTensors, Matching, Tensor, difference
-from gate.localisation.names import Paths
-from gate.localisation.values import ComputedValue, Survey, sketch
-from gate.parity.statistics.output import Array
+import numpy as np
+
+from gate.errors import GateError
+from gate.localize.file_graph import FileGraph, SubgraphSession
+from gate.localize.model_runner import ComputedValue, LocalizationContext, ValueSurvey, sketch
+from gate.localize.module_paths import EXACT, ModulePaths, ModuleScope, NameHints
+from gate.policy.runtime_options import plain_setup
+from gate.storage.arrays import OutputArray
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of the file, as one run computed it."""
+
+    name: str
+    place: int
+    """Of its node."""
+    op: str
+    scope: ModuleScope | None
+    shape: tuple[int, ...]
+    sketch: OutputArray
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Tensors by the numbers of values, in the order of the values."""
+
+    tensors: Mapping[int, Tensor] = field(default_factory=dict)
+    equal: frozenset[int] = frozenset()
+    """The values that their tensor equals."""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of the tensors."""
+        return {number: tensor.name for number, tensor in self.tensors.items()}
+
+    def sure(self) -> Matching:
+        """Only what equals its value."""
+        kept = {n: tensor for n, tensor in self.tensors.items() if n in self.equal}
+        return Matching(kept, self.equal)
+
+
+@dataclass(frozen=True)
+class ValueLayout:
+    """Which tensor of the file is which value of the model."""
+
+    matching: Matching = field(default_factory=Matching)
+    missing: Mapping[int, str] = field(default_factory=dict)
+    """Values that no node computes, to the tensor that is read in their place."""
+
+    absent: frozenset[int] = frozenset()
+    """Values that the file does not have, and nothing in it reads."""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of tensors by the numbers of values, in the order of the values."""
+        return dict(sorted({**self.missing, **self.matching.names}.items()))
+
+    @property
+    def cuts(self) -> dict[str, np.dtype[np.generic]]:
+        """The tensors at which the file is cut, with their dtypes."""
+        return {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
+
+    def only(self, numbers: Container[int]) -> ValueLayout:
+        """What is known of these values."""
+        kept = {n: tensor for n, tensor in self.matching.tensors.items() if n in numbers}
+        return ValueLayout(Matching(kept))
+
+    @property
+    def put_in(self) -> dict[str, int]:
+        """Which value goes in at each cut: the last one that the tensor stands for."""
+        return {name: number for number, name in self.names.items()}
+
+    def references(
+        self, cuts: Iterable[str], values: Mapping[int, OutputArray]
+    ) -> dict[str, OutputArray]:
+        """What goes in at these cuts, in the file's dtypes."""
+        numbers, dtypes = self.put_in, self.cuts
+        return {cut: values[numbers[cut]].astype(dtypes[cut], copy=False) for cut in cuts}
+
+
+class UnmatchedTensors:
+    """The tensors that no value has taken yet, and by which value the others are."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.taken: dict[int, Tensor] = {}
+        self.names: set[str] = set()
+        """Of the tensors that are taken."""
+        self._by_name = {tensor.name: tensor for tensor in tensors}
+
+    def like(self, value: ComputedValue, *, any_size: bool = False) -> list[Tensor]:
+        """Of the value's kind of number and shape, or at least as many axes."""
+        kind, axes = value.sketch.dtype.kind, len(value.shape)
+        return [
+            tensor
+            for tensor in self._by_name.values()
+            if (tensor.shape == value.shape or (any_size and len(tensor.shape) == axes))
+            and tensor.sketch.dtype.kind == kind
+        ]
+
+    def named(self, name: str) -> Tensor | None:
+        """The tensor of this name, if it is free."""
+        return self._by_name.get(name)
+
+    def take(self, number: int, tensor: Tensor | None) -> None:
+        """Give the tensor to the value."""
+        if tensor is not None:
+            self.taken[number] = tensor
+            self.names.add(tensor.name)
+            self._by_name.pop(tensor.name, None)
+
+    def neighbours(self, value: ComputedValue) -> tuple[int, float]:
+        """Places of the tensors of the values before and behind."""
+        before = [t.place for number, t in self.taken.items() if number < value.number]
+        behind = [t.place for number, t in self.taken.items() if number > value.number]
+        return max(before, default=-1), min(behind, default=math.inf)
+
+
+def difference(value: OutputArray, tensor: OutputArray) -> float:
+    """rms(tensor - value) / rms(value) over the elements that are finite in both.
+
+    0 where all of these are equal, also if there are none; infinite where other elements are finite
+    in one than in the other, or are other infinities.
+    """
+    r, c = value.astype(np.float64), tensor.astype(np.float64)
+    finite = np.isfinite(r) & np.isfinite(c)
+    if not np.array_equal(r[~finite], c[~finite], equal_nan=True):
+        return math.inf
+    scale = float(np.linalg.norm(r[finite]))
+    apart = float(np.linalg.norm(c[finite] - r[finite]))
+    if apart == 0.0:
+        return 0.0
+    return apart / scale if scale > 0.0 else math.inf
+
+
+# Values decide where they agree: of all tensors of its shape a value is the one that it equals, up
+# to rounding. Behind a fault they don't; there names, operators and the order decide, until the cut
+# run gives every layer right inputs and values can decide again.
+
 
 # All eight were set by hand on the half `tune` of the corpora (benchmarks/localisation): no
 # measurement of a single one is written down.
 _EQUAL = 1e-3
 """Relative difference (rms) up to which a tensor can be a value, rounding and small faults
 included."""
+
 _AS_NEAR = 16.0
 """Of two tensors the nearer one is the value only if it is nearer by this factor: blocks that
 hardly change their input return nearly what they got."""
+
 _STEPS = 12
 """Nodes that compute one module, at most."""
+
 _READS = 3.0
 """What it is worth that a tensor is computed from what the module got."""
+
 _LEAVES = 4.0
 """What it is worth that nodes of other modules read a tensor that is named after the module: more
 than nearness, because before its last node a module is mostly near what it returns."""
+
 _CODE_LEAVES = 1.0
 """The same for code between modules, which leaves at many places."""
+
 _SHAPE = 4.0
 """What speaks against a tensor of another shape: only a fault makes it the value."""
+
 _NEAR = 0.5
 """Relative difference from which nearness says nothing."""
 
@@ -46,9 +182,9 @@ class ValueMatcher:
 
     def __init__(
         self,
-        survey: Survey,
+        survey: ValueSurvey,
         graph: FileGraph,
-        paths: Paths,
+        paths: ModulePaths,
         *,
         inputs: Sequence[str],
         constants: Callable[[], Container[int]] = frozenset,
@@ -64,7 +200,7 @@ class ValueMatcher:
         self._scopes = [paths.scope(node) for node in graph.nodes]
         operators = [node.op_type for node in graph.nodes]
         got = {path: survey.got(path) for path in paths.norms}
-        self._clues = Clues(
+        self._clues = NameHints(
             survey.values,
             list(zip(operators, self._scopes, strict=True)),
             norms={path: numbers[0] for path, numbers in got.items() if numbers},
@@ -75,7 +211,7 @@ class ValueMatcher:
         """As `Clues.folded`."""
         return self._clues.folded
 
-    def tensors(self, arrays: Mapping[str, Array]) -> list[Tensor]:
+    def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
         """What a run gave, in the order of the nodes."""
         producer = self._graph.producer
         places = {name: producer[name] for name in arrays if name in producer}
@@ -100,7 +236,7 @@ class ValueMatcher:
     ) -> Matching:
         """`before`: an earlier matching, which stays where nothing equals the value. `without`:
         values that no tensor has, unless one equals them."""
-        free = FreeTensors(tensors)
+        free = UnmatchedTensors(tensors)
         for number, name in self._given.items():
             free.take(number, _given(self._values[number], name))
         for value in self._values:
@@ -133,7 +269,7 @@ class ValueMatcher:
         """The value that this one only repeats, or is computed from before it is folded."""
         return value.inputs[0] if value.number in self.folded else value.repeats
 
-    def _equal(self, value: ComputedValue, free: FreeTensors) -> Tensor | None:
+    def _equal(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
         """The free tensor that equals the value; of several the one that names speak for."""
         earliest = self._behind(value, free)
         distances = [
@@ -158,7 +294,7 @@ class ValueMatcher:
         last = name >= EXACT and not value.functional
         return name, tensor.place if last else -tensor.place
 
-    def _behind(self, value: ComputedValue, free: FreeTensors) -> int:
+    def _behind(self, value: ComputedValue, free: UnmatchedTensors) -> int:
         """Place of the last node that computes what the value was computed from."""
         earliest = -1
         for got in value.inputs:
@@ -169,7 +305,7 @@ class ValueMatcher:
                 earliest = max(earliest, free.taken[number].place)
         return earliest
 
-    def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: FreeTensors) -> bool:
+    def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: UnmatchedTensors) -> bool:
         """True if it equals another free value too, and by name is that one: behind a fault, what a
         layer gives that hardly changes its input is what the layer before should have given."""
         clues, place, scope = self._clues, tensor.place, tensor.scope
@@ -192,7 +328,7 @@ class ValueMatcher:
         folded = difference(self._values[after].sketch, tensor.sketch)
         return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
 
-    def _likely(self, value: ComputedValue, free: FreeTensors) -> Tensor | None:
+    def _likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
         """The free tensor for which most speaks, if anything does."""
         best, most = None, 0.0
         after, until = free.neighbours(value)
@@ -242,3 +378,161 @@ class ValueMatcher:
 def _given(value: ComputedValue, name: str) -> Tensor:
     """An input of the file."""
     return Tensor(name, -1, "", None, value.shape, value.sketch)
+
+
+_ROUNDS = 12
+"""Runs of the first batch, at most. Without a gross fault there are two."""
+
+_INNER = 4
+"""Bytes of the file's tensors for each byte of the model's values, by experience: at most."""
+
+
+class IterativeMatcher:
+    """Matches on the first batch, on the CPU with optimisations off.
+
+    A fault spoils all values behind it. Cut there, they are right again and can be told by. From
+    front to back, each value that still differs from its tensor is tried without one: where a
+    node is missing, its readers read the tensor before.
+    """
+
+    def __init__(
+        self, bench: LocalizationContext, survey: ValueSurvey, matcher: ValueMatcher
+    ) -> None:
+        self._bench = bench
+        self._survey = survey
+        self._matcher = matcher
+
+    def find(self, start: ValueLayout | None = None) -> ValueLayout:
+        """The layout. `start`: what is known already, which stays where nothing equals a value.
+        Raises EvidenceError, and what ONNX Runtime raises."""
+        layout = self._matched(start or ValueLayout())
+        tried = set(start.matching.tensors) if start else set()
+        for _ in range(_ROUNDS):
+            better = self._matched(layout)
+            misplaced = self._misplaced(layout, better)
+            if misplaced:
+                layout = _absent(layout, misplaced)
+                continue
+            if better.names != layout.names:
+                layout = better
+                continue
+            layout = better
+            doubtful = self._doubtful(layout, tried)
+            if doubtful is None:
+                break
+            tried.add(doubtful.number)
+            layout = self._tried(layout, doubtful)
+        return layout
+
+    def _tried(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
+        """The layout without a tensor for the value, if that is the better one."""
+        stand_in = self._stand_in(layout, value)
+        if stand_in is None:
+            trial = self._matched(_absent(layout, {value.number}))
+            return trial if trial.matching.equal >= layout.matching.equal else layout
+        trial = self._matched(_without(layout, value, stand_in))
+        # The first value on which they disagree decides: further behind, what is still off in one
+        # of them had right inputs in the other.
+        differing = trial.matching.equal ^ layout.matching.equal
+        return trial if min(differing, default=math.inf) in trial.matching.equal else layout
+
+    def _matched(self, layout: ValueLayout) -> ValueLayout:
+        """Run the first batch with the file cut, and match again. Where the cut file can't run, a
+        tensor is no such value: those that were taken by name only are left out."""
+        try:
+            return self._matched_again(layout)
+        except GateError:
+            raise
+        except Exception:  # of ONNX Runtime, without a common base
+            narrower = _narrower(layout, self._survey)
+            if narrower is None:
+                raise
+            return self._matched(narrower)
+
+    def _matched_again(self, layout: ValueLayout) -> ValueLayout:
+        bench, survey = self._bench, self._survey
+        batch, names = bench.batches[0], bench.graph.tensors
+        values = bench.side.values(batch, survey, set(layout.put_in.values()))
+        size = _INNER * sum(value.nbytes for value in survey.values)
+        tensors: list[Tensor] = []
+        for part in bench.parts(names, size=size):
+            piece = bench.graph.cut(part, layout.cuts)
+            run = SubgraphSession(piece, plain_setup("ort-cpu"))
+            arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
+            tensors += self._matcher.tensors(arrays)
+        without = {*layout.missing, *layout.absent}
+        matching = self._matcher.match(tensors, layout.matching.names, without=without)
+        return ValueLayout(matching, layout.missing, layout.absent)
+
+    def _misplaced(self, layout: ValueLayout, better: ValueLayout) -> set[int]:
+        """Values whose tensor, since it is cut, spoils what equalled its value before: the file has
+        no such tensor, as where an exporter joins two reshapes or moves a factor."""
+        tensors, equal = layout.matching.tensors, layout.matching.equal
+        unsure = {tensors[n].name: n for n in tensors if n not in equal}
+        spoiled = [
+            n for n in equal - better.matching.equal if better.names.get(n) == layout.names[n]
+        ]
+        met = {
+            name
+            for n in spoiled
+            for name in self._bench.graph.segment(layout.names[n], layout.cuts)[1]
+        }
+        return {unsure[name] for name in met if name in unsure}
+
+    def _doubtful(self, layout: ValueLayout, tried: set[int]) -> ComputedValue | None:
+        """The first value of a module that may have no tensor, where something behind is off."""
+        off = set(layout.matching.tensors) - layout.matching.equal
+        for value in self._survey.values:
+            if value.number > max(off, default=-1):
+                break
+            settled = value.number in tried or value.number in layout.matching.equal
+            silent = value.functional or value.repeats is not None
+            folded = value.number in self._matcher.folded
+            if settled or silent or folded:
+                continue
+            if self._stand_in(layout, value) is not None or self._may_be_unused(layout, value):
+                return value
+        return None
+
+    def _may_be_unused(self, layout: ValueLayout, value: ComputedValue) -> bool:
+        """True if it has a tensor, and another output of the same call has one too: exporters leave
+        out the outputs that nothing uses."""
+        survey, matched = self._survey, layout.matching.tensors
+        returned = {n for at in survey.outputs for n in (at, survey.values[at].repeats)}
+        return value.number in matched.keys() - returned and any(
+            (other.path, other.call) == (value.path, value.call)
+            for other in survey.values
+            if other.number in matched.keys() - {value.number, *survey.inputs}
+            and not other.functional
+        )
+
+    def _stand_in(self, layout: ValueLayout, value: ComputedValue) -> str | None:
+        """The tensor that readers of the value would read if no node computed it."""
+        names = layout.names
+        for number in self._matcher.before(value, names) or ():
+            if self._survey.values[number].shape == value.shape:
+                return names[number]
+        return None
+
+
+def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:
+    """The tensor before in the place of this one; all that is not sure behind is open again."""
+    missing = {**layout.missing, value.number: stand_in}
+    return ValueLayout(layout.matching.sure(), missing, layout.absent)
+
+
+def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
+    """The layout without the tensors of another shape or, if there are none, without all that don't
+    equal their values; None if there are none either."""
+    matching = layout.matching
+    unsure = [n for n in matching.tensors if n not in matching.equal]
+    resized = [n for n in unsure if matching.tensors[n].shape != survey.values[n].shape]
+    lost = frozenset(resized or unsure)
+    return _absent(layout, lost) if lost else None
+
+
+def _absent(layout: ValueLayout, lost: Set[int]) -> ValueLayout:
+    """No tensor for these values; all others keep theirs."""
+    tensors = {n: one for n, one in layout.matching.tensors.items() if n not in lost}
+    matching = Matching(tensors, layout.matching.equal)
+    return ValueLayout(matching, layout.missing, layout.absent | lost)

@@ -1,32 +1,148 @@
-"""The worst samples as small pictures, where the model's input is pictures."""
+"""Write thumbnails of the worst samples, and golden vectors."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.arrays.samples import Samples
-from gate.preprocess.spec import PreprocessSpec
-from gate.preprocess.tensor import to_pixels
+from gate.data.input_binding import InputBinding
+from gate.data.samples import SampleSet
+from gate.errors import OutputMismatch
+from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
+from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
+from gate.golden.tolerance import Tolerance, tolerances_for, tolerances_of_part
+from gate.measure.context import ReferencePass
+from gate.measure.job import MeasurementJob
+from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.evidence import Evidence, TensorSpec
-from gate.storage import atomic
+from gate.reference.environment import deterministic
+from gate.reference.torch_session import copy_model
+from gate.storage import files
+
+SAMPLES = 8
+"""As many are kept, or one batch of a file with a fixed batch axis."""
+
+_CHOICE = 4
+"""Of so many times as many samples the clearest are taken."""
+
+_RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
+
+
+def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -> GoldenManifest:
+    """Write golden vectors of the measured file: some samples and the reference's outputs; of a
+    release those of the chain, and each part's own.
+
+    The samples are spread over the data. Where there are logits, samples come first whose margin
+    (largest minus second largest logit) is more than twice the tolerance: a runtime within the
+    tolerance can't give them another answer. The tolerances are those of
+    `gate.golden.tolerance.tolerances_for`. The reference is a copy of the model as `measure` makes it;
+    the model and all global switches are afterwards as they were.
+
+    Raises InputMismatch for samples that don't fit, OutputMismatch where the reference has another
+    number of outputs than the file, EvidenceError where it can't be computed or has only NaN to
+    say, StorageError.
+    """
+    versions, code = evidence.environment.versions, evidence.source.code
+    parts = {}
+    for name, part in (case.chained.cases(case) if case.chained else {}).items():
+        allowed = tolerances_of_part(case.policy, evidence, name)
+        file = str(part.candidate.path.relative_to(case.candidate.path.parent))
+        parts[name] = _answers(part, allowed, file=file)
+    return write_answers(
+        folder,
+        _answers(case, tolerances_for(case.policy, evidence), file=case.candidate.path.name),
+        parts=parts,
+        origin=Origin(
+            policy_sha256=case.policy.digest(),
+            versions={name: versions[name] for name in _RECORDED if name in versions},
+            code_sha256=None if code is None else code.digest(),
+        ),
+    )
+
+
+def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: str) -> FileVectors:
+    """`file`: its name for the record."""
+    subject, policy = case.candidate.subject, case.policy
+    samples = case.inputs
+    binding = case.bind(batch_size=min(SAMPLES, len(samples)))
+    names = [spec.name for spec in subject.outputs]
+    with deterministic(policy.determinism):
+        reference = ReferencePass(
+            copy_model(case.model, device="cpu", double=binding.double), binding
+        )
+        chosen = samples.take(_choose(reference, samples, binding, [allowed[n] for n in names]))
+        batch = next(chosen.batches(binding.batch_size))
+        outputs = reference.run(batch)
+    if len(outputs) != len(names):
+        raise OutputMismatch(
+            f"the reference returns {len(outputs)} outputs, the file has {len(names)}: {names}. "
+            "Export the model again."
+        )
+    return FileVectors(
+        GoldenModel(sha256=subject.sha256, file=file, external_data=subject.external_data),
+        binding.by_input(batch),
+        {
+            name: ExpectedOutput(values, **vars(allowed[name]))
+            for name, values in zip(names, outputs, strict=True)
+        },
+    )
+
+
+def _choose(
+    reference: ReferencePass,
+    samples: SampleSet,
+    binding: InputBinding,
+    allowed: Sequence[Tolerance],
+) -> list[int]:
+    """Places of one batch of samples: the clear ones first, each group spread over the data."""
+    size = binding.batch_size
+    count = min(_CHOICE * size, len(samples) // size * size)
+    spread = np.unique(np.linspace(0, len(samples) - 1, count).astype(int))
+    # Every fourth, then those between: the first batch is spread as widely as all are.
+    order = [int(place) for start in range(_CHOICE) for place in spread[start::_CHOICE]]
+    clear: list[bool] = []
+    for batch in samples.take(order).batches(size):
+        outputs = reference.run(batch)
+        clear += [
+            all(_is_clear(values, row, of) for values, of in zip(outputs, allowed, strict=False))
+            for row in range(len(next(iter(batch.values()))))
+        ]
+    ranked = sorted(range(len(order)), key=lambda index: not clear[index])
+    return sorted(order[index] for index in ranked[:size])
+
+
+def _is_clear(values: Array, row: int, allowed: Tolerance) -> bool:
+    """No NaN, and of logits a winner that stays one within the tolerance."""
+    if values.dtype.kind != "f" or not values.ndim or row >= len(values):
+        return True
+    own = values[row].astype(np.float64)
+    if np.isnan(own).any():
+        return False
+    if allowed.top1_agreement is None or own.ndim != 1 or own.size < 2:
+        return True
+    second, first = np.partition(own, -2)[-2:]
+    return bool(first - second > 2.0 * allowed.max_abs_diff)
+
 
 SIDE = 96
 """Pixels of the longer side at most."""
+
 MOST = 24
 """Pictures of a report, those with the largest differences of each output first."""
+
 _SMALLEST = 4
 """Pixels of a side: a signal of one row is no picture."""
+
 _CHANNELS = (1, 3)
 
 
 def thumbnails(
-    samples: Samples, evidence: Evidence, spec: PreprocessSpec | None = None
+    samples: SampleSet, evidence: Evidence, spec: PreprocessSpec | None = None
 ) -> dict[int, bytes]:
     """PNG of the worst samples, by sample; empty where the input is no picture.
 
@@ -58,7 +174,7 @@ def save(folder: Path, pictures: Mapping[int, bytes]) -> None:
         if stale.stem.isdecimal() and int(stale.stem) not in pictures:
             stale.unlink()
     for place, png in pictures.items():
-        atomic.write_bytes(folder / f"{place}.png", png)
+        files.write_bytes(folder / f"{place}.png", png)
 
 
 def _worst(evidence: Evidence, *, count: int) -> list[int]:

@@ -1,8 +1,4 @@
-"""The new file beside the version that serves: both compute the same samples in one process.
-
-ONNX Runtime on the CPU, optimised, as a consumer opens a file. Batches are computed by the two in
-turns, so that what slows the machine down slows down both.
-"""
+"""Measure the new file and the champion on the same samples."""
 
 from __future__ import annotations
 
@@ -13,22 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import GateError, InputMismatch, LimitExceeded, OutputMismatch, first_line
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.session import open_session, quiet_options, refuse_out_of_memory
-from gate.parity.arrays.binding import Binding, bind
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Opener
-from gate.parity.runners.latency import Stopwatch
-from gate.parity.statistics.answers import ClassAnswers
-from gate.parity.statistics.classification import ClassStatistics
+from gate.measure.cost_meter import Stopwatch
+from gate.measure.job import Opener
+from gate.onnx_file.sessions import open_session, quiet_options, refuse_out_of_memory
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
-from gate.policy.runtimes import plain_setup
-from gate.records.cost import Latency
-from gate.records.evidence import Evidence
-from gate.records.incumbent import AnswersBeside, Incumbent
-from gate.runtimes.runtime import Batch
+from gate.policy.runtime_options import plain_setup
+from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.records.evidence import Evidence, Latency
+from gate.statistics.classification import ClassAnswers, ClassStatistics
+from gate.storage.arrays import Batch
+
+# ONNX Runtime on the CPU, optimised, as a consumer opens a file. Batches are computed by the two in
+# turns, so that what slows the machine down slows down both.
+
 
 _TIMED = 16
 """Batches that are timed at least: of few samples the first batch again and again."""
@@ -38,8 +36,8 @@ _TIMED = 16
 class Compared:
     """The new file and what both compute on."""
 
-    candidate: Candidate
-    samples: Samples
+    candidate: TestedFile
+    samples: SampleSet
     labels: NDArray[np.int64] | None
     """Class indices, shape (samples,)."""
     batch_size: int
@@ -48,7 +46,9 @@ class Compared:
     """Of a release: runs its files, and those of the version that serves."""
 
 
-def measure_incumbent(champion: Champion, *, beside: Compared, evidence: Evidence) -> Incumbent:
+def measure_incumbent(
+    champion: Champion, *, beside: Compared, evidence: Evidence
+) -> ChampionComparison:
     """Compare; or say why there is nothing to compare. `evidence`: on the new file.
 
     Raises LimitExceeded where memory runs out, StorageError and DigestMismatch where a file is not
@@ -56,18 +56,18 @@ def measure_incumbent(champion: Champion, *, beside: Compared, evidence: Evidenc
     """
     fields = champion.fields_beside(evidence)
     if champion.onnx_path is None or champion.evidence is None:
-        return Incumbent(state=champion.incomparable, absent=champion.absent, **fields)
+        return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
     if champion.sha256 == evidence.subject.sha256:
-        return Incumbent(state="compared", samples=len(beside.samples), **fields)
-    old = Candidate(champion.onnx_path, champion.evidence.subject)
+        return ChampionComparison(state="compared", samples=len(beside.samples), **fields)
+    old = TestedFile(champion.onnx_path, champion.evidence.subject)
     try:
         _check_preprocessing(champion.evidence, evidence)
         _check_outputs(old, beside.candidate)
         both = _Pair(old, beside)
         both.run()
     except (InputMismatch, OutputMismatch) as error:
-        return Incumbent(state="incomparable", absent=str(error).rstrip("."), **fields)
-    return Incumbent(
+        return ChampionComparison(state="incomparable", absent=str(error).rstrip("."), **fields)
+    return ChampionComparison(
         state="compared",
         samples=len(beside.samples),
         outputs=both.answers(),
@@ -87,7 +87,7 @@ def _check_preprocessing(old: Evidence, new: Evidence) -> None:
         )
 
 
-def _check_outputs(old: Candidate, new: Candidate) -> None:
+def _check_outputs(old: TestedFile, new: TestedFile) -> None:
     theirs = {spec.name: spec.shape[1:] for spec in old.subject.outputs}
     for spec in new.subject.outputs:
         if spec.name not in theirs or not _fits(theirs[spec.name], spec.shape[1:]):
@@ -107,7 +107,7 @@ class _Side(NamedTuple):
     """One of the two files, opened."""
 
     session: Any
-    binding: Binding
+    binding: InputBinding
     stopwatch: Stopwatch
 
     def run(self, batch: Batch, outputs: list[str]) -> list[Any]:
@@ -125,7 +125,7 @@ class _Side(NamedTuple):
 class _Pair:
     """Both files: first the one that serves."""
 
-    def __init__(self, old: Candidate, beside: Compared) -> None:
+    def __init__(self, old: TestedFile, beside: Compared) -> None:
         self._beside = beside
         self._sides = [self._open(old), self._open(beside.candidate)]
         sizes = {side.binding.batch_size for side in self._sides if side.binding.fixed}
@@ -140,7 +140,7 @@ class _Pair:
         labels, start, turns = self._beside.labels, 0, 0
         first: Batch | None = None
         # A sample with NaN is no matter here: both get the same.
-        for batch in self._beside.samples.with_gaps().batches(self._batch_size):
+        for batch in self._beside.samples.allow_nan().batches(self._batch_size):
             first = batch if first is None else first
             outputs = self._turn(batch, turns)
             rows = len(next(iter(batch.values())))
@@ -158,9 +158,9 @@ class _Pair:
         """Of the one that serves (0), or of the new one (1)."""
         return self._sides[side].stopwatch.result()
 
-    def _open(self, file: Candidate) -> _Side:
+    def _open(self, file: TestedFile) -> _Side:
         beside = self._beside
-        binding = bind(
+        binding = bind_inputs(
             file.subject.inputs,
             beside.samples.specs,
             count=len(beside.samples),
@@ -174,7 +174,7 @@ class _Pair:
             raise _unusable(error) from error
         return _Side(session, binding, Stopwatch())
 
-    def _session(self, file: Candidate) -> Any:
+    def _session(self, file: TestedFile) -> Any:
         chained = self._beside.chained
         if (chained is None) == bool(file.subject.parts):
             raise OutputMismatch("one of the two is a release of several files, the other is not")

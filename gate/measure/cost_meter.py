@@ -1,18 +1,106 @@
-"""What it takes to open one runtime and to run it, collected while it is measured."""
+"""Measure latency and memory."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from gate.parity.runners.device_memory import DeviceMemory
-from gate.parity.runners.latency import Stopwatch
-from gate.records.cost import Cost, Latency
-from gate.runtimes.claims import count_of, seconds_of
-from gate.runtimes.footprint import Footprint
-from gate.runtimes.runtime import Proof, Session
+import numpy as np
+import torch
+
+from gate.records.evidence import Cost, Latency
+from gate.runtimes.peak_memory import PeakMemory
+from gate.runtimes.runtime import Proof, Session, count_of, seconds_of
+
+# Allocators keep what they were given, so that a look after each step sees the peak. The device
+# says how much is used, not by whom: other processes count.
+
+
+class DeviceMemory:
+    """Of the first device, from the moment that this is made. Nothing without one, nor where the
+    device can't be asked."""
+
+    def __init__(self) -> None:
+        self._before = _used()
+        self.grown: int | None = None
+        """In bytes; None: there is no device, or it did not say."""
+
+    def look(self) -> None:
+        """After a step."""
+        now = _used()
+        if self._before is None or now is None:
+            self._before = self.grown = None
+        else:
+            self.grown = max(self.grown or 0, now - self._before)
+
+
+def _used() -> int | None:
+    try:
+        if not torch.cuda.is_available():
+            return None
+        free, total = torch.cuda.mem_get_info(0)
+    except Exception:  # a device that is full, or gone: whether it computes, the outputs show
+        return None
+    return int(total - free)
+
+
+KEPT = 4096
+"""Batches whose times are kept: the latest, so that memory does not grow with the samples."""
+
+
+class Stopwatch:
+    """Collects seconds a batch. The first batch warms up, and counts only if it is alone.
+
+    A last batch that is not full is left out, because it would mix two batch sizes.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._rest: deque[float] = deque(maxlen=KEPT)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a batch was timed."""
+        return self._first is not None
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the only full batch was the first one, which warms up."""
+        return self.is_running and not self._rest
+
+    def add(self, seconds: float, *, batch_size: int) -> None:
+        """Add one batch."""
+        if self._first is None:
+            self._first = (seconds, batch_size)
+        elif batch_size == self._first[1]:
+            self._rest.append(seconds)
+
+    def drain(self) -> tuple[float, ...]:
+        """The seconds that were collected since the last time, without the first batch's."""
+        taken = tuple(self._rest)
+        self._rest.clear()
+        return taken
+
+    def extend(self, seconds: Sequence[float]) -> None:
+        """Take what another one drained, of batches of the same size."""
+        self._rest.extend(seconds)
+
+    def result(self) -> Latency | None:
+        """Median and 95th percentile in milliseconds; None if nothing was timed."""
+        if self._first is None:
+            return None
+        seconds, batch_size = self._first
+        milliseconds = 1000.0 * np.array(self._rest or [seconds])
+        return Latency(
+            batch_size=batch_size,
+            batches=len(milliseconds),
+            median_ms=float(np.median(milliseconds)),
+            p95_ms=float(np.percentile(milliseconds, 95)),
+            cold=self.is_cold,
+        )
 
 
 class _Run(NamedTuple):
@@ -20,14 +108,14 @@ class _Run(NamedTuple):
     batch_size: int
 
 
-class Meter:
+class CostMeter:
     """All times are given in seconds, by the clock of whoever ran. The reference has a meter, too,
     of times alone."""
 
     def __init__(self) -> None:
         self.single_unmeasured: str | None = None
         """Why no batches of one sample are timed."""
-        self._memory = Footprint()
+        self._memory = PeakMemory()
         self._device: DeviceMemory | None = None
         self._open_seconds: float | None = None
         self._first: _Run | None = None

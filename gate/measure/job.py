@@ -1,10 +1,10 @@
-"""What is judged: a file, the model that it must compute like, and the samples for both."""
+"""What is measured: reference, file, data, policy. Immutable."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,18 +14,79 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.model.call import parameters
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.binding import Binding, bind
-from gate.parity.arrays.samples import Samples
-from gate.parity.units.unit import MOST
+from gate.data.array_files import open_labels
+from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.samples import SampleSet
+from gate.decision.champion import Champion
+from gate.measure.work_units import MOST, Crew
+from gate.model.checkpoint import load_checkpoint
+from gate.model.forward_signature import parameters
+from gate.model.loading import build_model, collect_code
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import ExportNote, TestedFile
 from gate.policy.policy import Policy
-from gate.records.evidence import Subject
+from gate.preprocess.spec import PreprocessSpec
+from gate.records.evidence import ExportRecord, Source, Subject
 from gate.records.runtime import RuntimeName
-from gate.runtimes.chosen import ChosenRuntime
-from gate.runtimes.runtime import Batch, Conditions, Session
+from gate.runtimes.runtime import Conditions, Session
+from gate.runtimes.selection import SelectedRuntime
+from gate.storage.arrays import Batch
+from gate.storage.digest import Digest
+
+# reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
+# verdicted = check(Path("model.onnx"), reference=reference,
+#                   workload=Workload.open(Path("samples.npy")))
+# assert verdicted.decision.passed
+
+Progress = Callable[[int, int], None]
+"""Called with the samples that are done and their total."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The PyTorch model that the file must compute like, and where it comes from."""
+
+    model: nn.Module
+    source: Source
+    export: ExportRecord | None = None
+    """How the file was asked for, where that is known."""
+    spec: PreprocessSpec | None = None
+    """How the samples were made of pictures, where that is known."""
+    note: ExportNote | None = None
+    """The same as `export`, bound to the file: goes before it."""
+    checkpoint: Path | None = None
+    loaded: bool = False
+    """By `load`, so that other processes can load it again."""
+
+    @classmethod
+    def from_factory(
+        cls,
+        factory: str,
+        *,
+        checkpoint: Path | None = None,
+        preprocessing: Path | None = None,
+        export_record: Path | None = None,
+    ) -> Reference:
+        """Call `package.module:factory` and load a checkpoint into its model.
+
+        `preprocessing`: the spec by which the samples were made, whose digest goes into the
+        evidence. `export_record`: what gate export wrote beside the file. Raises ModelError,
+        CheckpointError, PolicyError and EvidenceError.
+        """
+        note = ExportNote.load(export_record) if export_record else None
+        model = build_model(factory)
+        code = collect_code(model, factory=factory)
+        sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
+        spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
+        digest = spec.digest() if spec else None
+        source = Source(
+            factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
+        )
+        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint, loaded=True)
+
 
 _DOUBLE = "float64"
+
 _CUT_FROM = 16
 """Samples that would be one batch, from which on they are two: halves are batches yet."""
 
@@ -40,27 +101,29 @@ class NamedRun(Protocol):
 class Opener(Protocol):
     """Whoever opens the files of a release as a consumer does."""
 
-    def beside(self, file: Candidate) -> NamedRun:
+    def beside(self, file: TestedFile) -> NamedRun:
         """The files of this or another release of the same parts, by one chain. Raises anything."""
 
 
 class Chained(Opener, Protocol):
     """Several files that are run as one."""
 
-    def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
+    def session(
+        self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
+    ) -> Session:
         """All of them in this runtime, as one session. Raises anything."""
 
-    def cases(self, whole: Case) -> Mapping[str, Case]:
+    def cases(self, whole: MeasurementJob) -> Mapping[str, MeasurementJob]:
         """Each file with its model, by the name of the part, as the case of all of them is."""
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasurementJob:
     """Nothing of it is ever changed."""
 
     model: nn.Module
-    candidate: Candidate
-    samples: Samples
+    candidate: TestedFile
+    samples: SampleSet
     policy: Policy
     batch_size: int = 32
     """At most: see `bind`. A file with a fixed batch axis is computed with that one."""
@@ -73,14 +136,14 @@ class Case:
     chained: Chained | None = None
     """The files of a release, whose chain `model` is; None: the candidate is one ONNX file."""
     units: int = MOST
-    """Units at most, beside the lead (`gate.parity.units.unit`)."""
+    """Units at most, beside the lead (`gate.measure.work_units`)."""
 
     @property
-    def inputs(self) -> Samples:
+    def inputs(self) -> SampleSet:
         """The samples, of which NaN is a value where the policy says so."""
-        return self.samples.with_gaps() if self.policy.nonfinite == "same_places" else self.samples
+        return self.samples.allow_nan() if self.policy.nonfinite == "same_places" else self.samples
 
-    def bind(self, *, batch_size: int | None = None) -> Binding:
+    def bind(self, *, batch_size: int | None = None) -> InputBinding:
         """Which samples go to which input of the file and of the model.
 
         `batch_size`: of whoever computes a few of them; None: of the measurement, which takes two
@@ -93,7 +156,7 @@ class Case:
         if batch_size is None:
             alone = _CUT_FROM <= count <= self.batch_size
             batch_size = math.ceil(count / 2) if alone else self.batch_size
-        binding = bind(
+        binding = bind_inputs(
             subject.inputs,
             self.samples.specs,
             count=count,
@@ -122,3 +185,94 @@ def keeps_double(model: nn.Module, subject: Subject) -> bool:
     if _DOUBLE in floats:
         return gives or own != {torch.float32}
     return gives and (own != {torch.float64} or not floats)
+
+
+@dataclass(frozen=True)
+class SamplesOrigin:
+    """What `Workload.open` was given."""
+
+    inputs: str
+    labels: Path | None = None
+    preprocessing: Path | None = None
+
+    @classmethod
+    def of(
+        cls, inputs: Path | str, *, labels: Path | None, preprocessing: Path | None
+    ) -> SamplesOrigin:
+        """As text, because it may be a URL or a data set by name."""
+        return cls(str(inputs), labels, preprocessing)
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """What both sides compute on."""
+
+    samples: SampleSet
+    labels: NDArray[np.int64] | None = None
+    """Class indices, shape (samples,)."""
+    labels_sha256: Digest | None = None
+    batch_size: int = 32
+    pictures: tuple[Path, ...] = ()
+    """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
+    dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
+    recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
+    """What was computed elsewhere on these samples, by the name of its runtime: what `gate record
+    pack` made."""
+    against: Champion | None = None
+    """The version that serves now, which computes on the same samples, too."""
+    spec: PreprocessSpec | None = None
+    """How pictures became the samples, where that was given with them."""
+    origin: SamplesOrigin | None = None
+    """From where other processes can open the samples again."""
+    units: int = MOST
+    """Into how many it is cut at most (`gate.measure.work_units`)."""
+    crew: Crew | None = None
+    """Who measures most of the samples, in other processes; the numbers are the same without."""
+
+    @classmethod
+    def open(
+        cls,
+        inputs: Path | str,
+        *,
+        labels: Path | None = None,
+        batch_size: int = 32,
+        preprocessing: Path | None = None,
+        decode_workers: int | None = 0,
+    ) -> EvaluationData:
+        """Open samples from a file, a folder, a URL or a data set (`Samples.open`), and labels from
+        an `.npy`; else those of the source, if it has any.
+
+        `preprocessing`: the spec by which its pictures become inputs. `decode_workers`: processes
+        that read ahead; a script that asks for some needs `if __name__ == "__main__":`. Raises
+        DataError, StorageError, PolicyError.
+        """
+        spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
+        samples = SampleSet.open(inputs, preprocessing=spec, decode_workers=decode_workers)
+        origin = SamplesOrigin.of(inputs, labels=labels, preprocessing=preprocessing)
+        opened = cls(samples, batch_size=batch_size, spec=spec, origin=origin)
+        if labels is not None:
+            correct_classes = open_labels(labels, samples=len(samples))
+            return replace(opened, labels=correct_classes, labels_sha256=Digest.of_file(labels))
+        own = samples.labels()
+        if own is None:
+            return opened
+        return replace(
+            opened, labels=own, labels_sha256=SampleSet.from_arrays({"label": own}).digest()
+        )
+
+
+def case_of_file(
+    onnx: Path, *, model: nn.Module, workload: EvaluationData, policy: Policy
+) -> MeasurementJob:
+    """What is measured of one file. Raises OnnxFileError."""
+    return MeasurementJob(
+        model,
+        TestedFile(onnx, read_subject(onnx)),
+        workload.samples,
+        policy,
+        workload.batch_size,
+        workload.labels,
+        workload.recordings,
+        units=workload.units,
+    )

@@ -1,39 +1,57 @@
-"""The noise floor: how far float32 rounding alone moves the outputs.
-
-Formulas: docs/metrics.md, `noise_ratio`.
-
-The float64 reference stands for the truth. PyTorch's own float32 error against it is the unit in
-which the runtime's error is told: a correct float32 export scores about 1 whatever the model's
-scale. Where PyTorch happens to be more exact than it need be, random rounding gives the unit
-(`gate.parity.rounding.rounding`). Every column has a unit of its own: sums of money say nothing
-about the probability beside them.
-"""
+"""The noise floor of a runtime, per output; errors in units of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.groups import Groups, worst_of
-from gate.parity.statistics.output import Array
-from gate.parity.statistics.tally import CANDIDATE, REFERENCE, TRUTH, Floats, Tally
+from gate.data.reader import length
+from gate.errors import GateError
+from gate.measure.context import MeasurementContext
 from gate.records.instruments import NoiseParity
+from gate.statistics.error_groups import (
+    CANDIDATE,
+    REFERENCE,
+    TRUTH,
+    Floats,
+    GroupedErrors,
+    NoiseGroups,
+    worst_of,
+)
+from gate.statistics.output import Span
+from gate.statistics.serialization import serializable
+from gate.storage.arrays import Batch, OutputArray
+
+# Formulas: docs/metrics.md, `noise_ratio`.
+#
+# The float64 reference stands for the truth. PyTorch's own float32 error against it is the unit in
+# which the runtime's error is told: a correct float32 export scores about 1 whatever the model's
+# scale. Where PyTorch happens to be more exact than it need be, random rounding gives the unit
+# (`gate.reference.random_rounding`). Every column has a unit of its own: sums of money say nothing
+# about the probability beside them.
+
 
 _LOWEST, _BINADES = -160, 320
 """Exponents (`frexp`) between which binades are told apart; zero has a place of its own below."""
+
 _CHUNK = 1 << 22
 """Elements that are looked at together."""
+
 _ORDINARY = 10
 """An element is ordinary up to 2^10 times a low quantile of all magnitudes but zero."""
+
 _SHORT = 64
 """Indices of an axis between axis 1 and the last one: anchors, corners, the parts of a box."""
+
 _QUANTILES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
 """Several, because a mask may fill most of an output."""
 
 
+@serializable
 class NoiseStatistics:
     """Accumulates errors against the float64 truth, by the binade of the truth and by column.
 
@@ -43,7 +61,7 @@ class NoiseStatistics:
     A ratio is taken over all elements, over those up to a few magnitudes, so that huge masks hide
     nothing, and with `columns` over each index of the last axis and of axis 1. Elements that are
     the same number on all sides have no error and give no scale. A ratio of few errors scatters;
-    each is divided by what chance alone makes of it (`gate.parity.statistics.groups`).
+    each is divided by what chance alone makes of it (`gate.statistics.error_groups`).
     """
 
     def __init__(self, *, columns: bool = False) -> None:
@@ -52,11 +70,13 @@ class NoiseStatistics:
         self._samples = 0
         self._elements = 0
         self._broken = False
-        self._binades = Tally.empty(_BINADES + 1)
-        self._columns: dict[int, Tally | None] | None = None if columns else {}
+        self._binades = GroupedErrors.empty(_BINADES + 1)
+        self._columns: dict[int, GroupedErrors | None] | None = None if columns else {}
         """By axis; None: nothing was added yet, or that axis has no constant length."""
 
-    def update(self, truth: Array, reference: Array, candidate: Array, *, samples: int) -> None:
+    def update(
+        self, truth: OutputArray, reference: OutputArray, candidate: OutputArray, *, samples: int
+    ) -> None:
         """Add a batch of float arrays of equal shape; `truth` is float64."""
         self._samples += samples
         batched = bool(truth.ndim) and len(truth) == samples
@@ -64,7 +84,9 @@ class NoiseStatistics:
         for rows in chunks(truth, whole=not batched):
             self._add(truth[rows], reference[rows], candidate[rows], batched=batched)
 
-    def _add(self, truth: Array, reference: Array, candidate: Array, *, batched: bool) -> None:
+    def _add(
+        self, truth: OutputArray, reference: OutputArray, candidate: OutputArray, *, batched: bool
+    ) -> None:
         r64, r32, c = (np.asarray(a, np.float64) for a in (truth, reference, candidate))
         judged = np.isfinite(r64) & np.isfinite(r32)
         self._broken = self._broken or not bool(np.isfinite(c[judged]).all())
@@ -76,7 +98,7 @@ class NoiseStatistics:
         values[:, ~counted] = 0.0
         flat = values[:, counted]
         self._binades = self._binades.merge(
-            Tally.by_label(flat, _binades(flat[TRUTH]), _BINADES + 1)
+            GroupedErrors.by_label(flat, _binades(flat[TRUTH]), _BINADES + 1)
         )
         self._update_columns(values, counted, batched=batched)
 
@@ -101,12 +123,12 @@ class NoiseStatistics:
         """The median of several about the same samples, so that what is rare widens nothing."""
         middle = cls()
         middle._samples, middle._elements = draws[0]._samples, draws[0]._elements
-        middle._binades = Tally.middle(draw._binades for draw in draws)
-        kept: dict[int, Tally | None] = {}
+        middle._binades = GroupedErrors.middle(draw._binades for draw in draws)
+        kept: dict[int, GroupedErrors | None] = {}
         for axis in draws[0]._columns or {}:
             tallies = [(draw._columns or {}).get(axis) for draw in draws]
             whole = [tally for tally in tallies if tally is not None]
-            kept[axis] = Tally.middle(whole) if len(whole) == len(tallies) else None
+            kept[axis] = GroupedErrors.middle(whole) if len(whole) == len(tallies) else None
         middle._columns = kept
         return middle
 
@@ -115,7 +137,7 @@ class NoiseStatistics:
     ) -> NoiseParity:
         """The record. Without elements every number is NaN, which no bound lets pass.
 
-        `diff`: what late samples show (`gate.parity.float64.late`), in the same units. `rounding`:
+        `diff`: what late samples show (`gate.measure.noise_floor`), in the same units. `rounding`:
         the same samples with a run under random rounding as the candidate.
         """
         if not self._elements:
@@ -134,17 +156,17 @@ class NoiseStatistics:
             truth_rms=float(whole.rms(TRUTH)[0]),
             reference_rms=float(whole.rms(REFERENCE)[0]),
             candidate_rms=float(whole.rms(CANDIDATE)[0]),
-            rounding_rms=None if whole.rounding is None else float(whole.tossed()[0]),
+            rounding_rms=None if whole.rounding is None else float(whole.rounding_rms()[0]),
             scatter=float(whole.scatter(1)[0]),
             group=place,
-            floor_peak=float(whole.floor(peaks=True)[0]),
+            floor_peak=float(whole.noise_floor(peaks=True)[0]),
             ratio=ratio,
             peak=peak,
             diff=math.inf if self._broken else apart,
             closer=side,
         )
 
-    def floors(self, rounding: NoiseStatistics | None = None) -> list[Groups]:
+    def floors(self, rounding: NoiseStatistics | None = None) -> list[NoiseGroups]:
         """The whole output, and each axis that is grouped; empty without elements."""
         return list(self._groups(rounding, ordinary=False)) if self._elements else []
 
@@ -157,31 +179,35 @@ class NoiseStatistics:
         axes = _axes(values.shape[1:])
         if self._columns is None:
             self._columns = {
-                axis: Tally.empty(values.shape[axis + 1]) for axis in axes if values.shape[axis + 1]
+                axis: GroupedErrors.empty(values.shape[axis + 1])
+                for axis in axes
+                if values.shape[axis + 1]
             }
         for axis, tally in self._columns.items():
             arranged = np.stack([_arranged(kind, axis) for kind in values])
-            part = Tally.by_place(arranged, np.asarray(_arranged(counted, axis), np.bool_))
+            part = GroupedErrors.by_place(arranged, np.asarray(_arranged(counted, axis), np.bool_))
             self._columns[axis] = _merged(tally, part)
 
     def _groups(
         self, rounding: NoiseStatistics | None, *, ordinary: bool = True
-    ) -> Iterator[Groups]:
+    ) -> Iterator[NoiseGroups]:
         """The whole first."""
         tossed = rounding._binades if rounding else None
         stops = np.array([_BINADES + 1])
-        yield Groups(0, [""], self._binades.joined(stops), tossed and tossed.joined(stops))
+        yield NoiseGroups(0, [""], self._binades.joined(stops), tossed and tossed.joined(stops))
         if ordinary:
             stops = self._ordinary()
             names = [f"values up to {2.0 ** (stop + _LOWEST - 1):.2g}" for stop in stops]
-            yield Groups(0, names, self._binades.joined(stops), tossed and tossed.joined(stops))
+            yield NoiseGroups(
+                0, names, self._binades.joined(stops), tossed and tossed.joined(stops)
+            )
         last = max(self._columns or {}, default=0)
         for axis, tally in (self._columns or {}).items():
             if tally is not None:
                 also = (rounding._columns or {}).get(axis) if rounding else None
                 word = {1: "channel", last: "column"}.get(axis, f"axis {axis}, index")
                 names = [f"{word} {place}" for place in range(len(tally.counts))]
-                yield Groups(axis, names, tally, also)
+                yield NoiseGroups(axis, names, tally, also)
 
     def _ordinary(self) -> NDArray[np.int64]:
         """One past the last binade of ordinary elements, for each quantile."""
@@ -207,7 +233,7 @@ def _nothing(samples: int) -> NoiseParity:
     )
 
 
-def _merged(one: Tally | None, other: Tally | None) -> Tally | None:
+def _merged(one: GroupedErrors | None, other: GroupedErrors | None) -> GroupedErrors | None:
     if one is None or other is None or len(one.counts) != len(other.counts):
         return None
     return one.merge(other)
@@ -239,3 +265,304 @@ def _binades(magnitudes: Floats) -> NDArray[np.int64]:
     """Zero's own place 0, then the exponents upwards."""
     exponents = np.clip(np.frexp(magnitudes)[1].astype(np.int64) - _LOWEST, 1, _BINADES)
     return np.where(magnitudes == 0.0, 0, exponents)
+
+
+DRAWS = 3
+
+MORE_DRAWS = 15
+"""Where three give too small a floor: the errors of a column may be those of one sample, and of
+three errors the one in the middle is small by chance in every twentieth column."""
+
+
+def rounding_floor(
+    stand: MeasurementContext, *, draws: int = DRAWS
+) -> list[NoiseStatistics | None]:
+    """For each output of the model, its errors under random rounding; None where it has none.
+
+    Of so many runs it is the one in the middle, column by column: a rare flip of an argmax or of a
+    condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
+    or the one in float64 can't.
+    """
+    floors: list[list[NoiseStatistics | None]] = []
+    for batch in _with_truth(stand):
+        reference = stand.answers.reference(batch)  # both as the pass over the samples had them
+        truth = stand.answers.truth(batch)
+        if truth is None:
+            return []
+        floors = floors or [[None] * len(reference) for _ in range(draws)]
+        for draw, own in enumerate(floors):  # one run at a time is held
+            try:
+                run = stand.rounded_run(batch, draw=draw)
+            except GateError:
+                return []
+            for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
+                own[place] = _added(own[place], arrays, samples=length(batch))
+    return [_middle(several) for several in zip(*floors, strict=True)]
+
+
+def _with_truth(stand: MeasurementContext) -> Iterator[Batch]:
+    """The batches that the noise floor was measured on."""
+    done = 0
+    for batch in stand.samples.batches(stand.binding.batch_size):
+        if done >= stand.policy.instruments.noise_samples:
+            return
+        yield batch
+        done += length(batch)
+
+
+def _added(
+    floor: NoiseStatistics | None,
+    arrays: tuple[OutputArray, OutputArray, OutputArray],
+    *,
+    samples: int,
+) -> NoiseStatistics | None:
+    truth, reference, run = arrays
+    if reference.dtype.kind != "f" or not truth.shape == reference.shape == run.shape:
+        return floor
+    floor = floor or NoiseStatistics(columns=True)
+    floor.update(truth, reference, run, samples=samples)
+    return floor
+
+
+def _middle(floors: tuple[NoiseStatistics | None, ...]) -> NoiseStatistics | None:
+    measured = [floor for floor in floors if floor is not None]
+    if len(measured) < len(floors):
+        return None
+    return NoiseStatistics.middle(measured)
+
+
+# A floor of the first samples is no measure of the largest of all: `exp` of a normal variable gives
+# values a hundred times larger among enough samples, with errors as much larger. So the floor grows
+# with the magnitude, and the worst samples are computed again in float64 (`gate.measure.outliers`).
+# More correct samples make no verdict worse.
+
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+
+DOUBTFUL = 8.0
+"""Units from which on a sample is computed again."""
+
+KEPT = 256
+"""Samples whose scores are kept; the next worst one stands for all others."""
+
+_PLAIN = 1e-3
+"""A difference, of the sample's largest value, that asks for a second look whatever the floor is:
+one sample among the first whose rounding is huge makes a floor that hides everything."""
+
+_MOST_PLAIN = 16
+
+
+@serializable
+class OutlierTracker:
+    """The worst samples of one output of floats, by their largest error in units of the floor.
+
+    merge is associative; update(a + b) == update(a).merge(update(b)), until a sample is settled.
+    """
+
+    def __init__(self, floors: Sequence[NoiseGroups], *, axis: int | None = 0) -> None:
+        """`floors`: of the samples that have a truth. `axis`: of the samples; None where they have
+        none, so that a batch is scored as one."""
+        self._floors = floors
+        self.axis = axis
+        self._scores: dict[int, float] = {}
+        self._other = 0.0
+        """The largest score of a sample that is not kept."""
+        self._plain: dict[int, float] = {}
+        """Differences beyond `_PLAIN`, the largest ones."""
+
+    def update(self, reference: OutputArray, candidate: OutputArray, span: Span) -> None:
+        """Add a batch of two float arrays of equal shape. What is not finite on one side is left
+        to the check `finite`."""
+        reference, candidate = np.atleast_1d(reference, candidate)
+        for rows in chunks(reference, whole=self.axis != 0):
+            apart = _apart(reference[rows], candidate[rows])
+            with np.errstate(all="ignore"):
+                scores = to_floor_units(apart, reference[rows], self._floors)
+            start = span.start + (rows.start or 0)
+            worst = _largest(self._by_sample(scores))
+            self._scores.update(enumerate(worst.tolist(), start))
+            if self.axis is not None:
+                self._keep_plain(self._by_sample(apart), self._by_sample(reference[rows]), start)
+        self._keep()
+
+    def merge(self, other: OutlierTracker) -> OutlierTracker:
+        """Of both streams, `other` of later samples, in units of the same floor."""
+        merged = OutlierTracker(self._floors, axis=self.axis)
+        merged._scores = {**self._scores, **other._scores}
+        merged._plain = {**self._plain, **other._plain}
+        merged._other = max(self._other, other._other)
+        merged._keep()
+        return merged
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the floors, which whoever takes it has already."""
+        return {name: value for name, value in vars(self).items() if name != "_floors"}
+
+    def judged_by(self, floors: Sequence[NoiseGroups]) -> None:
+        """Give it its floors again."""
+        self._floors = floors
+
+    def _keep(self) -> None:
+        """The worst ones; of equals the first."""
+        if len(self._scores) > KEPT:
+            ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
+            self._other = max(self._other, self._scores[ranked[KEPT]])
+            self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
+        if len(self._plain) > _MOST_PLAIN:
+            ranked = sorted(self._plain, key=lambda place: (-self._plain[place], place))
+            self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
+
+    def _keep_plain(self, apart: Floats, reference: OutputArray, start: int) -> None:
+        with np.errstate(all="ignore"):
+            size = np.where(np.isfinite(reference), np.abs(reference), 0.0)
+            shares = _largest(apart) / _largest(size)
+        for row in np.flatnonzero(np.isfinite(shares) & (shares > _PLAIN)).tolist():
+            self._plain[start + row] = float(shares[row])
+
+    def _by_sample(self, values: NDArray[_Number]) -> NDArray[_Number]:
+        return values[None] if self.axis is None else np.moveaxis(values, self.axis, 0)
+
+    @property
+    def doubtful(self) -> list[int]:
+        """The samples that should be computed again, the worst first."""
+        ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
+        worst = [place for place in ranked if self._scores[place] > DOUBTFUL]
+        return list(dict.fromkeys([*worst, *sorted(self._plain)]))
+
+    def record(self, sample: int, *, by_own: float, by_first: float) -> None:
+        """Take what a second look at a sample gave for its score, in units of what rounding makes
+        of it. Where it is not plainly off, the floor of the first samples may be the larger one."""
+        if sample in self._plain:
+            self._scores[sample] = by_own
+        elif sample in self._scores:
+            self._scores[sample] = min(by_own, by_first)
+
+    @property
+    def worst(self) -> float:
+        """The largest score of all samples; 0 without any."""
+        return max(self._other, *self._scores.values(), 0.0)
+
+
+def _apart(reference: OutputArray, candidate: OutputArray) -> Floats:
+    """|c - r| in float64; 0 where it is not finite."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
+    return np.where(np.isfinite(apart), apart, 0.0)
+
+
+def _largest(values: Floats) -> Floats:
+    """Of each row of axis 0; 0 of an empty one."""
+    return np.asarray(values.reshape(len(values), -1).max(axis=1, initial=0.0), np.float64)
+
+
+def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGroups]) -> Floats:
+    """Each error in units of the smallest floor of its groups, all of one shape.
+
+    A floor grows with what is larger than all that had it: with the value itself, and with the
+    sample, as most of its columns did.
+    """
+    whole, *columns = floors
+    magnitudes = np.abs(values.astype(np.float64))
+    smallest = _grown(whole.noise_floor(peaks=True)[0], magnitudes / whole.largest[0])
+    for group in columns:
+        if values.ndim <= group.axis or values.shape[group.axis] != len(group.name):
+            continue
+        # A column that was zero in all samples with a truth has no floor of its own.
+        empty = group.largest == 0.0
+        shape = [1] * values.ndim
+        shape[group.axis] = -1
+        floor = np.where(
+            empty, whole.noise_floor(peaks=True)[0], group.noise_floor(peaks=True)
+        ).reshape(shape)
+        growth = magnitudes / np.where(empty, whole.largest[0], group.largest).reshape(shape)
+        others = tuple(axis for axis in range(1, values.ndim) if axis != group.axis)
+        typical = np.median(growth.max(axis=others, keepdims=True), axis=group.axis, keepdims=True)
+        smallest = np.minimum(smallest, _grown(floor, np.maximum(growth, typical)))
+    return np.asarray(errors / smallest)
+
+
+def _grown(floor: Floats, growth: Floats) -> Floats:
+    return np.asarray(floor * np.maximum(np.nan_to_num(growth, nan=1.0, posinf=1.0), 1.0))
+
+
+_SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
+"""In units of PyTorch's own error: from here on, that is no unit to judge by alone. Fixed, not the
+policy's: the evidence must not depend on bounds."""
+
+
+@serializable
+class NoiseFloor:
+    """Accumulates over the first samples; afterwards nothing changes but that it is widened."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names`: of the file's outputs, in its order."""
+        self._names = tuple(names)
+        self._noise: dict[str, NoiseStatistics] = {}
+        self._rounding: dict[str, NoiseStatistics] = {}
+        self._first: dict[str, list[NoiseGroups]] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """What was measured, without what is made of it."""
+        return vars(self) | {"_first": {}}
+
+    def become(self, other: NoiseFloor) -> None:
+        """Be what another process measured, for all who are judged by this one."""
+        self._noise, self._rounding, self._first = other._noise, other._rounding, {}
+
+    def update(
+        self,
+        truth: Sequence[OutputArray],
+        reference: Sequence[OutputArray],
+        candidate: Sequence[OutputArray],
+        *,
+        samples: int,
+    ) -> None:
+        """Add one checked batch of outputs against those of the float64 reference, floats only.
+
+        An output that it returns in another shape has no noise floor.
+        """
+        for name, r64, r, c in zip(self._names, truth, reference, candidate, strict=False):
+            if r.dtype.kind == "f" and r64.shape == r.shape:
+                statistics = self._noise.setdefault(name, NoiseStatistics(columns=True))
+                statistics.update(r64, r, c, samples=samples)
+
+    def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
+        """Judge by the error of random rounding where that is larger; one an output, in order."""
+        floors = zip(self._names, rounding, strict=False)
+        self._rounding = {name: floor for name, floor in floors if floor is not None}
+
+    def suspicion(self) -> float:
+        """How far the runtime is off, in any output, in units of what calls for another look at the
+        floor: PyTorch's own error, or that of random rounding where it was measured."""
+        noises = [
+            statistics.result(rounding=self._rounding.get(name))
+            for name, statistics in self._noise.items()
+        ]
+        parts = [
+            max(
+                noise.ratio / _SUSPICIOUS_RATIO,
+                noise.peak / _SUSPICIOUS_PEAK,
+                noise.diff * (noise.scatter or 1.0) / _SUSPICIOUS_PEAK,
+            )
+            for noise in noises
+            if math.isfinite(noise.ratio)
+        ]
+        return max(parts, default=0.0)
+
+    def of_late(self, name: str) -> list[NoiseGroups]:
+        """What late samples of an output are judged by: the floors as they were when the first of
+        them came; empty where it has none."""
+        if name not in self._first:
+            self._first[name] = self.now(name)
+        return self._first[name]
+
+    def now(self, name: str) -> list[NoiseGroups]:
+        """The floors of an output; empty where it has none."""
+        noise = self._noise.get(name)
+        return noise.floors(self._rounding.get(name)) if noise else []
+
+    def result(self, name: str, *, diff: float | None) -> NoiseParity | None:
+        """The record of an output, None where it has no floor. `diff`: what late samples show."""
+        noise = self._noise.get(name)
+        return noise.result(diff=diff, rounding=self._rounding.get(name)) if noise else None

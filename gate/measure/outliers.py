@@ -1,9 +1,4 @@
-"""A second look at doubtful samples: is it rounding that makes the difference, or the file?
-
-A sample is doubtful where its error is large in units of the first samples' floor, where an integer
-differs, or where the answer does. There the float64 truth and several runs under random rounding
-say how far an honest float32 implementation may be off on that very sample.
-"""
+"""Does rounding explain each outlier sample?"""
 
 from __future__ import annotations
 
@@ -11,27 +6,37 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
+from gate.data.reader import length
 from gate.errors import GateError
-from gate.parity.float64.floor import DRAWS, MORE_DRAWS, rounding_floor
-from gate.parity.float64.look import Look, own, row_of
-from gate.parity.rounding.run import rounded_run
-from gate.parity.stand import Stand, length
-from gate.parity.statistics.output import Array
-from gate.parity.track import Track
-from gate.runtimes.runtime import Batch
+from gate.measure.context import MeasurementContext
+from gate.measure.noise_floor import DRAWS, MORE_DRAWS, rounding_floor
+from gate.measure.runtime_measurement import Track
+from gate.measure.session_runner import RoundingVariants, own, row_of
+from gate.storage.arrays import Batch, OutputArray
+
+# A sample is doubtful where its error is large in units of the first samples' floor, where an
+# integer differs, or where the answer does. There the float64 truth and several runs under random
+# rounding say how far an honest float32 implementation may be off on that very sample.
+
 
 MOST = 256
 """Samples whose floats and answers are computed again."""
+
 _DRAWS = 8
+
 _MORE_DRAWS = 64
 """Of a sample few integers of which no draw has: of a hundred ties a few lie where rounding seldom
 goes."""
+
 _FEW = 8
 """Integers of a sample for which that is worth it; of very many, an eighth of those before."""
+
 _SCALE = 2.0
-"""As for probes (`gate.parity.probes.jitter`)."""
+"""As for probes (`gate.probes.branches`)."""
+
 _HOPELESS = 32.0
 """Times what is suspicious: no number of runs makes such a floor."""
+
 _PATIENCE = 4
 """Samples with integers that nothing explains, after which it is the file."""
 
@@ -39,10 +44,10 @@ _PATIENCE = 4
 class SecondLook:
     """Looks at samples of the stand, each once for all runtimes."""
 
-    def __init__(self, stand: Stand) -> None:
+    def __init__(self, stand: MeasurementContext) -> None:
         self._stand = stand
 
-    def at(self, sample: int) -> Look | None:
+    def at(self, sample: int) -> RoundingVariants | None:
         """None where there is no float64 truth, or the model can't be computed so."""
         start, company = self._company(sample)
         alone, row = self._alone(sample)
@@ -51,11 +56,11 @@ class SecondLook:
             return None
         try:
             reference = self._stand.reference.run(alone)
-            draws = [rounded_run(self._stand, alone, draw=draw) for draw in range(_DRAWS)]
+            draws = [self._stand.rounded_run(alone, draw=draw) for draw in range(_DRAWS)]
         except GateError:
             return None
         count = length(alone)
-        return Look(
+        return RoundingVariants(
             sample=sample,
             truth=tuple(own(truth, row, count)),
             reference=tuple(own(reference, row, count)),
@@ -65,7 +70,7 @@ class SecondLook:
             count=length(company),
         )
 
-    def honest(self, sample: int) -> Iterator[list[Array | None]]:
+    def honest(self, sample: int) -> Iterator[list[OutputArray | None]]:
         """What honest runtimes make of a sample: the float64 truth, PyTorch, and one run under
         random rounding after the other, the later ones twice as far off."""
         batch, row = self._alone(sample)
@@ -78,7 +83,7 @@ class SecondLook:
             yield row_of(self._stand.reference.run(batch), row, count)
             for draw in range(_MORE_DRAWS):
                 scale = 1.0 if draw < _DRAWS else _SCALE
-                run = rounded_run(self._stand, batch, draw=draw, scale=scale, ties=True)
+                run = self._stand.rounded_run(batch, draw=draw, scale=scale, ties=True)
                 yield row_of(run, row, count)
         except GateError:
             return
@@ -97,14 +102,14 @@ class SecondLook:
         return company, sample - start
 
     def _pick(self, places: Sequence[int]) -> Batch:
-        return next(self._stand.samples.pick(places).batches(len(places)))
+        return next(self._stand.samples.take(places).batches(len(places)))
 
 
 class RoundingFloor:
     """Measures the floor of rounding, if a runtime is farther off than PyTorch itself; and more
     exactly where it is a little farther off than that, too."""
 
-    def __init__(self, stand: Stand, tracks: Sequence[Track]) -> None:
+    def __init__(self, stand: MeasurementContext, tracks: Sequence[Track]) -> None:
         self._stand = stand
         self._tracks = tracks
         self._done = False
@@ -124,7 +129,7 @@ class RoundingFloor:
         self._done = True
 
 
-def look_again(stand: Stand, tracks: Sequence[Track]) -> None:
+def analyze_outliers(stand: MeasurementContext, tracks: Sequence[Track]) -> None:
     """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
     second = SecondLook(stand)
     turns = chain.from_iterable(zip_longest(*(track.doubtful for track in tracks)))

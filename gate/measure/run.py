@@ -1,15 +1,23 @@
-"""A pass over the samples, unit by unit: the reference and every runtime are opened once."""
+"""The measurement, phase by phase; builds the evidence."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from itertools import cycle, islice
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from gate.data.array_files import check_labels
+from gate.data.input_binding import InputBinding
+from gate.data.reader import length
 from gate.errors import (
     DataError,
     DigestMismatch,
@@ -17,38 +25,111 @@ from gate.errors import (
     PackageMissing,
     PolicyError,
     RuntimeUnusable,
+    describe_failure,
 )
-from gate.parity.arrays.binding import Binding
-from gate.parity.arrays.samples import check_labels
-from gate.parity.case import Case
-from gate.parity.float64.second_look import RoundingFloor
-from gate.parity.runners.determinism import cublas_reason, deterministic
-from gate.parity.runners.environment import describe_environment
-from gate.parity.runners.runner import Runner, conditions
-from gate.parity.runners.torch_runner import TorchRunner, private_copy
-from gate.parity.stand import ReferencePass, Stand, Truth, length
-from gate.parity.statistics.answers import ClassReading
-from gate.parity.statistics.output import Array, Span
-from gate.parity.track import Track
-from gate.parity.units.exchange import floor_of, judge_by, part_of, proof_of, take
-from gate.parity.units.part import LeadState, RunProof, TrackPart, UnitAnswers, UnitPart
-from gate.parity.units.unit import Unit, cut
+from gate.measure.context import MeasurementContext, ReferencePass
+from gate.measure.job import MeasurementJob
+from gate.measure.outliers import RoundingFloor, analyze_outliers
+from gate.measure.runtime_measurement import Track, floor_of, judge_by, part_of, proof_of, take
+from gate.measure.session_runner import SessionRunner, conditions
+from gate.measure.stability import StabilityInstrument
+from gate.measure.work_units import (
+    Crew,
+    FirstUnitState,
+    ReferenceDigests,
+    RunProof,
+    RuntimeUnitResult,
+    UnitResult,
+    WorkUnit,
+    split_into_units,
+)
 from gate.policy.policy import Policy
-from gate.records.environment import Determinism, Environment
-from gate.runtimes.chosen import chosen_of
-from gate.runtimes.runtime import Batch, RunnableFile, Session
+from gate.probes.instrument import ProbeInstrument
+from gate.records.evidence import (
+    Cost,
+    CrewRecord,
+    Dataset,
+    Determinism,
+    Environment,
+    Evidence,
+    ExportRecord,
+    Latency,
+    RuntimeEvidence,
+    Source,
+    Subject,
+    TensorSpec,
+    differences,
+)
+from gate.records.instruments import GraphReport, TraceSearch
+from gate.reference.environment import cublas_reason, describe_environment, deterministic
+from gate.reference.float64 import Truth
+from gate.reference.torch_session import TorchSession, copy_model
+from gate.runtimes.runtime import RunnableFile, Session
+from gate.runtimes.selection import chosen_of
+from gate.statistics.classification import ClassReading
+from gate.statistics.output import Span
+from gate.statistics.sample_table import SampleTable
+from gate.statistics.serialization import InOrder
+from gate.storage.arrays import Batch, OutputArray
 from gate.storage.digest import Digest
-from gate.story.machine import differences
+from gate.weights.instrument import read_graph
+from gate.weights.model_tensors import ReferenceObserver
+
+
+class Examination:
+    """Every runtime that is still alive gets its `stability` and `probes`."""
+
+    def __init__(
+        self, stand: MeasurementContext, inputs: Sequence[TensorSpec], *, sha256: Digest
+    ) -> None:
+        """`inputs` and `sha256`: the file's."""
+        self._stand = stand
+        instruments = stand.policy.instruments
+        self._prober = ProbeInstrument(stand, inputs, sha256=sha256) if instruments.probes else None
+        self._stability = StabilityInstrument.cost(stand) if instruments.stability_samples else 0
+        self._probed = sum(probe.size for probe in self._prober.probes) if self._prober else 0
+        self.samples = self._stability + self._probed
+        """How many samples are computed, for a progress bar."""
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
+        """Examine the tracks. `advance` gets the numbers of samples as they are done.
+
+        Returns what the search for more probes saw; None without it, or without a runtime.
+        """
+        search = None
+        if self._prober is not None and any(track.runner for track in tracks):
+            search = self._prober.run(tracks, advance)
+        else:
+            advance(self._probed)  # nobody is left to ask
+        if self._stability and any(t.runner is not None and t.runner.live for t in tracks):
+            self._repeat(tracks)
+        advance(self._stability)
+        return search
+
+    def _repeat(self, tracks: Sequence[Track]) -> None:
+        """A runtime that can't compute another batch size has failed: it would serve no other."""
+        stability = StabilityInstrument(self._stand)
+        for track in tracks:
+            if track.runner is None or not track.runner.live:
+                continue
+            try:
+                track.stability = stability.of(
+                    track.compute, company=partial(track.compute, by=SessionRunner.answer)
+                )
+            except Exception as error:
+                track.fail(error)
+
 
 _RUNNING = "while running"
 """What ONNX Runtime says where it breaks on the first batch, and not on the file."""
+
 _HARMLESS = ("cores", "operating system", "kernel")
 
 
 class SamplePass:
     """Made by `SamplePass.open`; what it holds is given back at the end of that."""
 
-    def __init__(self, case: Case, switches: Determinism, *, noise: bool) -> None:
+    def __init__(self, case: MeasurementJob, switches: Determinism, *, noise: bool) -> None:
         policy, self.binding = case.policy, case.bind()
         self.case, self.samples, self.switches = case, case.inputs, switches
         self._labels = (
@@ -57,7 +138,7 @@ class SamplePass:
         self._names = [spec.name for spec in case.candidate.subject.outputs]
         readings = {
             name: ClassReading(
-                normalised=policy.role_of(name) == "probabilities", points=policy.points
+                normalised=policy.role_for(name) == "probabilities", points=policy.points
             )
             for name in self._names
         }
@@ -66,15 +147,15 @@ class SamplePass:
             Track(chosen, self._names, readings=readings)
             for chosen in chosen_of(policy, case.recordings)
         ]
-        self.model = private_copy(case.model, device="cpu", double=self.binding.double)
+        self.model = copy_model(case.model, device="cpu", double=self.binding.double)
         self.reference = ReferencePass(self.model, self.binding)
         wanted = policy.instruments.noise_samples
         self.truth = Truth(self.model, self.binding, samples=wanted if noise else 0)
-        self.stand = Stand(
+        self.stand = MeasurementContext(
             self.model, self.reference, self.truth, self.binding, self.samples, policy
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
-        self.units = cut(
+        self.units = split_into_units(
             len(self.samples), batch_size=self.binding.batch_size, lead=wanted, most=case.units
         )
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
@@ -84,7 +165,7 @@ class SamplePass:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, case: Case, *, noise: bool = True) -> Iterator[SamplePass]:
+    def open(cls, case: MeasurementJob, *, noise: bool = True) -> Iterator[SamplePass]:
         """Inside, PyTorch's switches are those of the policy. The runtimes are still to be opened.
         `noise`: with the float64 reference.
 
@@ -106,7 +187,7 @@ class SamplePass:
             _open(track, self.model, self.case, start=(self.binding, self.example))
             track.probe(self.example, self.expected, self.reference.keys)
 
-    def run(self, unit: Unit, advance: Callable[[int], None]) -> None:
+    def run(self, unit: WorkUnit, advance: Callable[[int], None]) -> None:
         """Compute one unit on both sides; every track compares. `advance` gets the numbers of
         samples as they are done.
 
@@ -117,12 +198,12 @@ class SamplePass:
 
     def _run(
         self,
-        unit: Unit,
+        unit: WorkUnit,
         labels: NDArray[np.int64] | None,
         advance: Callable[[int], None],
-        hear: Callable[[list[Array]], None],
+        hear: Callable[[list[OutputArray]], None],
     ) -> None:
-        at, samples = unit.start, self.samples.between(unit.start, unit.stop)
+        at, samples = unit.start, self.samples.slice(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
             span = Span(at, count, None if labels is None else labels[start : start + count])
@@ -144,55 +225,57 @@ class SamplePass:
         for track in self.tracks:
             track.end_unit()
 
-    def lead(self) -> LeadState:
+    def lead(self) -> FirstUnitState:
         """What those need who measure the units after the first, which is done."""
         self.rounding.widen()
         self._proofs = {track.name: proof_of(track) for track in self.tracks}
         samples, labels = self.digests(self.units[0])
         floors = {track.name: floor_of(track) for track in self.tracks}
-        return LeadState(floors=floors, samples_sha256=samples, labels_sha256=labels)
+        return FirstUnitState(floors=floors, samples_sha256=samples, labels_sha256=labels)
 
-    def judge_by(self, lead: LeadState) -> None:
+    def judge_by(self, lead: FirstUnitState) -> None:
         """Take what another pass gave as its lead. Raises EvidenceError."""
         self.rounding.given()
         for track in self.tracks:
             judge_by(track, lead.floors.get(track.name))
 
-    def part(self, unit: Unit) -> UnitPart:
+    def part(self, unit: WorkUnit) -> UnitResult:
         """Measure one unit for another pass. Raises as `run`."""
         labels, answers = self._labels_of(unit), hashlib.sha256()
         self._run(unit, labels, lambda _count: None, lambda outputs: _add(answers, outputs))
-        return UnitPart(
+        return UnitResult(
             **self._answers(unit, labels, answers.hexdigest()).to_plain(),
             environment=self.environments[0],
             reference_seconds=self.reference.meter.drain(),
             runtimes={track.name: part_of(track) for track in self.tracks},
         )
 
-    def answers(self, unit: Unit) -> UnitAnswers:
+    def answers(self, unit: WorkUnit) -> ReferenceDigests:
         """What the reference answers to a unit; nothing else is computed. Raises as `run`."""
         answers = hashlib.sha256()
-        samples = self.samples.between(unit.start, unit.stop)
+        samples = self.samples.slice(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             _add(answers, self.reference.run(batch))
         return self._answers(unit, self._labels_of(unit), answers.hexdigest())
 
-    def digests(self, unit: Unit) -> tuple[Digest, Digest | None]:
+    def digests(self, unit: WorkUnit) -> tuple[Digest, Digest | None]:
         """Of the samples of a unit, in their order, and of their labels, if there are any."""
-        samples = self.samples.between(unit.start, unit.stop).digest()
+        samples = self.samples.slice(unit.start, unit.stop).digest()
         return samples, _digest_of(self._labels_of(unit))
 
-    def _answers(self, unit: Unit, labels: NDArray[np.int64] | None, answers: str) -> UnitAnswers:
-        return UnitAnswers(
+    def _answers(
+        self, unit: WorkUnit, labels: NDArray[np.int64] | None, answers: str
+    ) -> ReferenceDigests:
+        return ReferenceDigests(
             index=unit.index,
             start=unit.start,
             stop=unit.stop,
-            samples_sha256=self.samples.between(unit.start, unit.stop).digest(),
+            samples_sha256=self.samples.slice(unit.start, unit.stop).digest(),
             labels_sha256=_digest_of(labels),
             answers_sha256=Digest(answers),
         )
 
-    def take(self, part: UnitPart, unit: Unit) -> None:
+    def take(self, part: UnitResult, unit: WorkUnit) -> None:
         """Add what another pass measured of the unit that comes next.
 
         Raises DigestMismatch where it had other samples or labels, EvidenceError where that was
@@ -202,15 +285,15 @@ class SamplePass:
         self.reference.meter.add(part.reference_seconds)
         anywhere = self.case.policy.environments == "any"
         for track in self.tracks:
-            given = part.runtimes.get(track.name) or TrackPart(failure="it gave nothing")
+            given = part.runtimes.get(track.name) or RuntimeUnitResult(failure="it gave nothing")
             take(track, given, own=self._proofs.get(track.name), anywhere=anywhere)
 
-    def _labels_of(self, unit: Unit) -> NDArray[np.int64] | None:
+    def _labels_of(self, unit: WorkUnit) -> NDArray[np.int64] | None:
         if self.case.source_labels:
-            return self.samples.between(unit.start, unit.stop).labels()
+            return self.samples.slice(unit.start, unit.stop).labels()
         return None if self._labels is None else self._labels[unit.start : unit.stop]
 
-    def _verify(self, part: UnitPart, unit: Unit) -> None:
+    def _verify(self, part: UnitResult, unit: WorkUnit) -> None:
         if part.unit != unit or self.digests(unit) != (part.samples_sha256, part.labels_sha256):
             raise DigestMismatch(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) was measured on "
@@ -236,7 +319,7 @@ def _unlike(own: Environment, other: Environment) -> str:
     return "; ".join(texts)
 
 
-def _add(answers: hashlib._Hash, outputs: list[Array]) -> None:
+def _add(answers: hashlib._Hash, outputs: list[OutputArray]) -> None:
     for output in outputs:
         answers.update(f"{output.dtype} {output.shape}\n".encode())
         answers.update(np.ascontiguousarray(output).tobytes())
@@ -246,14 +329,16 @@ def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
     return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
 
 
-def _example_size(binding: Binding) -> int:
+def _example_size(binding: InputBinding) -> int:
     """A small batch of another size than the measured ones, where the file allows it."""
     if binding.fixed:
         return binding.batch_size
     return 1 if binding.batch_size > 1 else 2
 
 
-def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, Batch]) -> None:
+def _open(
+    track: Track, model: nn.Module, case: MeasurementJob, *, start: tuple[InputBinding, Batch]
+) -> None:
     """Give the track its runner, or the reason why it has none."""
     binding, example = start
     chosen, candidate, policy = track.chosen, case.candidate, case.policy
@@ -262,8 +347,8 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
         unusable = cublas_reason(policy.determinism)
         if unusable is not None:
             raise RuntimeUnusable(unusable)
-        own = private_copy(model, device=device, double=binding.double)
-        return TorchRunner(own, binding, device=device)
+        own = copy_model(model, device=device, double=binding.double)
+        return TorchSession(own, binding, device=device)
 
     try:
         track.absent_reason = chosen.absent_reason()
@@ -287,14 +372,16 @@ def _open(track: Track, model: nn.Module, case: Case, *, start: tuple[Binding, B
                 track.fail_on(example, error, compute=lambda batch: opened(batch).close())
                 return
             raise
-        track.runner = Runner(session, candidate.subject, by_inputs)
+        track.runner = SessionRunner(session, candidate.subject, by_inputs)
     except (PolicyError, PackageMissing):  # which say nothing of the file
         raise
     except Exception as error:
         track.fail(error)
 
 
-def _check_classes(outputs: list[Array], names: list[str], span: Span, *, policy: Policy) -> None:
+def _check_classes(
+    outputs: list[OutputArray], names: list[str], span: Span, *, policy: Policy
+) -> None:
     """Refuse labels that no output counted as logits can ever predict."""
     if span.labels is None:
         return
@@ -310,3 +397,234 @@ def _check_classes(outputs: list[Array], names: list[str], span: Span, *, policy
             f"the label of sample {sample} is {largest}, the model has {max(widths)} classes. "
             "Give the labels of these samples and this model."
         )
+
+
+_LEAST, _LEAST_WHOLE, _MOST = 3, 2, 20
+"""Turns of one sample and of a whole batch; the first one warms up."""
+
+_SHARE = 0.02
+"""Of the time that the samples took: so much more may the turns take beyond the least."""
+
+_FREE_S = 0.05
+"""So much they may take in any case."""
+
+
+def take_turns(stand: MeasurementContext, tracks: Sequence[Track], *, seconds: float) -> None:
+    """Time batches of one sample, and the first full batch where there was no second one: its one
+    time is that of a first run. `seconds`: how long all samples took.
+
+    A file with a fixed batch can't take one sample, which is noted. A runtime that breaks has
+    failed. Raises EvidenceError where the reference breaks.
+    """
+    size = stand.binding.batch_size
+    allowed = max(_SHARE * seconds, _FREE_S)
+    if stand.reference.meter.is_cold:
+        batch = next(stand.samples.batches(size))
+        for _ in _turns(allowed, least=_LEAST_WHOLE, taken=1):
+            expected = stand.reference.timed_run(batch)
+            for track in tracks:
+                _repeat(track, batch, expected)
+    if size == 1:  # its batches are of one sample
+        return
+    if stand.binding.fixed:
+        reason = f"the file has a fixed batch axis of {size}"
+        for meter in (stand.reference.meter, *(track.meter for track in tracks)):
+            meter.single_unmeasured = reason
+        return
+    samples = cycle(islice(stand.samples.batches(1), _LEAST))
+    for sample, _ in zip(samples, _turns(allowed, least=_LEAST), strict=False):
+        expected = stand.reference.single_run(sample)
+        stand.answers.note_reference(sample, expected)
+        for track in tracks:
+            _take_turn(track, sample, expected, note=track.meter.single)
+
+
+def _repeat(track: Track, batch: Batch, expected: Sequence[OutputArray]) -> None:
+    note = partial(track.meter.batch, batch_size=length(batch))
+    _take_turn(track, batch, expected, note=note)
+
+
+def _take_turn(
+    track: Track, batch: Batch, expected: Sequence[OutputArray], *, note: Callable[[float], None]
+) -> None:
+    """Compute it on the clock; a recording computes nothing. What it answers is kept for whoever
+    asks for another time of it."""
+    if track.runner is None or not track.runner.live:
+        return
+    try:
+        track.compute(batch, expected, by=SessionRunner.run_kept)
+        note(track.runner.seconds)
+    except Exception as error:
+        track.fail(error)
+
+
+def _turns(allowed: float, *, least: int, taken: int = 0) -> Iterator[int]:
+    """As many as that many seconds allow, and at least `least`; `taken` were before."""
+    start = time.perf_counter()
+    for turn in range(taken, _MOST):
+        if turn >= least and time.perf_counter() - start > allowed:
+            return
+        yield turn
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What `measure` saw; `evidence` adds where the file and the model come from."""
+
+    runtimes: tuple[RuntimeEvidence, ...]
+    environment: Environment
+    dataset: Dataset
+    reference_latency: Latency | None
+    reference_cost: Cost | None
+    reference_spread: float
+    noise_unmeasured: str | None
+    trace_search: TraceSearch | None = None
+    graph: GraphReport | None = None
+    graph_unread: str | None = None
+    crew: CrewRecord | None = None
+    samples: SampleTable = field(default_factory=SampleTable)
+    """One row a sample, for a file beside the report: no part of the evidence."""
+
+    def evidence(
+        self, subject: Subject, *, source: Source, export: ExportRecord | None = None
+    ) -> Evidence:
+        """The whole evidence, measured now (UTC)."""
+        return Evidence(
+            subject=subject,
+            source=source,
+            dataset=self.dataset,
+            export=export,
+            environment=self.environment,
+            runtimes=self.runtimes,
+            reference_latency=self.reference_latency,
+            reference_cost=self.reference_cost,
+            reference_spread=self.reference_spread,
+            noise_unmeasured=self.noise_unmeasured,
+            trace_search=self.trace_search,
+            graph=self.graph,
+            graph_unread=self.graph_unread,
+            crew=self.crew,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def measure(
+    case: MeasurementJob,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    crew: Crew | None = None,
+) -> Measurement:
+    """Compare the file with the model on all samples, in every runtime that the policy asks for.
+
+    The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the file
+    has in float64 too (`gate.measure.job`); the model and all global switches are
+    afterwards as they were. A file with a fixed batch axis is measured with that batch size.
+    `progress` is called with (samples done, samples in all), those that stability and probes
+    compute after the dataset's included. `crew`: who measures all units but the first; the numbers
+    are the same as without one.
+
+    A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
+    and DataError for samples and labels that don't fit, ModelError and EvidenceError where the
+    reference itself can't be computed, DigestMismatch if the file is not (any more) the one
+    that `candidate.subject` describes.
+    """
+    with SamplePass.open(case) as sample_pass:
+        spread = sample_pass.reference.spread(sample_pass.example, sample_pass.expected)
+        graph, graph_unread = _graph(sample_pass)
+        sample_pass.open_runtimes()
+        subject = case.candidate.subject
+        examination = Examination(sample_pass.stand, subject.inputs, sha256=subject.sha256)
+        advance = _Advance(progress, len(sample_pass.samples) + examination.samples)
+        start = time.perf_counter()
+        lead, *others = sample_pass.units
+        sample_pass.run(lead, advance)
+        sample_pass.end_unit()
+        if crew is not None and others:  # which works while the examination does
+            _begin(crew, sample_pass, others)
+            search = examination.run(sample_pass.tracks, advance)
+            _take_parts(sample_pass, crew, advance)
+        else:
+            for unit in others:
+                sample_pass.run(unit, advance)
+                sample_pass.end_unit()
+        for track in sample_pass.tracks:
+            track.fold()
+        take_turns(sample_pass.stand, sample_pass.tracks, seconds=time.perf_counter() - start)
+        sample_pass.rounding.widen()
+        analyze_outliers(sample_pass.stand, sample_pass.tracks)
+        if crew is None or not others:
+            search = examination.run(sample_pass.tracks, advance)
+        measurement = Measurement(
+            runtimes=tuple(track.evidence() for track in sample_pass.tracks),
+            environment=sample_pass.environments[0],
+            dataset=Dataset(
+                sha256=sample_pass.samples.digest(),
+                samples=len(sample_pass.samples),
+                labelled=case.labels is not None,
+                model_only=sample_pass.binding.model_only,
+            ),
+            reference_latency=sample_pass.reference.meter.latency(),
+            reference_cost=sample_pass.reference.meter.cost(),
+            reference_spread=spread,
+            noise_unmeasured=sample_pass.truth.unmeasured,
+            trace_search=search,
+            graph=graph,
+            graph_unread=graph_unread,
+            crew=_record(crew, sample_pass) if crew is not None and others else None,
+            samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
+        )
+    case.candidate.verify()
+    return measurement
+
+
+def _record(crew: Crew, sample_pass: SamplePass) -> CrewRecord:
+    return crew.record.model_copy(update={"environments": sample_pass.environments[1:]})
+
+
+def _begin(crew: Crew, sample_pass: SamplePass, units: Sequence[WorkUnit]) -> None:
+    own = sample_pass.lead()
+    lead = crew.begin(own, units)
+    if lead != own:
+        sample_pass.judge_by(lead)
+
+
+def _take_parts(sample_pass: SamplePass, crew: Crew, advance: Callable[[int], None]) -> None:
+    """Fold what the crew gives in the order of units."""
+
+    def take(part: UnitResult) -> None:
+        sample_pass.take(part, sample_pass.units[first + ordered.next])
+        advance(len(part.unit))
+
+    ordered, first = InOrder(take), sample_pass.units[1].index
+    for part in crew.parts():
+        ordered.add(part.index - first, part)
+    if ordered.next != len(sample_pass.units) - first:
+        missing = sample_pass.units[first + ordered.next]
+        raise EvidenceError(f"nobody measured unit {missing.index}. Measure it again.")
+
+
+class _Advance:
+    """Adds up the samples that are done, for a progress callback."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def __call__(self, samples: int) -> None:
+        self._done += samples
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _graph(sample_pass: SamplePass) -> tuple[GraphReport | None, str | None]:
+    """The report on the graph, or the reason why there is none, if the policy asks for it."""
+    if sample_pass.case.chained or not sample_pass.case.policy.instruments.graph:
+        return None, None
+    try:
+        witness = ReferenceObserver(
+            sample_pass.model, sample_pass.reference.run, sample_pass.example
+        )
+        return read_graph(sample_pass.case.candidate, witness), None
+    except Exception as error:
+        return None, describe_failure(error)

@@ -1,27 +1,225 @@
-"""One runtime on its way through the samples: its comparison, its clock, and what broke."""
+"""One runtime: session, statistics, noise floor, cost, failure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gate.errors import EvidenceError, RuntimeAbsent, RuntimeUnusable, describe_failure
-from gate.parity.comparison import OutputComparison
-from gate.parity.float64.look import Look
-from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.output_check import OutputCheck
-from gate.parity.runners.batch_sizes import failure_of
-from gate.parity.runners.meter import Meter
-from gate.parity.runners.runner import Runner
-from gate.parity.statistics.answers import ClassReading
-from gate.parity.statistics.output import Array, Span
-from gate.parity.statistics.row_spool import RowSpool
-from gate.parity.statistics.table import ROW, OutputRows
-from gate.parity.units.fold import PairwiseFold
+from gate.measure.cost_meter import CostMeter
+from gate.measure.noise_floor import NoiseFloor, NoiseStatistics, OutlierTracker, to_floor_units
+from gate.measure.session_runner import OutputCheck, RoundingVariants, SessionRunner, failure_of
+from gate.measure.work_units import RunProof, RuntimeUnitResult
 from gate.records.evidence import RuntimeEvidence
-from gate.records.instruments import ProbeParity, StabilityParity
-from gate.records.output_parity import OutputParity
-from gate.runtimes.chosen import ChosenRuntime
-from gate.runtimes.runtime import Batch, Proof
+from gate.records.instruments import ProbeResult, StabilityParity
+from gate.records.outputs import OutputParity
+from gate.runtimes.runtime import Proof
+from gate.runtimes.selection import SelectedRuntime
+from gate.statistics.classification import LOGITS, ClassReading
+from gate.statistics.output import OutputStatistics, Span
+from gate.statistics.sample_table import ROW, OutputRows, RowSpool
+from gate.statistics.serialization import PairwiseMerge, from_plain, to_plain
+from gate.storage.arrays import Batch, OutputArray
+
+
+class OutputComparison:
+    """Checks number, dtype and shape of the outputs of each batch, then accumulates.
+
+    merge is associative up to the rounding of float64 sums; the left one is of earlier samples.
+    """
+
+    def __init__(
+        self, check: OutputCheck, *, readings: Mapping[str, ClassReading] | None = None
+    ) -> None:
+        """`readings`: how outputs of classes are read, by name; else as logits."""
+        self._check = check
+        self._names = check.names
+        self._readings = dict(readings or {})
+        self._example: tuple[tuple[int, ...], ...] | None = None
+        self._outputs: list[OutputStatistics] = []
+        self._late: dict[str, OutlierTracker] = {}
+        self._axes: dict[str, int] = {}
+        """Of the samples, by output, where another batch size shows it; shared by all units."""
+        self.floor = NoiseFloor(check.names)
+        """Of the first samples; one for all that come after."""
+
+    def successor(self) -> OutputComparison:
+        """An empty one for samples that come after, which are judged by the same floor."""
+        empty = OutputComparison(self._check, readings=self._readings)
+        empty._example, empty._axes, empty.floor = self._example, self._axes, self.floor
+        return empty
+
+    def state(self) -> Any:
+        """What was accumulated, as JSON can hold it; the floor apart."""
+        return to_plain({"outputs": self._outputs, "late": self._late})
+
+    def take(self, state: Any) -> None:
+        """Go on from what `state` gave. Raises EvidenceError for anything else."""
+        taken = from_plain(state)
+        self._outputs, self._late = taken["outputs"], taken["late"]
+        for name, late in self._late.items():
+            late.judged_by(self.floor.of_late(name))
+
+    def merge(self, other: OutputComparison) -> OutputComparison:
+        """Of both streams; both with the same floor."""
+        merged = self.successor()
+        pairs = zip(self._outputs, other._outputs, strict=True)
+        whole = bool(self._outputs and other._outputs)
+        merged._outputs = (
+            [a.merge(b) for a, b in pairs] if whole else self._outputs or other._outputs
+        )
+        both = {
+            name: late.merge(other._late[name])
+            for name, late in self._late.items()
+            if name in other._late
+        }
+        merged._late = {**self._late, **other._late, **both}
+        return merged
+
+    def note_example(self, reference: Sequence[OutputArray]) -> None:
+        """Remember the shapes of a batch of another size: an axis 1 that grows with the batch, as
+        that of CLIP's matrices of similarity, is not one of classes."""
+        self._example = tuple(output.shape for output in reference)
+
+    def update(
+        self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray], span: Span
+    ) -> None:
+        """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
+        self._check.check(reference, candidate)
+        if not self._outputs:
+            self._outputs = [
+                OutputStatistics(name, r.dtype.name, self._readings.get(name, LOGITS))
+                for name, r in zip(self._names, reference, strict=True)
+            ]
+            self._drop_matrices(reference)
+        for statistics, r, c in zip(self._outputs, reference, candidate, strict=True):
+            statistics.update(r, c, span)
+
+    def _drop_matrices(self, reference: Sequence[OutputArray]) -> None:
+        for statistics, r, shape in zip(
+            self._outputs, reference, self._example or (), strict=False
+        ):
+            if r.ndim == len(shape) == 2 and r.shape[1] != shape[1]:
+                statistics.disable_class_metrics()
+
+    def update_noise(
+        self,
+        truth: Sequence[OutputArray],
+        reference: Sequence[OutputArray],
+        candidate: Sequence[OutputArray],
+        *,
+        samples: int,
+    ) -> None:
+        """Add one checked batch of outputs against those of the float64 reference."""
+        self.floor.update(truth, reference, candidate, samples=samples)
+        for output, r64, r in zip(self._outputs, truth, reference, strict=False):
+            if output.logits is not None and r64.shape == r.shape:
+                output.logits.update_truth(r64.argmax(axis=1), r.argmax(axis=1))
+
+    def update_late(
+        self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray], span: Span
+    ) -> None:
+        """Add one checked batch that has no truth, in units of those that have one."""
+        for name, r, c in zip(self._names, reference, candidate, strict=False):
+            floors = self.floor.of_late(name)
+            if not floors:
+                continue
+            if name not in self._late:
+                self._late[name] = OutlierTracker(
+                    floors, axis=self._axis(name, r.shape, span.count)
+                )
+            self._late[name].update(r, c, span)
+
+    def _axis(self, name: str, shape: tuple[int, ...], count: int) -> int | None:
+        """Of the samples: the only one that has another length in another batch, as in the states
+        of an LSTM, else the first. It is the same in all batches."""
+        example = dict(zip(self._names, self._example or (), strict=False)).get(name, ())
+        lengths = zip(shape, example, strict=True) if len(example) == len(shape) else ()
+        grown = [axis for axis, (one, other) in enumerate(lengths) if one != other]
+        if len(grown) == 1 and shape[grown[0]] == count:
+            return self._axes.setdefault(name, grown[0])
+        return self._axes.get(name, 0 if shape[:1] == (count,) else None)
+
+    @property
+    def outliers(self) -> list[int]:
+        """Samples that need a second look, the worst ones of each output first."""
+        lists = [late.doubtful for late in self._late.values()]
+        lists += [output.logits.doubtful for output in self._outputs if output.logits]
+        turns = chain.from_iterable(zip_longest(*lists))
+        return list(dict.fromkeys(sample for sample in turns if sample is not None))
+
+    @property
+    def mismatched_integers(self) -> list[int]:
+        """Samples of which integers or bools differ."""
+        return sorted({s for output in self._outputs for s in output.mismatches.doubtful})
+
+    def accept_tie(self, sample: int, run: Sequence[OutputArray | None]) -> None:
+        """Take the integers that an honest runtime may have in a sample, by output, for ties."""
+        for output, array in zip(self._outputs, run, strict=False):
+            if array is not None:
+                output.mismatches.look(sample, array)
+
+    def unexplained(self, sample: int) -> int:
+        """How many integers of a sample no honest runtime had so far."""
+        return sum(output.mismatches.unexplained(sample) for output in self._outputs)
+
+    def look(self, look: RoundingVariants, runner: SessionRunner) -> None:
+        """Take what rounding makes of a doubtful sample for what an honest runtime may say."""
+        measured: Sequence[OutputArray] | None = None
+        for index, output in enumerate(self._outputs):
+            late, floor = self._late.get(output.name), look.floor(index)
+            if floor is None:
+                continue
+            truth = np.asarray(look.truth[index], np.float64)
+            logits = output.logits
+            # All pairs of a batch have other columns in another batch.
+            same = logits is not None and truth.shape == (1, logits.classes)
+            if logits is not None and same and look.sample in logits.doubtful:
+                logits.look(look.sample, truth, floor)
+            if late is not None and late.axis is not None and look.sample in late.doubtful:
+                measured = measured or look.measured(runner)
+                c = look.part(measured[index], late.axis)
+                if c.shape == truth.shape:
+                    late.record(look.sample, **self._settled(output.name, c, truth, floor))
+
+    def _settled(
+        self, name: str, candidate: OutputArray, truth: OutputArray, floor: OutputArray
+    ) -> dict[str, float]:
+        """The worst element of a sample in units of its own floor; and where the first samples'
+        floor is larger, of that."""
+        with np.errstate(all="ignore"):
+            error = np.abs(np.subtract(candidate, truth, dtype=np.float64))
+            error[~np.isfinite(error)] = 0.0
+            by_first = to_floor_units(error, truth, self.floor.now(name))
+            by_own = error / floor
+        return {
+            "by_own": float(by_own.max(initial=0.0)),
+            "by_first": float(np.minimum(by_first, by_own).max(initial=0.0)),
+        }
+
+    def result(self) -> tuple[OutputParity, ...]:
+        """One record an output, in the file's order."""
+        return tuple(self._of(statistics) for statistics in self._outputs)
+
+    def drain_rows(self) -> dict[str, NDArray[np.void]]:
+        """One row for each sample since the last call, by output; none of an output whose axis 0 is
+        not the batch."""
+        return {statistics.name: statistics.drain_rows() for statistics in self._outputs}
+
+    @property
+    def of_classes(self) -> dict[str, bool]:
+        """Whether its answers are classes, by output."""
+        return {statistics.name: statistics.of_classes for statistics in self._outputs}
+
+    def _of(self, statistics: OutputStatistics) -> OutputParity:
+        late = self._late.get(statistics.name)
+        noise = self.floor.result(statistics.name, diff=late.worst if late else None)
+        parity = statistics.result()
+        return parity if noise is None else parity.model_copy(update={"noise": noise})
 
 
 class Track:
@@ -29,7 +227,7 @@ class Track:
 
     def __init__(
         self,
-        chosen: ChosenRuntime,
+        chosen: SelectedRuntime,
         outputs: Sequence[str],
         *,
         readings: Mapping[str, ClassReading] | None = None,
@@ -41,17 +239,17 @@ class Track:
         self.failure: str | None = None
         self.unusable = False
         """Whether the failure is none of the file's."""
-        self.runner: Runner | None = None
+        self.runner: SessionRunner | None = None
         self.stability: tuple[StabilityParity, ...] = ()
         """One an output, in the file's order; empty: not measured."""
-        self.probes: list[ProbeParity] = []
+        self.probes: list[ProbeResult] = []
         self._unprobed: list[str] = []
         self._check = OutputCheck(self.name, outputs)
         self.comparison = OutputComparison(self._check, readings=readings)
-        self._units = PairwiseFold(OutputComparison.merge)
+        self._units = PairwiseMerge(OutputComparison.merge)
         self._rows = RowSpool(ROW)
         """Of the units that ended."""
-        self.meter = Meter()
+        self.meter = CostMeter()
 
     def cut_off(self) -> OutputComparison:
         """What was compared since the last unit, as a unit of its own that goes elsewhere."""
@@ -72,10 +270,10 @@ class Track:
     def step(
         self,
         batch: Batch,
-        reference: Sequence[Array],
+        reference: Sequence[OutputArray],
         span: Span,
         *,
-        truth: Sequence[Array] | None = None,
+        truth: Sequence[OutputArray] | None = None,
     ) -> None:
         """Compute the batch and compare it, unless the runtime is absent or has failed.
 
@@ -96,7 +294,7 @@ class Track:
             self.fail_on(batch, error, compute=self.runner.run)
 
     def probe(
-        self, batch: Batch, reference: Sequence[Array], keys: Sequence[str | None] = ()
+        self, batch: Batch, reference: Sequence[OutputArray], keys: Sequence[str | None] = ()
     ) -> None:
         """Compute a batch of another size, only to see that the outputs have the right shapes,
         and the names of `keys`, by which the model returns them.
@@ -117,10 +315,10 @@ class Track:
     def compute(
         self,
         batch: Batch,
-        reference: Sequence[Array],
+        reference: Sequence[OutputArray],
         *,
-        by: Callable[[Runner, Batch], list[Array]] = Runner.run,
-    ) -> list[Array]:
+        by: Callable[[SessionRunner, Batch], list[OutputArray]] = SessionRunner.run,
+    ) -> list[OutputArray]:
         """The outputs for a batch beside the samples, in number, dtypes and shapes as those of
         the reference. `by`: what of the runner computes them.
 
@@ -145,7 +343,7 @@ class Track:
 
     @property
     def suspicion(self) -> float:
-        """As `RuntimeFloor.suspicion`; 0 of a runtime that does not compute."""
+        """As `NoiseFloor.suspicion`; 0 of a runtime that does not compute."""
         return 0.0 if self.runner is None else self.comparison.floor.suspicion()
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
@@ -155,22 +353,22 @@ class Track:
     @property
     def doubtful(self) -> list[int]:
         """Samples that need a second look; none of a runtime that does not compute."""
-        return [] if self.runner is None else self.comparison.doubtful
+        return [] if self.runner is None else self.comparison.outliers
 
     @property
     def torn(self) -> list[int]:
         """Samples of which integers differ; none of a runtime that does not compute."""
-        return [] if self.runner is None else self.comparison.torn
+        return [] if self.runner is None else self.comparison.mismatched_integers
 
-    def excuse(self, sample: int, run: Sequence[Array | None]) -> None:
+    def excuse(self, sample: int, run: Sequence[OutputArray | None]) -> None:
         """Take the integers that an honest runtime may have in a sample, by output, for ties."""
-        self.comparison.excuse(sample, run)
+        self.comparison.accept_tie(sample, run)
 
     def unexplained(self, sample: int) -> int:
         """How many integers of a sample no honest runtime had so far."""
         return 0 if self.runner is None else self.comparison.unexplained(sample)
 
-    def look(self, look: Look) -> None:
+    def look(self, look: RoundingVariants) -> None:
         """Judge a doubtful sample again."""
         if self.runner is None:
             return
@@ -257,4 +455,71 @@ class Track:
         return tuple(
             output.model_copy(update={"stability": stability})
             for output, stability in zip(outputs, self.stability, strict=True)
+        )
+
+
+def floor_of(track: Track) -> Any:
+    """Its noise floor, packed, for those who measure later samples."""
+    return to_plain(track.comparison.floor)
+
+
+def judge_by(track: Track, floor: Any) -> None:
+    """Give it the noise floor that was measured elsewhere. Raises EvidenceError."""
+    taken = from_plain(floor)
+    if not isinstance(taken, NoiseFloor):
+        raise EvidenceError(f"there is no noise floor for {track.name}. Measure unit 0 again.")
+    track.comparison.floor.become(taken)
+
+
+def part_of(track: Track) -> RuntimeUnitResult:
+    """What it gave since the last unit; the next one begins."""
+    compared, seconds, proof = track.cut_off(), track.meter.drain(), proof_of(track)
+    if proof is not None:
+        return RuntimeUnitResult(proof=proof, seconds=seconds, compared=compared.state())
+    return RuntimeUnitResult(
+        absent_reason=track.absent_reason, failure=track.failure, unusable=track.unusable
+    )
+
+
+def proof_of(track: Track) -> RunProof | None:
+    """How it ran so far; None: it does not, or can't say."""
+    if track.runner is None:
+        return None
+    try:
+        return RunProof.of(track.runner.proof())
+    except Exception as error:
+        track.fail(error)
+        return None
+
+
+def take(track: Track, part: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
+    """Add what another one measured of the unit that comes next. `own`: how this one ran on the
+    samples; `anywhere`: the other may have other libraries and devices. What does not fit is the
+    failure of the runtime."""
+    if track.runner is None:
+        return
+    try:
+        _verify(track.name, part, own=own, anywhere=anywhere)
+        track.comparison.take(part.compared)
+    except Exception as error:
+        track.fail(error)
+        return
+    track.meter.add(part.seconds)
+    track.end_unit()
+
+
+def _verify(name: str, part: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
+    reason = part.failure or part.absent_reason
+    if reason is not None:
+        raise RuntimeUnusable(reason) if part.unusable else EvidenceError(reason)
+    proof = part.proof
+    if anywhere and own is not None and proof is not None:
+        own, proof = own.anywhere(), proof.anywhere()
+    if own is None or proof != own:
+        there = proof.to_plain() if proof else {}
+        here = own.to_plain() if own else {}
+        unlike = {key: value for key, value in here.items() if there.get(key) != value}
+        raise EvidenceError(
+            f"{name} ran otherwise in another process: there {there}, here {unlike}. Measure where "
+            "all processes have the same devices and libraries."
         )

@@ -1,40 +1,169 @@
-"""One runtime with a model in it, as the instruments use it: fed with samples, by their names."""
+"""Feed a session, check its outputs, classify failures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from gate.errors import OutputMismatch
-from gate.parity.arrays.binding import Binding
-from gate.parity.kept_answers import KeptAnswers
+from gate.data.input_binding import InputBinding
+from gate.errors import GateError, OutputMismatch, describe_failure
 from gate.policy.policy import Policy
-from gate.records.evidence import Subject
-from gate.runtimes.claims import seconds_of
-from gate.runtimes.recording.rows import row_digests
-from gate.runtimes.runtime import Array, Batch, Conditions, Proof, Session
+from gate.records.evidence import ONLY_BATCHES, Subject
+from gate.records.instruments import EPSILON, UNDERFLOW
+from gate.reference.cache import OutputCache
+from gate.runtimes.recording_format import row_digests
+from gate.runtimes.runtime import Conditions, Proof, Session, seconds_of
+from gate.statistics.error_groups import Floats
+from gate.storage.arrays import Batch, OutputArray, RuntimeArray
+
+
+class OutputCheck:
+    """What one runtime returns against what the reference does; nothing is compared by value."""
+
+    def __init__(self, runtime: str, names: Sequence[str]) -> None:
+        """`names`: of the file's outputs, in its order."""
+        self._runtime = runtime
+        self.names = tuple(names)
+
+    def check(self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> None:
+        """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
+        if not len(reference) == len(candidate) == len(self.names):
+            raise OutputMismatch(
+                f"{self._runtime} returned {len(candidate)} outputs, the file names "
+                f"{list(self.names)}, and the model returns {len(reference)}. "
+                "Export again with export.output_names as the model returns them, in its order."
+            )
+        for name, r, c in zip(self.names, reference, candidate, strict=True):
+            self._check_one(name, r, c)
+
+    def check_keys(self, keys: Sequence[str | None]) -> None:
+        """Raise OutputMismatch where the file has the names that the model gives in another order,
+        or only some of them.
+
+        Some take the outputs of a file by name, some by position: both must get the right ones.
+        Parts (`boxes.0`) may have other names beside a `scores` that kept its own, but not the
+        name of another output. A number is no name: PyTorch's exporter numbers a constant output.
+        """
+        pairs = [(key, name) for key, name in zip(keys, self.names, strict=False) if key]
+        renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
+        taken = any(
+            name in keys and name != key for key, name in zip(keys, self.names, strict=False)
+        )
+        whole = [(key, name) for key, name in pairs if "." not in key]
+        kept = any(key in self.names for key, _ in whole)
+        partly = kept and any(key != name and not name.isdecimal() for key, name in whole)
+        if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
+            raise OutputMismatch(
+                f"{self._runtime} returned the outputs {list(self.names)}, the model returns "
+                f"{list(keys)}: the same names in another order, so whoever takes them by position "
+                "gets others. Export again with export.output_names in the model's order."
+            )
+        if partly or taken:
+            raise OutputMismatch(
+                f"{self._runtime} returned the outputs {list(self.names)}, and the model has "
+                f"names of its own for some of them only: its {', '.join(renamed)}. Export again "
+                "with export.output_names: null, or with other names for all."
+            )
+
+    def _check_one(self, name: str, r: OutputArray, c: OutputArray) -> None:
+        if r.dtype == c.dtype and r.shape == c.shape:
+            return
+        if r.dtype == c.dtype and r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]:
+            remedy = (
+                "If the first axis is the batch, it was fixed at export: set export.dynamic_batch: "
+                "true; if it depends on values, the file picks others (a threshold, a limit)."
+            )
+        elif r.dtype == c.dtype:
+            remedy = "Export the same model again, with an example of the samples' shape."
+        elif r.dtype == "float64":
+            remedy = (
+                "The model's forward makes it float64 by itself (a buffer or NumPy scalar of "
+                "float64, .double()): cast it in forward, or keep float64 in the file."
+            )
+        elif r.dtype == "float32" and c.dtype == "float16":
+            raise OutputMismatch(
+                f"{self._runtime} returned float16 {c.shape} for output '{name}', and the model "
+                "is judged as it computes in float32. Keep inputs and outputs float32 "
+                "(keep_io_types=True), and judge by --precision reduced what is float16 on "
+                "purpose."
+            )
+        else:
+            remedy = "Export the model in float32, with the outputs that its forward returns."
+        raise OutputMismatch(
+            f"{self._runtime} returned {c.dtype} {c.shape} for output '{name}', "
+            f"the model returns {r.dtype} {r.shape}. {remedy}"
+        )
+
+
+_SIZES = (*range(1, 17), 24, 32, 48, 64)
+
+_SECONDS = 10.0
+
+_NAMED = 4
+
+
+def failure_of(error: Exception, batch: Batch, compute: Callable[[Batch], object]) -> str:
+    """The failure in one line, and the batch sizes that `compute` takes, where it takes some and
+    refuses others as small.
+
+    A file that breaks on all of them says nothing of batches, and one that breaks on large ones
+    alone may lack memory: then it is `describe_failure` alone, as for the gate's own errors.
+    """
+    failure = describe_failure(error)
+    if isinstance(error, GateError | MemoryError) or "memory" in failure.lower():
+        return failure
+    taken = _taken(batch, compute)
+    sizes = [size for size, computed in taken.items() if computed]
+    if not sizes or len(sizes) == len(taken):
+        return failure
+    shown = ", ".join(str(size) for size in sizes[:_NAMED])
+    more = ", ..." if len(sizes) > _NAMED else ""
+    return f"{failure.rstrip('.')}. {ONLY_BATCHES}{shown}{more}."
+
+
+def _taken(batch: Batch, compute: Callable[[Batch], object]) -> dict[int, bool]:
+    """Whether it computes the samples of the batch, repeated or cut to each size; sizes that
+    follow the last one that it computes say nothing, and are left out."""
+    taken: dict[int, bool] = {}
+    end = time.perf_counter() + _SECONDS
+    for size in _SIZES:
+        if time.perf_counter() > end:
+            break
+        try:
+            compute(
+                {name: np.resize(array, (size, *array.shape[1:])) for name, array in batch.items()}
+            )
+        except Exception:
+            taken[size] = False
+        else:
+            taken[size] = True
+    last = max((size for size, computed in taken.items() if computed), default=0)
+    alone = last == 1 and taken.get(2) is False
+    return {size: computed for size, computed in taken.items() if size <= (2 if alone else last)}
+
 
 _ROOM = 2**24
 """Bytes of answers that are kept."""
 
 
-class Runner:
+class SessionRunner:
     """Feeds a session of a file."""
 
-    def __init__(self, session: Session, subject: Subject, binding: Binding | None) -> None:
+    def __init__(self, session: Session, subject: Subject, binding: InputBinding | None) -> None:
         """`binding`: which samples go to which input; None: the session takes them all by their
         own names."""
         self._session = session
         self._subject = subject
         self._binding = binding
-        self._answers = KeptAnswers(room=_ROOM)
+        self._answers = OutputCache(room=_ROOM)
         self.seconds = 0.0
         """How long the last run took."""
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         """All outputs, on the host, in the file's order. May raise anything."""
         return self._timed(self._session.run, batch)
 
@@ -47,26 +176,28 @@ class Runner:
         """Whether it can be asked about inputs beside the samples."""
         return self._session.has_probe(self._fed(batch))
 
-    def run_kept(self, batch: Batch) -> list[Array]:
+    def run_kept(self, batch: Batch) -> list[RuntimeArray]:
         """As `run`, and kept for `answer`."""
         return self._kept(batch, self.run(batch))
 
-    def run_probe(self, batch: Batch) -> list[Array]:
+    def run_probe(self, batch: Batch) -> list[RuntimeArray]:
         """As `run_kept`, of inputs beside the samples."""
         return self._kept(batch, self._timed(self._session.run_probe, batch))
 
-    def answer(self, batch: Batch) -> list[Array]:
+    def answer(self, batch: Batch) -> list[RuntimeArray]:
         """As `run`, but what was kept is not computed again."""
-        return self._answers.take(row_digests(batch), lambda: self.run(batch)) or []
+        return self._answers.get_or_compute(row_digests(batch), lambda: self.run(batch)) or []
 
-    def _kept(self, batch: Batch, outputs: list[Array]) -> list[Array]:
-        self._answers.take(row_digests(batch), lambda: outputs)
+    def _kept(self, batch: Batch, outputs: list[RuntimeArray]) -> list[RuntimeArray]:
+        self._answers.get_or_compute(row_digests(batch), lambda: outputs)
         return outputs
 
     def _fed(self, batch: Batch) -> Batch:
         return batch if self._binding is None else self._binding.by_input(batch)
 
-    def _timed(self, compute: Callable[[Batch], Sequence[Array]], batch: Batch) -> list[Array]:
+    def _timed(
+        self, compute: Callable[[Batch], Sequence[RuntimeArray]], batch: Batch
+    ) -> list[RuntimeArray]:
         fed = self._fed(batch)
         start = time.perf_counter()
         outputs = compute(fed)
@@ -97,3 +228,67 @@ def conditions(policy: Policy) -> Conditions:
         tf32=policy.determinism.tf32,
         cuda_provider=policy.cuda_provider,
     )
+
+
+@dataclass(frozen=True)
+class RoundingVariants:
+    """What one sample may be, output by output; None where no part of the output is known to be
+    the sample's."""
+
+    sample: int
+    truth: tuple[OutputArray | None, ...]
+    """In float64, as of a batch of one."""
+    reference: tuple[OutputArray | None, ...]
+    draws: tuple[tuple[OutputArray | None, ...], ...]
+    """The reference under random rounding, one after the other."""
+    batch: Batch
+    """The samples that the runtime was measured with."""
+    row: int
+    """The place of the sample in it."""
+    count: int
+    """The number of samples in it."""
+
+    def alternatives(self, output: int) -> list[OutputArray]:
+        """All that rounding makes of one output."""
+        runs = (self.truth, self.reference, *self.draws)
+        found = (run[output] for run in runs if output < len(run))
+        return [array for array in found if array is not None]
+
+    def floor(self, output: int) -> Floats | None:
+        """The largest error of any of them, element by element; at least one rounding. None where
+        there is no truth of that shape."""
+        truth = self.truth[output] if output < len(self.truth) else None
+        if truth is None:
+            return None
+        floor = np.maximum(EPSILON * np.abs(truth), UNDERFLOW)
+        for array in self.alternatives(output)[1:]:
+            if array.shape == truth.shape:
+                with np.errstate(all="ignore"):
+                    error = np.abs(np.subtract(array, truth, dtype=np.float64))
+                floor = np.maximum(floor, np.where(np.isfinite(error), error, 0.0))
+        return np.asarray(floor)
+
+    def measured(self, runner: SessionRunner) -> list[OutputArray]:
+        """What a runtime makes of the sample in the company that it was measured in."""
+        return runner.run(self.batch)
+
+    def part(self, output: OutputArray, axis: int) -> OutputArray:
+        """The sample's own of an output of that company with the samples on `axis`."""
+        if output.ndim <= axis or output.shape[axis] != self.count:
+            return output
+        return output.take([self.row], axis)
+
+
+def own(outputs: Sequence[OutputArray], row: int, count: int) -> list[OutputArray | None]:
+    """As `row_of`; of one sample alone, each output with axes is its own."""
+    if count == 1:
+        return [output if output.ndim else None for output in outputs]
+    return row_of(outputs, row, count)
+
+
+def row_of(outputs: Sequence[OutputArray], row: int, count: int) -> list[OutputArray | None]:
+    """The sample in place `row` of outputs of `count` samples; None of an output without rows."""
+    return [
+        output[row : row + 1] if output.ndim and len(output) == count else None
+        for output in outputs
+    ]

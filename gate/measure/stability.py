@@ -1,8 +1,4 @@
-"""Repeatability and batch invariance: the same samples again, alone, and in other batches.
-
-A runtime that keeps dropout, or BatchNorm in training mode, or a batch size in its graph gives a
-sample another answer each time, or in other company.
-"""
+"""Instrument: repeat samples, alone and in other batches."""
 
 from __future__ import annotations
 
@@ -13,20 +9,24 @@ from functools import cached_property
 
 import numpy as np
 
+from gate.data.reader import length
 from gate.errors import EvidenceError, GateError, describe_failure
-from gate.parity.float64.floor import DRAWS
-from gate.parity.rounding.run import rounded_run
-from gate.parity.stand import Stand, length
-from gate.parity.statistics.change import by_column, columns, worse_columns, worst_ratio
-from gate.parity.statistics.output import Array
-from gate.parity.statistics.tally import Floats
+from gate.measure.context import MeasurementContext
+from gate.measure.noise_floor import DRAWS
 from gate.records.instruments import EPSILON, StabilityParity
-from gate.runtimes.runtime import Batch
+from gate.statistics.accumulators import by_column, columns, worse_columns, worst_ratio
+from gate.statistics.error_groups import Floats
+from gate.storage.arrays import Batch, OutputArray
+
+# A runtime that keeps dropout, or BatchNorm in training mode, or a batch size in its graph gives a
+# sample another answer each time, or in other company.
+
 
 _SUSPICIOUS = 4.0
 """A ratio from which on the reference is computed under random rounding too."""
 
-Compute = Callable[[Batch, Sequence[Array]], list[Array]]
+
+Compute = Callable[[Batch, Sequence[OutputArray]], list[OutputArray]]
 """Computes a batch and checks number, dtype and shapes of the outputs against the reference's."""
 
 
@@ -36,14 +36,14 @@ class _Part:
 
     start: int
     batch: Batch
-    expected: list[Array]
+    expected: list[OutputArray]
 
     @property
     def size(self) -> int:
         return length(self.batch)
 
 
-class Stability:
+class StabilityInstrument:
     """The reference side, computed once; `of` judges one runtime after the other.
 
     All samples in one batch are the baseline; they are computed again in batches of one, of
@@ -56,7 +56,7 @@ class Stability:
     no other batch, so its batch invariance is NaN.
     """
 
-    def __init__(self, stand: Stand) -> None:
+    def __init__(self, stand: MeasurementContext) -> None:
         """Raises EvidenceError if the reference can't compute the samples."""
         self._stand = stand
         self._bases = _bases(stand)
@@ -69,7 +69,7 @@ class Stability:
         self._units = [self._unit(index) for index in range(len(self._bases[0].expected))]
 
     @staticmethod
-    def cost(stand: Stand) -> int:
+    def cost(stand: MeasurementContext) -> int:
         """How many samples `of` computes for one runtime, the baseline twice."""
         count, sizes = _count(stand), _sizes(stand)
         return 2 * count + sum(count // size * size for size in sizes)
@@ -160,12 +160,12 @@ class Stability:
         runs, batches = [], [base.batch for base in self._bases]
         try:
             for draw in range(DRAWS):
-                runs.append([rounded_run(self._stand, one, draw=draw) for one in batches])
+                runs.append([self._stand.rounded_run(one, draw=draw) for one in batches])
         except GateError:
             return [np.zeros(1)] * len(self._units)
         return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]
 
-    def _moved_by_rounding(self, runs: list[list[list[Array]]], index: int) -> Floats:
+    def _moved_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
         draws = []
         for run in runs:
             moved = np.zeros(1)
@@ -178,7 +178,7 @@ class Stability:
         return np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
 
 
-def _bases(stand: Stand) -> list[_Part]:
+def _bases(stand: MeasurementContext) -> list[_Part]:
     """All samples in one batch, or in one of the measurement's size where the reference takes no
     more; of a file with a fixed batch axis, in as many batches as they fill."""
     count, measured = _count(stand), stand.binding.batch_size
@@ -190,12 +190,12 @@ def _bases(stand: Stand) -> list[_Part]:
         return list(_parts(stand, measured, measured))
 
 
-def _parts(stand: Stand, size: int, count: int) -> Iterator[_Part]:
+def _parts(stand: MeasurementContext, size: int, count: int) -> Iterator[_Part]:
     for start, batch in zip(range(0, count, size), stand.samples.batches(size), strict=False):
         yield _Part(start, batch, stand.answers.reference(batch))
 
 
-def _company(stand: Stand, base: _Part) -> Iterator[_Part]:
+def _company(stand: MeasurementContext, base: _Part) -> Iterator[_Part]:
     """The samples of the baseline in smaller batches. A size that the reference itself can't
     compute is no size of this model, and is left out for every runtime."""
     for size in _sizes(stand):
@@ -208,7 +208,7 @@ def _company(stand: Stand, base: _Part) -> Iterator[_Part]:
             yield _Part(start, batch, expected)
 
 
-def _count(stand: Stand) -> int:
+def _count(stand: MeasurementContext) -> int:
     wanted, there = stand.policy.instruments.stability_samples, len(stand.samples)
     if stand.binding.fixed:
         size = stand.binding.batch_size
@@ -216,7 +216,7 @@ def _count(stand: Stand) -> int:
     return min(wanted, there)
 
 
-def _sizes(stand: Stand) -> list[int]:
+def _sizes(stand: MeasurementContext) -> list[int]:
     """The batch sizes beside the baseline's."""
     if stand.binding.fixed:
         return []
@@ -224,7 +224,7 @@ def _sizes(stand: Stand) -> list[int]:
     return sorted(size for size in sizes if size < _count(stand))
 
 
-def _outputs(compute: Compute, part: _Part) -> list[Array]:
+def _outputs(compute: Compute, part: _Part) -> list[OutputArray]:
     try:
         return compute(part.batch, part.expected)
     except Exception as error:
@@ -235,7 +235,7 @@ def _outputs(compute: Compute, part: _Part) -> list[Array]:
         ) from error
 
 
-def _rounding(reference: Array, truth: Array | None) -> Floats:
+def _rounding(reference: OutputArray, truth: OutputArray | None) -> Floats:
     """The larger of max|r32 - r64| and 2^-24 max|r32| by column, over finite elements."""
     r32 = reference.astype(np.float64)
     finite = np.isfinite(r32)

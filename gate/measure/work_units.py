@@ -1,18 +1,61 @@
-"""What one unit gave, so that it goes from whoever measured it to whoever folds."""
+"""Fixed ranges of whole batches, and the result of measuring one."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import Field
 
-from gate.parity.units.unit import Unit
-from gate.records.crew import CrewRecord
-from gate.records.environment import Environment
+from gate.records.evidence import CrewRecord, Environment
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
-from gate.storage.record import Count, Measured, Record, Sha256, later
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
+
+# What a batch holds changes numbers in their last digits, and so does the order of sums. Both are
+# fixed here, by the number of samples, the batch size and the lead alone: whoever measures a unit,
+# in whatever order, gets the same numbers.
+
+
+MOST = 256
+"""Units beside the lead, unless somebody asks for another number."""
+
+_LEAST = 4
+"""Batches of a unit, so that what one costs by itself is little."""
+
+
+@dataclass(frozen=True)
+class WorkUnit:
+    """Samples `start` to `stop`, whole batches but for the last one of all."""
+
+    index: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+def split_into_units(
+    samples: int, *, batch_size: int, lead: int, most: int = MOST
+) -> tuple[WorkUnit, ...]:
+    """The units of a data set, in order; together they are all samples.
+
+    The first is the lead: the batches of the first `lead` samples, by whose noise floor the others
+    are judged. `most`: units beside it.
+    """
+    first = min(math.ceil(lead / batch_size) * batch_size, samples)
+    batches = math.ceil((samples - first) / batch_size)
+    step = max(_LEAST, math.ceil(batches / most)) * batch_size
+    edges = sorted({0, *range(first, samples, step), samples})
+    return tuple(
+        WorkUnit(index, start, stop)
+        for index, (start, stop) in enumerate(itertools.pairwise(edges))
+    )
 
 
 class RunProof(Record):
@@ -38,12 +81,12 @@ class RunProof(Record):
         return self.model_copy(update={"versions": {}, "device": None, "nodes_per_provider": nodes})
 
 
-class TrackPart(Record):
+class RuntimeUnitResult(Record):
     """One runtime in one unit: absent, failed, or compared."""
 
     absent_reason: str | None = None
     failure: str | None = None
-    unusable: bool = later(False)
+    unusable: bool = added_field(False)
     """As `RuntimeEvidence.unusable`."""
     proof: RunProof | None = None
     seconds: tuple[Measured, ...] = ()
@@ -52,7 +95,7 @@ class TrackPart(Record):
     """As `OutputComparison.state` gives it."""
 
 
-class UnitAnswers(Record):
+class ReferenceDigests(Record):
     """What the reference answered to one unit: it tells whether model and samples are the same."""
 
     index: Count
@@ -66,31 +109,33 @@ class UnitAnswers(Record):
     """Of all outputs of the reference, batch by batch, to the last bit."""
 
 
-class UnitPart(UnitAnswers):
+class UnitResult(ReferenceDigests):
     """All runtimes in one unit."""
 
     answers_sha256: Sha256
     """Of what the reference answered: who goes on from a part proves that it still does."""
     environment: Environment
     reference_seconds: tuple[Measured, ...] = ()
-    runtimes: dict[RuntimeName, TrackPart]
+    runtimes: dict[RuntimeName, RuntimeUnitResult]
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> WorkUnit:
         """Which one it is."""
-        return Unit(self.index, self.start, self.stop)
+        return WorkUnit(self.index, self.start, self.stop)
 
     @property
-    def answers(self) -> UnitAnswers:
+    def answers(self) -> ReferenceDigests:
         """What the reference answered."""
-        return UnitAnswers(**{name: getattr(self, name) for name in UnitAnswers.model_fields})
+        return ReferenceDigests(
+            **{name: getattr(self, name) for name in ReferenceDigests.model_fields}
+        )
 
 
-class LeadState(Record):
+class FirstUnitState(Record):
     """What the first unit gives to all others."""
 
     floors: dict[RuntimeName, Any]
-    """By runtime, packed: `gate.parity.float64.runtime_floor.RuntimeFloor`."""
+    """By runtime, packed: `gate.measure.noise_floor.NoiseFloor`."""
     samples_sha256: Sha256 | None = None
     """Of the samples that it was measured on, in their order."""
     labels_sha256: Sha256 | None = None
@@ -104,10 +149,10 @@ class Crew(Protocol):
     def record(self) -> CrewRecord:
         """Who they are."""
 
-    def begin(self, lead: LeadState, units: Sequence[Unit]) -> LeadState:
+    def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
         """Have these units measured. Returns at once, with the lead by which they are judged."""
 
-    def parts(self) -> Iterator[UnitPart]:
+    def parts(self) -> Iterator[UnitResult]:
         """What they gave, in any order, perhaps twice, until all are there.
 
         Raises the GateError of the first unit, by index, that can't be measured.

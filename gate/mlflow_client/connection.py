@@ -1,12 +1,21 @@
-"""Errors of MLflow, its HTTP client and its database, told once in the gate's own tree."""
+"""Preflight checks, error translation, quiet client."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import os
 import re
+import sqlite3
+import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from gate import installation
 from gate.errors import (
     GateError,
     RegistryDenied,
@@ -15,9 +24,8 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.package import extras
-from gate.storage.redaction import redacted, without_passwords
-from gate.storage.sqlite_errors import WAIT, trouble
+from gate.ledger.database import WAIT, trouble
+from gate.storage.safe_text import redacted, without_passwords
 
 _STORAGE = {
     errno.ENOSPC: "the disk is full",
@@ -27,9 +35,13 @@ _STORAGE = {
     errno.EPERM: "permission is missing",
     errno.EFBIG: "the file is too big for the file system",
 }
+
 _STORAGE_WORDS = ("disk is full", "no space left", "readonly database", "read-only file system")
+
 _DENIED_CODES = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
+
 _UNAVAILABLE_CODES = ("TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED")
+
 _UNREACHED_WORDS = (
     "max retries exceeded", "connection refused", "timed out", "connection aborted",
     # of the drivers of databases
@@ -39,6 +51,7 @@ _UNREACHED_WORDS = (
     "can't connect to", "terminating connection", "connection is lost",
 )  # fmt: skip
 
+
 START = (
     "Start it, or unset MLFLOW_TRACKING_URI to use the local database; "
     "`make ui` serves the local one."
@@ -46,7 +59,7 @@ START = (
 
 
 @contextmanager
-def translated(uri: str, doing: str) -> Iterator[None]:
+def translate_errors(uri: str, doing: str) -> Iterator[None]:
     """Raise RegistryUnavailable, RegistryDenied, ResourceGone, StorageError or RegistryError.
 
     Broad on purpose: MLflow lets errors of requests, SQLAlchemy, sqlite3 and the artifact
@@ -57,7 +70,7 @@ def translated(uri: str, doing: str) -> Iterator[None]:
     except GateError:
         raise
     except Exception as error:
-        missing = extras.missing(error)
+        missing = installation.missing(error)
         if missing is not None:
             raise missing from error
         if trouble(error) == "locked":
@@ -130,3 +143,226 @@ def _status(error: Exception, text: str) -> int | None:
 def _unreached(error: Exception, lowered: str) -> bool:
     refused = any(isinstance(cause, ConnectionError | TimeoutError) for cause in _chain(error))
     return refused or any(words in lowered for words in _UNREACHED_WORDS)
+
+
+# MLflow itself says nothing for 100 seconds before it gives up on a database server: ten tries,
+# with longer and longer rests between them.
+
+
+_SERVERS = ("postgresql", "mysql", "mssql")
+
+_TIMEOUT_S = 4
+"""For one address of a server; a name may have several."""
+
+_SILENCE_S = 3.0
+"""After which it is said what is waited for."""
+
+_TAKE_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
+"""Drivers that know `connect_timeout` in seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+def usable(uri: str) -> None:
+    """Raise RegistryUnavailable, StorageError or RegistryError where a database can't be used.
+
+    URIs of anything else are left alone.
+    """
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme == "sqlite":
+        _file(uri)
+    elif scheme in _SERVERS:
+        _database_server(uri)
+
+
+def _database_server(uri: str) -> None:
+    from sqlalchemy import NullPool, create_engine
+    from sqlalchemy.engine import make_url
+
+    shown = redacted(uri)
+    try:
+        with (
+            translate_errors(uri, "reach the registry's database"),
+            _announced(f"the database at {shown}"),
+        ):
+            url = make_url(uri)
+            driver = url.get_dialect().driver
+            limited = driver in _TAKE_TIMEOUT and "connect_timeout" not in url.query
+            options: dict[str, Any] = {"connect_timeout": _TIMEOUT_S} if limited else {}
+            create_engine(url, poolclass=NullPool, connect_args=options).connect().close()
+    except RegistryError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise RegistryError(
+                f"{shown} needs the driver {error.__cause__.name}: install it, or name another "
+                "one in the URI, as in postgresql+psycopg://…"
+            ) from error
+        raise
+
+
+@contextmanager
+def _announced(what: str) -> Iterator[None]:
+    """Say what is waited for, where it takes long."""
+    patience = threading.Timer(_SILENCE_S, _log.warning, ("waiting for %s", what))
+    patience.daemon = True
+    patience.start()
+    try:
+        yield
+    finally:
+        patience.cancel()
+
+
+def _file(uri: str) -> None:
+    name = unquote(urlsplit(uri).path).removeprefix("/")
+    if not name or name == ":memory:":
+        raise RegistryError(f"{uri} is forgotten when the process ends. Name a file instead.")
+    path = Path(name)
+    folder = path.parent
+    if not folder.is_dir():
+        raise RegistryUnavailable(f"{uri}: the folder {folder} does not exist. Make it first.")
+    if path.is_dir():
+        raise RegistryUnavailable(f"{uri}: {path} is a folder, not a database. Name a file.")
+    if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise StorageError(f"{uri}: {path} or its folder can't be written. Fix permissions.")
+    if path.exists():
+        _read(path, uri)
+
+
+def _read(path: Path, uri: str) -> None:
+    """Open it as MLflow does: what a killed writer left beside it is taken back in, or undone."""
+    present = f"{path.resolve().as_uri()}?mode=rw"
+    try:
+        with (
+            _announced(f"the lock of {path}"),
+            closing(sqlite3.connect(present, uri=True, timeout=2 * _TIMEOUT_S)) as opened,
+        ):
+            opened.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        remedy = "Look at the disk and at permissions; leave the file where it is."
+        if trouble(error) == "locked":
+            raise RegistryUnavailable(f"{uri}: {error}. {WAIT}") from error
+        if trouble(error) == "malformed":
+            remedy = "Restore it from a copy; without one, move it aside to start anew."
+        raise RegistryUnavailable(
+            f"{uri}: {path} can't be read as a database: {error}. {remedy}"
+        ) from error
+
+
+_DEFAULTS = {
+    # MLflow's own are 7 retries with 120 s each: minutes of silence before a dead server is told.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Of libpq, which would wait as long as the network does, for each address of the server.
+    "PGCONNECT_TIMEOUT": "5",
+    # A gate in CI has no business talking to anybody but the registry.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+_URI = "MLFLOW_TRACKING_URI"
+
+_LEVELS = {
+    "mlflow.models.model": logging.ERROR,
+    "mlflow.store.model_registry.abstract_store": logging.WARNING,
+    "alembic": logging.WARNING,
+    # Logs a traceback before it raises the same error, which we tell in our words.
+    "mlflow.store.db.utils": logging.CRITICAL,
+}
+
+
+# Warnings of MLflow about its own code, on importing it: nothing that our user could mend.
+_NOISE = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
+
+
+def quiet_process() -> None:
+    """Set what the user has not set; before MLflow is first imported if possible."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    for name, level in _LEVELS.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def lent(tracking_uri: str) -> Iterator[None]:
+    """Lend MLflow our tracking URI, and put all back as it was.
+
+    Parts of MLflow know only the process-wide one: `log_model`, `create_model_version` and
+    downloads, even through a client that was given another. The public `mlflow.set_tracking_uri`
+    can't put back "never set", so MLflow's own context manager is used; it forgets the
+    environment variable, which is put back here. Not for several threads with several URIs.
+    """
+    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+
+    before = os.environ.get(_URI)
+    try:
+        with warnings.catch_warnings(), _use_tracking_uri(tracking_uri):
+            for message in _NOISE:
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        if before is None:
+            os.environ.pop(_URI, None)
+        else:
+            os.environ[_URI] = before
+
+
+def check_server(tracking_uri: str) -> None:
+    """Raise within seconds if the registry can't be used.
+
+    Of a server: GET /health, then one read as this user. Of a database server: a connection. Of a
+    database file: it is one, nobody keeps it locked, and its folder can be written. Raises
+    RegistryUnavailable, RegistryDenied, StorageError, RegistryError for a URI that can't hold a
+    registry, or PackageMissing.
+    """
+    installation.require_module("mlflow")
+    quiet_process()
+    scheme = urlsplit(tracking_uri).scheme
+    if scheme in ("http", "https"):
+        _preflight_server(tracking_uri)
+    elif scheme in ("", "file"):
+        raise RegistryError(
+            f"{tracking_uri} is a folder; MLflow keeps its registry in a database or behind a "
+            "server. Set MLFLOW_TRACKING_URI to sqlite:///mlflow.db or http://…"
+        )
+    else:
+        installation.require_module(installation.WHOLE_MLFLOW)
+        usable(tracking_uri)
+
+
+def _preflight_server(uri: str) -> None:
+    from mlflow import MlflowClient
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    shown = redacted(uri)
+    doing = "reach the registry"
+    with translate_errors(uri, doing):
+        credentials = get_default_host_creds(uri.rstrip("/"))  # type: ignore[no-untyped-call]
+        answer = http_request(  # type: ignore[no-untyped-call]
+            credentials,
+            "/health",
+            "GET",
+            timeout=_TIMEOUT_S,
+            max_retries=0,
+            raise_on_status=False,
+        )
+    if answer.status_code in (401, 403):
+        raise RegistryDenied(denied(shown, doing))
+    if answer.status_code != 200:
+        raise RegistryUnavailable(
+            f"GET {shown}/health answers {answer.status_code}, an MLflow server answers 200. "
+            f"Check the address. {START}"
+        )
+    with translate_errors(uri, "read the registry"), lent(uri):
+        MlflowClient(tracking_uri=uri, registry_uri=uri).search_registered_models(max_results=1)
+
+
+# One module, because pages, runs and views call it alike.
+
+
+@contextmanager
+def calling(uri: str, doing: str) -> Iterator[None]:
+    """Raises RegistryUnavailable, RegistryDenied, StorageError or RegistryError."""
+    with translate_errors(uri, doing), lent(uri):
+        yield

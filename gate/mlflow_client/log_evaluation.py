@@ -1,17 +1,19 @@
-"""The whole record of a judgement on a run's page, the same from the pipeline, from `gate check`
-and from `gate promote`."""
+"""Log a complete evaluation to a run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gate.decision.checks import CheckResult
-from gate.decision.decision import Decision
+from gate.decision.check_result import CheckResult
+from gate.decision.decide import Decision
+from gate.mlflow_client.runs import DECIDED_TAG, RunLogger, headline_tags, judged_name, status_of
 from gate.policy.policy import Policy
-from gate.records.evidence import Evidence, ExportRecord, Source, Subject
-from gate.records.names import (
+from gate.records.evidence import Cost, Evidence, ExportRecord, RuntimeEvidence, Source, Subject
+from gate.records.layout import (
     CHANGE,
     DECISION,
     DECISION_STATEMENT,
@@ -25,32 +27,206 @@ from gate.records.names import (
     PLOTS,
     SAMPLES,
 )
-from gate.registry.release import Promotion
+from gate.records.outputs import ClassParity, OutputParity
+from gate.registry.release import PromotionResult
 from gate.report import markdown
 from gate.storage.record import Record
-from gate.storage.redaction import redacted
-from gate.story import wording
-from gate.story.judgement import Judgement
-from gate.tracking import numbers
-from gate.tracking.names import headline_tags, judged_name, status_of
-from gate.tracking.page import RunPage
+from gate.storage.safe_text import redacted
+from gate.summary import render
+from gate.summary.summarize import SummaryInputs, costs_of
+
+LARGEST, SMALLEST = "largest", "smallest"
+
+COMPARED = {
+    "noise_ratio": LARGEST,
+    "noise_peak": LARGEST,
+    "max_abs_diff": LARGEST,
+    "top1_agreement": SMALLEST,
+    "confidence_diff_max": LARGEST,
+    "crossed_share": LARGEST,
+    "accuracy_candidate": SMALLEST,
+    "accuracy_drop": LARGEST,
+    "probe_noise_ratio": LARGEST,
+}
+"""What becomes a metric of MLflow for each runtime, and which of several outputs' is the worst.
+`docs/metrics.md` says why these."""
+
+
+_MB = 1e6
+
+_ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
+
+_CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")
+
+_BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
+
+
+def of_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
+    """Each measured output with the place of its numbers: `runtime`, or `runtime/output`."""
+    for runtime in evidence.runtimes:
+        several = len(runtime.outputs) > 1
+        for output in runtime.outputs:
+            yield f"{runtime.runtime}/{output.name}" if several else runtime.runtime, output
+
+
+def metrics_from_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
+    """`runtime/metric` and its value, NaN and infinity included; latencies in milliseconds."""
+    for place, output in of_outputs(evidence):
+        for name, value in _of_output(output):
+            yield f"{place}/{name}", value
+    for runtime in evidence.runtimes:
+        for name, value in _of_probes(runtime):
+            yield f"{runtime.runtime}/{name}", value
+    latencies = [("reference", evidence.reference_latency)]
+    latencies += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
+    for name, latency in latencies:
+        if latency is not None:
+            yield f"{name}/latency_median_ms", latency.median_ms
+            yield f"{name}/latency_p95_ms", latency.p95_ms
+    costs = [("reference", evidence.reference_cost)]
+    costs += [(runtime.runtime, runtime.cost) for runtime in evidence.runtimes]
+    for name, cost in costs:
+        for number, value in _of_cost(cost):
+            yield f"{name}/{number}", value
+    yield from _by_costs(evidence)
+
+
+def compared(evidence: Evidence) -> dict[str, float]:
+    """`runtime/metric` for the metrics of `COMPARED`, the worst over its outputs (NaN is worse than
+    any number), and the latencies: the same names for every model, so that runs can be compared."""
+    numbers = {"export/size_bytes": float(evidence.subject.size_bytes)}
+    numbers["dataset/samples"] = float(evidence.dataset.samples)
+    if evidence.reference_latency is not None:
+        numbers["reference/latency_median_ms"] = evidence.reference_latency.median_ms
+    for runtime in evidence.runtimes:
+        for name, value in _compared_of(runtime):
+            numbers[f"{runtime.runtime}/{name}"] = value
+    return numbers | dict(_by_costs(evidence))
+
+
+def _compared_of(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for output in runtime.outputs:
+        for name, value in _of_output(output):
+            found[name].append(value)
+        for crossing in output.classification.crossings if output.classification else ():
+            found["crossed_share"].append(crossing.crossed / max(crossing.samples, 1))
+    ratios = [probe.noise_ratio for probe in runtime.probes if probe.noise_ratio is not None]
+    found["probe_noise_ratio"] = ratios
+    for name, sense in COMPARED.items():
+        if found[name]:
+            yield name, _worst(found[name], sense)
+    if runtime.latency is not None:
+        yield "latency_median_ms", runtime.latency.median_ms
+
+
+def table(evidence: Evidence) -> list[dict[str, object]]:
+    """All numbers as rows: where, which, its value; to six digits, because the page cuts a long one
+    off before its exponent. In full they are in the evidence."""
+    rows: list[dict[str, object]] = []
+    for name, value in metrics_from_evidence(evidence):
+        where, _, number = name.partition("/")
+        rows.append({"runtime": where, "number": number, "value": float(f"{value:.6g}")})
+    return rows
+
+
+def classes_table(evidence: Evidence) -> list[dict[str, object]]:
+    """How far the confidence moves, by runtime and class of the reference."""
+    return [
+        {"runtime": place, **entry.model_dump()}
+        for place, output in of_outputs(evidence)
+        for entry in (output.classification.confidence.per_class if output.classification else ())
+    ]
+
+
+def _worst(values: list[float], sense: str) -> float:
+    for value in values:
+        if math.isnan(value):
+            return value
+    return max(values) if sense == LARGEST else min(values)
+
+
+def _of_output(output: OutputParity) -> Iterator[tuple[str, float]]:
+    for name in _ELEMENTWISE:
+        yield name, getattr(output, name)
+    yield "nonfinite_mismatched", float(output.nonfinite_mismatched)
+    if output.noise is not None:
+        yield "noise_ratio", output.noise.ratio
+        yield "noise_peak", output.noise.peak
+    if output.stability is not None:
+        for name in ("repeatability", "batch_invariance"):
+            yield name, getattr(output.stability, name)
+    if output.classification is not None:
+        yield from _of_classes(output.classification)
+
+
+def _of_cost(cost: Cost | None) -> Iterator[tuple[str, float]]:
+    """Milliseconds and megabytes."""
+    if cost is None:
+        return
+    for name, time in (("open_ms", cost.open_ms), ("first_ms", cost.first_ms)):
+        if time is not None:
+            yield name, time
+    if cost.single is not None:
+        yield "latency_single_median_ms", cost.single.median_ms
+        yield "latency_single_p95_ms", cost.single.p95_ms
+    for name, size in (("peak_mb", cost.peak_bytes), ("cuda_mb", cost.cuda_bytes)):
+        if size is not None:
+            yield name, size / _MB
+
+
+def _by_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
+    """What of the costs somebody compares between runs: the time beside PyTorch's, the memory."""
+    for row in costs_of(evidence):
+        if row.latency_ratio is not None:
+            yield f"{row.runtime}/latency_ratio", row.latency_ratio
+        if row.memory_bytes is not None:
+            yield f"{row.runtime}/memory_mb", row.memory_bytes / _MB
+
+
+def _of_probes(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
+    """What the probes gave, by name; a probe that failed has no number."""
+    for probe in runtime.probes:
+        if probe.noise_ratio is not None:
+            yield f"probes/{probe.name}/noise_ratio", probe.noise_ratio
+        elif probe.relative_diff is not None:
+            yield f"probes/{probe.name}/relative_diff", probe.relative_diff
+
+
+def _of_classes(logits: ClassParity) -> Iterator[tuple[str, float]]:
+    for name in _CLASSES:
+        yield name, getattr(logits, name)
+    yield "top1_disagreements", float(logits.top1_disagreements)
+    for name in ("mean", "min", "max"):
+        yield f"confidence_diff_{name}", getattr(logits.confidence, name)
+    for name, share in zip(_BANDS, logits.confidence.bands, strict=True):
+        yield f"confidence_{name}_percent", share
+    for crossing in logits.crossings:
+        point = f"{crossing.threshold:g}"
+        place = point if crossing.label is None else f"{point}_class_{crossing.label}"
+        yield f"crossed_at_{place}", float(crossing.crossed)
+    if logits.accuracy is not None:
+        for name in ("reference", "candidate", "drop"):
+            yield f"accuracy_{name}", getattr(logits.accuracy, name)
+
 
 _FILES = (
     EVIDENCE, EVIDENCE_STATEMENT, DECISION, DECISION_STATEMENT, CHANGE, EXPLANATION, LOCALISATION,
     MARKDOWN, PAGE, SAMPLES,
 )  # fmt: skip
+
 _FOLDERS = (PLOTS, PICTURES)
+
 _HARDWARE = ("cpu", "cores", "os", "kernel", "cuda", "cudnn", "gpu", "driver")
+
 _LONG = 5000
 """Characters of a tag or param: databases other than SQLite refuse more."""
-DECIDED_TAG = "gate.decision_sha256"
-"""Written last of the record: a page that has it is whole."""
 
 
-def write_judgement(
-    page: RunPage, judgement: Judgement, *, folder: Path, inputs: Path | str | None = None
+def log_evaluation(
+    page: RunLogger, judgement: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
 ) -> None:
-    """Write all of it on a new page. `folder`: what `gate.report.folder.write` wrote; `inputs`:
+    """Write all of it on a new page. `folder`: what `gate.report.folder.write_report` wrote; `inputs`:
     where the samples lie, if that is known."""
     evidence = judgement.evidence
     write_export(page, evidence.subject, source=evidence.source, export=evidence.export)
@@ -60,7 +236,7 @@ def write_judgement(
 
 
 def write_export(
-    page: RunPage, subject: Subject, *, source: Source, export: ExportRecord | None
+    page: RunLogger, subject: Subject, *, source: Source, export: ExportRecord | None
 ) -> None:
     """The file and its model, and every setting of its export where that is known."""
     if export is not None:
@@ -78,7 +254,7 @@ def write_export(
 
 
 def write_evidence(
-    page: RunPage, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
+    page: RunLogger, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
 ) -> None:
     """The numbers of the evidence, the switches, the machine, and the data set."""
     page.params(switches(policy))
@@ -92,9 +268,9 @@ def write_evidence(
     )
     page.tags({f"runtime.{runtime.runtime}": runtime_state(evidence, runtime.runtime)
                for runtime in evidence.runtimes})  # fmt: skip
-    page.metrics(numbers.compared(evidence))
-    page.table(numbers.table(evidence), "numbers.json")
-    by_class = numbers.classes_table(evidence)
+    page.metrics(compared(evidence))
+    page.table(table(evidence), "numbers.json")
+    by_class = classes_table(evidence)
     if by_class:
         page.table(by_class, "confidence_by_class.json")
     page.dataset(
@@ -105,7 +281,7 @@ def write_evidence(
     )
 
 
-def write_report(page: RunPage, folder: Path, *, without: Collection[str] = ()) -> None:
+def write_report(page: RunLogger, folder: Path, *, without: Collection[str] = ()) -> None:
     """The records, their statements, the page, and the figures that are in the folder of a report.
     `without`: what is on the run already."""
     for name in _FILES:
@@ -116,7 +292,7 @@ def write_report(page: RunPage, folder: Path, *, without: Collection[str] = ()) 
             page.folder(folder / name, name)
 
 
-def write_decision(page: RunPage, judgement: Judgement) -> None:
+def write_decision(page: RunLogger, judgement: SummaryInputs) -> None:
     """The verdict as name, status and tags, the table of checks, the policy, and the note."""
     decision, headline = judgement.decision, judgement.story.headline
     page.tags(headline_tags(headline))
@@ -139,13 +315,13 @@ def write_decision(page: RunPage, judgement: Judgement) -> None:
     )
     page.table([_row(check) for check in decision.checks], "checks.json")
     page.text(judgement.policy.to_json(indent=2) + "\n", "policy.json")
-    page.note(markdown.describe(judgement.story, {}))
+    page.note(markdown.summary_markdown(judgement.story, {}))
     page.named(judged_name(decision.verdict, decision.subject_sha256, headline))
     page.ends = status_of(decision.verdict)
     page.tags({DECIDED_TAG: decision.digest().hex})
 
 
-def write_twin(page: RunPage, twin: Judgement, *, exact: Decision) -> None:
+def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None:
     """The verdict on the quantized twin and the table of its checks. Where it alone is rejected,
     so is the release, and the list of runs says that of the twin."""
     decision = twin.decision
@@ -156,10 +332,10 @@ def write_twin(page: RunPage, twin: Judgement, *, exact: Decision) -> None:
             "gate.twin_failed_checks": _titles(decision.problems),
         }
     )
-    metrics = numbers.compared(twin.evidence)
+    metrics = compared(twin.evidence)
     page.metrics({f"twin/{name.removeprefix('export/')}": v for name, v in metrics.items()})
     page.table([_row(check) for check in decision.checks], "twin_checks.json")
-    page.table(numbers.table(twin.evidence), "twin_numbers.json")
+    page.table(table(twin.evidence), "twin_numbers.json")
     if exact.passed and not decision.passed:
         its = twin.story.headline
         headline = its.model_copy(
@@ -171,7 +347,7 @@ def write_twin(page: RunPage, twin: Judgement, *, exact: Decision) -> None:
 
 
 def write_promotion(
-    page: RunPage, promotion: Promotion, *, model_name: str, note: str | None
+    page: RunLogger, promotion: PromotionResult, *, model_name: str, note: str | None
 ) -> None:
     """What became of the decision in the registry, and in the note the way to the version; None:
     the note is somebody else's."""
@@ -186,7 +362,7 @@ def write_promotion(
         page.note(note)
 
 
-def links(page: RunPage, *, version: tuple[str, str] | None = None) -> dict[str, str]:
+def links(page: RunLogger, *, version: tuple[str, str] | None = None) -> dict[str, str]:
     """Links that work on any host and port, because they stay within the page's server: to the run,
     its report, and the registered model's `version` (name and number)."""
     addresses = {
@@ -236,8 +412,8 @@ def _row(check: CheckResult) -> dict[str, Any]:
         "runtime": check.runtime,
         "output": check.output,
         "name": check.label,
-        "observed": wording.observed(check),
-        "allowed": wording.allowed(check),
+        "observed": render.observed(check),
+        "allowed": render.allowed(check),
         "samples": check.samples,
         "explanation": check.explanation,
         "remedy": check.remedy,

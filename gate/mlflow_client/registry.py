@@ -1,40 +1,107 @@
-"""The MLflow model registry behind `gate.registry.port.Registry`; nothing else talks to it.
-
-Every id is passed explicitly: an active run, `MLFLOW_RUN_ID` or another tracking URI of the same
-process neither matter here nor are changed.
-"""
+"""Implement the registry interface; upload files with unchanged bytes."""
 
 from __future__ import annotations
 
 import logging
+import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gate.errors import ArtifactMissing, DigestMismatch, StorageError
-from gate.onnxfile.release_file import is_release
-from gate.registry.mlflow.database import usable
-from gate.registry.mlflow.errors import is_gone, translated
-from gate.registry.mlflow.listing import check_extent, fetch
-from gate.registry.mlflow.preflight import preflight
-from gate.registry.mlflow.process import lent, quiet_process
-from gate.registry.mlflow.upload import PARTS_FLAVOR, upload
-from gate.registry.port import Alias, Draft, Tag, Version
+from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, StorageError, TooLarge
+from gate.mlflow_client.connection import is_gone, lent, quiet_process, translate_errors, usable
+from gate.onnx_file.release_file import is_release_file
+from gate.records.layout import MAX_EXTENT, VersionSize
+from gate.registry.interface import Alias, Draft, Tag, Version
+from gate.sandbox.limits import limit_folder_size
 from gate.storage.digest import Digest
-from gate.storage.foreign import plain_yaml, read_foreign
-from gate.storage.quota import MAX_EXTENT, Extent, TooLarge
+from gate.storage.files import temporary_folder
 from gate.storage.record import encodable
-from gate.storage.redaction import redacted
+from gate.storage.safe_text import redacted
+from gate.storage.untrusted_files import parse_plain_yaml, read_untrusted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-__all__ = ["MlflowRegistry", "preflight"]
+
+def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) -> str:
+    """Id of the experiment `name`, created where it is missing.
+
+    `artifacts`: the absolute folder for a new experiment's artifacts, without which MLflow would
+    put those of a local database into whatever folder is current; None leaves the place to the
+    server. Raises RegistryError for a deleted experiment.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        place = (artifacts / name).as_uri() if artifacts else None
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # another process was quicker
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise RegistryError(
+            f"the experiment '{name}' is deleted. Restore it (mlflow experiments restore "
+            f"--experiment-id {found.experiment_id}) or name another one."
+        )
+    return str(found.experiment_id)
+
+
+# Listed first, because a download that has begun can't be ended: MLflow has threads of its own.
+
+
+_DEPTH = 64
+
+
+def check_extent(source: str, allowed: VersionSize) -> None:
+    """List all that a download of `source` would bring. Raises TooLarge as soon as it is too much,
+    however deep or endless it is, and whatever MLflow's listing raises."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    repository = get_artifact_repository(source)
+    size, files = 0, 0
+    folders: list[str | None] = [None]
+    while folders:
+        found = repository.list_artifacts(folders.pop())
+        folders += [entry.path for entry in found if entry.is_dir]
+        if any(path and path.count("/") > _DEPTH for path in folders):
+            raise TooLarge(f"its folders are more than {_DEPTH} deep")
+        size += sum(entry.file_size or 0 for entry in found)
+        files += len(found)
+        allowed.check(size, files)
+
+
+def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
+    """Download those of these files that are there. Raises TooLarge where one is larger than it may
+    be, and whatever MLflow raises."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    repository: Any = get_artifact_repository(source)
+    for place in sorted({path.rpartition("/")[0] for path in most_bytes}):
+        for entry in repository.list_artifacts(place or None):
+            most = most_bytes.get(entry.path)
+            if most is None or entry.is_dir:
+                continue
+            if (entry.file_size or 0) > most:
+                raise TooLarge(f"{entry.path} has {entry.file_size} bytes, at most {most} are read")
+            with limit_folder_size(folder, sum(most_bytes.values())):
+                repository.download_artifacts(entry.path, str(folder))
+
+
+# Every id is passed explicitly: an active run, `MLFLOW_RUN_ID` or another tracking URI of the same
+# process neither matter here nor are changed.
+
 
 _steps = logging.getLogger("gate.steps")
+
 _MLMODEL_LIMIT = 1 << 18
 """Bytes of an MLmodel at most: some 2000 inputs and outputs."""
 
@@ -105,7 +172,7 @@ class MlflowRegistry:
             return _version(client.get_model_version(name, number))
 
     def download(
-        self, name: str, number: str, folder: Path, *, extent: Extent = MAX_EXTENT
+        self, name: str, number: str, folder: Path, *, extent: VersionSize = MAX_EXTENT
     ) -> Path:
         """Download a version's artifact, unless it is far more than `extent`; gives the path of its
         ONNX file."""
@@ -182,7 +249,7 @@ class MlflowRegistry:
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
         _steps.debug(doing)
-        with translated(self._uri, doing), lent(self._uri):
+        with translate_errors(self._uri, doing), lent(self._uri):
             if self._opened is None:
                 from mlflow import MlflowClient
 
@@ -226,11 +293,13 @@ def _onnx_file(folder: Path) -> Path | None:
     MLmodel may have been edited too: `mlflow.pyfunc` takes file and loader from its own entry.
     """
     try:
-        data = read_foreign(folder / "MLmodel", limit=_MLMODEL_LIMIT)
-        flavors = plain_yaml(data, what="MLmodel")["flavors"]
+        data = read_untrusted(folder / "MLmodel", limit=_MLMODEL_LIMIT)
+        flavors = parse_plain_yaml(data, what="MLmodel")["flavors"]
         if PARTS_FLAVOR in flavors:
             served = flavors[PARTS_FLAVOR]["data"]
-            if flavors != {PARTS_FLAVOR: {"data": served}} or not is_release(Path(str(served))):
+            if flavors != {PARTS_FLAVOR: {"data": served}} or not is_release_file(
+                Path(str(served))
+            ):
                 return None
         else:
             served, loader = flavors["onnx"]["data"], flavors["python_function"]
@@ -244,3 +313,146 @@ def _onnx_file(folder: Path) -> Path | None:
         raise
     except Exception:  # whatever a stranger wrote there
         return None
+
+
+PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+_PROTO_LIMIT = 2**31
+"""Bytes; protobuf can't serialise more."""
+
+PARTS_FLAVOR = "onnx_parts"
+"""In the MLmodel of a release of several files; MLflow itself loads no such thing."""
+
+_RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
+
+
+def upload(client: MlflowClient, draft: Draft) -> str:
+    """Upload the draft's file and link it with the draft's run; gives the id of the logged model.
+
+    The usual file goes through `mlflow.onnx.log_model`, which serialises the parsed proto again.
+    Where that would give other bytes (external data, an unusual serialisation, over 2 GB), the
+    same MLflow model is put together around the file as it is; around a release of several files,
+    one that holds all of them.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", draft.path.stem)
+    logged = client.create_logged_model(
+        client.get_run(draft.run_id).info.experiment_id,
+        name=name,
+        source_run_id=draft.run_id,
+        tags={Tag.SHA256: draft.subject.sha256.hex},
+    )
+    for place, folder in draft.beside.items():  # first, because READY comes with the file
+        client.log_model_artifacts(logged.model_id, str(folder), place)
+    _steps.debug("upload %s, %.1f MB", draft.path.name, draft.subject.size_bytes / 1e6)
+    proto = _proto_of_same_bytes(draft)
+    if proto is None:
+        _log_files(client, draft, model_id=logged.model_id)
+    else:
+        _log_model(proto, draft, name=name, model_id=logged.model_id)
+    client.log_outputs(draft.run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    return str(logged.model_id)
+
+
+def _proto_of_same_bytes(draft: Draft) -> Any:
+    """The parsed file, if serialising it gives the file's bytes again, else None."""
+    import onnx
+
+    if draft.subject.external_data or draft.subject.size_bytes >= _PROTO_LIMIT:
+        return None
+    proto = onnx.load(str(draft.path), load_external_data=False)
+    again = Digest.of_bytes(proto.SerializeToString())
+    return proto if again == draft.subject.sha256 else None
+
+
+def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
+    """Call `mlflow.onnx.log_model` in a thread of its own, where no run is active.
+
+    In the caller's thread it would add outputs and metrics to whatever run is active there.
+    """
+    import mlflow.onnx
+
+    failures: list[BaseException] = []
+
+    def log() -> None:
+        try:
+            mlflow.onnx.log_model(
+                proto,
+                name=name,
+                model_id=model_id,
+                signature=_signature(draft),
+                pip_requirements=_requirements(),
+                onnx_execution_providers=list(PROVIDERS),
+                save_as_external_data=False,
+            )
+        except BaseException as error:  # raised in the caller's thread below
+            failures.append(error)
+
+    thread = threading.Thread(target=log, name="gate-log-model")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
+    """What `mlflow.onnx.log_model` makes, around the file as it is, its external data beside it. Of
+    a release all files, and no flavour that would load one of them as if it were the model."""
+    import onnx
+    from mlflow import pyfunc
+    from mlflow.models import Model
+
+    with temporary_folder() as folder:
+        model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
+        data = draft.path.name
+        if draft.subject.parts:
+            model.add_flavor(PARTS_FLAVOR, data=data)  # the release file says which files
+        else:
+            pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
+            model.add_flavor(
+                "onnx", onnx_version=onnx.__version__, data=data, providers=list(PROVIDERS)
+            )
+        model.save(str(Path(folder, "MLmodel")))
+        Path(folder, "requirements.txt").write_text("\n".join(_requirements()) + "\n")
+        client.log_model_artifacts(model_id, str(folder))
+    for name in (draft.path.name, *draft.subject.external_data):
+        inside = Path(name).parent.as_posix()
+        source = str(draft.path.parent / name)
+        client.log_model_artifact(model_id, source, None if inside == "." else inside)
+    client.finalize_logged_model(model_id, "READY")
+
+
+def _signature(draft: Draft) -> Any:
+    """Inputs and outputs as MLflow shows them; a dynamic axis is -1."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(specs: Any) -> Schema:
+        return Schema(
+            [
+                TensorSpec(
+                    np.dtype(spec.dtype),
+                    tuple(-1 if isinstance(axis, str) else axis for axis in spec.shape),
+                    spec.name,
+                )
+                for spec in specs
+            ]
+        )
+
+    try:
+        return ModelSignature(schema(draft.subject.inputs), schema(draft.subject.outputs))
+    except TypeError:  # a dtype that numpy does not know, such as bfloat16
+        return None
+
+
+def _requirements() -> list[str]:
+    """What loads the model: given, because MLflow would start a process to guess it."""
+    found = [f"onnx=={version('onnx')}", f"numpy=={version('numpy')}"]
+    for runtime in _RUNTIMES:
+        try:
+            return [*found, f"{runtime}=={version(runtime)}"]
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,4 +1,4 @@
-"""Writing on one MLflow run's page, by its id."""
+"""Open, find and write MLflow runs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,40 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gate.storage.record import encodable
-from gate.storage.redaction import redacted
-from gate.storage.temporary import temporary_folder
-from gate.tracking.calling import calling
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision
+from gate.errors import EvidenceError, GateError, ResourceGone
+from gate.mlflow_client.connection import calling, check_server
+from gate.mlflow_client.registry import experiment_id
+from gate.storage.digest import Digest
+from gate.storage.files import temporary_folder
+from gate.storage.record import Record, encodable
+from gate.storage.safe_text import redacted
+from gate.summary.summary import Headline
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+
 _BATCH = 100  # MLflow takes at most 100 params or tags in one request
+
 _NAME_LIMIT = 120  # characters; the database holds 250, the list of runs shows some sixty
+
 _NOTE_LIMIT = 8000  # characters of a run's tag; the description is one
+
 _TABLES_TAG = "mlflow.loggedArtifacts"  # makes the page show an artifact as a table
+
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 @dataclass
-class RunPage:
+class RunLogger:
     """One run. What is written twice with the same value stays the same; what is None is written
     as `none`.
 
@@ -192,3 +203,159 @@ def _cell(value: object) -> object:
 def _name(text: str) -> str:
     """MLflow allows word characters, dashes, dots, spaces, colons and slashes in names."""
     return re.sub(r"[^\w\-. :/]", "_", text)[:250]
+
+
+_DIGITS = 6
+
+_NOTHING_TO_NAME = ("passed", "waived")
+
+
+def unjudged_name(done: str, sha256: Digest) -> str:
+    """Of a run whose file waits for its verdict: `gate exported 4d87ab`."""
+    return f"gate {done} {sha256.hex[:_DIGITS]}"
+
+
+def judged_name(verdict: Verdict, sha256: Digest, headline: Headline) -> str:
+    """`gate PASS 8de109`, `gate FAIL 4d87ab layer3.0.conv1`: who is to blame, else what kind of
+    fault it is."""
+    name = f"gate {verdict} {sha256.hex[:_DIGITS]}"
+    if verdict is Verdict.PASS:
+        return name
+    kind = "" if headline.cause in _NOTHING_TO_NAME else headline.cause.replace("_", " ")
+    return f"{name} {headline.blamed or kind}".rstrip()
+
+
+def status_of(verdict: Verdict) -> RunStatus:
+    """FINISHED only for a PASS: a green tick says that the file is good."""
+    return "FINISHED" if verdict is Verdict.PASS else "FAILED"
+
+
+def headline_tags(headline: Headline) -> dict[str, object]:
+    """What became of the file and why, for columns and filters of the list of runs."""
+    return {
+        "gate.verdict": headline.verdict,
+        "gate.headline": headline.sentence[:5000],
+        "gate.cause": headline.cause,
+        "gate.blamed": headline.blamed and headline.blamed[:5000],
+    }
+
+
+DECIDED_TAG = "gate.decision_sha256"
+"""Written last of the record: a page that has it is whole."""
+
+
+# The pipeline has its own way (`pipelines/run.py`): its stages share one run.
+
+
+REFERENCE = "run.json"
+"""Name of the file in the folder of a report that names the run with the same record."""
+
+EXPERIMENT = "parity-gate"
+"""Where the runs go by default."""
+
+_PROMOTED_TAG = "gate.promotion"
+
+
+class RunReference(Record):
+    """Which run was written to, in a small file: checked before it is believed."""
+
+    run_id: str
+    experiment_id: str
+    tracking_uri: str
+
+
+class Runs:
+    """Runs of one experiment. Raises RegistryUnavailable within seconds if nothing answers."""
+
+    def __init__(self, uri: str, *, experiment: str = EXPERIMENT) -> None:
+        self._uri = uri
+        check_server(uri)
+        from mlflow import MlflowClient
+
+        with calling(uri, f"open the experiment '{experiment}'"):
+            self._client = MlflowClient(uri, uri)
+            self._experiment_id = experiment_id(self._client, experiment, artifacts=_artifacts(uri))
+
+    @contextmanager
+    def new(self, name: str) -> Iterator[RunLogger]:
+        """Open a run and end it: as its page says, FAILED after an error, KILLED after Ctrl-C.
+
+        Raises the RegistryErrors.
+        """
+        from mlflow.tracking.context.registry import resolve_tags
+
+        with calling(self._uri, "open a run"):
+            tags = resolve_tags()  # user, source and commit, as mlflow.start_run would tag it
+            run = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
+        with self._ending(self._page(run.info.run_id, self._experiment_id)) as page:
+            yield page
+
+    @contextmanager
+    def again(self, page: RunLogger) -> Iterator[RunLogger]:
+        """Write on the page of a run that had ended, and end it anew if it ends otherwise."""
+        before = page.ends
+        yield page
+        if page.ends != before:
+            self._end(page, page.ends)
+
+    def page(self, run_id: str) -> RunLogger:
+        """The page of a run that is there, of whatever experiment. Raises the RegistryErrors."""
+        with calling(self._uri, f"read the run {run_id}"):
+            info = self._client.get_run(run_id).info
+        page = self._page(run_id, info.experiment_id)
+        page.ends = info.status if info.status in ("FAILED", "KILLED") else "FINISHED"
+        return page
+
+    def recorded(self, report: Path, decision: Decision) -> RunLogger | None:
+        """The page that holds the whole record of this decision already, as the folder of the
+        report says and the page confirms. None where there is none, and where a promotion has been
+        written on it: that page is complete. Raises RegistryUnavailable, RegistryDenied.
+        """
+        try:
+            reference = RunReference.load(report / REFERENCE)
+        except EvidenceError:
+            return None
+        if reference.tracking_uri != redacted(self._uri):
+            return None
+        try:
+            with calling(self._uri, f"read the run {reference.run_id}"):
+                run = self._client.get_run(reference.run_id)
+        except ResourceGone:
+            return None
+        whole = run.data.tags.get(DECIDED_TAG) == decision.digest().hex
+        if run.info.lifecycle_stage != "active" or not whole or _PROMOTED_TAG in run.data.tags:
+            return None
+        page = self._page(reference.run_id, run.info.experiment_id)
+        page.ends = "FINISHED" if run.info.status == "FINISHED" else "FAILED"
+        return page
+
+    def remember(self, page: RunLogger, report: Path) -> None:
+        """Name the page's run in the folder of a report. Raises StorageError."""
+        RunReference(
+            run_id=page.run_id, experiment_id=page.experiment_id, tracking_uri=redacted(self._uri)
+        ).save(report / REFERENCE)
+
+    def _page(self, run_id: str, experiment: str) -> RunLogger:
+        return RunLogger(self._client, self._uri, str(run_id), str(experiment))
+
+    @contextmanager
+    def _ending(self, page: RunLogger) -> Iterator[RunLogger]:
+        try:
+            yield page
+        except BaseException as error:
+            # An unreachable server must not hide the error that ended the work.
+            with suppress(GateError):
+                self._end(page, "FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+        self._end(page, page.ends)
+
+    def _end(self, page: RunLogger, status: RunStatus) -> None:
+        with calling(self._uri, f"end the run {page.run_id}"):
+            self._client.set_terminated(page.run_id, status=status)
+
+
+def _artifacts(uri: str) -> Path | None:
+    """Beside a local database; a server has its own place."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts"

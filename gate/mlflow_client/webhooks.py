@@ -1,27 +1,36 @@
-"""Our webhook on an MLflow server: made, looked at, tested, given another secret."""
+"""Register and test the service's webhook; rotate its secret."""
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gate.errors import RegistryError, ServiceError
-from gate.registry.mlflow.errors import translated
-from gate.registry.mlflow.process import lent, quiet_process
-from gate.service import keyring
-from gate.service.event import EVENTS
-from gate.service.keyring import Keyring
+from gate.errors import RegistryError
+from gate.mlflow_client.connection import lent, quiet_process, translate_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.webhook import Webhook
 
+
+# Nothing but the model's name is used of it: events are hints, the registry is read again.
+
+
+EVENTS = (
+    "registered_model.created",
+    "model_version.created",
+    "model_version_tag.set",
+    "model_version_tag.deleted",
+    "model_version_alias.created",
+    "model_version_alias.deleted",
+)
+"""What we subscribe to at the server, as MLflow writes it."""
+
+
 _DESCRIPTION = "Parity gate: reviews, guards and deploys what is registered here."
+
 _PAGE = 100
 
 
@@ -46,7 +55,7 @@ class DeliveryTrial:
     answer: str
 
 
-class Subscriptions:
+class WebhookSubscription:
     """The webhooks of the MLflow server at a tracking URI. Raises the registry's errors."""
 
     def __init__(self, tracking_uri: str) -> None:
@@ -120,57 +129,10 @@ class Subscriptions:
 
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
-        with translated(self._uri, doing), lent(self._uri):
+        with translate_errors(self._uri, doing), lent(self._uri):
             from mlflow import MlflowClient
 
             yield MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
-
-
-def new_secret() -> str:
-    """256 random bits as text."""
-    return secrets.token_hex(32)
-
-
-def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
-    """The secret to sign with, and whether it was made just now (a file that was not there)."""
-    if path is None:
-        return Keyring.of_environment(variable).secrets[0], False
-    if path.exists():
-        return Keyring.of_file(path).secrets[0], False
-    made = new_secret()
-    keyring.write(path, [made])
-    return made, True
-
-
-def rotate(
-    subscriptions: Subscriptions,
-    webhook: Subscription,
-    path: Path,
-    *,
-    overlap_s: float,
-    sleep: Callable[[float], None] = time.sleep,
-) -> tuple[DeliveryTrial, ...]:
-    """Exchange the secret in `path` and on the server, while the service runs.
-
-    The service takes both for `overlap_s`: the server signs with the old one until its cache
-    forgets it. Broken off anywhere, the file holds a secret that the server uses; repeat it then.
-    Raises ServiceError, with both secrets left in force, where a test delivery is refused.
-    """
-    old = Keyring.of_file(path).secrets
-    new = new_secret()
-    keyring.write(path, [new, *old])
-    subscriptions.set_secret(webhook, new)
-    trials = subscriptions.test(webhook)
-    refused = [trial for trial in trials if not trial.success]
-    if refused:
-        raise ServiceError(
-            f"the service refuses the new secret: {refused[0].event}: {refused[0].answer}. "
-            f"Old and new secrets are in {path}: see that the service reads this file, "
-            "then repeat the rotation."
-        )
-    sleep(overlap_s)
-    keyring.write(path, [new])
-    return trials
 
 
 def _subscription(webhook: Webhook) -> Subscription:

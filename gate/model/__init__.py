@@ -1,1 +1,1 @@
-"""The PyTorch side: building a model, calling it, and the code that defines it."""
+"""The PyTorch model: build it, load weights, call it, record its source code."""

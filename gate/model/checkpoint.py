@@ -1,4 +1,4 @@
-"""Weights on disk: read without running code, all or nothing; written the same bytes every time."""
+"""Load and save weights without executing code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ import torch
 from torch import nn
 
 from gate.errors import CheckpointError, first_line
-from gate.storage import atomic
+from gate.storage import files
 from gate.storage.digest import Digest
-from gate.storage.pointer import missing_content
+from gate.storage.untrusted_files import detect_pointer_file
 
 State = dict[str, Any]
 
+
 _TORCH_SUFFIXES = (".pt", ".pth")
+
 _NESTED_UNDER = ("state_dict", "model", "model_state_dict")
+
 _EXTRA_STATE = "_extra_state"
+
 _SHOWN = 3
+
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+
 _DETAIL = re.compile(r"WeightsUnpickler error: (.*)")
 
 
@@ -37,7 +43,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     of DataParallel is dropped. Raises CheckpointError if the file is missing, broken, unsafe, for
     another architecture, or holds NaN or infinity; `model` is then as it was before.
     """
-    if (pointer := missing_content(path)) is not None:
+    if (pointer := detect_pointer_file(path)) is not None:
         raise CheckpointError(pointer)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -85,7 +91,7 @@ def save_checkpoint(model: nn.Module, path: Path) -> Digest:
     _check_finite(state, model, path)
     own = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
     data = save(own, metadata={"format": "pt"})
-    atomic.write_bytes(path, data)
+    files.write_bytes(path, data)
     return Digest.of_bytes(data)
 
 

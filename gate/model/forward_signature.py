@@ -1,16 +1,4 @@
-"""Structured inputs and outputs as flat tensors with names, the same for the export and the gate.
-
-What forward returns is named by where it stands:
-
-    tensor                                output
-    (a, b), [a, b]                        output_0, output_1
-    {"foo": a, "bar": b}                  foo, bar          in the order of the dict
-    dataclass, named tuple                its fields, in their order
-    {"foo": (a, {"deep": b})}             foo.0, foo.1.deep
-
-What forward takes is put together by the same dotted names: `batch.image` and `batch.mask` become
-`forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
-"""
+"""Map structured inputs and outputs to flat named tensors."""
 
 from __future__ import annotations
 
@@ -28,8 +16,22 @@ from torch import nn
 
 from gate.errors import ModelError
 
+# What forward returns is named by where it stands:
+#
+#     tensor                                output
+#     (a, b), [a, b]                        output_0, output_1
+#     {"foo": a, "bar": b}                  foo, bar          in the order of the dict
+#     dataclass, named tuple                its fields, in their order
+#     {"foo": (a, {"deep": b})}             foo.0, foo.1.deep
+#
+# What forward takes is put together by the same dotted names: `batch.image` and `batch.mask` become
+# `forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
+
+
 _WHOLE = "output"
+
 _WHITE = re.compile(r"\s+")
+
 
 Tree = dict[str, Any]
 """Keys to the places of tensors, or to further trees."""
@@ -128,7 +130,7 @@ def parameters(model: nn.Module) -> frozenset[str] | None:
     return None if inspect.Parameter.VAR_POSITIONAL in kinds else frozenset(_signature(model)[0])
 
 
-class Call:
+class ForwardSignature:
     """How tensors in a fixed order become the arguments of a model's forward.
 
     By keyword where the first parts of all names are parameters of forward, else by position.

@@ -1,22 +1,197 @@
-"""Models and weights by name, through torchvision's own registry and loading code."""
+"""Build the model from a factory or torchvision; collect its code."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
+import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from gate.errors import CheckpointError, ModelError, first_line
+from gate.model.factory import no_module, parse_factory
+from gate.model.source_code import SourceFiles
+from gate.records.evidence import ModelCode
+
+
+def collect_code(model: nn.Module, *, factory: str = "", chain: str = "") -> ModelCode:
+    """The source files that define `model`, and the packages that they stand on.
+
+    Files are those of the modules of the factory and of a release's chain, of the classes of all
+    submodules and of the functions that were hung onto them (hooks, a `forward` of the instance,
+    what these close over), and of whatever those files import, transitively, as far as it lies
+    outside of Python and of the installed packages. What a factory reads besides (a YAML file) is
+    not among them. The model is not run and not changed.
+    """
+    return modules_of(model, factory=factory, chain=chain).code()
+
+
+def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> SourceFiles:
+    """The same, with the paths of the files."""
+    modules = SourceFiles()
+    for named in filter(None, (factory, chain)):
+        modules.add(named.partition(":")[0])
+    for home in sorted(set(_homes(model))):
+        modules.add(home, needed=True)
+    for path, module in model.named_modules():
+        why = _generated(module)
+        if why is not None:
+            modules.unread[f"{type(model).__name__}.{path}".rstrip(".")] = why
+    return modules
+
+
+def _homes(model: nn.Module) -> Iterator[str]:
+    """Names of modules in which a class or function of the model is defined."""
+    for kind in {type(module) for module in model.modules()}:
+        yield from (base.__module__ for base in kind.__mro__)
+    for module in model.modules():
+        for value in vars(module).values():
+            yield from _of_functions(value, set())
+
+
+def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
+    """Of a function, or a dict of such, and of the functions that it closes over."""
+    if id(value) in visited:
+        return
+    visited.add(id(value))
+    if isinstance(value, functools.partial):
+        yield from _of_functions(value.func, visited)
+    elif inspect.ismethod(value):
+        yield from _of_functions(value.__func__, visited)
+    elif isinstance(value, FunctionType):
+        yield value.__module__ or "__main__"
+        for cell in value.__closure__ or ():
+            try:
+                yield from _of_functions(cell.cell_contents, visited)
+            except ValueError:  # not filled yet
+                continue
+    elif isinstance(value, dict):
+        for item in value.values():
+            if isinstance(item, FunctionType | functools.partial) or inspect.ismethod(item):
+                yield from _of_functions(item, visited)
+
+
+def _generated(module: nn.Module) -> str | None:
+    """Why there is no source file of the module's forward, or None."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is TorchScript: its code came with the weights"
+    if isinstance(module, fx.GraphModule):
+        return "torch.fx generated its code"
+    return None
+
+
+# `load_checkpoint` and `save_checkpoint` live in `gate.model.checkpoint`, `torchvision_model` in
+# `gate.model.loading`; all loading is named here, so that callers need one import.
+
+
+_EXPECTED = "a callable without arguments that returns an nn.Module"
+
+
+def build_model(factory: str) -> nn.Module:
+    """Import and call `package.module:callable` (no arguments); return its `nn.Module`.
+
+    Raises ModelError if the text is malformed, or if anything on the way to a module fails.
+    """
+    model = call_factory(factory, expected=_EXPECTED)
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{factory} returned {_describe(model)}, expected an nn.Module. "
+            "Return the model itself, not a class, a state dict or a tuple."
+        )
+    return model
+
+
+def call_factory(factory: str, *, expected: str) -> object:
+    """Import and call `package.module:callable`. `expected`: what it should be, for messages.
+
+    The current folder is put first on `sys.path` and stays there, as with `python -m`: what comes
+    back may import more of its package later. A module that changes the folder is brought back, or
+    relative paths of the caller would name other files from then on. Raises ModelError if the text
+    is malformed, or if anything on the way fails.
+    """
+    module_name, attribute = parse_factory(factory)
+    with contextlib.chdir(Path.cwd()):
+        module = imported(module_name, wanted=f"the factory {factory}")
+        target = _attribute(module, attribute, factory, expected=expected)
+        try:
+            return target()
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                f"{factory} raised {type(error).__name__}: {error}. Expected {expected}; wrap one "
+                "that needs arguments in a function."
+            ) from error
+
+
+def imported(module_name: str, *, wanted: str) -> ModuleType:
+    """Import a module of the user's, from the current folder too. `wanted` says what for.
+
+    Raises ModelError if it is missing, or if importing it fails.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise ModelError(no_module(missing, wanted=wanted)) from error
+        raise ModelError(
+            f"importing {module_name} needs the module {missing!r}, which is not installed. "
+            "Install it into this environment."
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"importing {module_name} raised {type(error).__name__}: {error}. "
+            "Make the module importable: python -c 'import "
+            f"{module_name}' must succeed."
+        ) from error
+
+
+def _attribute(
+    module: ModuleType, path: list[str], factory: str, *, expected: str
+) -> Callable[[], object]:
+    target: object = module
+    for name in path:
+        if not hasattr(target, name):
+            raise ModelError(
+                f"{module.__name__} has no {'.'.join(path)!r} for the factory {factory}. "
+                f"It has: {_offer(target)}."
+            )
+        target = getattr(target, name)
+    if isinstance(target, nn.Module):
+        raise ModelError(
+            f"{factory} is a model already, expected a callable that builds one. "
+            "Name a function that returns it."
+        )
+    if not callable(target):
+        raise ModelError(f"{factory} is {_describe(target)}, expected {expected}.")
+    return target
+
+
+def _offer(target: object) -> str:
+    """Some public callables, so that a misspelt name is seen at once."""
+    names = [
+        name for name, value in vars(target).items() if not name.startswith("_") and callable(value)
+    ]
+    return ", ".join(sorted(names)[:8]) or "nothing that can be called"
+
+
+def _describe(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
 
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
 

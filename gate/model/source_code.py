@@ -1,13 +1,9 @@
-"""Where Python's modules come from: the user's own files, installed packages, Python itself.
-
-Nothing is imported here: what is loaded already says where it is, the rest is looked up.
-"""
+"""Source files of modules and their digests. Must not import torch."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import importlib.machinery
 import sys
 import sysconfig
@@ -15,22 +11,73 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from gate.errors import EvidenceError
-from gate.model import loaded
-from gate.records.model_code import ModelCode
+from gate.records.evidence import ModelCode
 from gate.storage.digest import Digest
 
+
+def differs(name: str, source: bytes) -> bool:
+    """True if a function or method of the loaded module `name` is not in `source`.
+
+    Only where Python's own loader read the file: others (of test runners, of type checkers) rewrite
+    what they load. A constant beside the functions leaves no trace in what is loaded.
+    """
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if module is None or spec is None or type(spec.loader) is not _LOADER:
+        return False
+    try:
+        there = set(_codes(compile(source, "", "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return True
+    return any(code not in there for code in _running(module, str(spec.origin)))
+
+
+_LOADER = importlib.machinery.SourceFileLoader
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _running(module: ModuleType, file: str) -> Iterator[CodeType]:
+    """Code of the functions and methods that the module has of this file."""
+    for value in list(vars(module).values()):
+        members = [value]
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            members += vars(value).values()
+        for member in members:
+            if isinstance(member, property):
+                member = member.fget  # noqa: PLW2901
+            # No getattr: an object that makes up its attributes would do so, as those of
+            # torch.backends.cuda, which start CUDA.
+            bound = isinstance(member, classmethod | staticmethod | MethodType)
+            function = member.__func__ if bound else member
+            if isinstance(function, FunctionType) and function.__code__.co_filename == file:
+                yield function.__code__
+
+
+# Nothing is imported here: what is loaded already says where it is, the rest is looked up.
+
+
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+
 _COMPILED = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
 _SCRIPTS = ("__main__", "__mp_main__")
+
 _JUDGE = "gate"
 """This package measures the model and is no part of it."""
 
 
 @dataclass
-class Modules:
+class SourceFiles:
     """Modules with all that they import, sorted by where they come from. Fields: `ModelCode`."""
 
     files: dict[str, Digest] = field(default_factory=dict)
@@ -77,7 +124,7 @@ class Modules:
         if isinstance(source, str):
             self.unread[name] = source
             return ()
-        if loaded.differs(name, source):
+        if differs(name, source):
             self.unread[name] = "what is loaded is not what its file says now: restart Python"
         else:
             self.files[name] = Digest.of_bytes(source)
@@ -227,3 +274,36 @@ def _owners(top: str) -> tuple[tuple[str, str], ...]:
 def _installed() -> dict[str, list[str]]:
     """Top-level module to distributions; takes half a second, so only where names differ."""
     return dict(metadata.packages_distributions())
+
+
+# Apart, because the export's warnings, its refusals and the lint findings must name one place
+# alike.
+
+
+def source_place(file: str, line: int) -> str:
+    """`torchvision/models/resnet.py:12`: the file below the import path."""
+    return f"{below_import_path(file)}:{line}"
+
+
+def below_import_path(filename: str) -> str:
+    """The path of a source file below the folder that it is imported from; else its name."""
+    file = Path(filename)
+    for root in sorted(_roots(), key=lambda root: len(root.parts), reverse=True):
+        if file.is_relative_to(root):
+            return file.relative_to(root).as_posix()
+    return file.name
+
+
+def file_below(folder: Path, path: str) -> str:
+    """The way from a folder to what is at `path` below the import path: `src/mypackage/models.py`.
+    What is elsewhere, such as in an installed package, keeps its path below the import path."""
+    folder = folder.resolve()
+    for root in _roots():
+        file = root.resolve() / path
+        if file.is_file() and file.is_relative_to(folder) and "site-packages" not in file.parts:
+            return file.relative_to(folder).as_posix()
+    return path
+
+
+def _roots() -> list[Path]:
+    return [Path(entry).absolute() for entry in ("", *sys.path) if Path(entry).is_dir()]

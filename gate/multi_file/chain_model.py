@@ -1,11 +1,12 @@
-"""What each part was given and gave back while the chain ran: what its samples are, and in which
-form it answers."""
+"""The chain as one PyTorch model; inputs and outputs of each part."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,223 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from gate.errors import DataError, GateError, ModelError, describe_failure
-from gate.model.call import Leaf, leaves
-from gate.parity.arrays.samples import Samples
-from gate.parts.chain import ChainedModel
-from gate.parts.interface import Interface, Parameters, bound
-from gate.storage.temporary import temporary_folder
+from gate.data.samples import SampleSet
+from gate.errors import DataError, GateError, ModelError, OutputMismatch, describe_failure
+from gate.model.forward_signature import Leaf, leaves
+from gate.model.loading import imported
+from gate.reference.torch_session import copy_model
+from gate.storage.files import temporary_folder
+
+ChainFunction = Callable[[Mapping[str, Callable[..., Any]], Mapping[str, torch.Tensor]], Any]
+"""Parts by name and a batch of tensors by name in; what a forward returns out."""
+
+
+class ChainModel(nn.Module):
+    """`function(parts, batch)` as a module, so that all that is done with a model can be done with
+    it. Parts are registered: they move and copy as one."""
+
+    def __init__(
+        self, function: ChainFunction, parts: Mapping[str, nn.Module], inputs: Sequence[str]
+    ) -> None:
+        """`inputs`: names of the batch, in the order in which forward gets the tensors."""
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleDict(dict(parts))
+        self.inputs = tuple(inputs)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, *, chain: str, references: Mapping[str, str], inputs: Sequence[str]
+    ) -> ChainModel:
+        """Of a copy of `model` on the CPU, in eval mode. `chain`: `package.module:function`;
+        `references`: by part the module's path in the model; `inputs`: as in `__init__`.
+
+        Raises ModelError.
+        """
+        copied = copy_model(model, device="cpu")
+        modules = {name: module_of(copied, path, part=name) for name, path in references.items()}
+        return cls(chain_function(chain), _apart(modules), inputs).eval()
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """What the function returns.
+
+        Where the float64 reference is computed, a part takes in double precision what the code
+        before it made in float32: numpy's zeros, a buffer of its own. That is rounded there, then,
+        on both sides.
+        """
+        with contextlib.ExitStack() as hooked:
+            for part in self.parts.values() if _in_double() else ():
+                hooked.callback(part.register_forward_pre_hook(_widened, with_kwargs=True).remove)
+            return self.function(
+                dict(self.parts.items()), dict(zip(self.inputs, tensors, strict=True))
+            )
+
+
+def _in_double() -> bool:
+    return torch.get_default_dtype() == torch.float64
+
+
+def _widened(module: nn.Module, args: Any, named: Any) -> Any:
+    own = {tensor.dtype for tensor in (*module.parameters(), *module.buffers())}
+    if torch.float32 in own:  # it is not the part that is computed in double precision
+        return args, named
+    return pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.double() if tensor.dtype == torch.float32 else tensor,
+        (args, named),
+    )
+
+
+def chain_function(named: str) -> ChainFunction:
+    """Import `package.module:function`. Raises ModelError."""
+    module_name, _, path = named.partition(":")
+    found: Any = imported(module_name, wanted=f"the chain {named}")
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if not callable(found):
+        raise ModelError(
+            f"{module_name} has no function {path!r} for the chain {named}. Expected "
+            "function(parts, batch), which calls parts['name'](...) and returns the outputs."
+        )
+    function: ChainFunction = found
+    return function
+
+
+def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
+    """The submodule that a part must compute like. Raises ModelError."""
+    if ":" in path:
+        raise ModelError(
+            f"the reference of the part {part} is {path}, expected the path of a module in the one "
+            "model that --reference builds, such as encoder: checkpoint, code and digest are of "
+            "one model. Of two factories make one: return nn.ModuleDict({'encoder': ..., 'head': "
+            "...})."
+        )
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        offered = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise ModelError(
+            f"the model has no submodule {path!r} for the part {part}: it has {offered}. Name it "
+            "in the release file: parts: {" + part + ": {file: …, reference: PATH}}."
+        ) from error
+
+
+def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Two parts may be one module (two files of other sizes), or one a module of the other: a copy
+    each, so that what the chain gives to one is not taken for the other's."""
+    own: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        again = any(
+            module in [*other.modules()] or other in [*module.modules()] for other in own.values()
+        )
+        own[name] = copy_model(module, device="cpu") if again else module
+    return own
+
+
+def restore_structure(form: Any, outputs: Sequence[torch.Tensor], *, part: str) -> Any:
+    """`outputs` in the order of `gate.model.forward_signature.leaves`, in the tuples, lists, dicts, dataclasses
+    and named tuples of `form`; None stays where it is.
+
+    Raises OutputMismatch for another number of tensors.
+    """
+    names = [leaf.name for leaf in leaves(form)]
+    if len(names) != len(outputs):
+        raise OutputMismatch(
+            f"the file of the part {part} gives {len(outputs)} outputs, the module "
+            f"{len(names)}: {', '.join(names)}. Export these, and no others."
+        )
+    return _filled(form, iter(outputs))
+
+
+def _filled(form: Any, outputs: Iterator[torch.Tensor]) -> Any:
+    if form is None:
+        return None
+    if isinstance(form, torch.Tensor):
+        return next(outputs)
+    if isinstance(form, Mapping):
+        named = {key: _filled(value, outputs) for key, value in form.items()}
+        # Those of transformers take fields by name, and are dataclasses, too.
+        return named if type(form) is dict else type(form)(**named)
+    if dataclasses.is_dataclass(form) and not isinstance(form, type):
+        fields = dataclasses.fields(form)
+        return dataclasses.replace(
+            form, **{field.name: _filled(getattr(form, field.name), outputs) for field in fields}
+        )
+    items = [_filled(value, outputs) for value in form]
+    if hasattr(form, "_fields"):
+        return type(form)(*items)
+    return items if isinstance(form, list) else tuple(items)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Names of the parameters of a module's forward."""
+
+    positional: tuple[str, ...] = ()
+    all: tuple[str, ...] = ()
+    """In the order of the signature."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Parameters:
+        """None where the signature can't be read."""
+        try:
+            found = inspect.signature(module.forward).parameters.values()
+        except (TypeError, ValueError):
+            return cls()
+        positional = tuple(one.name for one in found if one.kind in _POSITIONAL)
+        return cls(positional, tuple(one.name for one in found))
+
+    def tensors(self, given: Sequence[Any], named: Mapping[str, Any], *, part: str) -> list[Leaf]:
+        """What a chain calls the part with, by the arguments that it is given as (`input_1` for
+        one without a name), in forward's order, however the call was written.
+
+        Raises ModelError for what is no tensor.
+        """
+        count = len(self.positional)
+        own = [*self.positional[: len(given)], *(f"input_{at}" for at in range(count, len(given)))]
+        keywords = sorted(named, key=self._place)
+        arguments = dict(zip(own, given, strict=True)) | {name: named[name] for name in keywords}
+        for name, value in arguments.items():
+            try:
+                leaves(value)
+            except ModelError as error:
+                raise ModelError(
+                    f"the chain gives the part {part} {_shown(value)} as {name!r}: a file takes "
+                    "tensors alone, in tuples, lists and dicts. Settle it in the module that is "
+                    "exported, or make a tensor of it."
+                ) from error
+        return leaves(arguments)
+
+    def _place(self, name: str) -> int:
+        return self.all.index(name) if name in self.all else len(self.all)
+
+
+@dataclass(frozen=True)
+class PartInterface:
+    """Of a part, as its module has it."""
+
+    parameters: Parameters
+    form: Any
+    """What the module returned to its first call."""
+
+
+def bound(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """For each input of a file the place of its tensor among those that are called `names`: by name
+    where all are there, which leaves out what only the module takes, else one after the other."""
+    if wanted and set(wanted) <= set(names):
+        return [list(names).index(name) for name in wanted]
+    return list(range(len(names)))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
+
 
 Array = NDArray[Any]
 
@@ -33,7 +244,7 @@ class PartCalls:
     parameters: Parameters
     names: tuple[str, ...]
     """Of the tensors of its first call, by the arguments that they were given as; dotted for what
-    was inside of one (`gate.model.call`)."""
+    was inside of one (`gate.model.forward_signature`)."""
     form: Any = None
     """What its first call returned, for who must return the same kind of thing."""
     example: list[Array] = field(default_factory=list)
@@ -46,9 +257,9 @@ class PartCalls:
     """An input into which the module writes: a file leaves what it is given as it is."""
 
     @property
-    def interface(self) -> Interface:
+    def interface(self) -> PartInterface:
         """What its file has to take and to give."""
-        return Interface(self.parameters, self.form)
+        return PartInterface(self.parameters, self.form)
 
     @property
     def named_example(self) -> dict[str, Array]:
@@ -72,7 +283,7 @@ class PartCalls:
         """Of the first call, what a file with these inputs takes."""
         return [self.example[place] for place in bound(self.names, wanted)]
 
-    def samples(self, names: tuple[str, ...], *, part: str) -> Samples:
+    def samples(self, names: tuple[str, ...], *, part: str) -> SampleSet:
         """What it was given, by these names of its tensors. Raises DataError where that has no axis
         of samples."""
         if not self.rows:
@@ -82,7 +293,7 @@ class PartCalls:
                 "Let its module make what is the same for all (a mask, a scale), or give it "
                 f"samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
             )
-        return Samples.of(
+        return SampleSet.from_arrays(
             {
                 name: np.memmap(
                     self.folder / f"{place}.bin",
@@ -95,7 +306,7 @@ class PartCalls:
         )
 
 
-class Calls:
+class CallRecorder:
     """Of all parts, in a folder that goes with this object."""
 
     def __init__(self) -> None:
@@ -113,7 +324,7 @@ class Calls:
             )
         return self.by_part[part]
 
-    def record(self, chain: ChainedModel, batch: Mapping[str, Array]) -> list[Leaf]:
+    def record(self, chain: ChainModel, batch: Mapping[str, Array]) -> list[Leaf]:
         """Run the chain on a batch, and give its outputs. Raises ModelError where it breaks, or
         gives or takes what is no tensor."""
         with contextlib.ExitStack() as hooked, torch.no_grad():

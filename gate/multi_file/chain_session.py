@@ -1,9 +1,9 @@
-"""The chain with a session of a runtime for each part, as one session."""
+"""The chain with one runtime session per part."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,94 @@ import torch
 from numpy.typing import NDArray
 
 from gate.errors import InputMismatch, OutputMismatch
-from gate.model.call import leaves
-from gate.parts.chain import ChainFunction
-from gate.parts.form import reformed
-from gate.parts.interface import Interface, bound
+from gate.model.forward_signature import leaves
+from gate.multi_file.chain_model import (
+    CallRecorder,
+    ChainFunction,
+    ChainModel,
+    PartInterface,
+    bound,
+    restore_structure,
+)
+from gate.onnx_file.sandboxed_reading import release_within
+from gate.onnx_file.sessions import open_session, quiet_options
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
 from gate.records.evidence import Subject, TensorSpec
-from gate.runtimes.runtime import Batch, Proof, Session
+from gate.runtimes.runtime import Proof, Session
+from gate.storage.arrays import Batch
 
 Array = NDArray[Any]
+
+
+class ConsumerSession(Session):
+    """Of one part."""
+
+    def __init__(self, file: TestedFile) -> None:
+        setup = plain_setup("ort-cpu-optimized")
+        self._session = open_session(file.loadable(), quiet_options(), setup)
+
+    def run(self, batch: Batch) -> Sequence[Array]:
+        """All outputs, in the file's order."""
+        found: list[Array] = self._session.run(None, dict(batch))
+        return found
+
+    def proof(self) -> Proof:
+        """Nothing is proven: it stands beside what was measured."""
+        return Proof()
+
+    def close(self) -> None:
+        """Let it go."""
+        del self._session
+
+
+@dataclass(frozen=True)
+class ConsumerChain:
+    """The chain with all parts."""
+
+    names: tuple[str, ...]
+    session: ChainSession
+
+    def run(self, outputs: Sequence[str], feed: Batch) -> list[Array]:
+        """The outputs of these names."""
+        found = dict(zip(self.names, self.session.run(feed), strict=True))
+        return [np.asarray(found[name]) for name in outputs]
+
+
+@dataclass(frozen=True)
+class Interfaces:
+    """A chain, and what each of its modules takes and returns: all that files need to take their
+    places."""
+
+    function: ChainFunction
+    by_part: Mapping[str, PartInterface]
+
+    @classmethod
+    def of(cls, chain: ChainModel, batches: Iterable[Batch]) -> Interfaces:
+        """Run the chain with its modules until it has called all of them. Raises ModelError where
+        it breaks, or never calls one; DataError."""
+        calls = CallRecorder()
+        for batch in batches:
+            calls.record(chain, batch)
+            if calls.by_part.keys() >= chain.parts.keys():
+                break
+        return cls(chain.function, {name: calls.of(name).interface for name in chain.parts})
+
+    def beside(self, file: TestedFile) -> ConsumerChain:
+        """Open a release of the same parts. Raises OutputMismatch for one of others, and whatever
+        ONNX Runtime raises."""
+        files = release_within(file.path, None)
+        if files.parts.keys() != self.by_part.keys():
+            raise OutputMismatch(
+                f"it has the parts {', '.join(files.parts)}, the new release "
+                f"{', '.join(self.by_part)}"
+            )
+        parts = [
+            OpenPart(name, ConsumerSession(part), part.subject, self.by_part[name])
+            for name, part in files.parts.items()
+        ]
+        session = ChainSession(self.function, parts, file.subject.outputs, ended=lambda: None)
+        return ConsumerChain(tuple(spec.name for spec in file.subject.outputs), session)
 
 
 @dataclass(frozen=True)
@@ -29,7 +109,7 @@ class OpenPart:
     name: str
     session: Session
     subject: Subject
-    interface: Interface
+    interface: PartInterface
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Compute. Raises InputMismatch where the seam gives the file what it does not take."""
@@ -40,7 +120,7 @@ class OpenPart:
         check_seam(wanted, inputs, part=self.name)
         batch = {spec.name: _packed(array) for spec, array in zip(wanted, inputs, strict=True)}
         outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
-        return reformed(self.interface.form, outputs, part=self.name)
+        return restore_structure(self.interface.form, outputs, part=self.name)
 
 
 def check_seam(wanted: Sequence[TensorSpec], given: Sequence[Array], *, part: str) -> None:

@@ -1,7 +1,4 @@
-"""The quantized twin of a release: the same chain and parts, of which some compute in eight bits.
-
-Each is calibrated on what the chain gives it; the others travel byte by byte.
-"""
+"""Write the quantized twin of a multi-file release."""
 
 from __future__ import annotations
 
@@ -13,16 +10,17 @@ from pathlib import Path
 
 from torch import nn
 
+from gate.data.input_binding import bind_inputs
+from gate.data.samples import SampleSet
 from gate.errors import ExportError, NothingQuantized, StorageError
-from gate.export.quantize_settings import QuantizeSettings
-from gate.export.quantized import Batches, quantize
-from gate.onnxfile.foreign import release_within
-from gate.onnxfile.release_file import ReleaseFile, release_text
-from gate.parity.arrays.binding import bind
-from gate.parity.arrays.samples import Samples
-from gate.parts.release import OpenRelease, Part
+from gate.export.quantize import Batches, QuantizeSettings, quantize
+from gate.multi_file.release import MultiFileRelease, Part
+from gate.onnx_file.release_file import ReleaseFile, release_text
+from gate.onnx_file.sandboxed_reading import release_within
 from gate.records.evidence import ExportRecord, Subject
-from gate.storage import atomic
+from gate.storage import files
+
+# Each is calibrated on what the chain gives it; the others travel byte by byte.
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class ReleaseQuantization:
 
     model: nn.Module
     """Whose modules the parts compute like: the chain runs with them."""
-    samples: Samples
+    samples: SampleSet
     """For the chain; the first `settings.samples` of them are used."""
     settings: QuantizeSettings
     """For each part; it is calibrated on all that the chain gives it for those samples."""
@@ -73,12 +71,12 @@ class ReleaseQuantization:
                 f"{output} would put the quantized parts over the exact ones beside {path}. Name a "
                 "folder of its own, such as twin/release.yaml."
             )
-        used = self.samples.between(0, min(self.settings.samples, len(self.samples)))
-        release = OpenRelease.open(
+        used = self.samples.slice(0, min(self.settings.samples, len(self.samples)))
+        release = MultiFileRelease.open(
             path, model=self.model, samples=used, batch_size=self.settings.batch_size
         )
         try:
-            with atomic.scratch(output) as room:
+            with files.scratch(output) as room:
                 records = self._fill(room / output.name, release, file)
                 _move(room, output)
         except OSError as error:
@@ -90,7 +88,9 @@ class ReleaseQuantization:
         made = release_within(output, None).subject(inputs=of.inputs, outputs=of.outputs)
         return QuantizedRelease(output, made, of, records)
 
-    def _fill(self, path: Path, release: OpenRelease, file: ReleaseFile) -> dict[str, ExportRecord]:
+    def _fill(
+        self, path: Path, release: MultiFileRelease, file: ReleaseFile
+    ) -> dict[str, ExportRecord]:
         """Write the twin whose release file is `path`; gives how its parts were quantized."""
         uses = Counter(entry.file for entry in file.parts.values())
         entries, records = dict(file.parts), {}
@@ -113,10 +113,10 @@ class ReleaseQuantization:
                 "an operator that the quantizer knows (Conv, MatMul, Gemm and others). Serve the "
                 "exact release."
             )
-        atomic.write_text(path, release_text(file.chain, entries))
+        files.write_text(path, release_text(file.chain, entries))
         return records
 
-    def _batches(self, release: OpenRelease) -> dict[str, tuple[int, Batches]]:
+    def _batches(self, release: MultiFileRelease) -> dict[str, tuple[int, Batches]]:
         """What the chain gives each part that is to be quantized, and how many rows of it."""
         wanted = [part for part in release.parts if not self.only or part.name in self.only]
         given = {part.name: release.given(part) for part in wanted}
@@ -128,9 +128,9 @@ class ReleaseQuantization:
             before += len(samples)
         return found
 
-    def _rows(self, part: Part, samples: Samples, *, before: int, total: int) -> Batches:
+    def _rows(self, part: Part, samples: SampleSet, *, before: int, total: int) -> Batches:
         size, done = self.settings.batch_size, before
-        binding = bind(
+        binding = bind_inputs(
             part.candidate.subject.inputs, samples.specs, count=len(samples), batch_size=size
         )
         for batch in samples.batches(binding.batch_size):

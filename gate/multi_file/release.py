@@ -1,4 +1,4 @@
-"""A release that was opened: its files and modules, what is measured of each, and of the whole."""
+"""An opened multi-file release: parts, modules, measurement jobs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from pathlib import Path
 
 from torch import nn
 
+from gate.data.samples import SampleSet
 from gate.errors import EvidenceError
-from gate.model.call import Leaf
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.foreign import release_within
-from gate.onnxfile.release_file import ReleaseFile
-from gate.onnxfile.release_files import ReleaseFiles
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parts.beside import ConsumerChain, Interfaces
-from gate.parts.calls import Calls
-from gate.parts.chain import ChainedModel
-from gate.parts.chain_session import ChainSession, OpenPart, check_seam
-from gate.parts.interface import bound
+from gate.measure.job import MeasurementJob
+from gate.model.forward_signature import Leaf
+from gate.multi_file.chain_model import CallRecorder, ChainModel, bound
+from gate.multi_file.chain_session import (
+    ChainSession,
+    ConsumerChain,
+    Interfaces,
+    OpenPart,
+    check_seam,
+)
+from gate.onnx_file.release_file import ReleaseFile, ReleaseFiles
+from gate.onnx_file.sandboxed_reading import release_within
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.records.evidence import Subject, TensorSpec
-from gate.runtimes.chosen import ChosenRuntime
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
+from gate.runtimes.selection import SelectedRuntime
 
 _BATCH = "batch"
 
@@ -35,9 +37,9 @@ class Part:
     """One file with the module that it must compute like."""
 
     name: str
-    candidate: Candidate
+    candidate: TestedFile
     module: nn.Module
-    samples: Samples
+    samples: SampleSet
     """What the chain gives it, or samples of its own."""
     left_out: int = 0
     """Calls of the chain that are no samples: with inputs of other sizes than the first one."""
@@ -46,26 +48,28 @@ class Part:
         """By which it is judged, where the whole is by this one."""
         return policy.of_part([spec.name for spec in self.candidate.subject.outputs])
 
-    def case(self, policy: Policy, batch_size: int) -> Case:
+    def case(self, policy: Policy, batch_size: int) -> MeasurementJob:
         """The same, to look into."""
-        return Case(self.module, self.candidate, self.samples, self.policy(policy), batch_size)
+        return MeasurementJob(
+            self.module, self.candidate, self.samples, self.policy(policy), batch_size
+        )
 
 
 @dataclass(frozen=True)
-class OpenRelease:
+class MultiFileRelease:
     """All parts. Nothing of it is ever changed."""
 
     parts: tuple[Part, ...]
-    chain: ChainedModel
-    calls: Calls
+    chain: ChainModel
+    calls: CallRecorder
     subject: Subject
     chain_name: str
     """`package.module:function`."""
 
     @classmethod
     def open(
-        cls, path: Path, *, model: nn.Module, samples: Samples, batch_size: int
-    ) -> OpenRelease:
+        cls, path: Path, *, model: nn.Module, samples: SampleSet, batch_size: int
+    ) -> MultiFileRelease:
         """Open the parts that the file `path` names, and run the chain once over all samples with
         the modules, which gives each part's samples. Files with a fixed batch axis make that of
         the whole.
@@ -73,7 +77,7 @@ class OpenRelease:
         Raises PolicyError, OnnxFileError, ModelError, DataError.
         """
         files = release_within(path, None)
-        chain = ChainedModel.of(
+        chain = ChainModel.of(
             model,
             chain=files.file.chain,
             references=files.file.references,
@@ -102,28 +106,30 @@ class OpenRelease:
         subject = files.subject(inputs=inputs, outputs=outputs)
         return cls(parts, chain, calls, subject, files.file.chain)
 
-    def given(self, part: Part) -> Samples:
+    def given(self, part: Part) -> SampleSet:
         """What the chain gives a part, whether it has samples of its own or not. Raises
         EvidenceError for another number of tensors than its file takes."""
         return _given(self.calls, part.candidate, name=part.name)
 
-    def cases(self, whole: Case) -> dict[str, Case]:
+    def cases(self, whole: MeasurementJob) -> dict[str, MeasurementJob]:
         """Each part, to look into."""
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
 
-    def beside(self, file: Candidate) -> ConsumerChain:
+    def beside(self, file: TestedFile) -> ConsumerChain:
         """As `Interfaces.beside`, by this chain."""
         by_part = {part.name: self.calls.of(part.name).interface for part in self.parts}
         return Interfaces(self.chain.function, by_part).beside(file)
 
-    def session(self, chosen: ChosenRuntime, policy: Policy, *, conditions: Conditions) -> Session:
+    def session(
+        self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
+    ) -> Session:
         """Open every part in a runtime of its own, and run the chain with them. Raises
         InputMismatch with the name of a part that does not take what the chain gives it, and
         whatever the runtime raises."""
         with ExitStack() as held, ExitStack() as unfinished:
             opened = []
             for part in self.parts:
-                own = ChosenRuntime(chosen.name, policy.runtimes[chosen.name])
+                own = SelectedRuntime(chosen.name, policy.runtimes[chosen.name])
                 held.callback(own.close)
                 reason = own.absent_reason()
                 if reason is not None:
@@ -145,17 +151,17 @@ class OpenRelease:
 
 
 def _recorded(
-    chain: ChainedModel, samples: Samples, *, batch_size: int
-) -> tuple[Calls, tuple[TensorSpec, ...]]:
+    chain: ChainModel, samples: SampleSet, *, batch_size: int
+) -> tuple[CallRecorder, tuple[TensorSpec, ...]]:
     """What each part was given, and what the chain returned."""
-    calls, outputs = Calls(), None
+    calls, outputs = CallRecorder(), None
     for batch in samples.batches(batch_size):
         found = calls.record(chain, batch)
         outputs = outputs or _specs(found)
     return calls, outputs or ()
 
 
-def _fixed_batch(files: ReleaseFiles, calls: Calls) -> int | None:
+def _fixed_batch(files: ReleaseFiles, calls: CallRecorder) -> int | None:
     """The batch axis that files have, where the chain gives their parts another one; None: they
     take what they are given, or have several, and whoever runs them says so."""
     wanted = set()
@@ -169,14 +175,16 @@ def _fixed_batch(files: ReleaseFiles, calls: Calls) -> int | None:
     return wanted.pop() if len(wanted) == 1 else None
 
 
-def _samples(file: ReleaseFile, calls: Calls, candidate: Candidate, *, name: str) -> Samples:
+def _samples(
+    file: ReleaseFile, calls: CallRecorder, candidate: TestedFile, *, name: str
+) -> SampleSet:
     own = file.parts[name].inputs
     if own is not None:
-        return Samples.open(own)
+        return SampleSet.open(own)
     return _given(calls, candidate, name=name)
 
 
-def _given(calls: Calls, candidate: Candidate, *, name: str) -> Samples:
+def _given(calls: CallRecorder, candidate: TestedFile, *, name: str) -> SampleSet:
     """By the names of the arguments, which say how the module is called; where they contradict the
     file's, by those of its inputs, one after the other."""
     found = calls.of(name)

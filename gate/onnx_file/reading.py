@@ -1,26 +1,303 @@
-"""Reading and verifying ONNX files: whole, valid, with all of their bytes accounted for."""
+"""Parse and check a file with its external data; walk its graph; externalize large weights."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
-from collections.abc import Iterable
-from pathlib import Path
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
 
 import onnx
-from onnx import checker, helper, shape_inference
+from onnx import checker, defs, external_data_helper, helper, shape_inference
 
 from gate.errors import OnnxFileError, StorageError, first_line
-from gate.onnxfile.external_data import external_files, linked
-from gate.onnxfile.runtime_operators import in_own_domain
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
-from gate.storage.pointer import missing_content
-from gate.storage.temporary import temporary_folder
+from gate.storage.files import is_inside, temporary_folder, wrong_name
+from gate.storage.untrusted_files import detect_pointer_file
+
+
+@dataclass(frozen=True)
+class WithData:
+    """A model and its data files, in memory."""
+
+    model: bytes
+    data: dict[str, bytes]
+    """By name relative to the model's folder."""
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's own attributes: the branches of an If, the body of a Loop."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes, and all that are in their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from nodes_within(graph.node)
+
+
+def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes."""
+    yield from nodes_within(model.graph.node)
+    for function in model.functions:
+        yield from nodes_within(function.node)
+
+
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors: initializers and those in attributes, of sparse ones values and indices."""
+    yield from _in_graph(model.graph)
+    for function in model.functions:
+        yield from _in_nodes(function.node)
+
+
+def _in_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _in_nodes(graph.node)
+
+
+def _in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            own = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for sparse in (*own, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+        for graph in subgraphs(node):
+            yield from _in_graph(graph)
+
+
+def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
+    """Names of the data files of `model`, read from `path`, relative to its folder, sorted.
+
+    A data file may itself be a link to a plain file elsewhere, as the caches of model hubs have it:
+    that link was made by whoever owns the folder. Raises OnnxFileError for a name or a folder that
+    leads outside (a model could else read any file of the machine), for a file that is missing, or
+    too short for what the model reads from it.
+    """
+    names: set[str] = set()
+    for tensor in tensors_of(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            try:
+                names.add(_checked(tensor, path))
+            except (
+                OSError,
+                ValueError,
+                TypeError,
+                RuntimeError,
+            ) as error:  # links in a loop, bytes
+                raise OnnxFileError(
+                    f"{path}: the external data of the tensor {tensor.name!r} can't be found: "
+                    f"{error}. Export the model again."
+                ) from error
+    return tuple(sorted(names))
+
+
+def linked(path: Path, files: Iterable[str]) -> bool:
+    """True if one of the data files of the model `path` is a link, or has further names: what
+    onnx takes for an attack, and ONNX Runtime only where it leads into the model's own folder."""
+    beside = [path.parent / name for name in files]
+    return any(file.is_symlink() or file.stat().st_nlink > 1 for file in beside)
+
+
+def _checked(tensor: onnx.TensorProto, path: Path) -> str:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
+    name = location.as_posix()
+    if wrong_name(name) or not is_inside(path.parent, location.parent.as_posix()):
+        raise _outside(tensor, path, name)
+    file = path.parent / location
+    if (pointer := detect_pointer_file(file)) is not None:
+        raise OnnxFileError(f"{path}: the data of the tensor {tensor.name}: {pointer}")
+    if not file.is_file():  # nor a device, nor a pipe
+        raise OnnxFileError(
+            f"{path}: the data file {name} of the tensor {tensor.name} is missing. "
+            "Copy it beside the model, or export to a single file."
+        )
+    end = _end(tensor, entries, path)
+    size = file.stat().st_size
+    if size < end:
+        raise OnnxFileError(
+            f"{path}: the data file {name} has {size} bytes, the tensor {tensor.name} needs "
+            f"{end}. It is truncated: copy or export it again."
+        )
+    return name
+
+
+def _outside(tensor: onnx.TensorProto, path: Path, name: str) -> OnnxFileError:
+    return OnnxFileError(
+        f"{path}: the tensor {tensor.name} reads its data from {name[:300]!r}, expected a file "
+        "inside the model's folder. Do not trust this file: export the model again."
+    )
+
+
+def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
+    """Offset behind the tensor's last byte in its data file."""
+    try:
+        offset, stated = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+        size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (ValueError, KeyError) as error:
+        raise OnnxFileError(
+            f"{path}: the tensor {tensor.name} describes its external data wrongly: {error}. "
+            "Export the model again."
+        ) from error
+    if offset < 0 or stated < 0:
+        raise OnnxFileError(
+            f"{path}: the tensor {tensor.name} has a negative offset or length. "
+            "Export the model again."
+        )
+    return offset + (stated or size)
+
+
+# The data file is named after its content, so that a model that is replaced never points to new
+# data, nor a new one to old data.
+
+
+SINGLE_FILE_LIMIT = 2**31 - 2**24
+"""Bytes that one protobuf file may have, with 16 MiB left for what reads and writes it."""
+
+_SMALLEST = 1024
+"""Bytes below which a tensor stays in the model: shapes, scalars, which the checker wants there."""
+
+_ALIGNMENT = 4096
+"""Tensors start at whole pages, so that they can be mapped into memory."""
+
+_CHUNK = 1 << 24
+
+
+def is_large(path: Path) -> bool:
+    """True if the file, in a folder of its own, is too large to stand alone, or the exporter put
+    weights beside it."""
+    return path.stat().st_size > SINGLE_FILE_LIMIT or len(list(path.parent.iterdir())) > 1
+
+
+def externalize_weights(path: Path, *, name: str) -> Path:
+    """Move the weights of the model `path` into one new data file beside it; return that file.
+
+    It is called `<name>.<16 hex digits of its SHA-256>.data`. The same weights give the same bytes;
+    they are copied in pieces, never held whole. Raises OSError.
+    """
+    model = onnx.load(path, load_external_data=False)
+    pending = path.with_name(f".{name}.gathering")
+    placed: list[tuple[onnx.TensorProto, int, int]] = []
+    sha256 = hashlib.sha256()
+    with pending.open("wb") as out:
+        for tensor in _moving(model):
+            padding = bytes(-out.tell() % _ALIGNMENT)
+            out.write(padding)
+            sha256.update(padding)
+            start = out.tell()
+            for piece in _pieces(tensor, path.parent):
+                out.write(piece)
+                sha256.update(piece)
+            placed.append((tensor, start, out.tell() - start))
+    data = path.with_name(f"{name}.{sha256.hexdigest()[:16]}.data")
+    for tensor, start, length in placed:
+        tensor.ClearField("raw_data")
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", data.name), ("offset", start), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+    pending.replace(data)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return data
+
+
+def data_files(output: Path) -> Iterator[Path]:
+    """The data files beside `output` that `gather` once named after it."""
+    ours = re.compile(re.escape(output.name) + r"\.[0-9a-f]{16}\.data")
+    return (path for path in output.parent.iterdir() if ours.fullmatch(path.name))
+
+
+def _moving(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Initializers that are not small, and whatever the exporter put beside the model."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for tensor in model.graph.initializer:
+        inside = tensor.HasField("raw_data") and len(tensor.raw_data) >= _SMALLEST
+        if inside or external_data_helper.uses_external_data(tensor):
+            yield tensor
+    for tensor in tensors_of(model):
+        if tensor.name not in weights and external_data_helper.uses_external_data(tensor):
+            yield tensor
+
+
+def _pieces(tensor: onnx.TensorProto, folder: Path) -> Iterator[bytes]:
+    if not external_data_helper.uses_external_data(tensor):
+        yield tensor.raw_data
+        return
+    info = external_data_helper.ExternalDataInfo(tensor)
+    file = folder / info.location
+    left = info.length or file.stat().st_size - (info.offset or 0)
+    with file.open("rb") as stream:
+        stream.seek(info.offset or 0)
+        while left:
+            piece = _gathered_read(stream, min(left, _CHUNK), file)
+            left -= len(piece)
+            yield piece
+
+
+def _gathered_read(stream: IO[bytes], size: int, file: Path) -> bytes:
+    piece = stream.read(size)
+    if not piece:
+        raise OSError(f"{file} is shorter than the model says")
+    return piece
+
+
+DOMAIN = "com.microsoft"
+"""Where they belong, as far as anybody else can tell."""
+
+_FUSED = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+
+_STANDARD = ("", "ai.onnx")
+
+
+def is_of_runtime(node: onnx.NodeProto, *, opset: int) -> bool:
+    """Whether the standard domain of that opset lacks the operator, and ONNX Runtime has it."""
+    if node.op_type not in _FUSED or node.domain not in _STANDARD:
+        return False
+    try:
+        defs.get_schema(node.op_type, opset, "")
+    except defs.SchemaError:
+        return True
+    return False
+
+
+def in_own_domain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with these operators in ONNX Runtime's own domain, which the checker takes; the
+    very same object where there are none."""
+    opset = max((o.version for o in model.opset_import if o.domain in _STANDARD), default=0)
+    if not any(is_of_runtime(node, opset=opset) for node in nodes_of(model)):
+        return model
+    moved = onnx.ModelProto()
+    moved.CopyFrom(model)
+    for node in nodes_of(moved):
+        if is_of_runtime(node, opset=opset):
+            node.domain = DOMAIN
+    if all(entry.domain != DOMAIN for entry in moved.opset_import):
+        moved.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return moved
+
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+
 _UNKNOWN_AXIS = "?"
+
 _PROTOBUF_LIMIT = 2**31 - 1
 """Bytes of one protobuf, which no reader takes more of."""
+
 _SORT = (
     "ONNX Runtime puts nodes in order by itself, other tools don't: sort them before you save, by "
     "onnxruntime.transformers.onnx_model.OnnxModel(model).topological_sort()."
@@ -35,7 +312,7 @@ def read_subject(path: Path) -> Subject:
     the file is missing, empty, truncated, no ONNX model, not valid, has inputs or outputs that
     are no tensors, or names external data that is missing, short, or outside of its folder.
     """
-    data = _read(path)
+    data = _subject_read(path)
     model = _parse(data, path)
     files = external_files(model, path)
     checked = in_own_domain(model)
@@ -66,7 +343,7 @@ def verify_file(path: Path, *, opset: int) -> None:
 
     Raises OnnxFileError if anything is wrong, or the file's opset is not `opset`.
     """
-    model = _parse(_read(path), path)
+    model = _parse(_subject_read(path), path)
     written = _opset(model, path)
     if written != opset:
         raise OnnxFileError(
@@ -89,8 +366,8 @@ def verify_file(path: Path, *, opset: int) -> None:
         ) from error
 
 
-def _read(path: Path) -> bytes:
-    if (pointer := missing_content(path)) is not None:
+def _subject_read(path: Path) -> bytes:
+    if (pointer := detect_pointer_file(path)) is not None:
         raise OnnxFileError(pointer)
     try:
         if not path.is_file():

@@ -1,23 +1,28 @@
-"""The file that says which parts a release has, and how they are run in order."""
+"""`release.yaml`: the parts and the chain of a multi-file release."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol, Self
 
 from pydantic import Field
 
 from gate.errors import EvidenceError, OnnxFileError, StorageError
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.evidence import Subject, SubjectPart, TensorSpec
+from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain, wrong_name
-from gate.storage.foreign import plain_yaml
-from gate.storage.pointer import missing_content
 from gate.storage.record import Record
+from gate.storage.untrusted_files import detect_pointer_file, parse_plain_yaml
 from gate.storage.yaml_section import load_section
 
 _SUFFIXES = (".yaml", ".yml")
+
 _LIMIT = 1 << 16
 """Bytes of a release file at most: some thousand parts."""
+
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -52,7 +57,7 @@ class ReleaseFile(Record):
                     f"{path}: the part {name} is the file {part.file!r}, expected one in the "
                     "folder of this file, so that both travel together."
                 )
-            pointer = missing_content(path.parent / part.file)
+            pointer = detect_pointer_file(path.parent / part.file)
             if pointer is not None:
                 raise OnnxFileError(f"{path}: the part {name}: {pointer}")
             if not (path.parent / part.file).is_file():
@@ -101,7 +106,7 @@ def _is_inside(folder: Path, below: Path) -> bool:
 def _check_plain(path: Path) -> None:
     """It may be a stranger's: no pipe, nothing huge, nothing that multiplies. Raises OnnxFileError,
     StorageError."""
-    pointer = missing_content(path)
+    pointer = detect_pointer_file(path)
     if pointer is not None:
         raise OnnxFileError(pointer)
     try:
@@ -116,12 +121,12 @@ def _check_plain(path: Path) -> None:
             f"{path} has more than {_LIMIT} bytes, expected the list of the parts of a release."
         )
     try:
-        plain_yaml(data, what=str(path))
+        parse_plain_yaml(data, what=str(path))
     except EvidenceError as error:
         raise OnnxFileError(f"no release file: {error}") from error
 
 
-def is_release(path: Path) -> bool:
+def is_release_file(path: Path) -> bool:
     """Whether it names parts, and is no ONNX file itself."""
     return path.suffix.lower() in _SUFFIXES
 
@@ -129,7 +134,7 @@ def is_release(path: Path) -> bool:
 def onnx_files(path: Path) -> dict[str, Path]:
     """The ONNX files of a release by part; of one file that one, by no name. Raises as
     `ReleaseFile.load`."""
-    if not is_release(path):
+    if not is_release_file(path):
         return {"": path}
     return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}
 
@@ -138,3 +143,46 @@ def _quoted(text: str) -> str:
     """As YAML takes any text: in single quotes."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
+
+
+@dataclass(frozen=True)
+class ReleaseFiles:
+    """The release file, and the ONNX file of each part."""
+
+    path: Path
+    """Of the release file."""
+    file: ReleaseFile
+    parts: Mapping[str, TestedFile]
+    """By name, in the order of the release file."""
+
+    def subject(
+        self, *, inputs: tuple[TensorSpec, ...] = (), outputs: tuple[TensorSpec, ...] = ()
+    ) -> Subject:
+        """Of all files together: the digest is that of the manifest over the release file, the
+        ONNX files and their external data. `inputs`, `outputs`: of the chain, which only running it
+        tells. Raises StorageError.
+        """
+        folder = self.path.parent
+        files = sorted(
+            {
+                str((part.path.parent / name).relative_to(folder))
+                for part in self.parts.values()
+                for name in (part.path.name, *part.subject.external_data)
+            }
+        )
+        subjects = [part.subject for part in self.parts.values()]
+        return Subject(
+            sha256=Digest.of_manifest(folder, (self.path.name, *files)),
+            size_bytes=sum((folder / name).stat().st_size for name in (self.path.name, *files)),
+            opset=max(subject.opset for subject in subjects),
+            producer=", ".join(sorted({subject.producer for subject in subjects})),
+            inputs=inputs,
+            outputs=outputs,
+            external_data=tuple(files),
+            parts={
+                name: SubjectPart(
+                    file=str(part.path.relative_to(folder)), sha256=part.subject.sha256
+                )
+                for name, part in self.parts.items()
+            },
+        )

@@ -1,14 +1,19 @@
-"""Whether evidence is about these files, and describes them as they are."""
+"""Read an untrusted ONNX file in the sandbox."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from gate.bounded.limits import ChildLimits
-from gate.errors import DigestMismatch, EvidenceError
-from gate.onnxfile.release_file import is_release
+from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.release_file import ReleaseFile, ReleaseFiles, is_release_file
+from gate.onnx_file.tested_file import TestedFile, quantized_from
 from gate.records.evidence import Evidence, Subject
+from gate.sandbox.limits import SandboxLimits, memory_text
+from gate.sandbox.process import run_in_sandbox
 from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
 
@@ -39,18 +44,17 @@ def verify_parts(path: Path, evidence: Evidence) -> None:
         part.sha256.verify(digest_of_model(file, external_data=files), what=what)
 
 
-def verify_description(path: Path, evidence: Evidence, limits: ChildLimits | None) -> None:
+def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | None) -> None:
     """What is uploaded follows the subject (its external data, its parts): it must be the file's
     own. What the chain of a release takes and gives, only running it tells.
 
     `limits`: within which a child reads the files; None: they are our own. Raises EvidenceError,
     and as `subject_within`.
     """
-    from gate.onnxfile.foreign import release_within, subject_within
 
     described = evidence.subject
-    if not described.parts and not is_release(path):
-        _verify_described(described, subject_within(path, limits), path)
+    if not described.parts and not is_release_file(path):
+        _verify_described(described, read_subject_in_sandbox(path, limits), path)
         return
     files = release_within(path, limits)
     whole = files.subject(inputs=described.inputs, outputs=described.outputs)
@@ -104,3 +108,87 @@ def _is_text(path: Path) -> bool:
     protobuf begins so."""
     with path.open("rb") as stream:
         return stream.read(1) == b"{"
+
+
+# A file of 20 MB can hold ten million empty nodes, which take 3.5 GB once they are parsed.
+
+
+def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject:
+    """As `read_subject`, and of a release as `ReleaseFiles.subject`; None: the file is our own, and
+    is read in this process.
+
+    What the child says of names and bytes is proven here. Raises LimitExceeded and EvidenceError
+    besides, StorageError; PolicyError for a release file that is none.
+    """
+    if is_release_file(path):
+        return release_within(path, limits).subject()
+    if limits is None:
+        return read_subject(path)
+    plain = _called("described", path, limits=limits)
+    subject = Subject.from_json(json.dumps(plain))
+    files = subject.external_data
+    wrong = [name for name in files if wrong_name(name)]
+    if wrong:
+        raise OnnxFileError(f"{path}: {wrong[0]!r} can't be a data file's name. Do not trust it.")
+    hashed = Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_file(path)
+    subject.sha256.verify(hashed, what=str(path))
+    return subject
+
+
+def release_within(path: Path, limits: SandboxLimits | None) -> ReleaseFiles:
+    """The files that a release file names, each read as by `subject_within`; raises as that. The
+    release file itself is a short list of names, and no child reads it."""
+    file = ReleaseFile.load(path)
+    parts = {}
+    for name, part in file.parts.items():
+        place = path.parent / part.file
+        if is_release_file(place):
+            raise OnnxFileError(
+                f"{path}: the part {name} is {part.file}, expected an ONNX file: a release is made "
+                "of files, not of releases."
+            )
+        parts[name] = TestedFile(place, read_subject_in_sandbox(place, limits))
+    return ReleaseFiles(path, file, parts)
+
+
+def origin_within(path: Path, limits: SandboxLimits | None) -> str | None:
+    """As `quantized_from`; None: the file is our own, and is read in this process.
+
+    Raises LimitExceeded and EvidenceError besides.
+    """
+    if limits is None:
+        return quantized_from(path)
+    origin = _called("origin", path, limits=limits)
+    return None if origin is None else str(origin)
+
+
+def check_size(path: Path, limits: SandboxLimits) -> None:
+    """Raise LimitExceeded for a file that fills the memory before it is parsed. OnnxFileError where
+    there is none."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise OnnxFileError(f"cannot read {path}: {error.strerror}. Name an ONNX file.") from error
+    if size > limits.memory_bytes:
+        raise LimitExceeded(
+            f"{path} has {memory_text(size)}, and whoever reads it may take "
+            f"{memory_text(limits.memory_bytes)} of memory. It was not read. If it is trusted, "
+            "allow more with --memory-limit."
+        )
+
+
+def described(path: str) -> dict[str, Any]:
+    """The child's side of `subject_within`."""
+    return read_subject(Path(path)).to_plain()
+
+
+def origin(path: str) -> str | None:
+    """The child's side of `origin_within`."""
+    return quantized_from(Path(path))
+
+
+def _called(function: str, path: Path, *, limits: SandboxLimits) -> Any:
+    if path.is_file():
+        check_size(path, limits)
+    what = f"reading {path.name}"
+    return run_in_sandbox(f"{__name__}:{function}", {"path": str(path)}, limits=limits, what=what)

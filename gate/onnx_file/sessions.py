@@ -1,28 +1,139 @@
-"""Sessions of ONNX Runtime: as a consumer opens one, and as the name of a runtime promises."""
+"""Open ONNX Runtime sessions; read which provider ran each node."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
-from collections.abc import Sequence
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gate.errors import LimitExceeded, RuntimeUnusable, first_line
-from gate.onnxfile.candidate import WithData
-from gate.onnxfile.native_stderr import captured_stderr
-from gate.package.loaded import onnx_runtime
-from gate.policy.ort_options import OrtSetup
+import numpy as np
+import onnx
+from onnx import shape_inference
+
+from gate.errors import EvidenceError, LimitExceeded, RuntimeUnusable, first_line
+from gate.installation import onnx_runtime
+from gate.onnx_file.reading import WithData, subgraphs
+from gate.policy.runtime_options import OrtSetup
 from gate.records.runtime import CPU_PROVIDER
+
+_ONE = threading.RLock()
+"""The descriptor is the whole process's: of two that took it at once, the one that ends last would
+leave it on the other's file, which is gone."""
+
+
+@contextlib.contextmanager
+def captured_stderr(lines: list[str] | None = None) -> Iterator[list[str]]:
+    """Collect what is written to file descriptor 2, by any thread; the list of lines is filled at
+    the end, also where it ends with an error. Another thread that comes here waits."""
+    lines = [] if lines is None else lines
+    with _ONE, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        _flush()
+        saved = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            _flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            log.seek(0)
+            lines += log.read().splitlines()
+
+
+def _flush() -> None:
+    if sys.stderr is not None:  # as in a process without a console
+        sys.stderr.flush()
+
+
+# `get_available_providers()` proves nothing, and the active providers of a session say only what
+# was allowed: the profile says what ran.
+
+
+SHAPE_OPS = frozenset(
+    {
+        "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal",
+        "Expand", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less",
+        "LessOrEqual", "Loop", "If", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range",
+        "ReduceMax", "ReduceMin", "ReduceProd", "Reshape", "ScatterND", "Shape", "Size", "Slice",
+        "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Operators that compute shapes and indices, beside other work."""
+
+_SHAPE_ELEMENTS = 64
+"""A shape, or an index into one, has no more elements than this."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes that ran, counted per provider, and the compute nodes among those on the CPU."""
+
+    nodes_per_provider: dict[str, int]
+    cpu_compute_nodes: tuple[str, ...]
+    """`op_type:node_name`."""
+
+
+def read_placement(profile: Path) -> Placement:
+    """Read the JSON that ONNX Runtime's profiler wrote. Raises EvidenceError."""
+    try:
+        events = json.loads(profile.read_text(encoding="utf-8"))
+        nodes = {}
+        for event in events:
+            provider = event.get("args", {}).get("provider")
+            if event.get("cat") == "Node" and provider:
+                args = event["args"]
+                key = (event["name"], args.get("node_index"), provider)
+                nodes[key] = args
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise EvidenceError(
+            f"ONNX Runtime's profile can't be read ({type(error).__name__}: {error}), so it is "
+            "not known which provider ran the nodes. Free space in the temporary folder; "
+            "otherwise this version of ONNX Runtime writes another format."
+        ) from error
+    counts = Counter(provider for _, _, provider in nodes)
+    compute = tuple(
+        f"{args.get('op_name', '?')}:{name.removesuffix('_kernel_time')}"
+        for (name, _, provider), args in nodes.items()
+        if provider == CPU_PROVIDER and not _is_shape_arithmetic(args)
+    )
+    return Placement(dict(sorted(counts.items())), compute)
+
+
+def _is_shape_arithmetic(args: Mapping[str, Any]) -> bool:
+    """Shapes, sizes and indices belong on the CPU: at most a vector of a few numbers."""
+    if args.get("op_name") not in SHAPE_OPS:
+        return False
+    outputs: Iterable[Mapping[str, list[int]]] = args.get("output_type_shape", [{"": [-1, -1]}])
+    shapes = [shape for output in outputs for shape in output.values()]
+    return all(map(is_small, shapes))
+
+
+def is_small(shape: list[int]) -> bool:
+    """Whether a tensor of this shape may be a shape, or an index into one."""
+    return len(shape) <= 1 and int(np.prod(shape)) <= _SHAPE_ELEMENTS
+
 
 NO_SPINNING = ("session.intra_op.allow_spinning", "0")
 """Threads that spin between two runs take the cores from the next runtime and from torch: with
 it, resnet18 at batch 8 on 2 cores took 45 ms in torch instead of 19. The numbers are the same."""
+
 _FATAL_ONLY = 4
 """`log_severity_level` of ONNX Runtime: warnings about graph clean-ups help nobody here, and
 errors come as exceptions too."""
+
 _EVERYTHING = 0
+
 _OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
+
 _LOG_LINE = re.compile(r"\[[EW]:onnxruntime[^\]]*\]\s*(.*)")
 
 
@@ -164,3 +275,34 @@ def _logged_reason(lines: list[str]) -> str:
         if found:
             return f"{found.group(1).strip().rstrip('.')}."
     return "it gave no reason."
+
+
+def shape_arithmetic(model: onnx.ModelProto) -> frozenset[str]:
+    """The nodes that compute shapes, sizes and indices, by the shapes that the file itself gives
+    their outputs: `op_type:node_name`. One whose shapes are not known is none."""
+    found: dict[str, bool] = {}
+    inferred = shape_inference.infer_shapes(model, data_prop=True)
+    for name, small in _sized(inferred.graph):
+        found[name] = found.get(name, True) and small
+    return frozenset(name for name, small in found.items() if small)
+
+
+def _sized(graph: onnx.GraphProto) -> Iterator[tuple[str, bool]]:
+    values = (*graph.value_info, *graph.output)
+    shapes = {value.name: _shape(value.type) for value in values}
+    for node in graph.node:
+        outputs = [shapes.get(name) for name in node.output if name]
+        own = node.domain in ("", "ai.onnx") and node.op_type in SHAPE_OPS
+        small = own and all(shape is not None and is_small(shape) for shape in outputs)
+        yield f"{node.op_type}:{node.name}", small
+        for inner in subgraphs(node):
+            yield from _sized(inner)
+
+
+def _shape(kind: onnx.TypeProto) -> list[int] | None:
+    """None: not known, or no tensor."""
+    tensor = kind.tensor_type
+    dimensions = tensor.shape.dim
+    if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in dimensions):
+        return None
+    return [dimension.dim_value for dimension in dimensions]

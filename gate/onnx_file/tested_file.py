@@ -1,26 +1,24 @@
-"""The file that is measured, bound to its digest."""
+"""The ONNX file under test, bound to its digest; its metadata."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from gate.errors import StorageError
-from gate.records.evidence import Subject
+import onnx
+
+from gate.errors import DigestMismatch, OnnxFileError, StorageError
+from gate.onnx_file.reading import WithData, nodes_of
+from gate.records.evidence import ExportRecord, Source, Subject
 from gate.storage.digest import Digest
+from gate.storage.record import Record, Sha256
 
 
 @dataclass(frozen=True)
-class WithData:
-    """A model and its data files, in memory."""
-
-    model: bytes
-    data: dict[str, bytes]
-    """By name relative to the model's folder."""
-
-
-@dataclass(frozen=True)
-class Candidate:
+class TestedFile:
     """The file that is measured, and what was read from it."""
 
     path: Path
@@ -62,3 +60,100 @@ class Candidate:
         else:
             actual = Digest.of_file(self.path)
         self.subject.sha256.verify(actual, what=self.path.name)
+
+
+class ExportNote(Record):
+    """The record of an export and the file that it is about."""
+
+    subject_sha256: Sha256
+    """Of the file with its external data, as in `Subject`."""
+    record: ExportRecord
+
+    @classmethod
+    def of(cls, subject: Subject, record: ExportRecord) -> Self:
+        """The note on a file that was exported."""
+        return cls(subject_sha256=subject.sha256, record=record)
+
+    def verify(self, subject: Subject, *, path: Path) -> None:
+        """Raise DigestMismatch unless the note is about this file, which is at `path`."""
+        if subject.sha256 != self.subject_sha256:
+            raise DigestMismatch(
+                f"{path} has digest {subject.sha256}, the record of the export is about "
+                f"{self.subject_sha256}. Give the record that was written beside this very file "
+                f"({note_path(path).name}), or export again."
+            )
+
+
+def note_path(model: Path) -> Path:
+    """Where the note on a file stands: `model.onnx.export.json`."""
+    return model.with_name(f"{model.name}.export.json")
+
+
+PREFIX = "parity_gate."
+
+_STACK_TRACE = "pkg.torch.onnx.stack_trace"
+
+_FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[/\\][^/\\\s:'\"()]+)+[/\\]")
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+
+
+def described(
+    *, strategy: str, opset_asked: int | str, rungs: Iterable[str], source: Source | None
+) -> dict[str, str]:
+    """The metadata of a file. What is not known is left out."""
+    facts = {
+        "strategy": strategy,
+        "opset_asked": str(opset_asked),
+        "rungs": "\n".join(rungs),
+        "factory": source.factory if source else None,
+        "checkpoint_sha256": source.checkpoint_sha256 if source else None,
+        "preprocess_sha256": source.preprocess_sha256 if source else None,
+    }
+    return {PREFIX + key: str(value) for key, value in facts.items() if value}
+
+
+def impersonal(text: str) -> str:
+    """`text` in one line, without folders and memory addresses: the same on every machine."""
+    return _ADDRESS.sub("0x", _FOLDERS.sub("", " ".join(text.split())))
+
+
+def stamp(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
+    """Give `model` the metadata, and take from it what names files of this machine."""
+    kept = [(p.key, p.value) for p in model.metadata_props if not p.key.startswith(PREFIX)]
+    del model.metadata_props[:]
+    for key, value in (*kept, *metadata.items()):
+        model.metadata_props.add(key=key, value=value)
+    for node in nodes_of(model):
+        node.ClearField("doc_string")
+        properties = [(p.key, p.value) for p in node.metadata_props if p.key != _STACK_TRACE]
+        del node.metadata_props[:]
+        for key, value in properties:
+            node.metadata_props.add(key=key, value=value)
+
+
+def stamp_file(path: Path, metadata: dict[str, str]) -> None:
+    """The same for the single file `path`, in place. Raises OSError."""
+    model = onnx.ModelProto.FromString(path.read_bytes())
+    stamp(model, metadata)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+# Apart, so that who quantizes and who promotes know one key.
+
+
+QUANTIZED_FROM = "parity_gate.quantized_from"
+"""Key in the file's metadata: digest of the exact file."""
+
+
+def quantized_from(path: Path) -> str | None:
+    """The digest of the exact file, `sha256:…`; None where the file names none.
+
+    Raises OnnxFileError for a file that is no ONNX model.
+    """
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError, OSError
+        raise OnnxFileError(f"{path} can't be read as an ONNX model: {error}.") from error
+    found = [entry.value for entry in model.metadata_props if entry.key == QUANTIZED_FROM]
+    return found[0] if len(found) == 1 else None

@@ -1,1 +1,1 @@
-"""What must hold before a file is promoted."""
+"""The policy: what must hold before a file is promoted."""

@@ -1,18 +1,19 @@
-"""Runtimes and bounds of the policies that are built in.
-
-All bounds are free of the model's scale. Where they come from: docs/adr/0008, those on CUDA
-docs/cuda.md, those of the quantized twin docs/adr/0012.
-"""
+"""Runtimes and bounds of the built-in policies."""
 
 from __future__ import annotations
 
 from gate.policy.sections import Bounds, ConfidenceBands, Instruments, RuntimePolicy
 from gate.records.runtime import RUNTIMES, BoundsKind, RuntimeName
 
+# All bounds are free of the model's scale. Where they come from: docs/adr/0008, those on CUDA
+# docs/cuda.md, those of the quantized twin docs/adr/0012.
+
+
 ANSWERS_ONLY = Instruments(
     noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
 )
 """For a file that is judged by its answers, not by its rounding."""
+
 _CPU = Bounds(
     unequal_share=0.0,
     top1_agreement=1.0,
@@ -22,6 +23,7 @@ _CPU = Bounds(
     repeatability_ratio=8.0,
     batch_invariance_ratio=16.0,
 )
+
 _CUDA = Bounds(
     unequal_share=0.0,
     top1_agreement=1.0,
@@ -31,8 +33,10 @@ _CUDA = Bounds(
     repeatability_ratio=8.0,
     batch_invariance_ratio=32.0,
 )
+
 REDUCED_UNIT = 2.0**13
 """The unit of float16's rounding, 2^-11, in that of float32's, 2^-24. TF32 rounds as much."""
+
 _REDUCED = Bounds(
     unequal_share=0.05,
     noise_ratio=1.5 * REDUCED_UNIT,
@@ -41,8 +45,10 @@ _REDUCED = Bounds(
     repeatability_ratio=8.0 * REDUCED_UNIT,
     batch_invariance_ratio=16.0 * REDUCED_UNIT,
 )
+
 REDUCED = Instruments(probe_relative_diff=0.2, probe_noise_ratio=32.0 * REDUCED_UNIT)
 """Of a file in 16 bits: all of them, and probes that look for other answers."""
+
 _QUANTIZED = Bounds(
     top1_agreement=0.99,
     confidence_bands=ConfidenceBands(over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02),

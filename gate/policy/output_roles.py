@@ -1,37 +1,36 @@
-"""What an output is judged as: by the policy's word, or by a guess that only adds checks.
-
-The laws of the guess (task `auto`, an output without a role): it claims agreement where the samples
-can prove it, that is where the reference gives at least two classes; elsewhere the numbers decide.
-A constant output is of no class unless the policy says so.
-"""
+"""The role of each output, stated or inferred."""
 
 from __future__ import annotations
 
 import math
 
 from gate.policy.policy import Policy
-from gate.records.output_parity import ClassParity, OutputParity
+from gate.records.outputs import ClassParity, OutputParity
+
+# The laws of the guess (task `auto`, an output without a role): it claims agreement where the
+# samples can prove it, that is where the reference gives at least two classes; elsewhere the
+# numbers decide. A constant output is of no class unless the policy says so.
 
 
-def classes_of(policy: Policy, output: OutputParity) -> ClassParity | None:
+def class_metrics_for(policy: Policy, output: OutputParity) -> ClassParity | None:
     """The class metrics by which the output is judged; None: it is judged by numbers alone."""
     classes = output.classification
     if classes is None or not policy.counts_classes(output.name):
         return None
-    if policy.role_of(output.name) is None and output.reference_constant:
+    if policy.role_for(output.name) is None and output.reference_constant:
         return None
-    return None if guessed(policy, output) and _why_unprovable(classes, output) else classes
+    return None if infer_role(policy, output) and _why_unprovable(classes, output) else classes
 
 
-def guessed(policy: Policy, output: OutputParity) -> bool:
+def infer_role(policy: Policy, output: OutputParity) -> bool:
     """True if nothing but the output's shape says that it might be one of classes."""
-    return policy.task == "auto" and policy.role_of(output.name) is None
+    return policy.task == "auto" and policy.role_for(output.name) is None
 
 
 def unclaimed(policy: Policy, output: OutputParity) -> str | None:
     """Where the shape is that of logits, why the samples can prove no agreement; else None."""
     classes = output.classification
-    if not guessed(policy, output) or classes is None or output.reference_constant:
+    if not infer_role(policy, output) or classes is None or output.reference_constant:
         return None
     return _why_unprovable(classes, output) if policy.counts_classes(output.name) else None
 

@@ -1,20 +1,17 @@
-"""The policy: what must hold before a file is promoted. The `gate:` section of params.yaml.
-
-Strict on purpose: unknown keys, text for numbers, negative, NaN or infinite bounds, a policy
-without a runtime and a runtime without a bound are all refused.
-"""
+"""The policy with its scope and variants."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
 
 from gate.errors import PolicyError
-from gate.policy.built_in import (
+from gate.policy.defaults import (
     ANSWERS_ONLY,
     REDUCED,
     exact_runtimes,
@@ -22,43 +19,112 @@ from gate.policy.built_in import (
     reduced_runtimes,
     runtimes_to_add,
 )
-from gate.policy.operating_points import OperatingPoint, OperatingPoints, points_of
-from gate.policy.preprocessing import PreprocessingPolicy
-from gate.policy.review_tag import ReviewTag
-from gate.policy.runtimes import check_runtime
-from gate.policy.scope import CROSSINGS, Precision, Scope, Task
+from gate.policy.runtime_options import check_runtime
 from gate.policy.sections import (
     Bounds,
-    ConfidenceBands,
+    ChampionPolicy,
     CudaProviderPolicy,
     DeterminismPolicy,
     ExportFindings,
-    IncumbentPolicy,
     Instruments,
     NonFinite,
+    OperatingPoint,
+    OperatingPoints,
     PolicyRecord,
+    PreprocessingPolicy,
+    ReviewTag,
     Role,
     RuntimePolicy,
+    points_of,
 )
 from gate.records.runtime import RuntimeName, traits_of
-from gate.storage.record import later
+from gate.storage.record import added_field
 from gate.storage.yaml_section import first_problem, has_section, load_section
 
-__all__ = [
-    "Bounds",
-    "ConfidenceBands",
-    "CudaProviderPolicy",
-    "DeterminismPolicy",
-    "ExportFindings",
-    "IncumbentPolicy",
-    "Instruments",
-    "Policy",
-    "PreprocessingPolicy",
-    "ReviewTag",
-    "Role",
-    "RuntimePolicy",
-    "Task",
-]
+Task = Literal["auto", "classification", "tensors"]
+
+Precision = Literal["exact", "reduced", "quantized"]
+
+
+CROSSINGS = ("threshold_crossing", "threshold_crossing_bound")
+"""Bounds at operating points."""
+
+_CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
+            "top1_lower_bound", "top5_agreement", "accuracy_drop", *CROSSINGS)  # fmt: skip
+"""Bounds on answers of classes."""
+
+_NOISE = ("noise_ratio", "noise_peak", "noise_diff")
+
+_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE)
+
+_STABILITY = ("repeatability", "repeatability_ratio", "batch_invariance", "batch_invariance_ratio")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Fields of a policy that decide which bounds it needs and can have."""
+
+    task: Task
+    precision: Precision
+    waive: frozenset[str]
+    """Names of bounds that may go unmeasured."""
+    instruments: Instruments
+    names_classes: bool
+    """Whether the policy says of an output by its name that it is one of classes."""
+
+    def check(self, runtime: str, bounds: Bounds) -> None:
+        """Raises ValueError for bounds of this runtime that do not fit: one is missing, or can't be
+        judged."""
+        exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - self.waive
+        if self.precision == "exact" and not bounds.stated(exact):
+            raise ValueError(
+                f"{runtime}: precision 'exact' needs a bound noise_ratio (not waived), "
+                "max_abs_diff or scaled_diff"
+            )
+        self._check_quantized(runtime, bounds)
+        if self.instruments.noise_samples == 0 and bounds.stated(_NOISE):
+            raise ValueError(f"{runtime}: a bound on noise needs instruments.noise_samples above 0")
+        if self.instruments.stability_samples == 0 and bounds.stated(_STABILITY):
+            raise ValueError(
+                f"{runtime}: a bound on repeatability or batch invariance needs "
+                "instruments.stability_samples above 1"
+            )
+        self._check_classes(runtime, bounds)
+
+    def _check_classes(self, runtime: str, bounds: Bounds) -> None:
+        bounded = bounds.stated(_CLASSES)
+        if "top1_agreement" not in bounded and (
+            self.task == "classification" or (self.task == "auto" and self.names_classes)
+        ):
+            why = "task 'classification'" if self.task == "classification" else "the role of logits"
+            raise ValueError(f"{runtime}: {why} needs a bound top1_agreement")
+        if self.task == "tensors" and bounded:
+            raise ValueError(
+                f"{runtime}: {', '.join(sorted(bounded))} need logits; set task: classification"
+            )
+        beyond = sorted(set(bounded) - {"top1_agreement"})
+        if self.task == "auto" and beyond and not self.names_classes:
+            raise ValueError(
+                f"{runtime}: {', '.join(beyond)} need logits, and a guess is not enough for them; "
+                "name the output (outputs: {NAME: logits}), or set task: classification"
+            )
+
+    def _check_quantized(self, runtime: str, bounds: Bounds) -> None:
+        """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
+        if self.precision != "quantized" or self.task != "classification":
+            return
+        exact = bounds.stated(_EXACT)
+        if exact:
+            raise ValueError(
+                f"{runtime}: {', '.join(exact)} are for exact files; a quantized one is judged by "
+                "top1_agreement, confidence_bands and accuracy_drop"
+            )
+        if bounds.confidence_bands is None:
+            raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
+
+
+# Strict on purpose: unknown keys, text for numbers, negative, NaN or infinite bounds, a policy
+# without a runtime and a runtime without a bound are all refused.
 
 
 _OF_RELEASES = (
@@ -86,46 +152,46 @@ class Policy(PolicyRecord):
     """Fewer samples are an ERROR: they prove too little."""
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
-    outputs: dict[str, Role] = later({})
+    outputs: dict[str, Role] = added_field({})
     """What the outputs of these names are, and so how they are judged (docs/roles.md)."""
-    operating_points: OperatingPoints = later(())
+    operating_points: OperatingPoints = added_field(())
     """Confidences from which on somebody acts on an answer: for all classes, or by class index."""
-    nonfinite: NonFinite = later("refuse")
+    nonfinite: NonFinite = added_field("refuse")
     """NaN and infinity that both sides give in the same places: refused, or equal
     (`same_places`). On one side alone they are a fault."""
     determinism: DeterminismPolicy = DeterminismPolicy()
     """Switches that are in force while measuring, and recorded."""
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
     """Options of ONNX Runtime's CUDA provider."""
-    instruments: Instruments = later(Instruments())
+    instruments: Instruments = added_field(Instruments())
     """What is measured beside the samples."""
-    waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = later(())
+    waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = added_field(())
     """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
     WAIVED then, and shown. A measured number is never waived."""
-    export_findings: ExportFindings = later(ExportFindings())
+    export_findings: ExportFindings = added_field(ExportFindings())
     """What the export told, and what of it refuses the file."""
-    preprocessing: PreprocessingPolicy | None = later(None)
+    preprocessing: PreprocessingPolicy | None = added_field(None)
     """Parity of preprocessing between the training side and named consumers; None: not asked."""
-    incumbent: IncumbentPolicy | None = later(None)
+    incumbent: ChampionPolicy | None = added_field(None)
     """Bounds relative to the version that serves now; None: not asked."""
-    review: Literal["automatic", "required", "signed"] = later("automatic")
+    review: Literal["automatic", "required", "signed"] = added_field("automatic")
     """`required`: what passes becomes `candidate` and waits until a reviewer approves it by a tag.
     `signed`: until as many reviewers as the service's trust asks for have signed that."""
-    review_tag: ReviewTag = later(ReviewTag())
+    review_tag: ReviewTag = added_field(ReviewTag())
     """The tag by which reviewers speak."""
-    max_age_days: Annotated[float, Field(gt=0.0)] = later(90.0)
+    max_age_days: Annotated[float, Field(gt=0.0)] = added_field(90.0)
     """How old evidence may be when its version becomes `champion`: by a promotion, in review, or by
     hand."""
-    promotion: Literal["direct", "by_service"] = later("direct")
+    promotion: Literal["direct", "by_service"] = added_field("direct")
     """Who moves `champion`: whoever promotes, where the ledger is; or the service alone, which
     judges what was handed in."""
-    environments: Literal["same", "any"] = later("same")
+    environments: Literal["same", "any"] = added_field("same")
     """Of units that several machines measured, where precision is `exact`: all with the same
     processor, libraries and switches, or whatever they have."""
-    tried: dict[str, JsonValue] = later({})
+    tried: dict[str, JsonValue] = added_field({})
     """Values that `gate check --set` tried out in the place of the policy's, by their places: what
     they let pass is not promoted."""
-    twin: Policy | None = later(None)
+    twin: Policy | None = added_field(None)
     """The policy of the quantized twin that is promoted and deployed together with the file; None:
     there is none."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
@@ -240,7 +306,7 @@ class Policy(PolicyRecord):
         )
 
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Read a file with a `gate:` section, as params.yaml has, or with the policy itself."""
         return cls.load(path, section="gate" if has_section(path, "gate") else None)
 
@@ -249,14 +315,14 @@ class Policy(PolicyRecord):
         """The operating points, by class and threshold."""
         return points_of(self.operating_points)
 
-    def role_of(self, name: str) -> Role | None:
+    def role_for(self, name: str) -> Role | None:
         """What the policy says that the output of this name is; None: nothing."""
         return self.outputs.get(name) or ("logits" if name in self.logits else None)
 
     def counts_classes(self, name: str) -> bool:
         """Whether an output of this name is one of classes if its shape is (batch, classes >= 2),
         by the policy's word or by a guess."""
-        role = self.role_of(name)
+        role = self.role_for(name)
         if role is not None:
             return role in ("logits", "probabilities")
         return self.task != "tensors" and not self.logits
@@ -296,9 +362,9 @@ class Policy(PolicyRecord):
     def judges(self, name: str) -> bool:
         """Whether the numbers of an output of this name are bounded by this policy; False: by that
         of the whole, in the chain (`of_part`)."""
-        return not self._judged_in_chain or self.role_of(name) is not None
+        return not self._judged_in_chain or self.role_for(name) is not None
 
-    def bounds_of(self, runtime: RuntimeName, output: str) -> Bounds:
+    def bounds_for(self, runtime: RuntimeName, output: str) -> Bounds:
         """Of the numbers of an output of this name in a runtime of the policy."""
         return self.runtimes[runtime].bounds if self.judges(output) else Bounds()
 

@@ -1,23 +1,34 @@
-"""Options of ONNX Runtime's sessions, and how a session is set up by the name of its runtime.
-
-Those who open a session and the decision on it read them here: what is asked for is one thing.
-"""
+"""ONNX Runtime session options; what a policy may set for a runtime."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Protocol, Self
 
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
-from gate.policy.sections import PolicyRecord
-from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RuntimeTraits
+from gate.policy.sections import CudaProviderPolicy, DeterminismPolicy, PolicyRecord, RuntimePolicy
+from gate.records.runtime import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    ORT,
+    OWN,
+    RECORDED,
+    RUNTIMES,
+    RuntimeName,
+    RuntimeTraits,
+)
+
+# Those who open a session and the decision on it read them here: what is asked for is one thing.
+
 
 OPTIMISATIONS_OFF = "ORT_DISABLE_ALL"
+
 _OURS = ("session.load_model_format", "session.model_external_initializers_file_folder_path")
 """They decide which bytes are the model: those of the digest, and no others."""
+
 _COMPILED = (
     "trt_engine_cache_enable", "trt_dump_ep_context_model", "trt_ep_context_file_path",
     "trt_weight_stripped_engine_enable", "trt_onnx_", "trt_external_data_bytestream",
@@ -28,11 +39,15 @@ _COMPILED = (
 """How options begin, in small letters, by which a provider computes what was compiled before, or
 was read from elsewhere: the key of TensorRT's engines has no weights in it. OpenVINO's
 `load_config` may name a cache. TensorRT's timing cache only has times."""
+
 _LOWERING = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "bfloat16"}
 """Config entries that lower the precision on the CPU, and to what."""
+
 _OFF = ("", "0", "false")
 
+
 Provider = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]+ExecutionProvider$")]
+
 Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT",
                 "ORT_ENABLE_ALL"]  # fmt: skip
 
@@ -191,3 +206,135 @@ def _check_compiled(
 
 def _json(options: Mapping[str, JsonValue]) -> str:
     return json.dumps(dict(options))
+
+
+# A recording gives one answer to each input. So it can't be repeated, and its samples can't be put
+# into other batches; a policy that bounds either of it is refused here.
+
+
+UNREPEATED = (
+    "repeatability",
+    "repeatability_ratio",
+    "batch_invariance",
+    "batch_invariance_ratio",
+)
+"""Bounds on what takes more than one answer to an input."""
+
+
+class RecordedOptions(BaseModel):
+    """Of a runtime of this kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    probes: Literal["required", "when_recorded"] = "required"
+    """`when_recorded`: what the recording has no outputs for is WAIVED, and shown."""
+
+
+class _RecordedDemands(Protocol):
+    @property
+    def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
+
+
+def check_recorded(runtime: RuntimePolicy) -> None:
+    """Raise ValueError for options that it does not take, and for bounds that can't be measured."""
+    RecordedOptions.model_validate(runtime.options)
+    bounded = [name for name in UNREPEATED if getattr(runtime.bounds, name) is not None]
+    if bounded and runtime.required != "never":
+        raise ValueError(
+            f"{', '.join(bounded)} can't be measured on a recording, which has one answer "
+            "to each input; leave them out"
+        )
+
+
+def is_recorded(policy: _RecordedDemands, name: RuntimeName) -> bool:
+    """Whether a recording measures under this name."""
+    wanted = policy.runtimes.get(name)
+    return wanted is not None and (wanted.kind or name) == RECORDED
+
+
+def may_lack_probes(policy: _RecordedDemands, name: RuntimeName) -> bool:
+    """Whether the policy says in words that this recording may have no outputs for probes."""
+    return (
+        is_recorded(policy, name) and policy.runtimes[name].options.get("probes") == "when_recorded"
+    )
+
+
+_TAKEN = ("reference", "export", "dataset", "self_check", "train")
+"""What stands in a runtime's place before numbers on the pages of runs."""
+
+
+class _RuntimesDemands(Protocol):
+    """What of a policy decides how a runtime is set up."""
+
+    @property
+    def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
+    @property
+    def determinism(self) -> DeterminismPolicy: ...
+    @property
+    def cuda_provider(self) -> CudaProviderPolicy: ...
+
+
+class NoOptions(BaseModel):
+    """Of a runtime that takes none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> None:
+    """Raise ValueError for a kind or options that can't be those of the gate's own runtimes, and,
+    where the precision is to be `exact`, for options that lower it.
+
+    Of the others only the registry knows, where they are measured.
+    """
+    traits = RUNTIMES.get(name)
+    kind = runtime.kind or name
+    if name in _TAKEN:
+        raise ValueError(f"{name}: numbers beside those of runtimes have this name; take another")
+    if name in OWN and kind != name:
+        raise ValueError(
+            f"{name}: kind is '{kind}', and this name promises something else; take another name"
+        )
+    if traits is None and kind in RUNTIMES:
+        raise ValueError(
+            f"{name}: kind is '{kind}', which measures under its own name only; take kind: {ORT} "
+            "with the providers and the level that you want"
+        )
+    try:
+        if traits is not None and traits.engine == "torch":
+            NoOptions.model_validate(runtime.options)
+        elif kind == RECORDED:
+            check_recorded(runtime)
+        else:
+            setup = _setup(name, runtime, {})
+            if exact and setup is not None:
+                setup.settings.check_exact()
+    except ValueError as error:
+        raise ValueError(f"{name}: options: {error}") from error
+
+
+def ort_setup(policy: _RuntimesDemands, name: RuntimeName) -> OrtSetup | None:
+    """How ONNX Runtime is set up for a runtime of this policy; None for one of another engine."""
+    cuda = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
+    return _setup(name, policy.runtimes.get(name), cuda)
+
+
+def setup_of(
+    name: RuntimeName, kind: RuntimeName, options: Mapping[str, JsonValue], cuda: Mapping[str, str]
+) -> OrtSetup | None:
+    """The same, of a runtime by its kind and options. Raises ValidationError."""
+    traits = RUNTIMES.get(name)
+    if traits is not None:
+        return OrtSetup.of_traits(traits, options, cuda) if traits.engine != "torch" else None
+    return OrtSetup.of_options(options, cuda) if kind == ORT else None
+
+
+def plain_setup(name: RuntimeName) -> OrtSetup:
+    """Of one of the gate's own names, with nothing set."""
+    return OrtSetup.of_traits(RUNTIMES[name], {}, {})
+
+
+def _setup(
+    name: RuntimeName, runtime: RuntimePolicy | None, cuda: Mapping[str, str]
+) -> OrtSetup | None:
+    options = {} if runtime is None else runtime.options
+    return setup_of(name, runtime.kind or name if runtime else name, options, cuda)

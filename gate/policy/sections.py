@@ -1,26 +1,90 @@
-"""The sections of the policy: bounds, runtimes, switches, instruments, findings, incumbent.
-
-The text below a field is what `gate policy explain` and the site's policy reference say of it;
-`gate.story.meanings` has the rest about bounds.
-"""
+"""Its sections: bounds, runtimes, determinism, instruments, review tag."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    model_validator,
+)
 
 from gate.records.instruments import GraphCode
+from gate.records.preprocessing import ConsumerName, ImplementationName
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Record, later
+from gate.storage.record import Record, added_field
+
+Threshold = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+_ForAll = tuple[Threshold, ...]
+
+_ByClass = dict[Annotated[int, Field(ge=0)], Annotated[_ForAll, Field(min_length=1)]]
+
+
+class OperatingPoint(NamedTuple):
+    """A confidence, of any answer or of one class."""
+
+    threshold: float
+    label: int | None = None
+    """The class that this point is for; None: all."""
+
+    def __str__(self) -> str:
+        """`0.5`, or `0.7 of class 3`."""
+        return f"{self.threshold:g}" + ("" if self.label is None else f" of class {self.label}")
+
+
+def points_of(stated: _ForAll | _ByClass) -> tuple[OperatingPoint, ...]:
+    """One by one, by class and threshold."""
+    if isinstance(stated, dict):
+        return tuple(OperatingPoint(t, label) for label in sorted(stated) for t in stated[label])
+    return tuple(OperatingPoint(threshold) for threshold in stated)
+
+
+def _canonical(stated: _ForAll | _ByClass) -> _ForAll | _ByClass:
+    """Ascending, each once; nothing at all in one way."""
+    if isinstance(stated, dict):
+        return {label: _ascending(stated[label]) for label in sorted(stated)} or ()
+    return _ascending(stated)
+
+
+def _ascending(thresholds: _ForAll) -> _ForAll:
+    return tuple(sorted(set(thresholds)))
+
+
+def _kind(stated: Any) -> str:
+    return "by class" if isinstance(stated, dict) else "for all"
+
+
+OperatingPoints = Annotated[
+    Annotated[_ForAll, Tag("for all")] | Annotated[_ByClass, Tag("by class")],
+    Discriminator(_kind),
+    AfterValidator(_canonical),
+]
+"""Thresholds for all classes, or by class index."""
+
+
+# The text below a field is what `gate policy explain` and the site's policy reference say of it;
+# `gate.decision.catalog` has the rest about bounds.
+
 
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
 Required = Literal["always", "when_present", "never"]
+
 NonFinite = Literal["refuse", "same_places"]
 """NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
+
 Role = Literal[
     "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
 ]
@@ -60,27 +124,27 @@ class Bounds(PolicyRecord):
     top1_lower_bound: Share | None = None
     top5_agreement: Share | None = None
     accuracy_drop: Bound | None = None
-    noise_ratio: Bound | None = later(None)
-    noise_peak: Bound | None = later(None)
-    noise_diff: Bound | None = later(None)
-    repeatability: Bound | None = later(None)
-    repeatability_ratio: Bound | None = later(None)
-    batch_invariance: Bound | None = later(None)
-    batch_invariance_ratio: Bound | None = later(None)
-    cosine_distance: Bound | None = later(None)
+    noise_ratio: Bound | None = added_field(None)
+    noise_peak: Bound | None = added_field(None)
+    noise_diff: Bound | None = added_field(None)
+    repeatability: Bound | None = added_field(None)
+    repeatability_ratio: Bound | None = added_field(None)
+    batch_invariance: Bound | None = added_field(None)
+    batch_invariance_ratio: Bound | None = added_field(None)
+    cosine_distance: Bound | None = added_field(None)
     """Of the role `embedding`; None: 1e-4."""
-    row_sum_diff: Bound | None = later(None)
+    row_sum_diff: Bound | None = added_field(None)
     """Of the role `probabilities`; None: 1e-3."""
-    unequal_share: Share | None = later(None)
+    unequal_share: Share | None = added_field(None)
     """Of integers and bools: elements that differ, but for near-ties. None: 0 for the role
     `indices`, else not asked."""
-    threshold_crossing: Share | None = later(None)
+    threshold_crossing: Share | None = added_field(None)
     """Of the samples, at each of the policy's operating points."""
-    threshold_crossing_bound: Share | None = later(None)
+    threshold_crossing_bound: Share | None = added_field(None)
     """Exact upper bound of that share, at the policy's confidence."""
-    latency_ratio: Positive | None = later(None)
+    latency_ratio: Positive | None = added_field(None)
     """Median time of a batch, the runtime's by PyTorch's, on the CPU in the same run."""
-    memory_mb: Positive | None = later(None)
+    memory_mb: Positive | None = added_field(None)
     """Millions of bytes by which the process may grow while the file is opened and run."""
 
     @property
@@ -107,9 +171,9 @@ class RuntimePolicy(PolicyRecord):
     machine lacks it. `never`: not measured."""
     bounds: Bounds = Bounds()
     """What its numbers must hold; at least one on outputs, unless it is `never`."""
-    kind: RuntimeName | None = later(None)
+    kind: RuntimeName | None = added_field(None)
     """Which runtime of the registry measures under this name; None: the one of this name."""
-    options: dict[str, JsonValue] = later({})
+    options: dict[str, JsonValue] = added_field({})
     """Of the runtime: `gate runtimes` and docs/runtimes.md say which it takes."""
 
     @model_validator(mode="after")
@@ -132,9 +196,9 @@ class DeterminismPolicy(PolicyRecord):
     """cuDNN picks algorithms by timing: other ones, and so another rounding, in each run."""
     seed: int = 0
     """Of PyTorch's random numbers, and of the inputs that the gate makes."""
-    threads: Annotated[int, Field(ge=1)] | None = later(None)
+    threads: Annotated[int, Field(ge=1)] | None = added_field(None)
     """Threads of PyTorch and of each session of ONNX Runtime; None: as PyTorch has them."""
-    algorithms: bool = later(False)
+    algorithms: bool = added_field(False)
     """`torch.use_deterministic_algorithms(True)`: operators without a deterministic one raise."""
 
 
@@ -222,7 +286,7 @@ class ExportFindings(PolicyRecord):
     """`required`: evidence that does not say how the file was exported is an ERROR."""
 
 
-class IncumbentPolicy(PolicyRecord):
+class ChampionPolicy(PolicyRecord):
     """How much worse than the version that serves now a file may be, on the same samples. None:
     not asked for."""
 
@@ -248,3 +312,101 @@ class IncumbentPolicy(PolicyRecord):
     def asks_for_answers(self) -> bool:
         """Whether it bounds answers of classes."""
         return self.max_accuracy_drop is not None or self.min_agreement is not None
+
+
+class PreprocessingPolicy(PolicyRecord):
+    """How near those who feed the model must come to the preprocessing that it was trained with."""
+
+    consumers: Annotated[tuple[ConsumerName, ...], Field(min_length=1)]
+    """Implementations of the gate (docs/preprocessing.md), or consumers whose tensors are given."""
+    training_side: ImplementationName = "pillow"
+    """Whom they are compared with."""
+    required: Literal["always", "when_present"] = "always"
+    """`when_present`: an implementation that is not installed on the measuring machine is waived;
+    one that can't do the spec anywhere is not."""
+    max_diff: Bound = 1.0
+    """Of any value, in 1/255 of the value range before normalisation."""
+    max_flips: Share | None = None
+    """Largest share of pictures whose top-1 class differs; None: the model is not asked."""
+    min_images: Annotated[int, Field(ge=1)] = 50
+    """Copies of a picture, pixel by pixel, count once."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if len(set(self.consumers)) < len(self.consumers) or self.training_side in self.consumers:
+            raise ValueError(
+                f"consumers {list(self.consumers)}: name each once, and not the training side "
+                f"'{self.training_side}', which is always the same as itself"
+            )
+        return self
+
+
+# Deployment jobs of hosted registries look for a tag named after their task, with the value
+# `Approved`: the gate can listen to that very tag.
+
+
+REVIEW_TAG, APPROVED, REJECTED = "gate.review", "approved", "rejected"
+"""A no by these is heard whatever is configured."""
+
+_RESERVED = ("gate.", "mlflow.")
+"""What the gate and MLflow call their own tags."""
+
+Word = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+def letters(text: str) -> str:
+    """Its letters alone, without case and width."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(char for char in text if char.isalpha())
+
+
+def without_case(text: str) -> str:
+    """The text without case, and without the space around."""
+    return text.strip().casefold()
+
+
+class ReviewTag(PolicyRecord):
+    """Which tag of a version holds a reviewer's word, and what the words are; all of it compared
+    without case, and without the space around."""
+
+    name: Annotated[str, Field(pattern=r"^ *[\w.\-:/][\w.\-:/ ]*$", max_length=250)] = REVIEW_TAG
+    """MLflow takes letters, digits and `_ - . : /` and spaces."""
+    approved: Word = APPROVED
+    """The value that lets a version pass."""
+    rejected: Word = REJECTED
+    """The value that refuses it."""
+
+    @model_validator(mode="after")
+    def _is_unmistakable(self) -> Self:
+        name = without_case(self.name)
+        if name.startswith(_RESERVED) and name != REVIEW_TAG:
+            raise ValueError(
+                f"the tag '{self.name}' is the gate's own or MLflow's: expected {REVIEW_TAG}, or a "
+                "name that begins with neither 'gate.' nor 'mlflow.'"
+            )
+        yes, no = letters(self.approved), letters(self.rejected)
+        if not yes or not no:
+            raise ValueError("approved and rejected are words: each needs a letter")
+        if yes in (no, REJECTED) or no == APPROVED:
+            raise ValueError(
+                f"approved is '{self.approved}' and rejected is '{self.rejected}': a yes must be "
+                "told from a no by its letters"
+            )
+        return self
+
+    def is_named(self, key: str) -> bool:
+        """Whether a tag of this key is the one."""
+        return without_case(key) == without_case(self.name)
+
+    def may_reject(self, key: str) -> bool:
+        """Whether a no in a tag of this key is heard: in this one, and in the gate's own."""
+        return self.is_named(key) or without_case(key) == REVIEW_TAG
+
+    def is_yes(self, value: str) -> bool:
+        """Whether a value is the word of approval."""
+        return without_case(value) == without_case(self.approved) and not self.is_no(value)
+
+    def is_no(self, value: str) -> bool:
+        """Whether a value is a rejection. Signs and spaces anywhere in it, and the width of its
+        letters, make it no other word: a no that is spelled otherwise is not to be missed."""
+        return letters(value) in (REJECTED, letters(self.rejected))

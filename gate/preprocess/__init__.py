@@ -1,1 +1,1 @@
-"""Preprocessing that is the same everywhere: one spec, those who implement it, their comparison."""
+"""Preprocessing: one specification, its implementations, their comparison."""

@@ -1,25 +1,207 @@
-"""One consumer while the pictures pass: an implementation, or tensors dumped by the user's own."""
+"""Compare consumers picture by picture; count changed predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import first_line
-from gate.preprocess.answers import Answers, Classifier, Probabilities
-from gate.preprocess.causes import diagnose, wrong_shape
-from gate.preprocess.difference import Range, TensorDifference
-from gate.preprocess.implementation import Implementation
-from gate.preprocess.spec import PreprocessSpec
-from gate.preprocess.tensor import Pixels, Tensor
-from gate.records.preprocessing import ConsumerParity
+from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError, first_line
+from gate.onnx_file.sessions import open_on_cpu
+from gate.policy.sections import PreprocessingPolicy
+from gate.preprocess.diagnosis import DIGITS, diagnose, wrong_shape
+from gate.preprocess.implementations import WHERE, Implementation, implementation
+from gate.preprocess.pictures import Picture
+from gate.preprocess.spec import Pixels, PreprocessSpec, Tensor, channels_last
+from gate.records.preprocessing import (
+    ChannelDifference,
+    ConsumerParity,
+    Decisions,
+    ImplementationName,
+    PreprocessingParity,
+    TensorSummary,
+)
+from gate.storage.digest import Digest
 
 _SHOWN = 100
+
+Probabilities = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """An ONNX classifier, and its digest as evidence counts it: with its external data."""
+
+    path: Path
+    sha256: Digest
+
+
+class Classifier:
+    """An ONNX classifier in ONNX Runtime on the CPU, optimised, one picture at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OnnxFileError where the file can't be opened, InputMismatch where it has several
+        inputs or gives no logits of shape (batch, classes >= 2)."""
+        try:
+            self._session: Any = open_on_cpu(path)
+        except Exception as error:
+            raise OnnxFileError(f"ONNX Runtime can't open {path}: {error} Export again.") from error
+        inputs = self._session.get_inputs()
+        logits = [out.name for out in self._session.get_outputs() if _classes(out.shape)]
+        if len(inputs) != 1 or not logits:
+            raise InputMismatch(
+                f"{path} has {len(inputs)} inputs and {len(logits)} outputs of shape (batch, "
+                "classes); expected one picture in and logits out."
+            )
+        self._path, self._input, self._logits = path, inputs[0].name, logits[0]
+
+    def __call__(self, tensor: Tensor) -> Probabilities:
+        """Softmax of the logits for one picture's tensor, shape (classes,), float64.
+
+        Raises InputMismatch where the model does not take the tensor, EvidenceError where its
+        logits are not finite.
+        """
+        try:
+            logits = self._session.run([self._logits], {self._input: tensor[None]})[0]
+        except Exception as error:
+            raise InputMismatch(
+                f"{self._path} does not take {tensor.dtype} {[1, *tensor.shape]}: {error} "
+                "Give the spec that the model was trained with."
+            ) from error
+        values = np.asarray(logits[0], dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise EvidenceError(
+                f"{self._path} gives NaN or infinite logits, so no answer can be compared. "
+                "Run gate check on it first."
+            )
+        weights = np.exp(values - values.max())
+        probabilities: Probabilities = weights / weights.sum()
+        return probabilities
+
+
+class Answers:
+    """Counts flips and moved confidence between a consumer's and the reference's tensors."""
+
+    def __init__(self) -> None:
+        self._moved: list[float] = []
+        self._flipped: list[str] = []
+
+    def update(self, name: str, got: Probabilities, wanted: Probabilities) -> None:
+        """Take in one picture."""
+        self._moved.append(abs(float(got.max()) - float(wanted.max())))
+        if int(got.argmax()) != int(wanted.argmax()):
+            self._flipped.append(name)
+
+    def compute(self) -> Decisions | None:
+        """The record; None where no picture was taken in."""
+        if not self._moved:
+            return None
+        return Decisions(
+            images=len(self._moved),
+            flips=len(self._flipped),
+            flipped=tuple(self._flipped[:_SHOWN]),
+            confidence_diff_max=max(self._moved),
+            confidence_diff_mean=sum(self._moved) / len(self._moved),
+        )
+
+
+def _classes(shape: list[Any]) -> bool:
+    return len(shape) == 2 and (not isinstance(shape[1], int) or shape[1] >= 2)
+
+
+FIRST = 16
+"""Values that are shown of the first picture."""
+
+
+class Range:
+    """Smallest, largest and mean value over all tensors, and the first values of the first."""
+
+    def __init__(self) -> None:
+        self._min, self._max, self._sum, self._count = math.inf, -math.inf, 0.0, 0
+        self._first: tuple[float, ...] = ()
+
+    def update(self, tensor: Tensor) -> None:
+        """Take in one picture's tensor. NaN stays visible in all three."""
+        values = np.asarray(tensor, dtype=np.float64)
+        if not self._count:
+            self._first = tuple(float(value) for value in values.ravel()[:FIRST])
+        self._min = float(np.minimum(self._min, values.min()))
+        self._max = float(np.maximum(self._max, values.max()))
+        self._sum += float(values.sum())
+        self._count += values.size
+
+    def compute(self) -> TensorSummary:
+        """The record; NaN where there was nothing."""
+        if not self._count:
+            return TensorSummary(min=math.nan, max=math.nan, mean=math.nan)
+        mean = self._sum / self._count
+        return TensorSummary(min=self._min, max=self._max, mean=mean, first=self._first)
+
+
+class TensorDifference:
+    """abs(tensor - reference) over all pictures; non-finite values are counted, not averaged."""
+
+    def __init__(self, spec: PreprocessSpec) -> None:
+        self._spec = spec
+        self._steps = np.array(spec.steps)
+        self._max = np.zeros(3)
+        self._sum = np.zeros(3)
+        self._output_max = 0.0
+        self._output_sum = 0.0
+        self._over = 0
+        self.elements = 0
+        self.nonfinite = 0
+
+    def update(self, tensor: Tensor, reference: Tensor) -> float:
+        """Take in one picture of equal shape and dtype; gives its mean difference in steps."""
+        off = np.abs(channels_last(tensor, self._spec) - channels_last(reference, self._spec))
+        finite = np.isfinite(off)
+        self.nonfinite += int(off.size - finite.sum())
+        off = np.where(finite, off, 0.0)
+        in_steps = off * self._steps
+        self._max = np.maximum(self._max, in_steps.max(axis=(0, 1)))
+        self._sum += in_steps.sum(axis=(0, 1))
+        self._output_max = max(self._output_max, float(off.max()))
+        self._output_sum += float(off.sum())
+        self._over += int((np.round(in_steps, DIGITS) > 1.0).sum())
+        self.elements += off.size
+        return math.inf if not finite.all() else float(in_steps.mean())
+
+    @property
+    def max(self) -> float:
+        """Largest difference in steps, to a thousandth."""
+        return round(float(self._max.max()), DIGITS)
+
+    @property
+    def mean(self) -> float:
+        """Mean difference in steps."""
+        return float(self._sum.sum()) / self.elements
+
+    @property
+    def over_one_step(self) -> float:
+        """Share of values that are more than a step off."""
+        return self._over / self.elements
+
+    @property
+    def output(self) -> tuple[float, float]:
+        """Largest and mean difference in the tensor's own units."""
+        return self._output_max, self._output_sum / self.elements
+
+    @property
+    def channels(self) -> tuple[ChannelDifference, ...]:
+        """Largest and mean difference of each channel, in the order of the spec's."""
+        means: Sequence[float] = (self._sum / (self.elements / 3)).tolist()
+        largest: Sequence[float] = np.round(self._max, DIGITS).tolist()
+        return tuple(
+            ChannelDifference(max=high, mean=mean)
+            for high, mean in zip(largest, means, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -148,3 +330,158 @@ class Consumer:
 def _brief(error: Exception) -> str:
     kind = type(error).__name__
     return f"{kind}: {first_line(error, empty=kind)}"
+
+
+_REFERENCES: tuple[ImplementationName, ...] = ("pillow", "torchvision")
+"""The first of these that can do the spec, where none is asked for."""
+
+
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class LineUp:
+    """Who is compared with whom. Raises DataError for names that nobody has."""
+
+    consumers: tuple[str, ...]
+    """Names of implementations, or of `dumped`."""
+    dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """What the user's own consumers made of the pictures: one tensor for each, in their order."""
+    reference: str | None = None
+    """Name of an implementation; None: Pillow, or torchvision where Pillow can't do the spec."""
+
+    def __post_init__(self) -> None:
+        names = (*self.consumers, *((self.reference,) if self.reference else ()))
+        unknown = [n for n in names if n not in WHERE and n not in self.dumped]
+        if unknown:
+            raise DataError(
+                f"there is no implementation {', '.join(unknown)}. Known are {', '.join(WHERE)}; "
+                "give the tensors of a consumer of your own by --tensors."
+            )
+        taken = sorted(name for name in self.dumped if name in WHERE)
+        if taken:
+            raise DataError(f"{taken[0]} is an implementation of the gate. Take another name.")
+        if self.reference in self.dumped:
+            raise DataError("the reference must be an implementation of the gate.")
+
+
+@dataclass(frozen=True)
+class PreprocessingComparison:
+    """What was measured, and by consumer what a report shows of it."""
+
+    parity: PreprocessingParity
+    exhibits: Mapping[str, Exhibit]
+
+
+def compare_consumers(
+    spec: PreprocessSpec,
+    pictures: Sequence[Picture],
+    *,
+    line_up: LineUp,
+    model: ModelFile | None = None,
+    advance: Advance | None = None,
+) -> PreprocessingComparison:
+    """Compare each consumer's tensors of the pictures with the reference's.
+
+    With `model` its answers too, by ONNX Runtime on the CPU. A consumer that can't run here says
+    why in its record. Raises DataError for pictures that can't be read or don't fit the spec, and
+    for dumped tensors that are not one for each picture; EvidenceError without any picture or
+    without a reference that can do the spec.
+    """
+    if not pictures:
+        raise EvidenceError("no picture was given, so nothing was compared. Give some.")
+    reference = _reference(spec, line_up)
+    classifier = Classifier(model.path) if model is not None else None
+    values, digests = Range(), {}
+    with ExitStack() as stack:
+        make = stack.enter_context(implementation(reference).opened(spec))
+        consumers = [Consumer(name, spec) for name in line_up.consumers if name != reference]
+        for consumer in consumers:
+            _start(consumer, line_up, stack, pictures=len(pictures))
+        for place, picture in enumerate(pictures):
+            pixels = picture.read()
+            digests[picture.name] = str(_digest(pixels))
+            tensor = make(pixels)
+            values.update(tensor)
+            wanted = classifier(tensor) if classifier is not None else None
+            case = PictureCase(picture.name, place, pixels, tensor, wanted)
+            for consumer in consumers:
+                consumer.update(case, classifier)
+            if advance is not None:
+                advance(place + 1, len(pictures))
+    parity = PreprocessingParity(
+        spec_sha256=spec.digest(),
+        reference=reference,
+        reference_values=values.compute(),
+        images=len(pictures),
+        images_sha256=Digest.of_json(digests),
+        tensor=spec.tensor,
+        distinct=len(set(digests.values())),
+        model_sha256=model.sha256 if model is not None else None,
+        versions={reference: implementation(reference).version()}
+        | {c.name: c.version for c in consumers if c.version is not None},
+        consumers=tuple(consumer.compute() for consumer in consumers),
+    )
+    return PreprocessingComparison(
+        parity, {c.name: c.exhibit for c in consumers if c.exhibit is not None}
+    )
+
+
+def _reference(spec: PreprocessSpec, line_up: LineUp) -> str:
+    reasons = []
+    for name in (line_up.reference,) if line_up.reference else _REFERENCES:
+        lacking = implementation(name).lacking(spec)
+        if lacking is None:
+            return name
+        reasons.append(f"{name}: {lacking}")
+    raise EvidenceError(
+        f"no reference can do the spec ({'; '.join(reasons)}). Take another one by --reference."
+    )
+
+
+def _start(consumer: Consumer, line_up: LineUp, stack: ExitStack, *, pictures: int) -> None:
+    tensors = line_up.dumped.get(consumer.name)
+    if tensors is None:
+        consumer.open(implementation(consumer.name), stack)
+        return
+    if len(tensors) != pictures:
+        raise DataError(
+            f"{consumer.name} has {len(tensors)} tensors for {pictures} pictures. Give one for "
+            "each on axis 0, in the order of the pictures."
+        )
+    consumer.take(tensors)
+
+
+def _digest(pixels: Pixels) -> Digest:
+    height, width, _ = pixels.shape
+    return Digest.of_bytes(f"{height}x{width}:".encode() + np.ascontiguousarray(pixels).tobytes())
+
+
+def measure_preprocessing(
+    spec: PreprocessSpec,
+    pictures: Sequence[Picture],
+    *,
+    policy: PreprocessingPolicy,
+    model: ModelFile | None = None,
+    dumped: Mapping[str, NDArray[Any]] | None = None,
+) -> PreprocessingParity:
+    """Compare the policy's consumers with the training side on the pictures.
+
+    `dumped`: tensors of consumers that the gate does not bring, as `LineUp` takes them. Raises
+    DataError for consumers that are neither, and for tensors of one that the policy does not name;
+    EvidenceError where answers are bounded and no model is given, and what `compare` raises.
+    """
+    if policy.max_flips is not None and model is None:
+        raise EvidenceError(
+            "the policy bounds preprocessing.max_flips, so the answers must be compared. Give the "
+            "ONNX file as model."
+        )
+    unasked = sorted(set(dumped or ()) - set(policy.consumers))
+    if unasked:
+        raise DataError(
+            f"tensors of {unasked[0]} are given, the policy asks for "
+            f"{', '.join(policy.consumers)}. Name it in preprocessing.consumers, or leave them out."
+        )
+    line_up = LineUp(policy.consumers, dumped or {}, policy.training_side)
+    compared_model = model if policy.max_flips is not None else None
+    return compare_consumers(spec, pictures, line_up=line_up, model=compared_model).parity

@@ -1,25 +1,90 @@
-"""The spec by a browser's canvas: drawImage and getImageData in real headless Chromium.
-
-What a page of onnxruntime-web does. `antialias` asks for imageSmoothingQuality "high", else "low";
-the browser is free in how it takes either. It has no bicubic.
-"""
+"""Implementations by name: Pillow, torchvision, OpenCV, browser canvas."""
 
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from gate.bounded.chromium import FLAGS, chromium_missing, chromium_path
-from gate.preprocess.geometry import geometry
-from gate.preprocess.implementation import Implementation, Preprocess
-from gate.preprocess.spec import PreprocessSpec
-from gate.preprocess.tensor import Pixels, Tensor
+from gate.installation import FLAGS, chromium_missing, chromium_path
+from gate.preprocess.spec import (
+    Geometry,
+    Pixels,
+    PreprocessSpec,
+    Resize,
+    Tensor,
+    cropped,
+    geometry,
+    to_tensor,
+)
+from gate.records.preprocessing import ImplementationName
+
+# Each is imported when it is asked for.
+
+
+Preprocess = Callable[[Pixels], Tensor]
+"""uint8 RGB (height, width, 3) to the spec's tensor for one picture, without the batch axis."""
+
+WHERE: dict[ImplementationName, str] = {
+    "pillow": "gate.preprocess.implementations:PILLOW_IMPLEMENTATION",
+    "torchvision": "gate.preprocess.implementations:TORCHVISION_IMPLEMENTATION",
+    "torchvision-no-antialias": "gate.preprocess.implementations:NO_ANTIALIAS",
+    "opencv": "gate.preprocess.implementations:OPENCV_IMPLEMENTATION",
+    "opencv-area": "gate.preprocess.implementations:AREA",
+    "onnx": "gate.preprocess.onnx_graph:IMPLEMENTATION",
+    "onnx-asymmetric": "gate.preprocess.onnx_graph:ASYMMETRIC",
+    "canvas": "gate.preprocess.implementations:CANVAS_IMPLEMENTATION",
+    "rust-image": "gate.preprocess.resample:IMPLEMENTATION",
+}
+"""Module, and name in it."""
+
+
+def always(
+    preprocess: Callable[[Pixels, PreprocessSpec], Tensor],
+) -> Callable[[PreprocessSpec], AbstractContextManager[Preprocess]]:
+    """`opened` of an implementation that has nothing to open."""
+    return lambda spec: nullcontext(lambda pixels: preprocess(pixels, spec))
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to do what the spec says.
+
+    `incapable` says why it can't do this spec on any machine, `missing` what it needs and is not
+    on this one; None: nothing. `opened` gives the function, for as long as the context is open (a
+    browser runs meanwhile). `version` is of what it leans on. The last two may only be called
+    where nothing is lacking.
+    """
+
+    incapable: Callable[[PreprocessSpec], str | None]
+    opened: Callable[[PreprocessSpec], AbstractContextManager[Preprocess]]
+    version: Callable[[], str]
+    missing: Callable[[], str | None] = lambda: None
+
+    def lacking(self, spec: PreprocessSpec) -> str | None:
+        """Why it can't do the spec, or can't run here; None: it can."""
+        return self.incapable(spec) or self.missing()
+
+
+def implementation(name: str) -> Implementation:
+    """The implementation of this name, one of `WHERE`."""
+    module, _, attribute = WHERE[name].partition(":")  # type: ignore[index]
+    found: Implementation = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+# What a page of onnxruntime-web does. `antialias` asks for imageSmoothingQuality "high", else
+# "low"; the browser is free in how it takes either. It has no bicubic.
+
 
 _PAGE = """
 async ({ png, box, spec }) => {
@@ -86,17 +151,17 @@ def _drawn(page: Any, pixels: Pixels, spec: PreprocessSpec, plain: dict[str, Any
     return np.ascontiguousarray(values.reshape(shape), dtype=spec.dtype)
 
 
-def _incapable(spec: PreprocessSpec) -> str | None:
+def _canvas_incapable(spec: PreprocessSpec) -> str | None:
     if spec.resize is not None and spec.resize.mode == "bicubic":
         return "a canvas has no bicubic filter"
     return None
 
 
-def _missing() -> str | None:
+def _canvas_missing() -> str | None:
     return chromium_missing("preprocess")
 
 
-def _version() -> str:
+def _canvas_version() -> str:
     import subprocess
 
     browser = chromium_path() or ""
@@ -104,4 +169,177 @@ def _version() -> str:
     return answer.stdout.strip() or "Chromium of unknown version"
 
 
-IMPLEMENTATION = Implementation(_incapable, _opened, _version, _missing)
+CANVAS_IMPLEMENTATION = Implementation(_canvas_incapable, _opened, _canvas_version, _canvas_missing)
+
+
+# `opencv` resizes by INTER_LINEAR, INTER_CUBIC or INTER_NEAREST_EXACT; `opencv-area` takes
+# INTER_AREA where the picture shrinks, which is what OpenCV has against aliasing: a box filter.
+
+
+def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Tensor:
+    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    import cv2
+
+    box = geometry(spec, *pixels.shape[:2])
+    picture: Any = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2BGR)  # as imread has it
+    if spec.resize is not None:
+        flag = _interpolation(spec.resize, area=area and _shrinks(pixels, box))
+        picture = cv2.resize(picture, (box.width, box.height), interpolation=flag)
+    picture = cropped(picture, box)
+    if spec.channels == "rgb":
+        picture = cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_BGR2RGB)
+    if spec.dtype != "uint8":
+        picture = _normalised(picture, spec)
+    if spec.layout == "nchw":
+        picture = picture.transpose(2, 0, 1)
+    tensor: Tensor = np.ascontiguousarray(picture, dtype=spec.dtype)
+    return tensor
+
+
+def _shrinks(pixels: Pixels, box: Geometry) -> bool:
+    return box.height < len(pixels) or box.width < len(pixels[0])
+
+
+def _interpolation(resize: Resize, *, area: bool) -> int:
+    import cv2
+
+    if resize.mode == "nearest":
+        return int(cv2.INTER_NEAREST_EXACT)
+    if area:
+        return int(cv2.INTER_AREA)
+    return int(cv2.INTER_LINEAR if resize.mode == "bilinear" else cv2.INTER_CUBIC)
+
+
+def _normalised(picture: Any, spec: PreprocessSpec) -> Any:
+    values = picture.astype(np.float32)
+    low, high = spec.value_range
+    if high == 1:
+        values *= np.float32((high - low) / 255.0)
+        values += np.float32(low)
+    if spec.mean is not None and spec.std is not None:
+        values -= np.array(spec.mean, np.float32)
+        values /= np.array(spec.std, np.float32)
+    return values
+
+
+def _opencv_incapable(spec: PreprocessSpec, *, area: bool) -> str | None:
+    if area and spec.resize is not None and not spec.resize.antialias:
+        return "INTER_AREA always antialiases, the spec says antialias: false"
+    return None
+
+
+def _opencv_missing() -> str | None:
+    if find_spec("cv2") is None:
+        return "OpenCV is not installed: pip install 'parity-gate[preprocess]'"
+    return None
+
+
+def _opencv_version() -> str:
+    import cv2
+
+    return f"opencv {cv2.__version__}"
+
+
+def _opencv_made(*, area: bool) -> Implementation:
+    opened = always(partial(opencv_preprocess, area=area))
+    return Implementation(
+        partial(_opencv_incapable, area=area), opened, _opencv_version, _opencv_missing
+    )
+
+
+OPENCV_IMPLEMENTATION = _opencv_made(area=False)
+
+AREA = _opencv_made(area=True)
+
+
+def pillow_preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
+    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    box = geometry(spec, *pixels.shape[:2])
+    resized = pixels if spec.resize is None else _resize(pixels, box, spec.resize)
+    return to_tensor(cropped(resized, box), spec)
+
+
+def lacking(spec: PreprocessSpec) -> str | None:
+    """Pillow's resize always antialiases; its transform, which does not, cuts instead of rounding
+    (half a step too dark) and has another bicubic (a = -1)."""
+    if spec.resize and spec.resize.mode != "nearest" and not spec.resize.antialias:
+        return "Pillow's resize always antialiases, the spec says antialias: false"
+    return None
+
+
+def _resize(pixels: Pixels, box: Geometry, resize: Resize) -> Pixels:
+    from PIL import Image
+
+    resized = Image.fromarray(pixels).resize(
+        (box.width, box.height), Image.Resampling[resize.mode.upper()]
+    )
+    return np.asarray(resized)
+
+
+def _pillow_version() -> str:
+    import PIL
+
+    return f"pillow {PIL.__version__}"
+
+
+PILLOW_IMPLEMENTATION = Implementation(lacking, always(pillow_preprocess), _pillow_version)
+
+
+def torchvision_preprocess(pixels: Pixels, spec: PreprocessSpec, *, antialias: bool) -> Tensor:
+    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    import torch
+    from torchvision.transforms.v2 import functional
+
+    geometry(spec, *pixels.shape[:2])  # refuses what torchvision would pad
+    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
+    image = _resized(image, spec, antialias=antialias)
+    if spec.crop is not None:
+        image = functional.center_crop(image, list(spec.crop))
+    if spec.channels == "bgr":
+        image = image.flip(0)
+    if spec.dtype != "uint8":
+        image = functional.to_dtype(image, torch.float32, scale=spec.value_range != (0, 255))
+        if spec.value_range == (-1, 1):
+            image = image * 2.0 - 1.0
+        if spec.mean is not None and spec.std is not None:
+            image = functional.normalize(image, list(spec.mean), list(spec.std))
+    if spec.layout == "nhwc":
+        image = image.permute(1, 2, 0)
+    tensor: Tensor = np.ascontiguousarray(image.numpy(), dtype=spec.dtype)
+    return tensor
+
+
+def _resized(image: Any, spec: PreprocessSpec, *, antialias: bool) -> Any:
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional
+
+    if spec.resize is None:
+        return image
+    # torch's own 'nearest' has no half-pixel centres.
+    mode = "NEAREST_EXACT" if spec.resize.mode == "nearest" else spec.resize.mode.upper()
+    side = spec.resize.shortest_side
+    return functional.resize(
+        image,
+        [side] if side is not None else list(spec.resize.size or ()),
+        interpolation=InterpolationMode[mode],
+        antialias=antialias and spec.resize.antialias,
+    )
+
+
+def _torchvision_version() -> str:
+    from importlib.metadata import version
+
+    return f"torchvision {version('torchvision')}"
+
+
+def _torchvision_made(*, antialias: bool) -> Implementation:
+    return Implementation(
+        lambda _spec: None,
+        always(partial(torchvision_preprocess, antialias=antialias)),
+        _torchvision_version,
+    )
+
+
+TORCHVISION_IMPLEMENTATION = _torchvision_made(antialias=True)
+
+NO_ANTIALIAS = _torchvision_made(antialias=False)

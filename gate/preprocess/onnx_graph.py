@@ -1,7 +1,10 @@
-"""The spec as an ONNX graph, and a model behind it: one file from uint8 pictures to logits."""
+"""Build the specification as an ONNX graph; prepend it to a model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,27 +13,35 @@ import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from gate.errors import InputMismatch, OnnxFileError
-from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.storage import atomic
+from gate.onnx_file.sessions import open_on_cpu
+from gate.preprocess.implementations import Implementation, Preprocess
+from gate.preprocess.spec import Pixels, PreprocessSpec, Resize, Tensor, geometry
+from gate.storage import files
 
 PICTURES = "pictures"
 """The graph's input: uint8 RGB (batch, height, width, 3)."""
+
 TENSORS = "preprocessed"
 """Its output: the spec's layout and dtype, with the batch axis."""
+
 MIN_OPSET = 18
 """The first whose Resize antialiases."""
+
 Coordinates = Literal["half_pixel", "asymmetric"]
+
 
 _DTYPES = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
     "uint8": TensorProto.UINT8,
 }
+
 _MODES = {"nearest": "nearest", "bilinear": "linear", "bicubic": "cubic"}
+
 _ONNX_ERRORS = (ValueError, RuntimeError, TypeError, onnx.checker.ValidationError)
 
 
-def build(
+def build_graph(
     spec: PreprocessSpec, *, opset: int = MIN_OPSET, coordinates: Coordinates = "half_pixel"
 ) -> onnx.ModelProto:
     """The spec alone as a model, from `PICTURES` to `TENSORS`.
@@ -61,7 +72,7 @@ def build(
     return model
 
 
-def prepend(spec: PreprocessSpec, model: Path, output: Path) -> None:
+def prepend_graph(spec: PreprocessSpec, model: Path, output: Path) -> None:
     """Write to `output` the file `model` with the spec in front of its only input.
 
     A model below opset 18 is converted to it, so measure the new file, not only the old one.
@@ -75,14 +86,14 @@ def prepend(spec: PreprocessSpec, model: Path, output: Path) -> None:
     name = _only_input(spec, loaded, model)
     try:
         loaded = _from_opset(loaded, MIN_OPSET)
-        front = build(spec, opset=_opset(loaded))
+        front = build_graph(spec, opset=_opset(loaded))
         front.ir_version = loaded.ir_version = max(front.ir_version, loaded.ir_version)
         joined = compose.merge_models(
             front, loaded, io_map=[(TENSORS, name)], prefix1="preprocess/", name=loaded.graph.name
         )
         _rename_input(joined, f"preprocess/{PICTURES}")
         onnx.checker.check_model(joined)
-        atomic.write_bytes(output, joined.SerializeToString())
+        files.write_bytes(output, joined.SerializeToString())
     except _ONNX_ERRORS as error:
         raise OnnxFileError(
             f"the preprocessing can't be put in front of {model}: {error} "
@@ -222,3 +233,42 @@ def _rename_input(model: onnx.ModelProto, name: str) -> None:
     for node in model.graph.node:
         for place, tensor in enumerate(node.input):
             node.input[place] = PICTURES if tensor == name else tensor
+
+
+@contextmanager
+def _opened(spec: PreprocessSpec, *, coordinates: Coordinates) -> Iterator[Preprocess]:
+    session = open_on_cpu(build_graph(spec, coordinates=coordinates).SerializeToString())
+
+    def preprocess(pixels: Pixels) -> Tensor:
+        geometry(spec, *pixels.shape[:2])  # refuses what the graph would compute nonsense of
+        tensor: Tensor = session.run([TENSORS], {PICTURES: pixels[None]})[0][0]
+        return tensor
+
+    yield preprocess
+
+
+def _incapable(spec: PreprocessSpec, *, coordinates: Coordinates) -> str | None:
+    if coordinates == "asymmetric" and spec.resize is None:
+        return "without a resize there are no coordinates"
+    return None
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    import onnxruntime
+
+    return f"onnxruntime {onnxruntime.__version__}, onnx {version('onnx')}"
+
+
+def _made(coordinates: Coordinates) -> Implementation:
+    return Implementation(
+        partial(_incapable, coordinates=coordinates),
+        partial(_opened, coordinates=coordinates),
+        _version,
+    )
+
+
+IMPLEMENTATION = _made("half_pixel")
+
+ASYMMETRIC = _made("asymmetric")

@@ -1,20 +1,65 @@
-"""Pictures from files: decoded once by Pillow, so that only what comes after is compared."""
+"""Decode pictures once; read tensors dumped by consumers."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gate.errors import DataError
-from gate.preprocess.tensor import Pixels
-from gate.storage.pointer import missing_content
+from gate.preprocess.spec import Pixels
+from gate.records.preprocessing import CONSUMER_NAME
+from gate.storage.untrusted_files import detect_pointer_file
+
+
+def read_dumped_tensors(texts: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """The tensors by consumer, one for each picture on axis 0, mapped into memory.
+
+    Raises DataError for a name that can't stand in a record or is given twice, and for a file
+    that is no array of such tensors.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for text in texts:
+        name, _, file = text.partition("=")
+        if not name or not file:
+            raise DataError(f"--tensors {text}: expected NAME=FILE.npy.")
+        if not re.fullmatch(CONSUMER_NAME, name):
+            raise DataError(
+                f"--tensors {text}: a consumer's name has small letters, digits, dots and hyphens "
+                "only, and starts with a letter or digit. Take another name."
+            )
+        if name in found:
+            raise DataError(f"--tensors {text}: {name} is given twice. Give each consumer once.")
+        found[name] = _read(file)
+    return found
+
+
+def _read(file: str) -> NDArray[Any]:
+    if (pointer := detect_pointer_file(Path(file))) is not None:
+        raise DataError(pointer)
+    try:
+        tensors = np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:  # a damaged header: tokenize's errors too
+        raise DataError(
+            f"cannot read {file}: {error}. Expected an .npy file with one tensor for each picture."
+        ) from error
+    if tensors.ndim == 0 or tensors.dtype.kind not in "fiu":
+        raise DataError(
+            f"{file} holds {tensors.dtype} of shape {list(tensors.shape)}, expected numbers, one "
+            "tensor for each picture on axis 0."
+        )
+    return tensors
+
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
 """What these files hold, as Pillow names it."""
 
@@ -38,7 +83,7 @@ def read_picture(path: Path) -> Pixels:
 
     Raises DataError for what is not a whole picture.
     """
-    if (pointer := missing_content(path)) is not None:
+    if (pointer := detect_pointer_file(path)) is not None:
         raise DataError(pointer)
     try:
         return decoded(path.read_bytes(), name=str(path))

@@ -1,9 +1,4 @@
-"""Resampling as the known implementations do it, in float64: what a difference is explained with.
-
-A linear map for each axis: weights (outputs, inputs). `coordinates` says which place of the input
-an output pixel looks at: `half_pixel` (o + 0.5) * ratio - 0.5; `asymmetric` o * ratio;
-`align_corners` o * (inputs - 1) / (outputs - 1) (the terms of ONNX's Resize).
-"""
+"""Known resampling kernels in float64, including Rust's `image` crate."""
 
 from __future__ import annotations
 
@@ -14,13 +9,103 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.preprocess.tensor import Pixels
+from gate.preprocess.implementations import Implementation, always
+from gate.preprocess.spec import Pixels, PreprocessSpec, Tensor, cropped, geometry, to_tensor
+
+# The crate samples vertically into float32, then horizontally, and rounds only then, half away from
+# zero (`FilterType::Nearest`, `Triangle`, `CatmullRom`; source: image-rs/image,
+# src/imageops/sample.rs, from 0.23 on). Sums run tap by tap in float32, as there, so the pixels are
+# the same: tests/preprocess/rust_image holds vectors that the crate itself computed.
+
+
+Mode = Literal["nearest", "bilinear", "bicubic"]
+
+RustImageFloats = NDArray[np.float32]
+
+
+_SUPPORT: dict[Mode, float] = {"nearest": 0.0, "bilinear": 1.0, "bicubic": 2.0}
+
+
+def preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
+    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    box = geometry(spec, *pixels.shape[:2])
+    if spec.resize is not None:
+        pixels = resize(pixels, (box.height, box.width), spec.resize.mode)
+    return to_tensor(cropped(pixels, box), spec)
+
+
+def resize(pixels: Pixels, size: tuple[int, int], mode: Mode) -> Pixels:
+    """`pixels` of shape (height, width, channels), resized to `size` (height, width)."""
+    if pixels.shape[:2] == size:
+        return pixels
+    tall = _sampled(pixels.astype(np.float32), size[0], mode)
+    wide = _sampled(tall.swapaxes(0, 1), size[1], mode).swapaxes(0, 1)
+    # Rust's round: half away from zero. float32(v + 0.5) could round up what is just below.
+    clamped = np.clip(wide, 0.0, 255.0).astype(np.float64)
+    return np.ascontiguousarray(np.floor(clamped + 0.5).astype(np.uint8))
+
+
+def _sampled(lines: RustImageFloats, outputs: int, mode: Mode) -> RustImageFloats:
+    """Axis 0 resampled to so many lines."""
+    inputs = len(lines)
+    f32 = np.float32
+    ratio = f32(inputs) / f32(outputs)
+    scale = max(ratio, f32(1.0))
+    support = f32(_SUPPORT[mode]) * scale
+    centre = (np.arange(outputs, dtype=np.float32) + f32(0.5)) * ratio
+    left = np.clip(np.floor(centre - support).astype(np.int64), 0, inputs - 1)
+    right = np.clip(np.ceil(centre + support).astype(np.int64), left + 1, inputs)
+    taps = left[:, None] + np.arange(int((right - left).max()))
+    weights = _rust_image_kernel(
+        (taps.astype(np.float32) - (centre - f32(0.5))[:, None]) / scale, mode
+    )
+    weights = np.where(taps < right[:, None], weights, f32(0.0))
+    total = np.zeros(outputs, np.float32)
+    for weight in weights.T:
+        total += weight
+    weights /= total[:, None]
+    sampled = np.zeros((outputs, *lines.shape[1:]), np.float32)
+    for tap, weight in zip(np.minimum(taps, inputs - 1).T, weights.T, strict=True):
+        sampled += lines[tap] * weight.reshape(-1, *([1] * (lines.ndim - 1)))
+    return sampled
+
+
+def _rust_image_kernel(x: RustImageFloats, mode: Mode) -> RustImageFloats:
+    """Weight at a distance in output pixels: box, triangle, or Keys' cubic with a = -0.5
+    (Keys 1981; Mitchell and Netravali's B = 0, C = 0.5)."""
+    a = np.abs(x)
+    if mode == "nearest":
+        return np.ones_like(a)
+    if mode == "bilinear":
+        return np.maximum(np.float32(1.0) - a, np.float32(0.0))
+    cube, square, six = a * a * a, a * a, np.float32(6.0)
+    near = np.float32(9.0) * cube - np.float32(15.0) * square + six
+    far = np.float32(-3.0) * cube + np.float32(15.0) * square - np.float32(24.0) * a
+    outer = np.where(a < 2.0, far + np.float32(12.0), np.float32(0.0))
+    return (np.where(a < 1.0, near, outer) / six).astype(np.float32, copy=False)
+
+
+def _version() -> str:
+    return "image (Rust) 0.23 and later, its algorithm"
+
+
+IMPLEMENTATION = Implementation(lambda _spec: None, always(preprocess), _version)
+
+
+# A linear map for each axis: weights (outputs, inputs). `coordinates` says which place of the input
+# an output pixel looks at: `half_pixel` (o + 0.5) * ratio - 0.5; `asymmetric` o * ratio;
+# `align_corners` o * (inputs - 1) / (outputs - 1) (the terms of ONNX's Resize).
+
 
 Filter = Literal["nearest", "bilinear", "bicubic", "box", "mipmap"]
+
 Coordinates = Literal["half_pixel", "asymmetric", "align_corners"]
+
 Floats = NDArray[np.float64]
 
+
 _REACH: dict[Filter, int] = {"bilinear": 1, "bicubic": 2}
+
 _EDGE = 1e-6
 """How far a coordinate may be from a pixel's edge to count as on it."""
 
@@ -70,7 +155,9 @@ def weights(inputs: int, outputs: int, sampling: Sampling) -> Floats:
     ratio, kind = inputs / outputs, sampling.filter
     places = _places(inputs, outputs, sampling.coordinates)
     if sampling.antialias:
-        wide = _kernel((np.arange(inputs) - places[:, None]) / max(ratio, 1.0), kind, a=-0.5)
+        wide = _resample_kernel(
+            (np.arange(inputs) - places[:, None]) / max(ratio, 1.0), kind, a=-0.5
+        )
         total: Floats = wide.sum(axis=1, keepdims=True)
         return wide / total
     if sampling.sixteenths:
@@ -79,7 +166,7 @@ def weights(inputs: int, outputs: int, sampling: Sampling) -> Floats:
     taps = np.floor(places).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
     found = np.zeros((outputs, inputs))
     rows = np.broadcast_to(np.arange(outputs)[:, None], taps.shape)
-    narrow = _kernel(taps - places[:, None], kind, a=-0.75)
+    narrow = _resample_kernel(taps - places[:, None], kind, a=-0.75)
     np.add.at(found, (rows, np.clip(taps, 0, inputs - 1)), narrow)
     return found
 
@@ -148,7 +235,7 @@ def _half_as_tall(values: Floats) -> Floats:
     return (values[0:-2:2] + 2.0 * values[1::2] + values[2::2]) / 4.0
 
 
-def _kernel(x: Floats, kind: Filter, *, a: float) -> Floats:
+def _resample_kernel(x: Floats, kind: Filter, *, a: float) -> Floats:
     """The triangle, or Keys' cubic convolution (IEEE Trans. ASSP 29, 1981) with parameter a."""
     d = np.abs(x)
     if kind == "bilinear":

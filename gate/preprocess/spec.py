@@ -1,24 +1,34 @@
-"""The spec: how a picture becomes the model's input. One text beside the model, for all consumers.
-
-The steps, always in this order: resize, crop, order of channels, value range, mean and std, layout,
-dtype. Between resize and value range the picture is uint8, as it is for all who will implement it.
-"""
+"""How a picture becomes the model input: resize, crop, scale, layout."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from gate.errors import DataError, DigestMismatch, EvidenceError
+from gate.records.layout import _LIMIT, PREPROCESSING, SPEC
 from gate.records.preprocessing import PictureTensor
+from gate.storage.digest import Digest
 from gate.storage.record import Record
+from gate.storage.untrusted_files import read_untrusted
 from gate.storage.yaml_section import has_section, load_section
+
+# The steps, always in this order: resize, crop, order of channels, value range, mean and std,
+# layout, dtype. Between resize and value range the picture is uint8, as it is for all who will
+# implement it.
+
 
 SECTION = "preprocessing"
 
+
 Side = Annotated[int, Field(ge=1, le=1 << 14)]
+
 Channels = tuple[float, float, float]
+
 Spread = Annotated[float, Field(gt=0.0)]
 
 
@@ -128,7 +138,7 @@ class PreprocessSpec(_SpecRecord):
         return PictureTensor(dtype=self.dtype, shape=self.shape)
 
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Read YAML or JSON: a file with a section `preprocessing:`, or with the spec itself.
 
         Raises PolicyError with file, line and what was expected for each wrong field.
@@ -144,3 +154,122 @@ class PreprocessSpec(_SpecRecord):
             mean=(0.485, 0.456, 0.406),
             std=(0.229, 0.224, 0.225),
         )
+
+
+# Apart, so that who promotes and who deploys look for it in one place.
+
+
+def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
+    """Read the spec that lies beside a file, if it has this digest.
+
+    Raises DigestMismatch, also where it is missing or no spec; StorageError.
+    """
+    try:
+        data = read_untrusted(path, limit=_LIMIT)
+        return PreprocessSpec.from_untrusted(
+            data, what=f"the preprocessing spec of {what}", sha256=expected
+        )
+    except EvidenceError as error:
+        raise DigestMismatch(f"{what} has no whole preprocessing spec: {error}") from error
+
+
+def spec_beside(onnx_path: Path) -> Path:
+    """Where the spec of a model lies."""
+    return onnx_path.parent / PREPROCESSING / SPEC
+
+
+_PIXEL_LIMIT = 1 << 28
+"""Of a resized picture: one with a side of a single pixel would grow beyond all memory."""
+
+
+class Geometry(NamedTuple):
+    """The size after resize, and the box that the crop takes of it."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+def geometry(spec: PreprocessSpec, height: int, width: int) -> Geometry:
+    """The geometry of a picture of this size.
+
+    Raises DataError for an empty picture, for one that is smaller than the crop, and for one
+    that `shortest_side` would blow up.
+    """
+    if height < 1 or width < 1:
+        raise DataError(f"a picture of {height} x {width} pixels is empty. Give another one.")
+    resized = _resized(spec, height, width)
+    if resized[0] * resized[1] > _PIXEL_LIMIT:
+        raise DataError(
+            f"a picture of {height} x {width} pixels would become {resized[0]} x {resized[1]}. "
+            "Leave it out, or resize to a fixed size."
+        )
+    crop = spec.crop or resized
+    if crop[0] > resized[0] or crop[1] > resized[1]:
+        raise DataError(
+            f"a picture of {resized[0]} x {resized[1]} pixels is smaller than the crop "
+            f"{list(crop)}. Give larger pictures, or a resize before the crop."
+        )
+    top, left = round((resized[0] - crop[0]) / 2), round((resized[1] - crop[1]) / 2)
+    return Geometry(*resized, top, left, top + crop[0], left + crop[1])
+
+
+def _resized(spec: PreprocessSpec, height: int, width: int) -> tuple[int, int]:
+    if spec.resize is None:
+        return height, width
+    if spec.resize.size is not None:
+        return spec.resize.size
+    side, shorter = spec.resize.shortest_side or 0, min(height, width)
+    return side * height // shorter, side * width // shorter
+
+
+Pixels = NDArray[np.uint8]
+"""A picture, RGB, shape (height, width, 3)."""
+
+Tensor = NDArray[np.generic]
+"""The model's input for one picture, without the batch axis."""
+
+
+def cropped(pixels: Pixels, box: Geometry) -> Pixels:
+    """The crop of a resized picture."""
+    return pixels[box.top : box.bottom, box.left : box.right]
+
+
+def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
+    """Order of channels, value range, mean and std, layout and dtype of resized, cropped pixels."""
+    ordered = pixels[..., ::-1] if spec.channels == "bgr" else pixels
+    values: Tensor = ordered if spec.dtype == "uint8" else _normalised(ordered, spec)
+    if spec.layout == "nchw":
+        values = values.transpose(2, 0, 1)
+    return np.ascontiguousarray(values, dtype=spec.dtype)
+
+
+def channels_last(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
+    """The same values, shape (height, width, 3)."""
+    values = np.asarray(tensor, dtype=np.float64)
+    return values.transpose(1, 2, 0) if spec.layout == "nchw" else values
+
+
+def to_pixels(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
+    """The way back: RGB (height, width, 3) in steps, 0 to 255, not rounded."""
+    values = channels_last(tensor, spec)
+    if spec.mean is not None and spec.std is not None:
+        values = values * np.array(spec.std) + np.array(spec.mean)
+    low, high = spec.value_range
+    values = (values - low) * (255.0 / (high - low))
+    return values[..., ::-1] if spec.channels == "bgr" else values
+
+
+def _normalised(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
+    values = pixels.astype(np.float32)
+    if spec.value_range != (0, 255):
+        values = values / np.float32(255.0)
+    if spec.value_range == (-1, 1):
+        values = values * np.float32(2.0) - np.float32(1.0)
+    if spec.mean is not None and spec.std is not None:
+        mean, std = np.array(spec.mean, np.float32), np.array(spec.std, np.float32)
+        values = ((values - mean) / std).astype(np.float32, copy=False)
+    return values

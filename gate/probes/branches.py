@@ -1,36 +1,164 @@
-"""The reference as `torch.jit.trace` sees it: every Python branch as the example took it."""
+"""The traced model; the branches that the eager model takes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from gate.data.input_binding import InputBinding
 from gate.errors import ModelError, describe_failure
-from gate.model.call import leaves
-from gate.parity.arrays.binding import Binding
-from gate.parity.probes.watch import Watch
-from gate.parity.runners.torch_runner import call_of
-from gate.parity.stand import Stand
-from gate.parity.statistics.output import Array
-from gate.runtimes.runtime import Batch
+from gate.measure.context import MeasurementContext
+from gate.model.forward_signature import leaves
+from gate.records.instruments import ULP
+from gate.reference.random_rounding import EXACT, seed
+from gate.reference.torch_session import call_of
+from gate.storage.arrays import Batch, OutputArray
+
+_SCALE = 2.0
+"""A probe may sit where rounding decides everything: both neighbours of a result are tried."""
+
+
+def perturb_rounding(
+    stand: MeasurementContext, batch: Batch, *, draws: Iterable[int]
+) -> list[list[OutputArray]]:
+    """The reference's outputs in runs with random rounding, each seeded by the policy and its
+    number.
+
+    Empty if the model can't be computed so: then nothing is excused by rounding.
+    """
+    runs = []
+    for draw in draws:
+        random = np.random.default_rng(seed(stand.policy.determinism, draw))
+        moved = {name: _input(array, random) for name, array in batch.items()}
+        try:
+            runs.append(stand.rounded_run(moved, draw=draw, scale=_SCALE))
+        except Exception:
+            return []
+    return runs
+
+
+def _input(array: OutputArray, random: np.random.Generator) -> OutputArray:
+    if array.dtype.kind != "f":
+        return array
+    values = array.astype(np.float64)
+    exact = (values == np.round(values)) & (np.abs(values) < EXACT)
+    moved = values * (1.0 + random.integers(-1, 2, array.shape) * ULP)
+    with np.errstate(over="ignore"):
+        return np.where(exact, values, moved).astype(array.dtype)
+
+
+_READS = {
+    "__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__",
+    "allclose", "equal", "is_nonzero", "item", "numpy", "tolist",
+}  # fmt: skip
+
+_GREATER = {"gt", "ge", "__gt__", "__ge__", "greater", "greater_equal"}
+
+_LESS = {"lt", "le", "__lt__", "__le__", "less", "less_equal"}
+
+_EQUAL = {"eq", "__eq__"}
+
+_UNEQUAL = {"ne", "__ne__", "not_equal"}
+
+_COMBINATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    **dict.fromkeys(["__and__", "logical_and", "bitwise_and"], torch.minimum),
+    **dict.fromkeys(["__or__", "logical_or", "bitwise_or"], torch.maximum),
+    **dict.fromkeys(["__invert__", "logical_not", "bitwise_not"], torch.neg),
+    "any": torch.max,
+    "all": torch.min,
+}
+"""How margins combine where bools do."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value that Python code took out of a tensor."""
+
+    branch: bool | None
+    """The value where it is a bool: probably a branch. None: a number, or a whole array."""
+    margin: float | None
+    """Positive where the bool is true, negative where it is false, and the nearer to zero the
+    nearer it is to flip; None where that is not known."""
+
+
+class BranchRecorder(TorchFunctionMode):
+    """Records the reads while a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[Read] = []
+        self._margins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By id of a comparison's result, which is kept alive so that no other gets its id."""
+
+    @property
+    def path(self) -> tuple[bool, ...]:
+        """The branches, in the order in which they were taken."""
+        return tuple(read.branch for read in self.reads if read.branch is not None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _READS:
+            branch = returned if isinstance(returned, bool) else None
+            self.reads.append(Read(branch, self._margin_of(args[0]) if args else None))
+        elif isinstance(returned, torch.Tensor) and returned.dtype == torch.bool and not kwargs:
+            self._follow(name, args, returned)
+        return returned
+
+    def _margin_of(self, value: Any) -> float | None:
+        margin = self._margins.get(id(value))
+        return float(margin[1]) if margin is not None and margin[1].numel() == 1 else None
+
+    def _follow(self, name: str, args: tuple[Any, ...], returned: torch.Tensor) -> None:
+        try:
+            margin = self._margin(name, args)
+        except (RuntimeError, TypeError):  # what can't be subtracted has no margin
+            return
+        if margin is not None:
+            self._margins[id(returned)] = (returned, margin)
+
+    def _margin(self, name: str, args: tuple[Any, ...]) -> torch.Tensor | None:
+        if name in _GREATER | _LESS | _EQUAL | _UNEQUAL:
+            return _compared(name, *args)
+        margins = [self._margins[id(arg)][1] for arg in args if id(arg) in self._margins]
+        combine = _COMBINATIONS.get(name)
+        return (
+            combine(*margins)
+            if combine is not None and margins and len(margins) == len(args)
+            else None
+        )
+
+
+def _compared(name: str, left: Any, right: Any) -> torch.Tensor:
+    difference = torch.as_tensor(left).double() - torch.as_tensor(right).double()
+    if name in _GREATER:
+        return difference
+    if name in _LESS:
+        return -difference
+    return difference.abs() if name in _UNEQUAL else -difference.abs()
+
 
 _TORCH = Path(torch.__file__).parent
+
 _TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")
+
 _DIFFERS = 1e-6
 """Relative difference that is no rounding: trace and model run the same operators."""
 
 
-class Traced:
+class TracedReference:
     """The traced module; it shares its weights with the reference."""
 
-    def __init__(self, stand: Stand, batch: Batch) -> None:
+    def __init__(self, stand: MeasurementContext, batch: Batch) -> None:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
         self._names = stand.binding.arguments
         with _quiet() as caught:
@@ -43,20 +171,20 @@ class Traced:
         self.warned = any(map(_tells, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
-    def watched(self, batch: Batch) -> tuple[Watch, bool]:
+    def watched(self, batch: Batch) -> tuple[BranchRecorder, bool]:
         """What the model itself reads from its tensors, and whether it computes the batch."""
         tensors = self._tensors(batch)
-        with _quiet(), Watch() as watch:
+        with _quiet(), BranchRecorder() as watch:
             try:
                 self._net(*tensors)
             except Exception:  # what the model refuses is no input of it
                 return watch, False
         return watch, True
 
-    def sizes_watched(self, batch: Batch) -> Watch | None:
+    def sizes_watched(self, batch: Batch) -> BranchRecorder | None:
         """What the model reads while it is traced anew: sizes are tensors then, and what is
         compared with them is seen too. None where the batch can't be traced."""
-        watch = Watch()
+        watch = BranchRecorder()
         with _quiet(), watch:
             try:
                 self._trace(batch)
@@ -64,7 +192,7 @@ class Traced:
                 return None
         return watch
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[OutputArray]:
         """All outputs. May raise anything."""
         with _quiet(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             outputs = self._module(*self._tensors(batch))
@@ -92,7 +220,7 @@ class Traced:
 class _Whole(nn.Module):
     """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
 
-    def __init__(self, model: nn.Module, binding: Binding) -> None:
+    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
         super().__init__()
         self.model = model
         self._call = call_of(model, binding)
@@ -105,7 +233,7 @@ class _Flat(nn.Module):
     """The same with the model's tensors as its own: the tracer builds every module below anew,
     which takes longer than to run them."""
 
-    def __init__(self, model: nn.Module, binding: Binding) -> None:
+    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
         super().__init__()
         whole = _Whole(model, binding)
         self._answer = whole.forward  # no module of this one
@@ -121,7 +249,7 @@ class _Flat(nn.Module):
         return self._answer(*tensors)
 
 
-def disagree(eager: list[Array], traced: list[Array]) -> bool:
+def disagree(eager: list[OutputArray], traced: list[OutputArray]) -> bool:
     """True if the outputs differ in number, shape, dtype, NaN or infinities, or by more than
     rounding."""
     if len(eager) != len(traced):
@@ -129,7 +257,7 @@ def disagree(eager: list[Array], traced: list[Array]) -> bool:
     return any(_differs(one, other) for one, other in zip(eager, traced, strict=True))
 
 
-def _differs(eager: Array, traced: Array) -> bool:
+def _differs(eager: OutputArray, traced: OutputArray) -> bool:
     if eager.shape != traced.shape or eager.dtype != traced.dtype:
         return True
     if eager.dtype.kind != "f":

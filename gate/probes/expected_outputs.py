@@ -1,4 +1,4 @@
-"""The reference side of one probe, computed once, and the judgement of a runtime by it."""
+"""Reference outputs of a probe; compare a runtime with them."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import GateError, OutputMismatch, describe_failure
-from gate.parity.float64.floor import DRAWS
-from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.probes.jitter import jittered
-from gate.parity.probes.observed import Probe
-from gate.parity.stand import Stand
-from gate.parity.statistics.output import Array
-from gate.records.instruments import UNDERFLOW, ProbeParity
-from gate.runtimes.runtime import Batch
+from gate.measure.context import MeasurementContext
+from gate.measure.noise_floor import DRAWS, NoiseStatistics
+from gate.probes.branches import perturb_rounding
+from gate.probes.probe import Probe
+from gate.records.instruments import UNDERFLOW, ProbeResult
+from gate.storage.arrays import Batch, OutputArray
 
 _SUSPICIOUS_RATIO = 4.0
 """A noise ratio from which on the conditioning of the probe is looked at."""
+
 _SUSPICIOUS_DIFF = 1e-4
 """A relative difference from which on it is looked at, where no float64 reference runs."""
+
 _FEW = 0.01
 """Share of an output's integers that three runs may have missed, although all are near-ties."""
+
 _NARROW, _HOPELESS = 8.0, 1024.0
 """Ratios between which the widest of few runs may be too narrow: among a thousand columns are some
 of which all three had a small error by chance."""
+
 _FEW_ELEMENTS = 2**22
 """Up to which so many runs are held for that; the columns of a larger output have errors enough."""
+
 _MORE_DRAWS = 32
 """Runs in all, where so few differ."""
+
 _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 reference runs."""
+
 _LEAST_SCALE = 2.0**-96
 """A sample whose answer is smaller is judged beside the others: what may be flushed to zero is no
 scale."""
 
+
 Mask = NDArray[np.bool_]
-Compute = Callable[[Batch, Sequence[Array]], list[Array]]
+
+Compute = Callable[[Batch, Sequence[OutputArray]], list[OutputArray]]
 """Computes a batch and checks number, dtype and shapes of the outputs against the reference's."""
 
 
@@ -59,7 +66,7 @@ class _Numbers(NamedTuple):
         return not self.ratio <= _SUSPICIOUS_RATIO
 
 
-class ProbeAnswer:
+class ExpectedOutputs:
     """What the model makes of a probe.
 
     The bound on probes is wide, and yet a probe can be *ill-conditioned*: a constant image before
@@ -79,12 +86,12 @@ class ProbeAnswer:
     bounds.
     """
 
-    def __init__(self, stand: Stand, probe: Probe) -> None:
+    def __init__(self, stand: MeasurementContext, probe: Probe) -> None:
         self.probe = probe
         self.inapplicable: str | None = None
         self._stand = stand
-        self._reference: list[Array] = []
-        self._truth: list[Array] | None = None
+        self._reference: list[OutputArray] = []
+        self._truth: list[OutputArray] | None = None
         try:
             self._reference = stand.answers.reference(probe.batch)
         except GateError as error:
@@ -95,7 +102,7 @@ class ProbeAnswer:
             if probe.finite and not _finite(self._reference):
                 self.inapplicable = "its answer is not finite either"
 
-    def parity(self, compute: Compute) -> ProbeParity:
+    def parity(self, compute: Compute) -> ProbeResult:
         """The record of one runtime; whatever `compute` raises is its failure."""
         if self.inapplicable is not None:
             return self._record(inapplicable=self.inapplicable)
@@ -110,7 +117,7 @@ class ProbeAnswer:
         with np.errstate(all="ignore"):
             return self._judged(outputs)
 
-    def _judged(self, outputs: list[Array]) -> ProbeParity:
+    def _judged(self, outputs: list[OutputArray]) -> ProbeResult:
         numbers = self._numbers(outputs, [[]] * len(outputs))
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
@@ -120,7 +127,7 @@ class ProbeAnswer:
                 or (self._is_small and not numbers.torn and self._unsteady(outputs))
             )
             if unsure and len(self._runs) == DRAWS:
-                self._runs += jittered(
+                self._runs += perturb_rounding(
                     self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
                 )
                 numbers = self._numbers(outputs, self._draws)
@@ -130,13 +137,13 @@ class ProbeAnswer:
             return self._record(inapplicable="it returns no finite number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
 
-    def _record(self, **numbers: float | str | None) -> ProbeParity:
+    def _record(self, **numbers: float | str | None) -> ProbeResult:
         probe = self.probe
-        return ProbeParity.model_validate(
+        return ProbeResult.model_validate(
             {"name": probe.name, "kind": probe.kind, "batch_size": probe.size, **numbers}
         )
 
-    def _numbers(self, outputs: list[Array], draws: Sequence[list[Array]]) -> _Numbers:
+    def _numbers(self, outputs: list[OutputArray], draws: Sequence[list[OutputArray]]) -> _Numbers:
         ratios, relatives = [0.0], [0.0]
         for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True)):
             truth = self._truth[index] if self._truth is not None else None
@@ -155,7 +162,7 @@ class ProbeAnswer:
                 ratios.append(_ratio(true, widest, far, columns=self._by_sample(r)))
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
-    def _scale(self, r: Array) -> NDArray[np.float64]:
+    def _scale(self, r: OutputArray) -> NDArray[np.float64]:
         """What each sample of an output is told in units of: powers of two, which round nothing."""
         if not (self.probe.apart and self._by_sample(r) and r.size):
             return np.ones((), np.float64)
@@ -164,16 +171,16 @@ class ProbeAnswer:
         scale = np.where(largest > _LEAST_SCALE, np.exp2(np.frexp(largest)[1]), 1.0)
         return scale.reshape(-1, *[1] * (r.ndim - 1))
 
-    def _by_sample(self, r: Array) -> bool:
+    def _by_sample(self, r: OutputArray) -> bool:
         return r.ndim > 0 and len(r) == self.probe.size
 
     @cached_property
-    def _runs(self) -> list[list[Array]]:
+    def _runs(self) -> list[list[OutputArray]]:
         """The outputs of each run with random rounding."""
-        return jittered(self._stand, self.probe.batch, draws=range(DRAWS))
+        return perturb_rounding(self._stand, self.probe.batch, draws=range(DRAWS))
 
     @property
-    def _draws(self) -> list[list[Array]]:
+    def _draws(self) -> list[list[OutputArray]]:
         """The same by output; empty where there are none, or the shapes are not settled."""
         if not self._runs or self._shapes_unsettled():
             return []
@@ -188,7 +195,7 @@ class ProbeAnswer:
     def _is_small(self) -> bool:
         return sum(r.size for r in self._reference) <= _FEW_ELEMENTS
 
-    def _nearly_equal(self, outputs: list[Array]) -> bool:
+    def _nearly_equal(self, outputs: list[OutputArray]) -> bool:
         """True if more runs may show that all integers that differ are near-ties: in each output
         few differ, or the few runs have moved most of those."""
         differing = undecided = False
@@ -207,16 +214,16 @@ class ProbeAnswer:
         shapes = [r.shape for r in self._reference]
         return any([array.shape for array in run] != shapes for run in self._runs)
 
-    def _wobbles(self, outputs: list[Array]) -> bool:
+    def _wobbles(self, outputs: list[OutputArray]) -> bool:
         """True if random rounding moves every output about as far as the runtime is off."""
         return all(self._moved_as_far(outputs))
 
-    def _unsteady(self, outputs: list[Array]) -> bool:
+    def _unsteady(self, outputs: list[OutputArray]) -> bool:
         """True if it moves some output as far: of boxes that are equally likely others are taken,
         and what comes with them, as their scores, may be others in a run that was not made."""
         return any(self._moved_as_far(outputs))
 
-    def _moved_as_far(self, outputs: list[Array]) -> Iterator[bool]:
+    def _moved_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
         """Of each output of floats that is far off."""
         for r, c, draws in zip(self._reference, outputs, self._draws, strict=True):
             if r.dtype.kind == "f":
@@ -227,7 +234,9 @@ class ProbeAnswer:
                     yield _distance(near, far) <= _LEEWAY * wobble
 
 
-def _honest(reference: list[Array], truth: list[Array] | None) -> list[Array] | None:
+def _honest(
+    reference: list[OutputArray], truth: list[OutputArray] | None
+) -> list[OutputArray] | None:
     """The float64 outputs if they can be the truth: same shapes, finite wherever float32 is."""
     if truth is None or len(truth) != len(reference):
         return None
@@ -239,18 +248,18 @@ def _honest(reference: list[Array], truth: list[Array] | None) -> list[Array] | 
     return truth
 
 
-def _in_units(array: Array, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
+def _in_units(array: OutputArray, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
     """An array of floats in units of `scale`; what is not judged is zero, on every side."""
     return np.where(judged, array.astype(np.float64) / scale, 0.0)
 
 
-def _finite(outputs: list[Array]) -> bool:
+def _finite(outputs: list[OutputArray]) -> bool:
     """True if there are floats, and all of them are finite."""
     floats = [output for output in outputs if output.dtype.kind == "f"]
     return bool(floats) and all(np.isfinite(output).all() for output in floats)
 
 
-def _decided(r: Array, truth: Array | None, draws: Sequence[Array]) -> Mask:
+def _decided(r: OutputArray, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
     """Where rounding leaves integers and bools, and the kind of a float, as they are."""
     decided = np.ones(r.shape, np.bool_)
     for draw in draws:
@@ -260,7 +269,7 @@ def _decided(r: Array, truth: Array | None, draws: Sequence[Array]) -> Mask:
     return decided
 
 
-def _class_differs(r: Array, c: Array) -> Mask:
+def _class_differs(r: OutputArray, c: OutputArray) -> Mask:
     """Integers and bools: where they differ. Floats: where one is NaN, or infinite, and the other
     is not so with the same sign."""
     if r.dtype.kind != "f":
@@ -269,12 +278,12 @@ def _class_differs(r: Array, c: Array) -> Mask:
     return np.asarray((np.isnan(r) != np.isnan(c)) | (infinite & (r != c)))
 
 
-def _distance(r: Array, c: Array) -> float:
+def _distance(r: OutputArray, c: OutputArray) -> float:
     """max|c - r| of finite floats."""
     return float(np.abs(c.astype(np.float64) - r.astype(np.float64)).max(initial=0.0))
 
 
-def _relative(r: Array, c: Array) -> float:
+def _relative(r: OutputArray, c: OutputArray) -> float:
     """max|c - r| / max|r| of finite floats; 0 without any difference."""
     moved = _distance(r, c)
     if moved <= UNDERFLOW:
@@ -283,7 +292,7 @@ def _relative(r: Array, c: Array) -> float:
     return moved / scale if scale > 0.0 else math.inf
 
 
-def _widest(truth: Array, answers: Sequence[Array]) -> Array:
+def _widest(truth: OutputArray, answers: Sequence[OutputArray]) -> OutputArray:
     """Of each element the known value farthest from the truth; at least the underflow away."""
     r64 = truth.astype(np.float64)
     errors = np.stack([array.astype(np.float64) - r64 for array in answers])
@@ -292,7 +301,9 @@ def _widest(truth: Array, answers: Sequence[Array]) -> Array:
     return np.asarray(r64 + error)
 
 
-def _ratio(truth: Array, reference: Array, candidate: Array, *, columns: bool) -> float:
+def _ratio(
+    truth: OutputArray, reference: OutputArray, candidate: OutputArray, *, columns: bool
+) -> float:
     """The largest of the ratios over the output, as it is, and over its columns and channels,
     which a few samples say little about."""
     if truth.size == 0:

@@ -1,4 +1,4 @@
-"""All probes, one after the other: the reference once, then every runtime that is alive."""
+"""Run all probes: the reference once, then every runtime."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from functools import partial
 from itertools import chain
 
 from gate.errors import GateError
-from gate.parity.probes.columns import column_probes
-from gate.parity.probes.expected import ProbeAnswer
-from gate.parity.probes.integers import integer_probes
-from gate.parity.probes.nonfinite import nonfinite_probes
-from gate.parity.probes.observed import Observed, Probe
-from gate.parity.probes.search import Search
-from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
-from gate.parity.probes.values import value_probes
-from gate.parity.runners.runner import Runner
-from gate.parity.stand import Material, Stand
-from gate.parity.track import Track
+from gate.measure.context import MeasurementContext, ProbeSource
+from gate.measure.runtime_measurement import Track
+from gate.measure.session_runner import SessionRunner
+from gate.probes.expected_outputs import ExpectedOutputs
+from gate.probes.integer_probes import integer_probes
+from gate.probes.probe import Probe, SampleProfile
+from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
+from gate.probes.trace_search import TraceSearcher
+from gate.probes.value_probes import column_probes, nonfinite_probes, value_probes
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import TraceSearch
-from gate.runtimes.recording.rows import row_digests
+from gate.runtimes.recording_format import row_digests
 from gate.storage.digest import Digest
 
 _steps = logging.getLogger("gate.steps")
 
 
-class Prober:
+class ProbeInstrument:
     """The probes that the stand's samples and the file's inputs give."""
 
-    def __init__(self, stand: Stand, inputs: Sequence[TensorSpec], *, sha256: Digest) -> None:
+    def __init__(
+        self, stand: MeasurementContext, inputs: Sequence[TensorSpec], *, sha256: Digest
+    ) -> None:
         """`inputs` and `sha256`: the file's."""
         self._stand = stand
-        self._observed = Observed.of(stand)
-        self._axes = Axes.of(stand, self._observed, inputs)
+        self._observed = SampleProfile.of(stand)
+        self._axes = DynamicAxes.of(stand, self._observed, inputs)
         self._digests: set[bytes] = set()
-        self.probes = plain_probes(stand, self._axes, sha256=sha256)
+        self.probes = basic_probes(stand, self._axes, sha256=sha256)
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
         """Judge every track that has a runner; `advance` gets the samples of each probe.
@@ -53,7 +53,7 @@ class Prober:
         if not self._stand.policy.instruments.search_inputs:
             return None
         _steps.debug("look for inputs on which the trace takes another branch")
-        search, more = Search(self._stand, self._axes, self.probes).run()
+        search, more = TraceSearcher(self._stand, self._axes, self.probes).run()
         for probe in more:
             self._judge(probe, tracks)
         return search
@@ -63,7 +63,7 @@ class Prober:
         yield from self.probes
         yield from self._further()
         if self._stand.policy.instruments.search_inputs:
-            yield from Search(self._stand, self._axes, self.probes).run()[1]
+            yield from TraceSearcher(self._stand, self._axes, self.probes).run()[1]
 
     def named(self, name: str) -> Probe | None:
         """The probe of this name, without the search for more; None: it is none of the others."""
@@ -96,13 +96,15 @@ class Prober:
         if digest in self._digests:
             return
         self._digests.add(digest)
-        expected = ProbeAnswer(self._stand, probe)
+        expected = ExpectedOutputs(self._stand, probe)
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):
-                track.probes.append(expected.parity(partial(track.compute, by=Runner.run_probe)))
+                track.probes.append(
+                    expected.parity(partial(track.compute, by=SessionRunner.run_probe))
+                )
 
 
-def plain_probes(stand: Material, axes: Axes, *, sha256: Digest) -> list[Probe]:
+def basic_probes(stand: ProbeSource, axes: DynamicAxes, *, sha256: Digest) -> list[Probe]:
     """Those that the samples and the file's inputs give, without the model. `sha256`: the
     file's."""
     observed = axes.observed

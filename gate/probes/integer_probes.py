@@ -1,49 +1,120 @@
-"""Probes of integers, and of masks: how far the model takes them, and every value on the way.
-
-An integer may be an index, and beyond its table the model raises. So the model is watched while it
-looks the samples up (`lookups`), and asked whether it takes the last row of the table that it read
-with them: of the whole input first, then of each column, because the columns of a recommender have
-tables of their own. What no table is read with goes beyond the samples' range and below it; 8 bits
-have no beyond. What is constant 1, as a mask is, becomes 0 in places.
-"""
+"""Integers and table lookups."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from gate.errors import GateError
-from gate.parity.probes.lookups import Lookup, lookups
-from gate.parity.probes.observed import Observed, Probe
-from gate.parity.stand import Stand
-from gate.parity.statistics.output import Array
-from gate.runtimes.runtime import Batch
+from gate.measure.context import MeasurementContext
+from gate.probes.probe import Probe, SampleProfile
+from gate.reference.torch_session import DispatchMode
+from gate.storage.arrays import Batch, OutputArray
+
+_EMBEDDINGS = {
+    "aten::embedding", "aten::embedding_bag", "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+}  # fmt: skip
+
+_ALONG = {"aten::index_select", "aten::gather"}
+
+_INDEXED = {"aten::index", "aten::_unsafe_index"}
+
+
+class Lookup(NamedTuple):
+    """One reading of a table."""
+
+    size: int
+    """Rows of the table."""
+    indices: OutputArray
+    """Which of them were read, flat."""
+
+
+class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
+    """Records the readings of tables while a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Lookup] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        for size, indices in _readings(name, args):
+            flat = indices.detach().cpu().numpy().ravel()
+            self.found.append(Lookup(size, flat.astype(np.int64)))
+        return func(*args, **(kwargs or {}))
+
+
+def lookups(stand: MeasurementContext, batch: Batch) -> list[Lookup]:
+    """What the reference reads from tables for this batch; empty if it can't be computed so."""
+    watch = Lookups()
+    try:
+        with watch:
+            stand.reference.run(batch)
+    except GateError:
+        return []
+    return watch.found
+
+
+def _readings(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+    if name in _EMBEDDINGS:
+        yield args[0].shape[0], args[1]
+    elif name in _ALONG:
+        table, axis, indices = args[:3]
+        if table.ndim:
+            yield table.shape[axis], indices
+    elif name in _INDEXED:
+        table, places = args[:2]
+        for axis, indices in enumerate(places):
+            if indices is not None and axis < table.ndim and not _is_choice(indices):
+                yield table.shape[axis], indices
+
+
+def _is_choice(indices: torch.Tensor) -> bool:
+    return indices.dtype in (torch.bool, torch.uint8) or indices.is_floating_point()
+
+
+# An integer may be an index, and beyond its table the model raises. So the model is watched while
+# it looks the samples up (`lookups`), and asked whether it takes the last row of the table that it
+# read with them: of the whole input first, then of each column, because the columns of a
+# recommender have tables of their own. What no table is read with goes beyond the samples' range
+# and below it; 8 bits have no beyond. What is constant 1, as a mask is, becomes 0 in places.
+
 
 _COLUMNS = 64
 """Columns that may each have a range of their own."""
+
 _ALL = 64
 """Values of a column of which each one is tried; of more, as many as fit into `_FEW` samples."""
+
 _FEW = 8
+
 _MOST = 512
 """Samples, where each column has a range of its own: what has such columns is small."""
+
 _LISTED = 2**16
 """Values of which those that no sample has are picked."""
+
 _ELEMENTS = 2**18
 """Of a probe with more samples than `_FEW`."""
+
 _TRIED = 96
 """Forwards that the ends of all tables of one input may cost."""
+
 _EDGE = 4
 """Values next to both ends of what is new that come first."""
+
 
 Values = NDArray[np.int64]
 
 
-def integer_probes(stand: Stand, observed: Observed) -> Iterator[Probe]:
+def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
     """Of each input of integers, and of each mask."""
     names = [n for n, array in observed.rows.items() if array.dtype.kind in "iu"]
     read = lookups(stand, observed.rows) if names else []
@@ -58,7 +129,7 @@ def integer_probes(stand: Stand, observed: Observed) -> Iterator[Probe]:
 class _Column:
     """One input of integers, and what the model takes in it."""
 
-    def __init__(self, stand: Stand, observed: Observed, name: str) -> None:
+    def __init__(self, stand: MeasurementContext, observed: SampleProfile, name: str) -> None:
         self._stand = stand
         self.observed = observed
         self.name = name
@@ -91,7 +162,7 @@ class _Column:
     def by_column(self) -> bool:
         return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _COLUMNS
 
-    def _end(self, values: Array, read: Sequence[Lookup], column: int | None) -> int | None:
+    def _end(self, values: OutputArray, read: Sequence[Lookup], column: int | None) -> int | None:
         """The largest table that was read with just these values and whose last row is taken."""
         sizes = {lookup.size for lookup in read if _reads(lookup, values)}
         for size in sorted(sizes, reverse=True):
@@ -113,13 +184,13 @@ class _Column:
         return True
 
 
-def _reads(lookup: Lookup, values: Array) -> bool:
+def _reads(lookup: Lookup, values: OutputArray) -> bool:
     """True if the table was read with these values, each as often (as `gather` repeats them)."""
     often, rest = divmod(lookup.indices.size, values.size)
     return often > 0 and rest == 0 and np.array_equal(lookup.indices, np.repeat(values, often))
 
 
-def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Array]]:
+def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, OutputArray]]:
     limits = column.limits
     if column.rows.dtype.itemsize == 1 and not column.like_a_mask:
         yield (
@@ -158,14 +229,14 @@ def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
     return [_values(column, flat[:, j], end) for j, end in enumerate(ends)]
 
 
-def _values(column: _Column, sampled: Array, end: int | None) -> Values:
+def _values(column: _Column, sampled: OutputArray, end: int | None) -> Values:
     """From 0 to the end of the table, or the range of the samples where there is none."""
     low, high = int(sampled.min()), int(sampled.max())
     every = range(low, high + 1) if end is None else range(min(low, 0), end)
     return _new_first(column, every, sampled)
 
 
-def _new_first(column: _Column, every: range, sampled: Array) -> Values:
+def _new_first(column: _Column, every: range, sampled: OutputArray) -> Values:
     """All of them, or as many as are tried of very many: both ends and the neighbours of the
     samples' range, what no sample has, the rest."""
     room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
@@ -184,7 +255,7 @@ def _spread(values: Sequence[int], most: int) -> list[int]:
     return [values[int(place)] for place in np.linspace(0, len(values) - 1, count)]
 
 
-def _dealt(column: _Column, values: Sequence[Values]) -> Array:
+def _dealt(column: _Column, values: Sequence[Values]) -> OutputArray:
     """A batch of the input in which each column takes its values one after the other; the columns
     of one range share them where these are many."""
     shape = column.rows.shape[1:]
@@ -201,13 +272,13 @@ def _dealt(column: _Column, values: Sequence[Values]) -> Array:
     return np.ascontiguousarray(dealt.reshape(-1, *shape).astype(column.rows.dtype))
 
 
-def _one_value(observed: Observed, name: str) -> bool:
+def _one_value(observed: SampleProfile, name: str) -> bool:
     """True for a constant 1, and for a constant 0 of integers: what may be a mask."""
     low, high = float(observed.low[name]), float(observed.high[name])
     return low == high and (low == 1.0 or (low == 0.0 and observed.rows[name].dtype.kind in "iu"))
 
 
-def _masked(observed: Observed, name: str) -> Array:
+def _masked(observed: SampleProfile, name: str) -> OutputArray:
     """Two samples of the other value: in the last third, and at random; never in the first place,
     because what is masked as a whole has no answer."""
     array = np.ascontiguousarray(
@@ -225,7 +296,9 @@ def _masked(observed: Observed, name: str) -> Array:
     return np.where(flipped, (1 - array.astype(np.int64)).astype(array.dtype), array)
 
 
-def _probes(observed: Observed, title: str, name: str, changed: Array) -> Iterator[Probe]:
+def _probes(
+    observed: SampleProfile, title: str, name: str, changed: OutputArray
+) -> Iterator[Probe]:
     """The changed input beside samples as they are; in parts where the batch is fixed."""
     size = observed.small if observed.fixed else len(changed)
     parts = min(_FEW, math.ceil(len(changed) / size))
@@ -236,5 +309,5 @@ def _probes(observed: Observed, title: str, name: str, changed: Array) -> Iterat
         yield Probe(f"{title}{suffix}", "value", size, build)
 
 
-def _beside(observed: Observed, name: str, rows: Array) -> Batch:
+def _beside(observed: SampleProfile, name: str, rows: OutputArray) -> Batch:
     return {**observed.batch(len(rows)), name: np.ascontiguousarray(rows)}

@@ -1,4 +1,4 @@
-"""What the samples look like: the material that probes are made of."""
+"""One probe; the profile of the samples."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from functools import cached_property
 
 import numpy as np
 
-from gate.parity.arrays.samples import Samples
-from gate.parity.stand import Material
-from gate.parity.statistics.output import Array
+from gate.data.samples import SampleSet
+from gate.measure.context import ProbeSource
 from gate.records.instruments import ProbeKind
-from gate.runtimes.runtime import Batch
+from gate.storage.arrays import Batch, OutputArray
 
 _LOOKED_AT = 256
 """Samples whose range of values is taken, spread over all."""
+
 _ELEMENTS = 2**22
 """Elements that are looked at; at least 64 samples whatever their size."""
+
 _LEAST_LOOKED_AT = 64
+
 _SEEDS = 2**63
 """A policy may have a negative seed, a generator may not."""
+
 _ROWS = 8
 """Samples that are kept as material."""
 
@@ -47,16 +50,16 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Observed:
+class SampleProfile:
     """Some of the samples, and the range of values of each input."""
 
     rows: Batch
     """The first ones."""
     spread: Batch
     """As many from everywhere, the last one included."""
-    low: dict[str, Array]
+    low: dict[str, OutputArray]
     """Smallest value of each input, of its dtype and shape ()."""
-    high: dict[str, Array]
+    high: dict[str, OutputArray]
     integers: Batch
     """All samples of the inputs of integers that were looked at."""
     small: int
@@ -65,7 +68,7 @@ class Observed:
     seed: int
 
     @classmethod
-    def of(cls, stand: Material) -> Observed:
+    def of(cls, stand: ProbeSource) -> SampleProfile:
         """Look at the samples of the stand."""
         binding, samples = stand.binding, stand.samples
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
@@ -82,11 +85,11 @@ class Observed:
             seed=stand.policy.determinism.seed,
         )
 
-    def batch(self, size: int, *, start: int = 0) -> dict[str, Array]:
+    def batch(self, size: int, *, start: int = 0) -> dict[str, OutputArray]:
         """`size` samples from `start` on, around again where there are too few; own copies."""
         return self.taken([*range(start, start + size)])
 
-    def taken(self, places: Sequence[int]) -> dict[str, Array]:
+    def taken(self, places: Sequence[int]) -> dict[str, OutputArray]:
         """The samples at these places of `rows`, around again beyond the last; own copies."""
         return {
             name: np.ascontiguousarray(array[np.asarray(places) % len(array)])
@@ -98,7 +101,7 @@ class Observed:
         return np.random.default_rng([self.seed % _SEEDS, zlib.crc32(name.encode())])
 
 
-def _finite(array: Array) -> Array:
+def _finite(array: OutputArray) -> OutputArray:
     """The numbers among them; zero without any."""
     if array.dtype.kind != "f":
         return array
@@ -111,7 +114,7 @@ def _count(rows: Batch) -> int:
     return min(_LOOKED_AT, max(_LEAST_LOOKED_AT, _ELEMENTS // max(width, 1)))
 
 
-def _some(samples: Samples, count: int) -> Batch:
+def _some(samples: SampleSet, count: int) -> Batch:
     """At most `count` samples, the first and the last among them, evenly spread."""
     last = len(samples) - 1
     return samples.at([int(place) for place in np.linspace(0, last, min(count, last + 1))])

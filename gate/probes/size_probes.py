@@ -1,4 +1,4 @@
-"""Probes of other batch sizes, and of other sizes along the axes that the file says are dynamic."""
+"""Other batch sizes, lengths and dynamic axes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,92 @@ from functools import partial
 import numpy as np
 
 from gate.errors import GateError
-from gate.parity.probes.lookups import Lookup, lookups
-from gate.parity.probes.observed import Observed, Probe
-from gate.parity.stand import Material, Stand
-from gate.parity.statistics.output import Array
+from gate.measure.context import MeasurementContext, ProbeSource
+from gate.probes.branches import BranchRecorder, TracedReference
+from gate.probes.integer_probes import Lookup, lookups
+from gate.probes.probe import Probe, SampleProfile
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import drawn_batch_sizes
-from gate.runtimes.runtime import Batch
+from gate.storage.arrays import Batch, OutputArray
 from gate.storage.digest import Digest
+
+# To the model's code a size is a number, to the tracer it is a tensor. So the model is traced while
+# its reads are watched, at the samples' size and at another one: how a comparison's margin grows
+# along an axis says where it flips.
+
 
 _LARGEST = 2**18
 """Elements of the largest input that is tried, unless 16 samples have more."""
+
 _MOST_SAMPLES = 16
+
+
+def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[tuple[str, Batch]]:
+    """One input beyond each edge that lies near enough; nothing where no size is compared."""
+    small = axes.observed.small
+    here = (small, *axes.now)
+    example = axes.batch(small, axes.now)
+    base = traced.sizes_watched(example)
+    watch, _ = traced.watched(example)
+    if base is None or len(base.reads) == len(watch.reads):
+        return
+    allowed = max(_LARGEST, _MOST_SAMPLES * _elements(example) // small)
+    tried = {here}
+    for axis in range(axes.observed.fixed, len(here)):
+        step = max(1, here[axis] // 4)
+        other = traced.sizes_watched(axes.batch(*_split(_at(here, axis, here[axis] + step))))
+        for edge in _edges(base, other, here[axis], step):
+            there = _at(here, axis, edge)
+            if there in tried or math.prod(there) * _elements(example) > allowed * math.prod(here):
+                continue
+            tried.add(there)
+            title = f"batch_{edge}" if axis == 0 else f"size_{'x'.join(map(str, there[1:]))}"
+            yield title, axes.batch(*_split(there))
+
+
+def _edges(
+    base: BranchRecorder, other: BranchRecorder | None, size: int, step: int
+) -> Iterator[int]:
+    """The first size beyond the edge of each condition that changes linearly with the size."""
+    if other is None:
+        return
+    for one, two in zip(base.reads, other.reads, strict=False):
+        if one.margin is None or two.margin is None or one.margin == two.margin:
+            continue
+        edge = size - one.margin * step / (two.margin - one.margin)
+        beyond = math.floor(edge) + 1 if edge >= size else math.ceil(edge) - 1
+        if beyond >= 1:
+            yield beyond
+
+
+def _at(sizes: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*sizes[:axis], size, *sizes[axis + 1 :])
+
+
+def _split(sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return sizes[0], sizes[1:]
+
+
+def _elements(batch: Batch) -> int:
+    return max(array.size for array in batch.values())
+
+
 _LONGEST = 1024
 """Of an axis that becomes as long as a table: attention grows with its square."""
+
 _FAR = 512
 """Of an axis that is the only one and becomes ten times as long, where windows end."""
+
 _ALONE = 3
 """Axes that become longer alone."""
+
 _DRAWN_FROM = 2**16
 """Places, which go around: so many more than samples that each comes about as often."""
+
 _BATCH_ELEMENTS = 2**23
 """Of the larger batch that is drawn: 48 pictures of 224 x 224; of larger ones fewer, else it would
 take gigabytes."""
+
 _MADE_UP = re.compile(r"\?|s\d+|unk__\d+|.+_dynamic_axes_\d+")
 """A dynamic axis that has no name (so `gate.records.evidence.TensorSpec` writes it), or one that
 PyTorch's exporters made: it is another for the mask than for the words, which are always as
@@ -41,21 +104,23 @@ long."""
 
 
 @dataclass(frozen=True)
-class Axes:
+class DynamicAxes:
     """The dynamic axes of the file beside the batch.
 
     Axes of one name are one, whichever inputs have them; so are those that nobody named, if they
     are as long and have the same place in several inputs.
     """
 
-    observed: Observed
+    observed: SampleProfile
     now: tuple[int, ...]
     """The samples' size along each."""
     places: tuple[tuple[tuple[str, int], ...], ...]
     """Of each: names of samples, and the axis there."""
 
     @classmethod
-    def of(cls, stand: Material, observed: Observed, inputs: Sequence[TensorSpec]) -> Axes:
+    def of(
+        cls, stand: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
+    ) -> DynamicAxes:
         """`inputs`: the file's."""
         shapes = {spec.name: spec.shape for spec in inputs}
         places: dict[str, list[tuple[str, int]]] = {}
@@ -90,7 +155,7 @@ class Axes:
 
 
 def _joined(
-    places: Mapping[str, list[tuple[str, int]]], observed: Observed
+    places: Mapping[str, list[tuple[str, int]]], observed: SampleProfile
 ) -> dict[str, list[tuple[str, int]]]:
     joined: dict[str, list[tuple[str, int]]] = {}
     for axis_name, group in places.items():
@@ -101,7 +166,7 @@ def _joined(
     return joined
 
 
-def _usual(array: Array) -> int | None:
+def _usual(array: OutputArray) -> int | None:
     """Of nothing but zeros and ones, or of bools, what stands for a place that is there. None: no
     mask.
 
@@ -115,7 +180,7 @@ def _usual(array: Array) -> int | None:
     return int(2 * np.count_nonzero(array) >= array.size)
 
 
-def batch_probes(stand: Material, observed: Observed, sha256: Digest) -> Iterator[Probe]:
+def batch_probes(stand: ProbeSource, observed: SampleProfile, sha256: Digest) -> Iterator[Probe]:
     """Batches of the policy's sizes, and of two that the file's digest draws, those in random
     order; with a fixed batch axis only of that one."""
     if observed.fixed:
@@ -133,12 +198,12 @@ def batch_probes(stand: Material, observed: Observed, sha256: Digest) -> Iterato
             yield _batch(observed, tuple(map(int, random.integers(0, _DRAWN_FROM, size))))
 
 
-def _batch(observed: Observed, places: tuple[int, ...]) -> Probe:
+def _batch(observed: SampleProfile, places: tuple[int, ...]) -> Probe:
     size = len(places)
     return Probe(f"batch_{size}", "batch", size, partial(observed.taken, places))
 
 
-def size_probes(axes: Axes) -> Iterator[Probe]:
+def size_probes(axes: DynamicAxes) -> Iterator[Probe]:
     """Smaller, larger, odd, not square, and each axis alone three times as long; an axis that is
     the only one also one, two, twice and ten times as long."""
     for sizes in dict.fromkeys(_variations(axes.now)):
@@ -146,7 +211,7 @@ def size_probes(axes: Axes) -> Iterator[Probe]:
             yield _sized(axes, sizes)
 
 
-def length_probes(stand: Stand, axes: Axes) -> Iterator[Probe]:
+def length_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
     """The longest that the model takes by what it counts its places with, such as a table of
     positions: of each dynamic axis alone."""
     if not axes.now:
@@ -189,20 +254,20 @@ def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield (far,)
 
 
-def _sized(axes: Axes, sizes: tuple[int, ...]) -> Probe:
+def _sized(axes: DynamicAxes, sizes: tuple[int, ...]) -> Probe:
     small = axes.observed.small
     name = f"size_{'x'.join(map(str, sizes))}"
     return Probe(name, "size", small, partial(axes.batch, small, sizes))
 
 
-def _fits(axes: Axes, sizes: tuple[int, ...]) -> bool:
+def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     """True if the inputs are not much larger than the samples are together."""
     example = max(int(array[0].size) for array in axes.observed.rows.values())
     here, there = math.prod(axes.now), math.prod(sizes)
     return there * example <= max(_LARGEST, _MOST_SAMPLES * example) * here
 
 
-def _takes(stand: Stand, batch: Batch) -> bool:
+def _takes(stand: MeasurementContext, batch: Batch) -> bool:
     try:
         stand.reference.run(batch)
     except GateError:

@@ -1,49 +1,291 @@
-"""The search for inputs on which the trace of the model and the model itself disagree.
-
-A trace keeps each Python branch as its example took it. So the search watches which values the
-model's code takes out of tensors (`Watch`), and how near each comparison is to flip: it looks for
-inputs that take another path, along families of inputs, first coarsely, then around the value
-that comes nearest, and beyond the edges of conditions on sizes (`edges`). It needs no ONNX.
-
-Cost: at most `instruments.search_inputs` inputs, nearly all of the smallest batch; each is one
-forward of the model and, where it may make a difference, one more and one of the trace. Where
-sizes are compared, two more traces and one for each dynamic axis. A model whose code reads no
-value out of its tensors can only have baked in a size or a constant: there, a few inputs are
-tried and no more.
-"""
+"""Search for inputs on which traced and eager model disagree."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from gate.errors import ModelError
-from gate.parity.probes.edges import inputs_beyond_edges
-from gate.parity.probes.families import ProbeFamily, families, mixtures
-from gate.parity.probes.observed import Probe
-from gate.parity.probes.sizes import Axes
-from gate.parity.probes.traced import Traced
-from gate.parity.probes.trials import InputTrials
-from gate.parity.stand import Stand, length
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.data.reader import length
+from gate.errors import GateError, ModelError
+from gate.measure.context import MeasurementContext
+from gate.probes.branches import BranchRecorder, TracedReference, disagree
+from gate.probes.probe import Probe, SampleProfile
+from gate.probes.size_probes import DynamicAxes, inputs_beyond_edges
+from gate.probes.value_probes import within
 from gate.records.instruments import TraceSearch
-from gate.runtimes.runtime import Batch
+from gate.storage.arrays import Batch, OutputArray
+
+_MIXES = 4
+
+
+@dataclass(frozen=True)
+class ProbeFamily:
+    """Inputs by a number: all floats scaled by it, or moved by it, or equal to it."""
+
+    name: str
+    grid: tuple[float, ...]
+    """Where the search starts, ascending."""
+    build: Callable[[float], Batch] = field(repr=False)
+
+    def title(self, at: float) -> str:
+        """The name of one input: `scale_1e+03`."""
+        return f"{self.name}_{at:.4g}"
+
+
+def families(observed: SampleProfile) -> list[ProbeFamily]:
+    """Of all inputs of floats together, then of each alone where there are several."""
+    names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
+    groups = [tuple(names)] if names else []
+    if len(names) > 1:
+        groups += [(name,) for name in names]
+    made: list[ProbeFamily] = []
+    for group in groups:
+        low = min(float(observed.low[name]) for name in group)
+        high = max(float(observed.high[name]) for name in group)
+        span = (high - low) or abs(high) or 1.0
+        suffix = "" if group == tuple(names) else f"_{group[0]}"
+        for title, change, grid in (
+            ("scale", _scaled, (-1e3, -10.0, -0.1, 1e-3, 1e-2, 1.0, 1e2, 1e3)),
+            ("constant", _constant, _around(low, high, span)),
+            ("offset", _moved, tuple(span * k for k in (-100, -10, -1, -0.3, 0.3, 1, 10, 100))),
+            ("spike", _spiked, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
+        ):
+            build = partial(_of_family, observed, change, group)
+            made.append(ProbeFamily(f"{title}{suffix}", grid, build))
+    return made
+
+
+def mixtures(observed: SampleProfile) -> Iterator[tuple[str, Batch]]:
+    """Integers that are all the same, other samples, mixes of two with random signs, and integers
+    drawn from their range."""
+    for title, ends in (("lowest", observed.low), ("highest", observed.high)):
+        if observed.integers:
+            filled = observed.batch(observed.small)
+            for name in observed.integers:
+                filled[name][...] = ends[name]
+            yield title, filled
+    for index in range(1, min(_MIXES + 1, len(next(iter(observed.rows.values()))))):
+        yield f"sample_{index}", observed.batch(observed.small, start=index)
+    for index in range(_MIXES):
+        title = f"mix_{index}"
+        pairs = zip(
+            observed.batch(observed.small, start=index).items(),
+            observed.batch(observed.small, start=index + 1).values(),
+            strict=True,
+        )
+        random = observed.random(title)
+        yield title, {name: _mixed(one, other, random) for (name, one), other in pairs}
+
+
+def _mixed(one: OutputArray, other: OutputArray, random: np.random.Generator) -> OutputArray:
+    """Floats: a convex mix with random signs. Others: each element from either of the two, which
+    stays in their range."""
+    if one.dtype.kind != "f":
+        return np.where(random.random(one.shape) < 0.5, one, other)
+    share = random.random()
+    signs = random.choice([-1.0, 1.0], one.shape)
+    mixed = share * one.astype(np.float64) + (1.0 - share) * other.astype(np.float64)
+    return within(signs * mixed, one)
+
+
+def _around(low: float, high: float, span: float) -> tuple[float, ...]:
+    inside = [low + span * k / 8 for k in range(1, 8)]
+    return (low - 100 * span, low - 10 * span, *inside, high + 10 * span, high + 100 * span)
+
+
+Floats = NDArray[np.float64]
+
+Change = Callable[[Floats, float], Floats]
+
+
+def _of_family(observed: SampleProfile, change: Change, group: tuple[str, ...], at: float) -> Batch:
+    batch = observed.batch(observed.small)
+    for name in group:
+        with np.errstate(over="ignore"):  # `within` cuts it off
+            batch[name] = within(change(batch[name].astype(np.float64), at), batch[name])
+    return batch
+
+
+def _scaled(array: Floats, at: float) -> Floats:
+    return array * at
+
+
+def _constant(array: Floats, at: float) -> Floats:
+    return np.full_like(array, at)
+
+
+def _moved(array: Floats, at: float) -> Floats:
+    return array + at
+
+
+def _spiked(array: Floats, at: float) -> Floats:
+    changed = array.reshape(len(array), -1)
+    changed[:, changed.shape[1] // 2] = at
+    return changed.reshape(array.shape)
+
+
+@dataclass(frozen=True)
+class InputTrial:
+    """One input that was tried."""
+
+    name: str
+    path: tuple[bool, ...]
+    """The branches that the model's code took."""
+    margins: tuple[float | None, ...]
+    """How near each of them is to flip."""
+    reads: int
+    """Values that the code took out of tensors, those of branches included."""
+    shapes: tuple[tuple[int, ...], ...]
+    differs: bool
+    batch: Batch | None
+    """The input, where the trace disagrees and it is no known probe."""
+
+
+class SearchTrials:
+    """Tries inputs as long as the budget lasts. The first one is the example of the trace."""
+
+    def __init__(
+        self,
+        stand: MeasurementContext,
+        traced: TracedReference,
+        *,
+        computed: Collection[str],
+        budget: int,
+    ) -> None:
+        """`computed`: names of probes that are computed anyway. `budget`: inputs."""
+        self._stand = stand
+        self._traced = traced
+        self._computed = computed
+        self._by_name: dict[str, InputTrial] = {}
+        self.budget = budget
+
+    def attempt(self, name: str, batch: Batch) -> InputTrial | None:
+        """Run the model and, unless it can't make a difference, the trace.
+
+        None without budget, or where that name was tried before.
+        """
+        if len(self._by_name) >= self.budget or name in self._by_name:
+            return None
+        shapes = tuple(array.shape for array in batch.values())
+        if self._is_blind(shapes):
+            watch, computed = BranchRecorder(), True
+        else:
+            watch, computed = self._traced.watched(batch)
+        branches = [read for read in watch.reads if read.branch is not None]
+        path, reads = watch.path, len(watch.reads)
+        harmless = name not in self._computed and self._harmless(path, reads, shapes)
+        differs = computed and not harmless and self._differs(batch)
+        kept = batch if differs and name not in self._computed else None
+        margins = tuple(read.margin for read in branches)
+        self._by_name[name] = InputTrial(name, path, margins, reads, shapes, differs, kept)
+        return self._by_name[name]
+
+    def __len__(self) -> int:
+        """Inputs that were tried."""
+        return len(self._by_name)
+
+    @property
+    def example(self) -> InputTrial:
+        """The first one."""
+        return next(iter(self._by_name.values()))
+
+    @property
+    def different(self) -> list[InputTrial]:
+        """Those on which model and trace disagree."""
+        return [trial for trial in self._by_name.values() if trial.differs]
+
+    @property
+    def silent(self) -> bool:
+        """True if the model's code took no value out of its tensors so far."""
+        return not any(trial.reads for trial in self._by_name.values())
+
+    def flipped(self, branch: int) -> bool:
+        """True if some input took the example's branch of that number the other way."""
+        taken = self.example.path[branch]
+        return any(
+            trial.path[branch] != taken
+            for trial in self._by_name.values()
+            if self._reaches(trial, branch)
+        )
+
+    def margin(self, name: str, branch: int) -> float | None:
+        """How near that input came to flipping; None if it came not to this branch."""
+        trial = self._by_name.get(name)
+        return trial.margins[branch] if trial and self._reaches(trial, branch) else None
+
+    def _reaches(self, trial: InputTrial, branch: int) -> bool:
+        before = self.example.path[:branch]
+        return trial.path[:branch] == before and len(trial.path) > branch
+
+    def _harmless(
+        self, path: tuple[bool, ...], reads: int, shapes: tuple[tuple[int, ...], ...]
+    ) -> bool:
+        """True where only branches could make a difference, and all are as in the example."""
+        if not self._by_name or reads != len(path) or not reads:
+            return False
+        return (path, shapes) == (self.example.path, self.example.shapes)
+
+    def _is_blind(self, shapes: tuple[tuple[int, ...], ...]) -> bool:
+        """True where there is nothing to watch: code that took no value out of tensors of these
+        shapes can't know that it got others."""
+        if not self._by_name:
+            return False
+        example = self.example
+        return not example.reads and shapes == example.shapes and not self._traced.warned
+
+    def _differs(self, batch: Batch) -> bool:
+        """True if the trace gives another answer; what the model refuses has none. The model runs
+        without the watch, under which some of PyTorch's modules take a slower way with other
+        roundings."""
+        try:
+            eager = self._stand.answers.reference(batch)
+        except GateError:
+            return False
+        try:
+            return disagree(eager, self._traced.run(batch))
+        except Exception:  # whatever the trace can't compute and the model can
+            return True
+
+
+# A trace keeps each Python branch as its example took it. So the search watches which values the
+# model's code takes out of tensors (`Watch`), and how near each comparison is to flip: it looks for
+# inputs that take another path, along families of inputs, first coarsely, then around the value
+# that comes nearest, and beyond the edges of conditions on sizes (`edges`). It needs no ONNX.
+#
+# Cost: at most `instruments.search_inputs` inputs, nearly all of the smallest batch; each is one
+# forward of the model and, where it may make a difference, one more and one of the trace. Where
+# sizes are compared, two more traces and one for each dynamic axis. A model whose code reads no
+# value out of its tensors can only have baked in a size or a constant: there, a few inputs are
+# tried and no more.
+
 
 _MOST_PROBES = 5
 """Probes that are made of what was found."""
+
 _UNSUSPECTED = 6
 """Inputs that are tried where nothing hints at a branch."""
+
 _WARNED = 24
 """Inputs that are tried where only the tracer saw that something is taken out of tensors."""
+
 _COARSE_SHARE = 0.6
 """Of the inputs that may be tried: those before the refinement."""
+
 _REFINEMENTS = 12
 """Inputs for one branch that does not flip."""
 
 
-class Search:
+class TraceSearcher:
     """One search in the stand; `run` is called once."""
 
-    def __init__(self, stand: Stand, axes: Axes, computed: Sequence[Probe]) -> None:
+    def __init__(
+        self, stand: MeasurementContext, axes: DynamicAxes, computed: Sequence[Probe]
+    ) -> None:
         """`computed`: the probes that are computed anyway."""
         self._stand = stand
         self._axes = axes
@@ -54,10 +296,10 @@ class Search:
         """What was found, and the further probes that it became."""
         example = self._observed.batch(self._observed.small)
         try:
-            self._traced = Traced(self._stand, example)
+            self._traced = TracedReference(self._stand, example)
         except ModelError as error:
             return TraceSearch(tried=0, reason=str(error)), []
-        self._trials = InputTrials(
+        self._trials = SearchTrials(
             self._stand,
             self._traced,
             computed={probe.name for probe in self._computed},

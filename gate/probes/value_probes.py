@@ -1,26 +1,92 @@
-"""Value probes: what else could be in the samples.
-
-Floats may take any value. Integers stay within the range of the samples here, because they may be
-indices (`integers` goes beyond), and words are never all the same, because among equal ones none is
-the largest; bools are all false, all true, turned round or random.
-"""
+"""Ranges, masks, columns, NaN."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
 
-from gate.parity.probes.observed import Observed, Probe
-from gate.parity.statistics.output import Array
-from gate.runtimes.runtime import Batch
+from gate.errors import GateError
+from gate.measure.context import MeasurementContext
+from gate.probes.probe import Probe, SampleProfile
+from gate.storage.arrays import Batch, OutputArray
+
+# Of other models nothing can be asked: NaN goes through PyTorch's relu and max pooling, and a
+# runtime may swallow it there. So the model is watched for what asks whether a number is finite,
+# and judged where its answer to the probe is finite.
+
+
+_ASKS = {
+    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "nan_to_num", "nan_to_num_",
+    "nanmean", "nanmedian", "nanquantile", "nansum",
+}  # fmt: skip
+
+_WITH_ITSELF = {"eq", "__eq__", "ne", "__ne__", "not_equal"}
+
+_VALUES = {"nan": math.nan, "inf": math.inf, "minus_inf": -math.inf}
+
+
+class NonfiniteHandling(TorchFunctionMode):
+    """Records whether a model's code asks if a number is finite: `x != x` asks it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tests_finiteness = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        itself = name in _WITH_ITSELF and len(args) > 1 and args[0] is args[1]
+        # PyTorch's own printing and checks ask as well, but not inside of a forward.
+        self.tests_finiteness = (
+            self.tests_finiteness or name in _ASKS or (itself and isinstance(args[0], torch.Tensor))
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def nonfinite_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+    """One NaN, one infinity of either sign in each input of floats; none where none is treated."""
+    names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
+    if not names or not _treats(stand, observed.batch(observed.small)):
+        return
+    for name in names:
+        suffix = f"_{name}" if len(names) > 1 else ""
+        for title, value in _VALUES.items():
+            build = partial(_holding, observed, name, value)
+            yield Probe(f"{title}{suffix}", "value", observed.small, build, finite=True)
+
+
+def _treats(stand: MeasurementContext, batch: Batch) -> bool:
+    watch = NonfiniteHandling()
+    try:
+        with watch:
+            stand.reference.run(batch)
+    except GateError:
+        return False
+    return watch.tests_finiteness
+
+
+def _holding(observed: SampleProfile, name: str, value: float) -> Batch:
+    batch = observed.batch(observed.small)
+    flat = batch[name].reshape(len(batch[name]), -1)
+    flat[:, flat.shape[1] // 2] = np.asarray(value, flat.dtype)
+    return batch
+
+
+# Floats may take any value. Integers stay within the range of the samples here, because they may be
+# indices (`integers` goes beyond), and words are never all the same, because among equal ones none
+# is the largest; bools are all false, all true, turned round or random.
+
 
 _ALONE = ("zeros", "max", "negated", "scaled_10")
 """Probes that are also made of one input alone where there are several, so that a branch on one
 of them flips."""
+
 _FACTORS = (1.0, 3.0, 10.0, 30.0, 100.0, -10.0, 0.01, 0.1)
 """By which the samples of one probe are scaled: what is of the order of one crosses 6 (relu6), 20
 (softplus) and 88 (where exp overflows)."""
@@ -29,19 +95,20 @@ _FACTORS = (1.0, 3.0, 10.0, 30.0, 100.0, -10.0, 0.01, 0.1)
 class ValueRange(NamedTuple):
     """What is known of an input's values."""
 
-    low: Array
-    high: Array
+    low: OutputArray
+    high: OutputArray
     random: np.random.Generator
 
 
 _OF_MASKS = ("zeros", "ones", "min", "max", "mirrored")
 """What a mask of floats may be; it is no half, and not negative."""
 
-Change = Callable[[Array, ValueRange], Array]
+
+Change = Callable[[OutputArray, ValueRange], OutputArray]
 """From an input's array to another one of its shape and dtype."""
 
 
-def value_probes(observed: Observed) -> Iterator[Probe]:
+def value_probes(observed: SampleProfile) -> Iterator[Probe]:
     """All of them, cheapest and most telling first; each leaves no input of its kind as it is."""
     names = list(observed.rows)
     for title in _CHANGES:
@@ -63,14 +130,14 @@ def value_probes(observed: Observed) -> Iterator[Probe]:
         yield Probe("reversed", "value", observed.small, partial(_reversed, observed))
 
 
-def within(values: NDArray[np.float64], like: Array) -> Array:
+def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:
     """`values` in the float dtype of `like`, cut off at its largest finite numbers."""
     limits: Any = np.finfo(like.dtype)
     with np.errstate(over="ignore"):
         return np.clip(values, float(limits.min), float(limits.max)).astype(like.dtype)
 
 
-def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
+def _changed(observed: SampleProfile, title: str, names: tuple[str, ...]) -> Batch:
     batch = observed.batch(observed.small)
     if title not in _OF_MASKS:
         names = tuple(name for name in names if name not in _masks(observed))
@@ -84,9 +151,9 @@ def _changed(observed: Observed, title: str, names: tuple[str, ...]) -> Batch:
     return batch
 
 
-def _at_magnitudes(observed: Observed, size: int) -> Batch:
+def _at_magnitudes(observed: SampleProfile, size: int) -> Batch:
     """Samples from everywhere, each scaled by another factor; masks of floats stay as they are."""
-    batch: dict[str, Array] = {}
+    batch: dict[str, OutputArray] = {}
     masks = _masks(observed)
     for name, array in observed.spread.items():
         rows = array[np.arange(size) % len(array)]
@@ -98,14 +165,14 @@ def _at_magnitudes(observed: Observed, size: int) -> Batch:
     return batch
 
 
-def _masks(observed: Observed) -> set[str]:
+def _masks(observed: SampleProfile) -> set[str]:
     """Inputs of floats that are nothing but zeros and ones, beside others that are not."""
     floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
     masks = {name for name in floats if _is_mask(observed, name)}
     return masks if masks < floats else set()
 
 
-def _is_mask(observed: Observed, name: str) -> bool:
+def _is_mask(observed: SampleProfile, name: str) -> bool:
     return (
         float(observed.low[name]) >= 0.0
         and float(observed.high[name]) == 1.0
@@ -113,12 +180,12 @@ def _is_mask(observed: Observed, name: str) -> bool:
     )
 
 
-def _reversed(observed: Observed) -> Batch:
+def _reversed(observed: SampleProfile) -> Batch:
     whole = observed.batch(observed.small)
     return {name: np.ascontiguousarray(array[::-1]) for name, array in whole.items()}
 
 
-def _applies(title: str, array: Array) -> bool:
+def _applies(title: str, array: OutputArray) -> bool:
     return array.dtype.kind in _CHANGES[title] and (title != "mirrored" or array.ndim > 1)
 
 
@@ -126,37 +193,37 @@ def _filled(value: float) -> Change:
     return lambda array, _: np.full_like(array, value)
 
 
-def _lowest(array: Array, values: ValueRange) -> Array:
+def _lowest(array: OutputArray, values: ValueRange) -> OutputArray:
     return np.full_like(array, values.low)
 
 
-def _highest(array: Array, values: ValueRange) -> Array:
+def _highest(array: OutputArray, values: ValueRange) -> OutputArray:
     return np.full_like(array, values.high)
 
 
-def _uniform(array: Array, values: ValueRange) -> Array:
+def _uniform(array: OutputArray, values: ValueRange) -> OutputArray:
     drawn = values.random.uniform(0.0, 1.0, array.shape)
     return within(float(values.low) * (1.0 - drawn) + float(values.high) * drawn, array)
 
 
-def _drawn(array: Array, values: ValueRange) -> Array:
+def _drawn(array: OutputArray, values: ValueRange) -> OutputArray:
     low, high = int(values.low), int(values.high)
     drawn = values.random.integers(low, high, array.shape, dtype=array.dtype.type, endpoint=True)
     return _with_first(drawn, array) if low >= 0 and high <= 1 else drawn
 
 
-def _tossed(array: Array, values: ValueRange) -> Array:
+def _tossed(array: OutputArray, values: ValueRange) -> OutputArray:
     return _with_first(values.random.random(array.shape) < 0.5, array)
 
 
-def _with_first(drawn: Array, array: Array) -> Array:
+def _with_first(drawn: OutputArray, array: OutputArray) -> OutputArray:
     """A mask keeps its first place: a causal query that sees no key has no answer."""
     if array.ndim > 1:
         drawn[..., 0] = array[..., 0]
     return drawn
 
 
-def _mirrored(array: Array, values: ValueRange) -> Array:
+def _mirrored(array: OutputArray, values: ValueRange) -> OutputArray:
     if array.dtype.kind in "iub" and int(values.low) >= 0 and int(values.high) <= 1:
         return array  # a mask that is padded in front leaves the first queries without a key
     return np.ascontiguousarray(np.flip(array, axis=-1))
@@ -166,11 +233,11 @@ def _scaled(factor: float) -> Change:
     return lambda array, _: within(array.astype(np.float64) * factor, array)
 
 
-def _turned(array: Array, _: ValueRange) -> Array:
+def _turned(array: OutputArray, _: ValueRange) -> OutputArray:
     return np.logical_not(array)
 
 
-def _bright(array: Array, values: ValueRange) -> Array:
+def _bright(array: OutputArray, values: ValueRange) -> OutputArray:
     """One element of each sample ten times the largest magnitude."""
     peak = max(abs(float(values.low)), abs(float(values.high))) or 1.0
     changed = array.astype(np.float64).reshape(len(array), -1)
@@ -191,3 +258,40 @@ _CHANGES: dict[str, dict[str, Change]] = {
     "bright": {"f": _bright},
 }
 """By name of the probe, then by kind of dtype; a kind that is missing stays as it is."""
+
+
+# A model of rows (recommender, fraud, forecaster) treats single columns: a threshold, a category
+# that is stored as a float, -1 or -999 for what is missing. Probes that change all columns at once
+# rarely meet such a value.
+
+
+_MOST = 64
+"""Columns of a table."""
+
+_SPECIAL = (0.0, 1.0, -1.0, -999.0)
+
+
+def column_probes(observed: SampleProfile) -> Iterator[Probe]:
+    """Of each input of floats that is a table: every column alone below and above its range, and at
+    values that stand for something; all of them in one batch, each sample judged in its scale."""
+    if observed.fixed:
+        return
+    for name, rows in observed.rows.items():
+        if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MOST:
+            size = rows.shape[1] * (len(_SPECIAL) + 2)
+            build = partial(_columns, observed, name)
+            yield Probe(f"columns_{name}", "value", size, build, apart=True)
+
+
+def _columns(observed: SampleProfile, name: str) -> Batch:
+    material = np.concatenate([observed.rows[name], observed.spread[name]]).astype(np.float64)
+    material = np.nan_to_num(material, nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = material.min(axis=0), material.max(axis=0)
+    reach = np.maximum(high - low, np.abs(high))
+    values = [*(np.full_like(low, value) for value in _SPECIAL), low - reach, high + reach]
+    width = len(low)
+    batch = observed.batch(width * len(values))
+    changed = batch[name].astype(np.float64)
+    places = np.arange(len(changed))
+    changed[places, places % width] = np.concatenate(values)
+    return {**batch, name: within(changed, batch[name])}

@@ -1,1 +1,1 @@
-"""What was measured and decided, as records that are readable forever."""
+"""The public schema of all JSON records. Old versions stay readable."""

@@ -1,24 +1,141 @@
-"""What was measured, bound to the digests of what it was measured on.
-
-How far each output is off stands in `gate.records.output_parity`.
-"""
+"""The evidence: subject, data, environment, code, runtimes."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from gate.records.cost import Cost, Latency
-from gate.records.crew import CrewRecord
-from gate.records.environment import Environment
-from gate.records.instruments import GraphReport, ProbeParity, TraceSearch
-from gate.records.lint import LintFinding
-from gate.records.model_code import ModelCode
-from gate.records.output_parity import OutputParity
+from gate.records.export import LintFinding
+from gate.records.instruments import GraphReport, ProbeResult, TraceSearch
+from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
 from gate.records.runtime import RuntimeIdentity, RuntimeName
-from gate.storage.record import Count, Measured, Record, Sha256, later
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
+
+
+class Latency(Record):
+    """Wall-clock milliseconds of one run of a batch, device transfers included."""
+
+    batch_size: Count
+    batches: Count
+    median_ms: Measured
+    p95_ms: Measured
+    cold: bool = added_field(False)
+    """The only batch was the first one, which pays for what later ones find ready. Records of
+    before don't say it."""
+
+
+class Cost(Record):
+    """Of one runtime, or of the reference, under the threads of its environment. None: not
+    measured."""
+
+    open_ms: Measured | None = None
+    """From the bytes of the file to a session that can run, without the import of the library. The
+    reference has none: its factory builds it."""
+    first_ms: Measured | None = None
+    """The first run of the session, of `first_batch_size` samples."""
+    first_batch_size: Count | None = None
+    single: Latency | None = None
+    """Batches of one sample, in turns with the reference."""
+    single_unmeasured: str | None = None
+    """Why there are none: the file has a fixed batch."""
+    peak_bytes: Count | None = None
+    """Largest resident memory of the process in which it ran, while it opened the file and computed
+    its first batches; of a process of its own, all batches. What else is in that process counts:
+    PyTorch, the samples, other runtimes."""
+    cuda_bytes: Count | None = None
+    """By how much the used memory of the first CUDA device grew meanwhile, whoever took it."""
+
+
+class Determinism(Record):
+    """Switches in force during the measurement, read back after they were set."""
+
+    tf32_matmul: bool
+    tf32_cudnn: bool
+    cudnn_deterministic: bool
+    cudnn_benchmark: bool
+    grad: bool
+    seed: int
+    threads: Count
+    """Of PyTorch, and of each session of ONNX Runtime."""
+    algorithms: bool = added_field(False)
+    """`torch.use_deterministic_algorithms`."""
+
+
+class Environment(Record):
+    """The machine and the libraries. None: not there."""
+
+    versions: dict[str, str]
+    """Distribution name to version: python, torch, torchvision, onnx, onnxruntime, numpy."""
+    cpu: str
+    cpu_flags: tuple[str, ...] | None = added_field(None)
+    """Instruction sets that change which kernels run, as the kernel reports them: avx2, avx512*,
+    amx*, *vnni; on ARM asimd*, sve*, i8mm, bf16. None: unknown, or of before they were recorded."""
+    cores: Count | None = added_field(None)
+    """Logical ones that the process may use."""
+    os: str | None = added_field(None)
+    """Name and version of the distribution."""
+    kernel: str | None = added_field(None)
+    """Its name, release and architecture."""
+    cuda: str | None = None
+    cudnn: str | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    determinism: Determinism
+
+
+class CrewRecord(Record):
+    """How the samples were shared out. The numbers do not depend on it."""
+
+    engine: Literal["processes", "parts", "ray"]
+    workers: Annotated[int, Field(ge=1)]
+    """Processes that were asked for; of parts, those that were merged."""
+    earlier: Count = added_field(0)
+    """Units that an earlier check had measured, which was broken off: the reference answered the
+    same again, to the last bit."""
+    environments: tuple[Environment, ...] = ()
+    """Machines and libraries of workers, where they are not those of the evidence."""
+
+
+class ModelCode(Record):
+    """By names of modules and never by paths, so that it is the same on every machine.
+
+    `digest()` is the identity of it all.
+    """
+
+    files: dict[str, Sha256]
+    """Module (`mypackage.models`) to the digest of its source file: the model's own modules, which
+    are neither of Python nor of an installed distribution, with all that they import."""
+    packages: dict[str, str]
+    """Distribution to version: those that define a class of the model, or that the files import."""
+    unread: dict[str, str] = added_field({})
+    """Module to the reason why its source can't be read: compiled, typed in, generated."""
+
+    def changes_since(self, earlier: ModelCode) -> tuple[str, ...]:
+        """What is another, new or gone: `mypackage.models`, `torch 2.9.0 -> 2.10.0`."""
+        changes = [f"{name}{how}" for name, how in _differing(earlier.files, self.files)]
+        for name, _ in _differing(earlier.packages, self.packages):
+            before, now = earlier.packages.get(name, "none"), self.packages.get(name, "none")
+            changes.append(f"{name} {before} -> {now}")
+        changes += [f"{name}{how}" for name, how in _differing(earlier.unread, self.unread)]
+        return tuple(changes)
+
+
+def _differing(
+    before: Mapping[str, object], now: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    for name in sorted({*before, *now}):
+        if name not in now:
+            yield name, " (gone)"
+        elif name not in before:
+            yield name, " (new)"
+        elif before[name] != now[name]:
+            yield name, ""
+
+
+# How far each output is off stands in `gate.records.outputs`.
 
 
 class TensorSpec(Record):
@@ -50,7 +167,7 @@ class Subject(Record):
     outputs: tuple[TensorSpec, ...]
     external_data: tuple[str, ...] = ()
     """All files beside the first one, the ONNX files of parts included."""
-    parts: dict[str, SubjectPart] = later({})
+    parts: dict[str, SubjectPart] = added_field({})
     """By name; empty: one ONNX file."""
 
 
@@ -61,7 +178,7 @@ class Source(Record):
     checkpoint_sha256: Sha256 | None = None
     preprocess_sha256: Sha256 | None = None
     labels_sha256: Sha256 | None = None
-    code: ModelCode | None = later(None)
+    code: ModelCode | None = added_field(None)
     """The source files that define the model. None: of before they were recorded."""
 
 
@@ -71,9 +188,9 @@ class Dataset(Record):
     sha256: Sha256
     samples: Count
     labelled: bool
-    model_only: tuple[str, ...] = later(())
+    model_only: tuple[str, ...] = added_field(())
     """Inputs that the model takes and the file does not."""
-    left_out: Count = later(0)
+    left_out: Count = added_field(0)
     """Of a part of a release: calls of the chain with inputs of other sizes than its first one, on
     which the part was judged in the chain alone."""
 
@@ -85,15 +202,15 @@ class ExportRecord(Record):
     settings: dict[str, bool | int | float | str | None]
     tracer_warnings: tuple[str, ...] = ()
     hazards: tuple[str, ...] = ()
-    rungs: tuple[str, ...] = later(())
+    rungs: tuple[str, ...] = added_field(())
     """Why earlier strategies of a ladder did not carry, one line each."""
-    lint: tuple[LintFinding, ...] = later(())
+    lint: tuple[LintFinding, ...] = added_field(())
     """What the trace-safety rules found in the model's source, suppressed findings too."""
-    lint_unread: tuple[str, ...] = later(())
+    lint_unread: tuple[str, ...] = added_field(())
     """Code that the model reaches and that the rules could not read: `name: reason`."""
-    notices: tuple[str, ...] = later(())
+    notices: tuple[str, ...] = added_field(())
     """What is neither asked for nor wrong: axes that have no fixed size in the file."""
-    code: ModelCode | None = later(None)
+    code: ModelCode | None = added_field(None)
     """The model's source files when it was exported."""
 
 
@@ -120,20 +237,20 @@ class RuntimeEvidence(Record):
     outputs: tuple[OutputParity, ...] = ()
     latency: Latency | None = None
     """Of the batches of the measurement."""
-    memory_bytes: Count | None = later(None)
+    memory_bytes: Count | None = added_field(None)
     """By how much the resident memory of its process grew at its peak (of a browser: at the end)
     while the runtime opened the file and computed its first batches; roughly. None: not measured.
     Without `cost` it is by another definition."""
-    cost: Cost | None = later(None)
+    cost: Cost | None = added_field(None)
     """None: of before it was measured, or a recording."""
-    probes: tuple[ProbeParity, ...] = later(())
-    unprobed: tuple[str, ...] = later(())
+    probes: tuple[ProbeResult, ...] = added_field(())
+    unprobed: tuple[str, ...] = added_field(())
     """Probes that could not be asked of it: a recording has no outputs for them."""
-    identity: RuntimeIdentity | None = later(None)
+    identity: RuntimeIdentity | None = added_field(None)
     """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None
     failure: str | None = None
-    unusable: bool = later(False)
+    unusable: bool = added_field(False)
     """With `failure`: it is the library's, or the device's, which could run no file at all."""
 
     @property
@@ -153,21 +270,21 @@ class Evidence(Record):
     environment: Environment
     runtimes: tuple[RuntimeEvidence, ...]
     reference_latency: Latency | None = None
-    reference_cost: Cost | None = later(None)
-    reference_spread: Measured | None = later(None)
+    reference_cost: Cost | None = added_field(None)
+    reference_spread: Measured | None = added_field(None)
     """max|a - b| / max|a| of two runs a, b of the reference on the same samples; the worst over the
     outputs. None: of before it was measured."""
-    graph: GraphReport | None = later(None)
-    graph_unread: str | None = later(None)
+    graph: GraphReport | None = added_field(None)
+    graph_unread: str | None = added_field(None)
     """Why the graph could not be read."""
-    trace_search: TraceSearch | None = later(None)
-    noise_unmeasured: str | None = later(None)
+    trace_search: TraceSearch | None = added_field(None)
+    noise_unmeasured: str | None = added_field(None)
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
-    preprocessing: PreprocessingParity | None = later(None)
+    preprocessing: PreprocessingParity | None = added_field(None)
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
-    crew: CrewRecord | None = later(None)
+    crew: CrewRecord | None = added_field(None)
     """Who measured; None: one process alone."""
-    parts: dict[str, Evidence] = later({})
+    parts: dict[str, Evidence] = added_field({})
     """Of each part of `subject.parts`, on the inputs that the chain gives it; the rest of this
     record is about the chain, from its first input to its last output."""
     measured_at: str
@@ -176,3 +293,63 @@ class Evidence(Record):
     def runtime(self, name: RuntimeName) -> RuntimeEvidence | None:
         """The evidence of one runtime, or None."""
         return next((r for r in self.runtimes if r.runtime == name), None)
+
+
+_NONE = "none"
+
+
+class Difference(NamedTuple):
+    """Of one field: what each of the two has."""
+
+    name: str
+    before: str
+    now: str
+
+
+def fields_of(environment: Environment) -> dict[str, str | None]:
+    """What is recorded of an environment, by name. None: of before it was recorded, or unknown."""
+    flags, cores = environment.cpu_flags, environment.cores
+    return {
+        **{f"version of {name}": text for name, text in environment.versions.items()},
+        "processor": environment.cpu,
+        "instruction sets": None if flags is None else ", ".join(flags) or _NONE,
+        "cores": None if cores is None else str(cores),
+        "threads": str(environment.determinism.threads),
+        "operating system": environment.os,
+        "kernel": environment.kernel,
+        "GPU": environment.gpu or _NONE,
+        "driver": environment.driver or _NONE,
+        "CUDA": environment.cuda or _NONE,
+        "cuDNN": environment.cudnn or _NONE,
+    }
+
+
+def differences(old: Environment, new: Environment) -> tuple[Difference, ...]:
+    """The fields that differ. What only one of them records is no difference, but for a library
+    that only one of them has; of instruction sets those that only one has."""
+    return tuple(_differences(old, new))
+
+
+def _sides(found: list[Difference]) -> tuple[list[str], list[str]]:
+    return [each.now for each in found], [each.before for each in found]
+
+
+def _differences(old: Environment, new: Environment) -> Iterator[Difference]:
+    before, now = fields_of(old), fields_of(new)
+    for name in dict.fromkeys((*now, *before)):
+        one, other = before.get(name), now.get(name)
+        if name.startswith("version of "):
+            one, other = one or _NONE, other or _NONE
+        if one is None or other is None or one == other:
+            continue
+        if name == "instruction sets":
+            one, other = _flags(old, new), _flags(new, old)
+        yield Difference(name, one, other)
+
+
+def _flags(one: Environment, other: Environment) -> str:
+    """Those that only `one` has, then that it lacks what only the other has."""
+    mine, others = set(one.cpu_flags or ()), set(other.cpu_flags or ())
+    lacking = sorted(others - mine)
+    parts = [*sorted(mine - others), *([f"no {', '.join(lacking)}"] if lacking else [])]
+    return ", ".join(parts)

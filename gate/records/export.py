@@ -1,4 +1,4 @@
-"""The settings of an export: the `export:` section of params.yaml."""
+"""Export settings, lint findings, results of `gate export compare`."""
 
 from __future__ import annotations
 
@@ -8,33 +8,86 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
 
-from gate.storage.record import Record
+from gate.records.runtime import RuntimeName
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
+
+LintLevel = Literal["error", "warning", "note"]
+"""`error`: the file computes something else for inputs that the model takes. `warning`: it does
+where an axis is dynamic, or a caller does otherwise. `note`: worth knowing."""
+
+LEVELS: tuple[LintLevel, ...] = ("error", "warning", "note")
+"""The worst first."""
+
+
+class LintFinding(Record):
+    """One place in the model's source that an export gets wrong."""
+
+    code: Annotated[str, StringConstraints(pattern=r"^TRC\d{3}$")]
+    level: LintLevel
+    path: str
+    """Below the import path, so the same on every machine: `mypackage/models.py`."""
+    line: Annotated[int, Field(ge=1)]
+    module: str
+    """Dotted path of the first module that reaches it; empty: the model itself."""
+    expression: str
+    """The offending source, in one line."""
+    message: str
+    rewrite: str
+    """What to write instead."""
+    suppressed: bool = added_field(False)
+    """The line says `# noqa: TRC…`: kept and shown, refuses nothing."""
+
+    @property
+    def page(self) -> str:
+        """Path of the rule's page, from the root of the project."""
+        return f"docs/lint/{self.code}.md"
+
+    @property
+    def place(self) -> str:
+        """`path:line`."""
+        return f"{self.path}:{self.line}"
+
+
+def at_least(level: LintLevel) -> tuple[LintLevel, ...]:
+    """The levels that are as bad as this one, or worse."""
+    return LEVELS[: LEVELS.index(level) + 1]
+
 
 TensorName = Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=200)]
 """The name of an input or output: not empty, no white space."""
 
+
 Labels = dict[Annotated[int, Field(ge=0)], TensorName]
 """Axis to the name of its size."""
 
+
 Names = Annotated[tuple[TensorName, ...], Field(min_length=1)]
+
 
 Strategy = Literal["traced", "direct", "scripted", "dynamo"]
 """traced: `torch.jit.trace`, then the TorchScript-based exporter. direct: that exporter on the
 module itself. scripted: `torch.jit.script`, then that exporter. dynamo: `torch.export`."""
 
+
 Domain = Annotated[str, StringConstraints(pattern=r"^[\w-]+(\.[\w-]+)*$", max_length=200)]
 """Of operators: words with dots, as ONNX writes them."""
+
 
 ClassName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
 """`Block`, or `package.module.Block`."""
 
+
 _ONNX = "ai.onnx"
+
 
 OperatorExportType = Literal["ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH"]
 
+
 LOWEST_OPSET, LOWEST_AUTO = 9, 13
+
 LOWEST_WITH_FUNCTIONS = 15
 """Functions came into ONNX's files with IR version 8, which PyTorch ties to this opset."""
+
 HIGHEST_OPSET: dict[Strategy, int] = {"traced": 20, "direct": 20, "scripted": 20, "dynamo": 23}
 """What PyTorch's exporters write at most."""
 
@@ -76,7 +129,7 @@ class ExportSettings(Record):
     what is inside of a dict or tuple. None: the example's names."""
     output_names: Names | None = None
     """In the order of the returned tensors, nested ones flattened. None: where they stand in what
-    forward returns; see `gate.model.call`."""
+    forward returns; see `gate.model.forward_signature`."""
     dynamic_batch: bool = True
     """Axis 0 of all inputs may have any size."""
     dynamic_axes: dict[TensorName, Labels] = Field(default={})
@@ -176,3 +229,73 @@ class ExportSettings(Record):
         for field in ("custom_opsets", "autograd_inlining", "operator_export_type"):
             if getattr(self, field) != ExportSettings.model_fields[field].default:
                 yield field
+
+
+TrialVerdict = Literal["PASS", "FAIL", "ERROR", "not exported"]
+
+
+class TrialParity(Record):
+    """What one runtime computed with the file of one trial; the worst over the outputs.
+
+    Definitions: `gate.records.evidence`. None: not known (no logits, no floats, the runtime
+    failed).
+    """
+
+    runtime: RuntimeName
+    verdict: TrialVerdict
+    max_abs_diff: Measured | None = None
+    l2_logits: Measured | None = None
+    l2_probabilities: Measured | None = None
+    noise_ratio: Measured | None = None
+    top1_agreement: Measured | None = None
+    latency_ms: Measured | None = None
+    """Median of one batch."""
+    failure: str | None = None
+
+
+class ExportTrialRecord(Record):
+    """One export with one choice of strategy, opset and constant folding."""
+
+    strategy: str
+    opset_asked: Count
+    constant_folding: bool
+    seconds: Measured
+    """Of the export alone, wall clock."""
+    failure: str | None = None
+    """Why there is no file."""
+    sha256: Sha256 | None = None
+    opset: Count | None = None
+    """In the file."""
+    nodes: Count | None = None
+    size_bytes: Count | None = None
+    same_as: str | None = None
+    """Title of an earlier trial whose graph and weights are the same: measured there."""
+    warnings: tuple[str, ...] = ()
+    """Of tracer and exporter."""
+    parities: tuple[TrialParity, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """`traced, opset 13, folded`."""
+        folding = "folded" if self.constant_folding else "not folded"
+        return f"{self.strategy}, opset {self.opset_asked}, {folding}"
+
+    @property
+    def verdict(self) -> TrialVerdict:
+        """The worst over the runtimes."""
+        order: tuple[TrialVerdict, ...] = ("not exported", "ERROR", "FAIL", "PASS")
+        if self.failure is not None or not self.parities:
+            return "not exported"
+        return min((parity.verdict for parity in self.parities), key=order.index)
+
+
+class Trials(Record):
+    """All trials of one model."""
+
+    schema_version: Literal[1] = 1
+    factory: str
+    samples: Count
+    batch_size: Count
+    bound: Measured
+    """On `noise_ratio`: above it a runtime's row is a FAIL."""
+    trials: tuple[ExportTrialRecord, ...]

@@ -1,8 +1,4 @@
-"""What the instruments saw beside the plain differences: noise floor, stability, probes, graph.
-
-Notation, as in docs/metrics.md: `r32` is the PyTorch model in float32 on CPU (the reference),
-`r64` the same weights and inputs in float64, `c` the runtime.
-"""
+"""Results of the instruments: noise, probes, graph, weights."""
 
 from __future__ import annotations
 
@@ -13,21 +9,31 @@ from typing import Literal
 from pydantic import Field
 
 from gate.storage.digest import Digest
-from gate.storage.record import Count, Measured, Record, later
+from gate.storage.record import Count, Measured, Record, added_field
+
+# Notation, as in docs/metrics.md: `r32` is the PyTorch model in float32 on CPU (the reference),
+# `r64` the same weights and inputs in float64, `c` the runtime.
+
 
 EPSILON = 2.0**-24
 """Half the distance of 1.0 to the next float32: the relative error of one correct rounding."""
+
 ULP = 2.0 * EPSILON
 """Distance of 1.0 to the next float32."""
+
 UNDERFLOW = 2.0**-126
 """The smallest normal float32: a runtime may flush what is below it to zero."""
+
 
 _SHOWN = 4
 """Names in a sentence."""
 
+
 Side = Literal["reference", "candidate", "neither"]
 
+
 ProbeKind = Literal["batch", "value", "size", "search"]
+
 GraphCode = Literal[
     "training_mode",
     "fixed_batch",
@@ -59,18 +65,18 @@ class NoiseParity(Record):
     """rms(r32 - r64): the rounding error that PyTorch itself makes."""
     candidate_rms: Measured
     """rms(c - r64): the runtime's error."""
-    rounding_rms: Measured | None = later(None)
-    """The error that random rounding makes (`gate.parity.rounding.rounding`). None: not measured,
+    rounding_rms: Measured | None = added_field(None)
+    """The error that random rounding makes (`gate.reference.random_rounding`). None: not measured,
     because no runtime was suspiciously far off in units of `reference_rms` alone."""
-    scatter: Measured | None = later(None)
+    scatter: Measured | None = added_field(None)
     """By what factor chance alone may raise the ratio over the whole output, because so few
-    independent errors are in it (`gate.parity.statistics.groups`). None: of before ratios were
+    independent errors are in it (`gate.statistics.error_groups`). None: of before ratios were
     divided by it.
     """
-    group: str | None = later(None)
+    group: str | None = added_field(None)
     """Where `ratio` is largest: `column 3` (of the last axis), `channel 3` (of axis 1), `values up
     to 12`. None: over the whole output."""
-    floor_peak: Measured | None = later(None)
+    floor_peak: Measured | None = added_field(None)
     """The unit of `peak` over the whole output."""
     ratio: Measured
     """`noise_ratio`: rms(c - r64) / floor / scatter; the largest of these over the whole output,
@@ -117,7 +123,7 @@ class StabilityParity(Record):
     """batch_invariance / unit."""
 
 
-class ProbeParity(Record):
+class ProbeResult(Record):
     """One probe on one runtime: an input that should unmask what the samples do not show.
 
     Either `inapplicable` (the reference itself can't compute the input), or `failure` (the runtime
@@ -136,6 +142,7 @@ class ProbeParity(Record):
 
 
 _BETWEEN = range(2, 17)
+
 _ABOVE = range(41, 49)
 """Beyond what is usually written into a condition; no farther, because each sample costs."""
 
@@ -224,21 +231,5 @@ class GraphReport(Record):
     external_data: dict[str, str] = Field(default_factory=dict)
     """File name to `sha256:<hex>`."""
     findings: tuple[GraphFinding, ...] = ()
-    weights: WeightsReport | None = later(None)
+    weights: WeightsReport | None = added_field(None)
     """None: of before the weights were compared."""
-
-
-__all__ = [
-    "Count",
-    "GraphCode",
-    "GraphFinding",
-    "GraphReport",
-    "NoiseParity",
-    "ProbeKind",
-    "ProbeParity",
-    "Side",
-    "StabilityParity",
-    "TraceSearch",
-    "WeightsReport",
-    "drawn_batch_sizes",
-]

@@ -1,38 +1,105 @@
-"""The spec beside a model's file: in the registry and in what comes from there.
-
-Apart, so that who promotes and who deploys look for it in one place.
-"""
+"""File names in reports and registered versions; the size of a version."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pydantic import NonNegativeInt
 
-from gate.errors import DigestMismatch, EvidenceError
-from gate.preprocess.spec import PreprocessSpec
-from gate.storage.digest import Digest
-from gate.storage.foreign import read_foreign
+from gate.errors import TooLarge
+from gate.storage.record import Record
+
+# Apart, so that who promotes and who deploys look for it in one place.
+
 
 PREPROCESSING = "preprocessing"
 """The folder of the spec, beside the ONNX file."""
+
 SPEC = "spec.json"
+
 _LIMIT = 1 << 16
 """Bytes of a spec at most; a whole one has some 400."""
 
 
-def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
-    """Read the spec that lies beside a file, if it has this digest.
+EVIDENCE = "evidence.json"
 
-    Raises DigestMismatch, also where it is missing or no spec; StorageError.
-    """
-    try:
-        data = read_foreign(path, limit=_LIMIT)
-        return PreprocessSpec.from_foreign(
-            data, what=f"the preprocessing spec of {what}", sha256=expected
-        )
-    except EvidenceError as error:
-        raise DigestMismatch(f"{what} has no whole preprocessing spec: {error}") from error
+DECISION = "decision.json"
+
+POLICY = "policy.json"
+
+EVIDENCE_STATEMENT = "evidence.dsse.json"
+"""Signed: what was measured."""
+
+DECISION_STATEMENT = "decision.dsse.json"
+"""Signed: what was decided."""
+
+TREND = "trend.json"
+
+EXPLANATION = "explanation.json"
+
+CHANGE = "change.json"
+"""Against the version that served."""
+
+LOCALISATION = "localisation.json"
+
+MARKDOWN = "report.md"
+
+PAGE = "report.html"
+
+PLOTS = "plots"
+
+SAMPLES = "samples.csv"
+
+PICTURES = "pictures"
+"""The folder of the worst samples as pictures."""
+
+GOLDEN = "golden"
+"""The folder of golden vectors."""
 
 
-def spec_beside(onnx_path: Path) -> Path:
-    """Where the spec of a model lies."""
-    return onnx_path.parent / PREPROCESSING / SPEC
+# They say nothing by themselves, since whoever may write to the registry may write them. The ledger
+# holds the digests that they must have.
+
+
+RECORDS = "gate"
+"""The folder of the records, beside the ONNX file."""
+
+
+# quantized/model.onnx           the file (whatever its name), with its external data; of a release of
+#                                several files its release file, with the parts
+# quantized/gate/…               its own evidence and decision
+# quantized/golden/…             its own golden vectors
+
+
+QUANTIZED = "quantized"
+"""The folder beside the exact file; a deployed release calls its slot so, too."""
+
+
+MAX_BYTES = 8 << 30
+"""Of a model with all that is beside it."""
+
+_MAX_FILES = 10_000
+
+_MORE_BYTES, _MORE_FILES = 64 << 20, 100
+"""What registries and reviewers may put beside a version."""
+
+
+class VersionSize(Record):
+    """How much a version was when it was promoted, with all that is beside it."""
+
+    size_bytes: NonNegativeInt
+    files: NonNegativeInt
+
+    @property
+    def most_bytes(self) -> int:
+        """That may come of it now."""
+        return self.size_bytes + _MORE_BYTES
+
+    def check(self, size_bytes: int, files: int) -> None:
+        """Raise TooLarge where there is far more now than this."""
+        if size_bytes > self.most_bytes:
+            raise TooLarge(f"there are {size_bytes} bytes or more, expected {self.size_bytes}")
+        if files > self.files + _MORE_FILES:
+            raise TooLarge(f"there are {files} files and folders or more, expected {self.files}")
+
+
+MAX_EXTENT = VersionSize(size_bytes=MAX_BYTES, files=_MAX_FILES)
+"""Of what was promoted by a version of the gate that did not write it down."""

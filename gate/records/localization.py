@@ -1,7 +1,4 @@
-"""Where a file diverges from its model, layer by layer: the record of `gate locate`.
-
-It explains a refusal. It is no evidence: no verdict depends on it.
-"""
+"""Deviation of each layer; fault code and parameters."""
 
 from __future__ import annotations
 
@@ -9,12 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from gate.records.instruments import Count
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Measured, Record, Sha256, later
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
+
+# It explains a refusal. It is no evidence: no verdict depends on it.
+
 
 _SHOWN = 6
 """Operators in a sentence."""
+
 LayerVerdict = Literal["ok", "source", "propagated", "unmapped"]
 
 
@@ -51,7 +51,7 @@ class LayerRow(Record):
         return f"{self.module}#{self.call}" if self.call else self.module or "(model)"
 
 
-class OptimiserBlame(Record):
+class OptimizerFault(Record):
     """Which optimisers of ONNX Runtime change the answer of a file that is right without them, as
     found by switching them off: a guess that no verdict depends on."""
 
@@ -104,7 +104,7 @@ class OptimiserBlame(Record):
         return f"Serve with {how}, or update ONNX Runtime."
 
 
-class Localisation(Record):
+class Localization(Record):
     """The layers of one runtime beside those of the model."""
 
     schema_version: Literal[1] = 1
@@ -119,20 +119,20 @@ class Localisation(Record):
     keeps the optimiser from fusing."""
     cause: str
     """What diverges and what is known of it, in sentences."""
-    fault: str | None = later(None)
+    fault: str | None = added_field(None)
     """Of the first source alone: what is wrong with it, without a full stop."""
-    optimiser: bool = later(False)
+    optimiser: bool = added_field(False)
     """With optimisations off the file agrees."""
-    blame: OptimiserBlame | None = later(None)
+    blame: OptimizerFault | None = added_field(None)
     """Which optimiser it is; None: nothing is laid to one."""
     remedy: str | None = None
-    part: str | None = later(None)
+    part: str | None = added_field(None)
     """Of a release: the part that these layers are of; None: it has none that diverges, or it is
     one file."""
-    probe: str | None = later(None)
+    probe: str | None = added_field(None)
     """The probe on whose input the layers were compared, because the samples agree; None: they
     were compared on samples."""
-    seam: str | None = later(None)
+    seam: str | None = added_field(None)
     """Of a release: what does not fit between its parts; None: nothing."""
 
     @property
@@ -156,7 +156,7 @@ class Explanation(Record):
     they are not known."""
 
     schema_version: Literal[1] = 1
-    localisation: Localisation | None = None
+    localisation: Localization | None = None
     failure: str | None = None
 
 

@@ -1,9 +1,4 @@
-"""What was measured of preprocessing: how far each consumer's tensors are from the spec's.
-
-A *consumer* is whoever makes the model's input from a picture: an implementation that the gate
-brings (`pillow`, `canvas`, ...), or one of the user's own, known by the tensors that it dumped.
-A *step* is 1/255 of the value range before normalisation: one grey level of the picture.
-"""
+"""Results of the preprocessing comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +8,12 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from gate.storage.record import Measured, Record, Sha256, later
+from gate.storage.record import Measured, Record, Sha256, added_field
+
+# A *consumer* is whoever makes the model's input from a picture: an implementation that the gate
+# brings (`pillow`, `canvas`, ...), or one of the user's own, known by the tensors that it dumped. A
+# *step* is 1/255 of the value range before normalisation: one grey level of the picture.
+
 
 ImplementationName = Literal[
     "pillow",
@@ -26,10 +26,14 @@ ImplementationName = Literal[
     "canvas",
     "rust-image",
 ]
+
 IMPLEMENTATIONS: tuple[ImplementationName, ...] = get_args(ImplementationName)
+
 CONSUMER_NAME = r"^[a-z0-9][a-z0-9.-]{0,63}$"
+
 ConsumerName = Annotated[str, Field(pattern=CONSUMER_NAME)]
 """Of an implementation, or the user's own name for a consumer whose tensors are given."""
+
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -131,7 +135,7 @@ class ConsumerParity(Record):
     """What it needs and is not on this machine: on another one it runs."""
     failure: str | None = None
     """What broke while it ran."""
-    incapable: str | None = later(None)
+    incapable: str | None = added_field(None)
     """Why it can't do the spec, wherever it runs."""
 
     @property
@@ -156,9 +160,9 @@ class PreprocessingParity(Record):
     images: _Count
     images_sha256: Sha256
     """Of names and decoded pixels."""
-    tensor: PictureTensor | None = later(None)
+    tensor: PictureTensor | None = added_field(None)
     """What the spec makes, which the file must take."""
-    distinct: _Count = later(0)
+    distinct: _Count = added_field(0)
     """How many there are if copies, pixel by pixel, count once."""
     model_sha256: Sha256 | None = None
     """The model of `decisions`."""

@@ -1,8 +1,4 @@
-"""The runtimes: how they are named, what the gate's own names promise, what another one says it is.
-
-The decision checks that a measurement kept the promise of its name. What it takes for a promise of
-the gate's own names stands here and in no evidence.
-"""
+"""Names and guaranteed properties of the built-in runtimes."""
 
 from __future__ import annotations
 
@@ -11,23 +7,34 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, TypeAdapter, ValidationError
 
-from gate.storage.record import Record, later
+from gate.storage.record import Record, added_field
+
+# The decision checks that a measurement kept the promise of its name. What it takes for a promise
+# of the gate's own names stands here and in no evidence.
+
 
 RuntimeName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=64)
 ]
 """Lower-case letters, digits, dashes and dots. Whether there is such a runtime, the registry knows
-(`gate.runtimes.registry`): whoever reads evidence need not have it."""
+(`gate.runtimes.selection`): whoever reads evidence need not have it."""
+
 _NAME: TypeAdapter[str] = TypeAdapter(RuntimeName)
+
 Engine = Literal["torch", "onnxruntime", "other"]
+
 BoundsKind = Literal["cpu", "cuda"]
 """Which of the built-in bounds fit: those of a CPU, or those of a device whose algorithms round
 more."""
 
+
 CPU_PROVIDER = "CPUExecutionProvider"
+
 CUDA_PROVIDER = "CUDAExecutionProvider"
+
 ORT = "ort"
 """ONNX Runtime with the providers that the options name."""
+
 RECORDED = "recorded"
 """Outputs that were computed elsewhere."""
 
@@ -55,6 +62,7 @@ RUNTIMES: dict[RuntimeName, RuntimeTraits] = {
     "ort-cuda-optimized": RuntimeTraits("onnxruntime", CUDA_PROVIDER, "ORT_ENABLE_ALL"),
 }
 """Those whose name is the whole promise."""
+
 PROVIDERS: dict[RuntimeName, str] = {
     "browser-wasm": "wasm",
     "browser-webgpu": "webgpu",
@@ -64,8 +72,10 @@ PROVIDERS: dict[RuntimeName, str] = {
 }
 """What the gate's other kinds promise to run on, but for `ort`. Of the kinds of packages only their
 evidence says it."""
+
 OWN = frozenset({*RUNTIMES, *PROVIDERS, ORT})
 """All names of the gate's own: nothing else measures under one of them."""
+
 _OTHER = RuntimeTraits("other", "", None)
 
 
@@ -95,8 +105,8 @@ class RuntimeIdentity(Record):
     provider: str = ""
     """What it promises to run on."""
     bounds: BoundsKind = "cpu"
-    versions: dict[str, str] = later({})
+    versions: dict[str, str] = added_field({})
     """Of the libraries that compute, by name."""
-    device: str | None = later(None)
-    precision: str | None = later(None)
+    device: str | None = added_field(None)
+    precision: str | None = added_field(None)
     """In which it computed, proven: `float32`. None: not proven."""

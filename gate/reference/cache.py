@@ -1,34 +1,139 @@
-"""What the reference gave to small batches, so that no instrument asks for it again."""
+"""Cache outputs of small batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from gate.errors import GateError
-from gate.parity.float64.by_sample import SampleTruths, agree
-from gate.parity.kept_answers import Answer, KeptAnswers
-from gate.parity.statistics.output import Array
-from gate.runtimes.recording.rows import Rows, row_digests
-from gate.runtimes.runtime import Batch
+from gate.runtimes.recording_format import Rows, row_digests
+from gate.storage.arrays import Batch, OutputArray
+
+# Batches of other sizes are made of samples that were computed before, and a forward in float64 is
+# the dearest of all. That an answer belongs to the sample alone holds only where its company does
+# not matter to the model; the model's float32 outputs show whether it does.
+
+
+_AGREES = 1e-5
+"""max|a - b| / max|b| of a sample in one batch and in another: rounding, and no other answer."""
+
+
+class _Answer(NamedTuple):
+    """All outputs of one sample, each of shape (1, ...)."""
+
+    single: list[OutputArray]
+    """float32, of the company in which `double` was computed."""
+    double: list[OutputArray]
+
+
+class SampleTruths:
+    """Float64 outputs by the content of a sample."""
+
+    def __init__(self, *, room: int) -> None:
+        """`room`: bytes of outputs that are kept."""
+        self._by_sample: dict[bytes, _Answer] = {}
+        self._room = room
+
+    def note(
+        self, digests: Rows, reference: Sequence[OutputArray], truth: Sequence[OutputArray]
+    ) -> None:
+        """Keep what both made of each sample; nothing of outputs that have no row for each.
+        `digests`: of the samples (`row_digests`)."""
+        if not _by_row(reference, truth, count=len(digests)):
+            return
+        for row, digest in enumerate(digests):
+            alone = slice(row, row + 1)
+            answer = _Answer([r[alone].copy() for r in reference], [r[alone].copy() for r in truth])
+            self._room -= sum(output.nbytes for kind in answer for output in kind)
+            if self._room < 0:
+                return
+            self._by_sample[digest.tobytes()] = answer
+
+    def holds(self, digests: Rows) -> bool:
+        """True if every one of the samples was noted."""
+        return all(digest.tobytes() in self._by_sample for digest in digests)
+
+    def of(self, digests: Rows, reference: Sequence[OutputArray]) -> list[OutputArray] | None:
+        """The float64 outputs of a batch whose samples it holds, by its float32 outputs; None
+        where these are others than the samples had when they were noted."""
+        answers = [self._by_sample[digest.tobytes()] for digest in digests]
+        first = [r.shape for r in answers[0].single]
+        if any([r.shape for r in answer.single] != first for answer in answers):
+            return None
+        single = [np.concatenate(rows) for rows in zip(*(a.single for a in answers), strict=True)]
+        if len(single) != len(reference) or not all(map(agree, single, reference)):
+            return None
+        return [np.concatenate(rows) for rows in zip(*(a.double for a in answers), strict=True)]
+
+
+def _by_row(reference: Sequence[OutputArray], truth: Sequence[OutputArray], *, count: int) -> bool:
+    return len(reference) == len(truth) and all(
+        r.ndim > 0 and len(r) == count and r.shape == r64.shape
+        for r, r64 in zip(reference, truth, strict=True)
+    )
+
+
+def agree(one: OutputArray, other: OutputArray) -> bool:
+    """True if two answers of one kind and shape differ by rounding alone."""
+    if one.shape != other.shape or one.dtype.kind != other.dtype.kind:
+        return False
+    if one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    finite = np.isfinite(other)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        return False
+    a, b = one[finite].astype(np.float64), other[finite].astype(np.float64)
+    moved, scale = np.abs(a - b).max(initial=0.0), np.abs(b).max(initial=0.0)
+    return bool(moved <= _AGREES * scale)
+
+
+Answer = list[OutputArray] | None
+"""All outputs; None of whoever can't compute a batch."""
+
+
+class OutputCache:
+    """Of one side, by the samples of a batch and their order, as far as there is room."""
+
+    def __init__(self, *, room: int) -> None:
+        """`room`: bytes of outputs that are kept."""
+        self._by_batch: dict[bytes, Answer] = {}
+        self._room = room
+
+    def get_or_compute(self, digests: Rows, compute: Callable[[], Answer]) -> Answer:
+        """What is kept of these samples, else what `compute` makes, which is kept from then on:
+        read-only. `digests`: of the samples (`row_digests`)."""
+        key = digests.tobytes()
+        if key in self._by_batch:
+            return self._by_batch[key]
+        made = compute()
+        for output in made or []:
+            output.flags.writeable = False
+        size = sum(output.nbytes for output in made or [])
+        if size <= self._room:
+            self._room -= size
+            self._by_batch[key] = made
+        return made
+
 
 _ROOM = 2**26
 """Bytes of answers that are kept of each kind."""
 
+
 Forward = Callable[[Batch], Answer]
 
 
-class ReferenceAnswers:
+class ReferenceCache:
     """Of the model in float32, and in float64 as far as it runs so."""
 
     def __init__(self, reference: Forward, truth: Forward) -> None:
         """`reference` may raise EvidenceError, `truth` returns None instead."""
         self._reference, self._truth = reference, truth
-        self._single, self._double = KeptAnswers(room=_ROOM), KeptAnswers(room=_ROOM)
+        self._single, self._double = OutputCache(room=_ROOM), OutputCache(room=_ROOM)
         self._samples = SampleTruths(room=_ROOM)
 
-    def reference(self, batch: Batch) -> list[Array]:
+    def reference(self, batch: Batch) -> list[OutputArray]:
         """All outputs, read-only. Raises EvidenceError."""
         return self._single_of(batch, row_digests(batch))
 
@@ -38,17 +143,19 @@ class ReferenceAnswers:
         What was computed of the samples before is put together, where company does not matter.
         """
         digests = row_digests(batch)
-        return self._double.take(digests, lambda: self._joined(batch, digests))
+        return self._double.get_or_compute(digests, lambda: self._joined(batch, digests))
 
-    def note(self, batch: Batch, reference: Sequence[Array], truth: Sequence[Array]) -> None:
+    def note(
+        self, batch: Batch, reference: Sequence[OutputArray], truth: Sequence[OutputArray]
+    ) -> None:
         """Take what both answered to a batch that somebody computed anyway: read-only from now."""
         digests = row_digests(batch)
-        self._single.take(digests, lambda: list(reference))
+        self._single.get_or_compute(digests, lambda: list(reference))
         self._samples.note(digests, reference, truth)
 
-    def note_reference(self, batch: Batch, reference: Sequence[Array]) -> None:
+    def note_reference(self, batch: Batch, reference: Sequence[OutputArray]) -> None:
         """The same of the answer in float32 alone."""
-        self._single.take(row_digests(batch), lambda: list(reference))
+        self._single.get_or_compute(row_digests(batch), lambda: list(reference))
 
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
         """Compute batches of one sample and of one shape in float64, up to `most` at a time, which
@@ -65,7 +172,7 @@ class ReferenceAnswers:
             for row, batch in enumerate(part):
                 self._note_alone(batch, [r64[row : row + 1] for r64 in truth])
 
-    def _note_alone(self, batch: Batch, truth: list[Array]) -> None:
+    def _note_alone(self, batch: Batch, truth: list[OutputArray]) -> None:
         digests = row_digests(batch)
         try:
             reference = self._single_of(batch, digests)
@@ -74,8 +181,8 @@ class ReferenceAnswers:
         if len(reference) == len(truth) and all(map(agree, truth, reference)):
             self._samples.note(digests, reference, truth)
 
-    def _single_of(self, batch: Batch, digests: Rows) -> list[Array]:
-        made = self._single.take(digests, lambda: self._reference(batch))
+    def _single_of(self, batch: Batch, digests: Rows) -> list[OutputArray]:
+        made = self._single.get_or_compute(digests, lambda: self._reference(batch))
         assert made is not None
         return made
 

@@ -1,33 +1,40 @@
-"""The determinism switches: set for the measurement, read back, restored afterwards.
-
-Sessions of ONNX Runtime take the number of threads and the deterministic algorithms from PyTorch
-(`gate.onnxfile.session`), so that both sides run under the same switches.
-
-PyTorch has two interfaces for TF32: flags (`allow_tf32`) and precisions (`fp32_precision`), and
-raises where they contradict each other. Both are set alike here if they agreed before;
-if the caller has set only precisions, the flags are left alone.
-"""
+"""Set, verify and restore determinism switches; describe the machine."""
 
 from __future__ import annotations
 
 import os
+import platform
 import random
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from gate.policy.policy import DeterminismPolicy
-from gate.records.environment import Determinism
+from gate.installation import onnx_runtime
+from gate.policy.sections import DeterminismPolicy
+from gate.records.evidence import Determinism, Environment
+
+# Sessions of ONNX Runtime take the number of threads and the deterministic algorithms from PyTorch
+# (`gate.onnx_file.sessions`), so that both sides run under the same switches.
+#
+# PyTorch has two interfaces for TF32: flags (`allow_tf32`) and precisions (`fp32_precision`), and
+# raises where they contradict each other. Both are set alike here if they agreed before; if the
+# caller has set only precisions, the flags are left alone.
+
 
 _WORKSPACES = (":4096:8", ":16:8")
 """Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic (NVIDIA's documentation of
 cuBLAS, "Results reproducibility"; torch.use_deterministic_algorithms)."""
+
 _OPERATIONS = (
     ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
 )  # fmt: skip
+
 # The general settings come before the ones that inherit from them.
 _LEVELS = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), *_OPERATIONS)
 
@@ -193,3 +200,106 @@ def _seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_OF_INTEREST = re.compile(
+    r"avx2|avx512\w*|avx10\w*|avx_vnni\w*|amx_\w+"  # x86
+    r"|neon|asimd|asimdhp|asimddp|asimdfhm|sve\w*|sme2?|smei\w+|smef\w+|i8mm|bf16"  # ARM
+)
+"""Of the hundred that a kernel lists. Without AVX-512, or with AMX, other kernels round otherwise,
+and take other times."""
+
+
+def describe_processor() -> tuple[str, tuple[str, ...] | None]:
+    """Its model, and its flags of interest by name; None where the kernel does not list them."""
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    model = _field(text, "model name")
+    flags = _field(text, "flags") or _field(text, "Features")
+    listed = None if flags is None else {f for f in flags.split() if _OF_INTEREST.fullmatch(f)}
+    return (
+        model or platform.processor() or platform.machine() or "unknown",
+        None if listed is None else tuple(sorted(listed)),
+    )
+
+
+def _field(text: str, name: str) -> str | None:
+    """The first one of this name: cores of one machine are alike, or nobody can say more."""
+    found = re.search(rf"^{name}[ \t]*:[ \t]*(\S.*)$", text, flags=re.MULTILINE)
+    return found.group(1).strip() if found else None
+
+
+_DISTRIBUTIONS = {
+    "torch": ("torch",),
+    "torchvision": ("torchvision",),
+    "onnx": ("onnx",),
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime"),
+    "numpy": ("numpy",),
+}
+
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+def describe_environment(determinism: Determinism) -> Environment:
+    """Versions and hardware, with the switches that were in force."""
+    cpu, flags = describe_processor()
+    device = torch.cuda.device_count() > 0
+    cudnn = torch.backends.cudnn.version() if device else None  # type: ignore[no-untyped-call]
+    return Environment(
+        versions=_versions(),
+        cpu=cpu,
+        cpu_flags=flags,
+        cores=_cores(),
+        os=_os(),
+        kernel=f"{platform.system()} {platform.release()} {platform.machine()}".strip() or None,
+        cuda=torch.version.cuda if device else None,
+        cudnn=None if cudnn is None else str(cudnn),
+        gpu=torch.cuda.get_device_name(0) if device else None,
+        driver=_driver_version(),
+        determinism=determinism,
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name, candidates in _DISTRIBUTIONS.items():
+        for distribution in candidates:
+            try:
+                versions[name] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                continue
+            break
+    versions["torch"] = str(torch.__version__)
+    if "onnxruntime" in versions:  # several builds may be installed, of which one is imported
+        versions["onnxruntime"] = str(onnx_runtime().__version__)
+    return versions
+
+
+def _cores() -> int | None:
+    """Those that the process may use, else all."""
+    import psutil
+
+    try:
+        return len(psutil.Process().cpu_affinity())
+    except (AttributeError, psutil.Error):  # macOS has no affinity
+        return os.cpu_count()
+
+
+def _os() -> str | None:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.platform(terse=True) or None
+
+
+def _driver_version() -> str | None:
+    try:
+        text = (_DRIVER / "version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return found.group(1) if found else None

@@ -1,20 +1,86 @@
-"""One table of error models: PyTorch's operators, their ONNX counterparts, and the sources.
-
-Names are those of aten without overload and without the underscore of in-place variants. Without
-gradients PyTorch shows composite operators (linear, softmax) whole, else their parts: both are
-here. Measured: by `python -m benchmarks.operators`, ONNX Runtime's CPU kernels against float64.
-"""
+"""Table: operator, error model, source."""
 
 from __future__ import annotations
 
-from gate.parity.rounding.error_model import ErrorModel
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+ROUNDING = 0.4247
+"""The rms of many roundings, in units: the error is spread evenly over half a unit in the last
+place, which is 1 / m units for a mantissa m, and mantissas lie log-uniformly in [1, 2): the root of
+(1/3) (1 - 1/4) / (2 ln 2)."""
+
+
+Terms = Literal[
+    "reduced",
+    "squares",
+    "exponentials",
+    "factors",
+    "contracted",
+    "window",
+    "prefix",
+    "prefix factors",
+    "prefix exponentials",
+    "normalized",
+    "centred",
+    "transform",
+]
+"""How n terms are counted and what their accumulation makes of the result
+(`gate.reference.summation_error`)."""
+
+
+@dataclass(frozen=True)
+class ErrorModel:
+    """A result y of an argument x may be off by the sum of these parts, in units of 2^-24."""
+
+    relative: float = 1.0
+    """Times |y|, spread evenly."""
+    absolute: float = 0.0
+    """Of 1: the largest error of an approximation that errs absolutely."""
+    scaled: float = 0.0
+    """Times |x|: the same where the argument is multiplied with such an approximation."""
+    terms: Terms | None = None
+    """The random walk of accumulating n terms comes on top."""
+    range: tuple[float, float] = (-math.inf, math.inf)
+    """No implementation leaves it."""
+    saturates: bool = False
+    """Implementations end beside the ends of the range."""
+    overshoot: float = 0.0
+    """By so many units the ends of the range are missed outwards, wherever they are reached."""
+    below_zero: bool = False
+    """The absolute part is there for negative results only; the others are computed otherwise."""
+    onnx: str = ""
+    """What the exporters make of it; empty: there is no counterpart."""
+    source: str = ""
+    """The documentation or the measurement that the numbers come from."""
+
+    @property
+    def approximated(self) -> bool:
+        """True if there is a part that does not shrink with the result."""
+        return self.absolute > 0.0 or self.scaled > 0.0
+
+    @property
+    def bounded(self) -> bool:
+        """True if there is a range."""
+        return self.range != (-math.inf, math.inf)
+
+
+# Names are those of aten without overload and without the underscore of in-place variants. Without
+# gradients PyTorch shows composite operators (linear, softmax) whole, else their parts: both are
+# here. Measured: by `python -m benchmarks.operators`, ONNX Runtime's CPU kernels against float64.
+
 
 _CUDA = "CUDA C++ programming guide: 2 ulp for expf, tanhf, erff, sinf; ONNX Runtime measured below"
+
 _IEEE = "IEEE 754: correctly rounded; PyTorch's vectorized one ends at 1.5, measured"
+
 _WALK = "Higham, Accuracy and Stability, section 4.2; sequential sums measured"
+
 
 DEFAULT = ErrorModel(onnx="Add, Sub, Mul, Div, ...", source="IEEE 754: one rounding")
 """Arithmetic, and whatever is not in the table."""
+
 
 _FUNCTIONS = {
     "sigmoid": ErrorModel(
@@ -117,6 +183,7 @@ _FUNCTIONS = {
     ),
 }
 
+
 _SUMS = {
     "sum mean _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d": ErrorModel(
@@ -175,6 +242,7 @@ COMPOSITES = _names(
 )
 """Their error is that of their parts: gates, products, sums of squares."""
 
+
 PARTS = {
     ("gru", "tanh"): ErrorModel(
         relative=6.0,
@@ -184,6 +252,7 @@ PARTS = {
     )
 }
 """Parts that a runtime computes otherwise than the operator of the same name."""
+
 
 EXACT = _names(
     "_to_copy _unsafe_view abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax "
@@ -203,6 +272,7 @@ EXACT = _names(
 )
 """They move, choose or draw numbers, without computing any."""
 
+
 MODELS = {
     name: model
     for rows in (_FUNCTIONS, _SUMS)
@@ -216,7 +286,7 @@ def bare(name: str) -> str:
     return name.removeprefix("aten::").rstrip("_")
 
 
-def model_of(name: str, *, inside: str = "") -> ErrorModel | None:
+def error_model_for(name: str, *, inside: str = "") -> ErrorModel | None:
     """The error model of an operator by its bare name; None where it computes nothing.
 
     `inside`: the composite that it is a part of.

@@ -1,25 +1,36 @@
-"""Convolutions in float64, of all samples at once where PyTorch would take one after the other.
-
-PyTorch has no fast one on the CPU: it unfolds each sample and multiplies it by the weights, which
-are read anew for each. Of a small picture that costs more than the arithmetic: resnet18 on 32
-samples of 64 x 64 took twice the CPU time.
-"""
+"""The reference in double precision."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
+
+from gate.data.input_binding import InputBinding
+from gate.data.reader import length
+from gate.errors import ModelError, first_line
+from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
+from gate.storage.arrays import Batch, OutputArray
+
+# PyTorch has no fast one on the CPU: it unfolds each sample and multiplies it by the weights, which
+# are read anew for each. Of a small picture that costs more than the arithmetic: resnet18 on 32
+# samples of 64 x 64 took twice the CPU time.
+
 
 _MOST_PLACES = 4096
 """Of a larger output a sample alone is work enough for one product."""
+
 _MOST_ELEMENTS = 2**20
 """Of what is unfolded at a time: 8 MiB, as much as caches hold."""
+
 _DEFAULTS = (None, 1, 0, 1, 1)
 """Of `conv2d`: bias, stride, padding, dilation, groups."""
+
 
 Pair = tuple[int, int]
 """Along the rows and along the columns."""
@@ -107,3 +118,117 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _pair(value: int | Sequence[int]) -> Pair:
     rows, columns = (value, value) if isinstance(value, int) else (value[0], value[-1])
     return rows, columns
+
+
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+class Float64Reference:
+    """Computes batches in float64. The model it is made of stays as it is."""
+
+    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
+        """Raises ModelError if `model` can't be copied."""
+        self.model = double_copy(model)
+        self._runner = TorchSession(self.model, binding, device="cpu", dtype=torch.float64)
+
+    def run(self, batch: Batch) -> list[OutputArray]:
+        """All outputs, those of floats in float64.
+
+        Raises ModelError, with the reason, where the model can't run in float64.
+        """
+        try:
+            with in_double():
+                outputs = self._runner.run(batch)
+        except Exception as error:
+            raise ModelError(
+                f"the model can't run in float64: {type(error).__name__}: {first_line(error)}. "
+                "Keep fixed dtypes out of forward, or waive noise_ratio in the policy by name."
+            ) from error
+        narrow = sorted({o.dtype.name for o in outputs if o.dtype.kind == "f"} - {"float64"})
+        if narrow:
+            raise ModelError(
+                f"the model returns {', '.join(narrow)} even when it runs in float64. Keep fixed "
+                "dtypes out of forward, or waive noise_ratio in the policy by name."
+            )
+        return outputs
+
+
+def double_copy(model: nn.Module) -> nn.Module:
+    """A deep copy on the CPU, in eval mode and float64. Raises ModelError."""
+    duplicate = copy_model(model, device="cpu", double=True)
+    duplicate.double()
+    return duplicate
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Inside, new tensors are float64, and what `forward` casts to float32 stays float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
+    """Asks for float64 wherever float32 is asked for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        small = None if kwargs else Convolution.of(func, args)
+        if small is not None:
+            return small.run()
+        narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
+        wide = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
+        return func(*(_wider(value, narrow) for value in args), **wide)
+
+
+def _wider(value: Any, narrow: torch.dtype | None) -> Any:
+    """The dtype to ask for. What is `narrow` already is moved, not cast, and stays as it is."""
+    if not isinstance(value, torch.dtype) or value == narrow:
+        return value
+    return _WIDER.get(value, value)
+
+
+class Truth:
+    """The float64 reference as far as it goes: `unmeasured` says why it stopped, if it did."""
+
+    def __init__(self, model: nn.Module, binding: InputBinding, *, samples: int) -> None:
+        """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
+        self._left = samples
+        self._float64: Float64Reference | None = None
+        self.unmeasured: str | None = None
+        if not samples:
+            self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
+            return
+        try:
+            self._float64 = Float64Reference(model, binding)
+        except ModelError as error:
+            self.unmeasured = str(error)
+
+    def of(self, batch: Batch) -> list[OutputArray] | None:
+        """All outputs in float64, None where the model can't run in float64."""
+        if self._float64 is None:
+            return None
+        try:
+            return self._float64.run(batch)
+        except ModelError as error:
+            self._float64, self.unmeasured = None, str(error)
+            return None
+
+    def aside(self, batch: Batch) -> list[OutputArray] | None:
+        """The same for inputs beside the samples: what fails there is no reason for the samples."""
+        if self._float64 is None:
+            return None
+        try:
+            return self._float64.run(batch)
+        except ModelError:
+            return None
+
+    def of_first(self, batch: Batch) -> list[OutputArray] | None:
+        """The same, in whole batches until the first `samples` are computed; then None."""
+        if self._left <= 0:
+            return None
+        self._left -= length(batch)
+        return self.of(batch)

@@ -1,45 +1,227 @@
-"""Random rounding: how far may another honest float32 implementation be off?
-
-Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic: exploiting randomness in
-floating-point arithmetic", UCLA CSD-970002, 1997): a model runs while the result of every operator
-is moved at random, as far as an honest implementation of that operator may be off.
-"""
+"""Randomly round every operator result; values that depend on shapes only."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
-from gate.parity.rounding.dispatch import DispatchMode
-from gate.parity.rounding.draws import Draws
-from gate.parity.rounding.error_model import ErrorModel
-from gate.parity.rounding.operators import COMPOSITES, bare, model_of
-from gate.parity.rounding.sums import ROUNDED, Operation, accumulated
-from gate.parity.rounding.transforms import transformed
-from gate.parity.rounding.undisturbed import Undisturbed
+from gate.policy.sections import DeterminismPolicy
 from gate.records.instruments import EPSILON, ULP
+from gate.reference.environment import threads_set
+from gate.reference.error_models import COMPOSITES, ErrorModel, bare, error_model_for
+from gate.reference.summation_error import ROUNDED, Draw, Operation, summation_error
+from gate.reference.torch_session import DispatchMode
+from gate.storage.arrays import Batch, OutputArray
+
+# A network has millions of results, and to draw a number for each costs more than its operators do.
+# So a draw is a stretch of a store that begins at a random place; a long one is made of several. Of
+# two stretches that overlap, the errors of one would come again in the other. That adds nothing up:
+# the second half of a store is its first half negated, so that they are as often opposed as alike.
+
+
+_NUMBERS = 1 << 20
+
+_STRETCH = 1 << 18
+"""A quarter of the numbers: no number comes twice within it, with either sign."""
+
+
+class Draws:
+    """Reproducible by the seed. Normal and uniform numbers are shared: they are never written."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = torch.Generator().manual_seed(seed)
+
+    def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Standard normal float32 numbers of a shape."""
+        return self._taken(_normal(), shape)
+
+    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Float32 numbers of a shape, spread evenly between -1 and 1."""
+        return self._taken(_uniform(), shape)
+
+    def shares(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Float32 numbers of a shape, spread evenly between 0 and 1, and drawn: not shared."""
+        return torch.rand(shape, generator=self._random)
+
+    def _taken(self, store: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        count = math.prod(shape)
+        lengths = [_STRETCH] * (count // _STRETCH)
+        if rest := count % _STRETCH:
+            lengths.append(rest)
+        last = len(store) - _STRETCH
+        starts = torch.randint(last, (len(lengths),), generator=self._random).tolist()
+        taken = [store[start : start + n] for start, n in zip(starts, lengths, strict=True)]
+        if len(taken) == 1:
+            return taken[0].view(shape)
+        return torch.cat(taken).view(shape) if taken else store[:0].view(shape)
+
+
+@cache
+def _normal() -> torch.Tensor:
+    return _both_signs(np.random.default_rng(0).standard_normal(_NUMBERS, np.float32))
+
+
+@cache
+def _uniform() -> torch.Tensor:
+    return _both_signs(np.random.default_rng(1).random(_NUMBERS, np.float32) * 2.0 - 1.0)
+
+
+def _both_signs(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
+    with torch.inference_mode(False):  # whoever is first may be inside, others are not
+        return torch.from_numpy(np.concatenate([numbers, -numbers]))
+
+
+# Every output of a transform is a sum of all inputs, and its butterflies mix their roundings: the
+# error has the same size in every bin, log2(n) roundings of the row's rms (N. Higham, Accuracy and
+# Stability of Numerical Algorithms, 2002, section 24.1). A bin that is zero is so up to that. Of a
+# length that is no power of two a transform may be a convolution with a chirp exp(-i pi k^2 / n)
+# (L. Bluestein, A linear filtering approach to the computation of discrete Fourier transform,
+# 1970). The angles of it go up to pi n, so that in float32 they are off by n roundings.
+
+
+_WIDTH = 5.0
+"""Measured: ONNX Runtime's DFT is off by 2.3 sqrt(log2 n) units of the rms on average over bins, by
+twice that in some bins beside a tone."""
+
+_CHIRP = 2.0
+"""Measured: its DFT of 400 is off by 1.25 n, of 16 000 by 1.35 n, in single bins by 1.8 n."""
+
+
+def transformed(y: torch.Tensor, operation: Operation, *, unit: float, draw: Draw) -> torch.Tensor:
+    """The result `y` of `_fft_r2c`, `_fft_c2c` or `_fft_c2r`, off by as much at random. `unit`: of
+    one rounding."""
+    if y.dtype not in (torch.complex64, torch.float32) or not y.numel():
+        return y
+    axes = list(operation.arguments["dim"])
+    lengths: list[int] = [max(operation.argument.shape[axis], y.shape[axis]) for axis in axes]
+    width = _WIDTH * math.sqrt(max(math.log2(math.prod(lengths)), 1.0))
+    width += _CHIRP * sum(n for n in lengths if n.bit_count() > 1)
+    rms = y.abs().square().mean(dim=axes, keepdim=True).sqrt()
+    error = draw(y.shape)
+    if y.is_complex():
+        error = torch.complex(error, draw(y.shape)) * math.sqrt(0.5)
+    return y + width * unit * rms * error
+
+
+# It is the same for every input, so whatever an implementation decides on it, it decides always. A
+# file that decides otherwise than PyTorch (the logarithm of a distance, cut to an integer) gives
+# other answers to all inputs: that is no rounding that comes and goes, and makes no floor.
+
+
+_JUMPS = frozenset({"floor", "ceil", "round", "trunc", "fix", "sign", "frac", "fmod", "remainder",
+                    "floor_divide", "topk", "sort", "argsort"})  # fmt: skip
+"""Operators that give floats and yet decide: the least change of an argument may move them far."""
+
+_LITERAL = "lift_fresh"
+"""How a number that is written in the code becomes a tensor, and an array that is given: only the
+number has no axis."""
+
+
+class _DependsOnInput(Exception):
+    """An argument comes from elsewhere: an input, or a weight."""
+
+
+class InputIndependentValues:
+    """Beside each tensor of such a kind, what it is where nothing was moved."""
+
+    def __init__(self) -> None:
+        self._still: Any = WeakIdKeyDictionary()
+        self._literal: torch.Tensor | None = None
+        """The last one: in inference mode what comes next gets it as another object."""
+
+    def run(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of an operator on what its arguments are where nothing was moved; None where
+        one of them is not known, or it draws or overwrites."""
+        returns = func._schema.returns  # type: ignore[attr-defined]
+        if any(value.alias_info is not None and value.alias_info.is_write for value in returns):
+            self._forget(args)
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags:  # type: ignore[attr-defined]
+            return None
+        if name == _LITERAL and not args[0].ndim:
+            self._literal = args[0]
+            return func(*args, **kwargs)
+        try:
+            given, named = tree_map(self._of, (args, kwargs))
+        except _DependsOnInput:
+            return None
+        return func(*given, **named)
+
+    def is_discrete(self, name: str, kwargs: dict[str, Any], still: Any) -> bool:
+        """Whether the result is one that jumps: no floats, or floats in steps."""
+        return (
+            name in _JUMPS
+            or kwargs.get("rounding_mode") is not None
+            or not any(one.is_floating_point() or one.is_complex() for one in _tensors(still))
+        )
+
+    def note(self, returned: Any, still: Any) -> None:
+        """Keep `still` beside what was returned in its place."""
+        for one, other in zip(_tensors(returned), _tensors(still), strict=True):
+            self._still[one] = other
+
+    def _of(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        still = self._still.get(value)
+        literal = self._literal
+        if still is None and literal is not None and value.data_ptr() == literal.data_ptr():
+            return value
+        if still is None:
+            raise _DependsOnInput
+        return still
+
+    def _forget(self, args: tuple[Any, ...]) -> None:
+        """All that shares memory with what is overwritten."""
+        written = {one.untyped_storage().data_ptr() for one in _tensors(args[:1])}
+        gone = [t for t in self._still if t.untyped_storage().data_ptr() in written]
+        for tensor in gone:
+            del self._still[tensor]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+# Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic: exploiting randomness in
+# floating-point arithmetic", UCLA CSD-970002, 1997): a model runs while the result of every
+# operator is moved at random, as far as an honest implementation of that operator may be off.
+
 
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation gets exactly."""
+
 _LEAST = 0.125
 """The share of a result that stays where an absolute error is larger than it: what is not zero
 here is never zero there, or else the logarithm behind it is infinite and says nothing."""
+
 _BIAS = 0.25
 """The share of an approximation's error that is the same for arguments that are near each other:
 it does not vanish in a mean (ONNX Runtime's sigmoid: 0.2 of 2.6 units, measured)."""
 
+
 _UNORDERED = frozenset({"topk", "sort"})
 """Operators that promise no order of what is equal."""
+
 _TINY = 2.0**-120
+
 _ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div"})
 """Operators whose result IEEE 754 fixes: a half that is exact is one everywhere."""
 
+
 _ENDS = 1.0 - ULP
 """A saturating function that is nearer to 1 has reached the end of its range."""
+
 _FAR = 1e4
 """Beyond it an argument has no neighbours in float32 that are much less than 1 away."""
 
@@ -47,11 +229,11 @@ _FAR = 1e4
 class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     """Inside, what operators return in float32 is moved at random, reproducibly by the seed.
 
-    How far, says the operator's error model (`gate.parity.rounding.operators`). In-place results
+    How far, says the operator's error model (`gate.reference.error_models`). In-place results
     move as well. Views, zeros and small integers stay, and so does what operators only move or
     choose (cat, relu, max pooling, ...); the ends of a function that saturates (tanh) may move
     inwards. What is decided on shapes and numbers alone stays as it is
-    (`gate.parity.rounding.undisturbed`).
+    (`gate.reference.random_rounding`).
     """
 
     def __init__(self, seed: int, *, scale: float = 1.0, ties: bool = False) -> None:
@@ -63,7 +245,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         self._ties = ties
         self._fast_paths: list[bool] = []
         self._inside = ""
-        self._undisturbed = Undisturbed()
+        self._undisturbed = InputIndependentValues()
 
     def __enter__(self) -> Any:
         """The fast path of attention is one operator for a whole layer: it is not taken inside."""
@@ -82,7 +264,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             with _without_mkldnn(), self._parts_of(name), self:
                 return func.decompose(*args, **kwargs)
         still = self._undisturbed.run(func, name, args, kwargs)
-        if still is not None and self._undisturbed.decides(name, kwargs, still):
+        if still is not None and self._undisturbed.is_discrete(name, kwargs, still):
             returned = still
         else:
             returned = self._moved(func, name, args, kwargs)
@@ -92,7 +274,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         schema = func._schema
-        model = model_of(name, inside=self._inside)
+        model = error_model_for(name, inside=self._inside)
         if name in _UNORDERED:
             return self._ordered(Operation.of(func, name, args, kwargs))
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
@@ -144,7 +326,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         moves = _moves(tensor, saturates=model.saturates)
         error = None
         if model.terms is not None:
-            error = accumulated(model.terms, operation, tensor, draw=self._draws.normal)
+            error = summation_error(model.terms, operation, tensor, draw=self._draws.normal)
         if error is not None and model.terms in ROUNDED:
             return tensor.add(_where(moves, error), alpha=self._unit)
         share = self._draws.uniform(tensor.shape).mul(model.relative * self._unit)
@@ -215,3 +397,40 @@ def _without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+_SMALL = 2**18
+"""Elements of a batch up to which a second thread saves no time: what moves the results is many
+operators on little (measured: resnet18, 16 samples of 64 x 64)."""
+
+_SEEDS = 2**63
+"""A policy may have a negative seed, a generator may not."""
+
+
+def seed(determinism: DeterminismPolicy, draw: int) -> int:
+    """A seed that any generator takes."""
+    return determinism.seed % _SEEDS + draw
+
+
+def run_rounded(
+    run: Callable[[Batch], list[OutputArray]],
+    determinism: DeterminismPolicy,
+    batch: Batch,
+    *,
+    draw: int,
+    scale: float = 1.0,
+    ties: bool = False,
+) -> list[OutputArray]:
+    """All outputs of one run, reproducible by its number `draw`; `scale` and `ties` as in
+    `RandomRounding`. Raises EvidenceError where the model can't be computed so."""
+    with (
+        threads_set(_threads(determinism, batch)),
+        RandomRounding(seed(determinism, draw), scale=scale, ties=ties),
+    ):
+        return run(batch)
+
+
+def _threads(determinism: DeterminismPolicy, batch: Batch) -> int | None:
+    """One for a small batch, unless the policy says how many; None: as many as there are."""
+    small = sum(array.size for array in batch.values()) <= _SMALL
+    return 1 if small and determinism.threads is None else None

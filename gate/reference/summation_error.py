@@ -1,15 +1,4 @@
-"""Sums of n terms: what another order of adding makes of the result.
-
-Adding one by one rounds every partial sum s_k: the error is the sum of s_k delta_k, whose variance
-is that of one rounding times the sum of s_k^2. With known total y and sum of squares T of the
-terms, the partial sums are a bridge from 0 to y, so that their squares add up to about n (y^2 + T
-/ 2) / 3: small where terms of one sign are added, large beside the result where they cancel. What
-adds in several lanes or blocks does that in each of them, and again over their totals. (N. Higham
-and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41,
-2019.)
-
-Errors here are in units of 2^-24, drawn with the rms of such a walk.
-"""
+"""Error caused by a different order of summation."""
 
 from __future__ import annotations
 
@@ -21,17 +10,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from gate.parity.rounding.error_model import ROUNDING, Terms
 from gate.records.instruments import EPSILON
+from gate.reference.error_models import ROUNDING, Terms
+
+# Adding one by one rounds every partial sum s_k: the error is the sum of s_k delta_k, whose
+# variance is that of one rounding times the sum of s_k^2. With known total y and sum of squares T
+# of the terms, the partial sums are a bridge from 0 to y, so that their squares add up to about n
+# (y^2 + T / 2) / 3: small where terms of one sign are added, large beside the result where they
+# cancel. What adds in several lanes or blocks does that in each of them, and again over their
+# totals. (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J.
+# Sci. Comput. 41, 2019.)
+#
+# Errors here are in units of 2^-24, drawn with the rms of such a walk.
+
 
 _BLOCK = 256
 """Terms that a product of matrices adds in one go (MLAS, measured)."""
+
 _LANES = 8.0
 """Partial sums that a vectorized mean of one row has (measured; one by one it would be 1)."""
+
 _FAR = 2.0
 """So many rms a random walk seldom goes."""
+
 _OWN = math.sqrt(0.5)
 """Half of a product's variance comes on top: the run holds PyTorch's own roundings as well."""
+
 
 Draw = Callable[[tuple[int, ...]], torch.Tensor]
 """Standard normal numbers of a shape."""
@@ -97,7 +101,7 @@ def walk(
     return torch.addcmul(variance, total, total, value=of_total * ROUNDING**2).sqrt_()
 
 
-def accumulated(
+def summation_error(
     terms: Terms, operation: Operation, returned: torch.Tensor, *, draw: Draw
 ) -> torch.Tensor | None:
     """An error of accumulating the terms of `returned`, or None where they can't be counted."""

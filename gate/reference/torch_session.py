@@ -1,4 +1,4 @@
-"""PyTorch as reference (CPU, float32) and as runtime (CUDA)."""
+"""Run the model on a device; base class of dispatch modes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from gate.data.input_binding import InputBinding
 from gate.errors import ModelError
-from gate.model.call import Call, leaves
-from gate.parity.arrays.binding import Binding
-from gate.parity.statistics.output import Array
+from gate.model.forward_signature import ForwardSignature, leaves
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
-from gate.runtimes.runtime import Batch, Proof, Session
+from gate.runtimes.runtime import Proof, Session
+from gate.storage.arrays import Batch, OutputArray
+
+# PyTorch's own is not taken as it is, because its first operator costs an import of 1.5 s.
 
 
-def private_copy(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """PyTorch's own, without the import of torch._dynamo at its first operator (1.5 s)."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def copy_model(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
     """A deep copy in float32 and eval mode on `device`; `model` stays as it is.
 
-    `double`: what is in float64 stays so (`gate.parity.case`). Raises ModelError if it
+    `double`: what is in float64 stays so (`gate.measure.job`). Raises ModelError if it
     can't be copied.
     """
     try:
@@ -67,13 +78,13 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else _single(tensor)
 
 
-class TorchRunner(Session):
+class TorchSession(Session):
     """Runs a module on one device; the module is the runner's own from then on."""
 
     def __init__(
         self,
         model: nn.Module,
-        binding: Binding,
+        binding: InputBinding,
         *,
         device: str,
         dtype: torch.dtype = torch.float32,
@@ -88,7 +99,7 @@ class TorchRunner(Session):
         self.keys: tuple[str | None, ...] = ()
         """Under which name of its own the model returned each output of the last run, or None."""
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[OutputArray]:
         """Forward a copy of the batch; floats go in as `dtype`, those of float64 as they are where
         the binding says so. None among outputs is dropped.
 
@@ -112,7 +123,7 @@ class TorchRunner(Session):
             },
         )
 
-    def _tensor(self, array: Array) -> torch.Tensor:
+    def _tensor(self, array: OutputArray) -> torch.Tensor:
         # The copy keeps in-place models from changing what the other runtimes get.
         tensor = torch.from_numpy(array.copy())
         kept = self._double and tensor.dtype == torch.float64
@@ -120,14 +131,14 @@ class TorchRunner(Session):
         return tensor.to(device=self._device, dtype=dtype)
 
 
-def call_of(model: nn.Module, binding: Binding) -> Call:
+def call_of(model: nn.Module, binding: InputBinding) -> ForwardSignature:
     """How `model` takes the inputs: by the names of the file, else of the samples, else in the
     file's order."""
     named = binding.given or tuple(name for name, _ in binding.pairs)
-    return Call(model, named, binding.arguments)
+    return ForwardSignature(model, named, binding.arguments)
 
 
-def _to_numpy(output: torch.Tensor) -> Array:
+def _to_numpy(output: torch.Tensor) -> OutputArray:
     host = output.detach().to("cpu")
     if host.is_complex() or host.is_sparse or host.dtype == torch.bfloat16:
         raise ModelError(
@@ -135,5 +146,5 @@ def _to_numpy(output: torch.Tensor) -> Array:
             "counterpart among the outputs of a float32 ONNX file. Wrap the model to return it "
             "as float32."
         )
-    array: Array = np.ascontiguousarray(host.numpy()).reshape(tuple(host.shape))
+    array: OutputArray = np.ascontiguousarray(host.numpy()).reshape(tuple(host.shape))
     return array

@@ -1,1 +1,1 @@
-"""Promotion of exactly the measured bytes in a model registry."""
+"""Promote exactly the bytes that were measured."""

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, RegistryError
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import History
+from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
-from gate.registry.champion import alone
-from gate.registry.page.version_page import refresh
-from gate.registry.port import Registry
-from gate.registry.proof import ExpectedFiles
-from gate.registry.records import Records
+from gate.registry.alias import promotion_lock
+from gate.registry.interface import Registry
 from gate.registry.registered_model import RegisteredModel
-from gate.storage.temporary import temporary_folder
+from gate.registry.version_files import ExpectedDigests, Records
+from gate.registry.version_page import write_status
+from gate.storage.files import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def absolve(
     be said now.
     """
     model = RegisteredModel(registry, ledger, model_name)
-    with alone(model):
+    with promotion_lock(model):
         history = model.history()
         vouched = _vouched(model, history, version)
 
@@ -49,15 +48,15 @@ def absolve(
 
         try:
             with temporary_folder() as folder:
-                model.read(version, ExpectedFiles.of(vouched), records, into=folder)
+                model.read(version, ExpectedDigests.from_entry(vouched), records, into=folder)
         except (DigestMismatch, EvidenceError, OnnxFileError) as error:
             return Absolution(version, str(error), reason)
         model.write("absolved", reason, version=version, about=vouched)
-        refresh(model, (version,))
+        write_status(model, (version,))
     return Absolution(version, None, reason)
 
 
-def _vouched(model: RegisteredModel, history: History, version: str) -> LedgerEntry:
+def _vouched(model: RegisteredModel, history: ModelHistory, version: str) -> LedgerEntry:
     """The line that says which bytes passed, of a version that a violation keeps out of service."""
     if "violation" not in history.since_passed(version):
         standing = history.standing(version)
@@ -79,7 +78,7 @@ def _vouched(model: RegisteredModel, history: History, version: str) -> LedgerEn
 
 def _verify_records(path: Path, vouched: LedgerEntry) -> None:
     """Evidence and decision are those that the line names."""
-    records = Records.beside(path, evidence=vouched.evidence_sha256)
+    records = Records.load(path, evidence=vouched.evidence_sha256)
     decision, what = records.decision, f"the decision beside version {vouched.version}"
     for pinned, actual in (
         (vouched.sha256, decision.subject_sha256),

@@ -1,8 +1,4 @@
-"""Champion: the one place where what serves is moved, by one hand at a time.
-
-A move is an alias in the registry and a line in the ledger; the journal makes them one. A crash at
-any point leaves the old champion, or a move that whoever is alone next finishes exactly once.
-"""
+"""Move the alias `champion`. No other module does."""
 
 from __future__ import annotations
 
@@ -10,19 +6,24 @@ import contextlib
 from collections.abc import Iterator
 
 from gate.errors import EvidenceError, PromotionConflict, RegistryError, RegistryUnavailable
-from gate.ledger.addresses import plain
-from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import History
+from gate.ledger.entry import LedgerEntry, plain
+from gate.ledger.history import ModelHistory
 from gate.ledger.journal import Journal, Move
-from gate.ledger.lock import PATIENCE_S, promotion_lock
-from gate.registry.may_serve import veto
-from gate.registry.page.version_page import refresh
-from gate.registry.port import CHAMPION, PREVIOUS
+from gate.ledger.lock import PATIENCE_S
+from gate.ledger.lock import promotion_lock as lock_promotion_lock
+from gate.registry.eligibility import veto
+from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_page import write_status
+
+# A move is an alias in the registry and a line in the ledger; the journal makes them one. A crash
+# at any point leaves the old champion, or a move that whoever is alone next finishes exactly once.
 
 
 @contextlib.contextmanager
-def alone(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEntry | None]:
+def promotion_lock(
+    model: RegisteredModel, *, quietly: bool = False
+) -> Iterator[LedgerEntry | None]:
     """Hold the promotion lock, and finish the move of `champion` that a crash left; gives its line.
 
     Raises PromotionConflict where another process holds it for too long, after writing it
@@ -31,7 +32,7 @@ def alone(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEn
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(promotion_lock(model.ledger, patience_s=PATIENCE_S))
+            stack.enter_context(lock_promotion_lock(model.ledger, patience_s=PATIENCE_S))
         except PromotionConflict as error:
             if not quietly:
                 model.write("conflict", str(error))
@@ -46,7 +47,7 @@ def alone(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEn
         yield finished[-1] if finished else None
 
 
-def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
+def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     """Move `champion` from the line's `previous_version` to its `version` (None: take it away),
     `previous` with it, and write the line; gives it as it is in the ledger. The caller is alone.
 
@@ -82,7 +83,7 @@ def move(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
         _take_back(model, begun)
         raise
     _end(model, journal, begun)
-    refresh(model, (line.version, line.previous_version))
+    write_status(model, (line.version, line.previous_version))
     return line
 
 
@@ -90,9 +91,9 @@ def _take_back(model: RegisteredModel, begun: Move) -> None:
     """Undo a move that came late: this process was stopped for longer than its lease just before
     it, and the registry has nothing that would have refused it. Else the guard would take it for
     somebody's own will."""
-    with promotion_lock(model.ledger, patience_s=PATIENCE_S):
+    with lock_promotion_lock(model.ledger, patience_s=PATIENCE_S):
         history, target = model.history(), begun.target
-        if history.tells_of(begun.operation) or model.alias(CHAMPION) != target:
+        if history.has_operation(begun.operation) or model.alias(CHAMPION) != target:
             return
         serving = history.serving
         if serving is None or serving == target:
@@ -121,7 +122,9 @@ def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
     return old if veto(model, old, history=history).problem is None else None
 
 
-def _served_before(model: RegisteredModel, history: History, *, but: set[str | None]) -> str | None:
+def _served_before(
+    model: RegisteredModel, history: ModelHistory, *, but: set[str | None]
+) -> str | None:
     """A version to roll back to; a rollback proves its bytes."""
     for version in history.served:
         with contextlib.suppress(RegistryError):
@@ -147,7 +150,7 @@ def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
     if begun is None:
         return None
     champion = model.alias(CHAMPION)
-    written = history.tells_of(begun.operation)
+    written = history.has_operation(begun.operation)
     if champion != begun.target or history.dropped(begun.operation):
         if not written and not history.dropped(begun.operation):
             # Else whoever puts its note back has it finished at a time of his own.
@@ -159,7 +162,7 @@ def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
     if not written:
         model.ledger.append(begun.entry)
     _end(model, journal, begun)
-    refresh(model, (begun.target, begun.seen))
+    write_status(model, (begun.target, begun.seen))
     return None if whole else begun.entry
 
 

@@ -14,32 +14,44 @@ from typing import BinaryIO
 
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
-from gate.onnxfile.release_file import is_release
-from gate.preprocess.beside import spec_beside
-from gate.records.names import DECISION, DECISION_STATEMENT, EVIDENCE, EVIDENCE_STATEMENT
-from gate.registry.port import GOLDEN
-from gate.registry.proof import ExpectedFiles, external_data_of
-from gate.registry.records import RECORDS
-from gate.registry.twin import QUANTIZED
-from gate.storage.foreign import read_foreign, strict_json
+from gate.onnx_file.release_file import is_release_file
+from gate.preprocess.spec import spec_beside
+from gate.records.layout import (
+    DECISION,
+    DECISION_STATEMENT,
+    EVIDENCE,
+    EVIDENCE_STATEMENT,
+    GOLDEN,
+    QUANTIZED,
+    RECORDS,
+)
+from gate.registry.version_files import ExpectedDigests, external_data_of
+from gate.storage.untrusted_files import parse_strict_json, read_untrusted
 
 _HEAD = 1024
 """Bytes that are looked at to tell a text."""
+
 _MOST = 4096
 """Files that are looked at, and fields of a protobuf: whatever has more is no page."""
+
 _PAGE = 1 << 16
 """Bytes of a page in JSON that tells of an error, at most."""
+
 _FIELDS = frozenset({*range(1, 9), 14, 20, 25, 26})
 """Numbers of the outermost fields of an ONNX file."""
+
 _SIZES = {1: 8, 5: 4}
 """Bytes of a protobuf's field, by its wire type."""
+
 _OF_MLFLOW = ("conda.yaml", "python_env.yaml")
 """What it writes beside a model: no release files."""
+
 _VARINT, _LENGTH = 0, 2
+
 _MORE, _LOW = 0x80, 0x7F
 
 
-def answer_in(folder: Path, expected: ExpectedFiles | None) -> str | None:
+def answer_in(folder: Path, expected: ExpectedDigests | None) -> str | None:
     """Which file of a download is an answer of the store instead, and why; or None. `expected`:
     None where nobody vouches for what it should be.
 
@@ -53,7 +65,7 @@ def answer_in(folder: Path, expected: ExpectedFiles | None) -> str | None:
     for path in (p for p in found if p.name not in _OF_MLFLOW):
         files = expected
         if path.parent.name == QUANTIZED and expected is not None and expected.twin is not None:
-            files = ExpectedFiles(
+            files = ExpectedDigests(
                 sha256=expected.twin.sha256, evidence=expected.twin.evidence_sha256
             )
         for name, problem in _around(path, files):
@@ -61,7 +73,7 @@ def answer_in(folder: Path, expected: ExpectedFiles | None) -> str | None:
     return None
 
 
-def _around(path: Path, expected: ExpectedFiles | None) -> Iterator[tuple[str, str]]:
+def _around(path: Path, expected: ExpectedDigests | None) -> Iterator[tuple[str, str]]:
     """Answers in the place of an ONNX file, and of what lies beside it."""
     golden = path.parent / GOLDEN
     evidence = None if expected is None else expected.evidence
@@ -70,7 +82,7 @@ def _around(path: Path, expected: ExpectedFiles | None) -> Iterator[tuple[str, s
     records = [path.parent / RECORDS / name for name in (EVIDENCE, DECISION)]
     statements = [path.parent / RECORDS / name for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)]
     kinds = (
-        (_no_list if is_release(path) else _no_model, [path]),
+        (_no_list if is_release_file(path) else _no_model, [path]),
         (_no_data, data),
         (_no_array, arrays),
         (_no_record, [*records, golden / GOLDEN_JSON, spec_beside(path)]),
@@ -147,7 +159,7 @@ def _no_json(path: Path, *, key: str) -> str | None:
     if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"<":
         return "is a page"
     try:
-        value = strict_json(read_foreign(path, limit=_PAGE), what=path.name)
+        value = parse_strict_json(read_untrusted(path, limit=_PAGE), what=path.name)
     except (DigestMismatch, EvidenceError):
         return None
     other = isinstance(value, dict) and value and key not in value

@@ -1,8 +1,4 @@
-"""Creation: a version with all that goes beside its file, made and read back; no alias is moved.
-And which version is a release already: one that serves, or one that a crash left.
-
-Tags only help to find it; its bytes are hashed again.
-"""
+"""Upload a new version, download it again, compare."""
 
 from __future__ import annotations
 
@@ -12,20 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gate.errors import ArtifactMissing, DigestMismatch, MismatchUnconfirmed, RegistryError
-from gate.ledger.history import History
+from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
-from gate.preprocess.beside import PREPROCESSING, SPEC
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.names import POLICY, TREND
-from gate.registry.page.status_line import HANDED_IN, with_status
-from gate.registry.page.version_page import refused_as
-from gate.registry.port import Registry, Tag, Version
-from gate.registry.proof import ExpectedFiles
-from gate.registry.records import RECORDS, Records
+from gate.records.layout import POLICY, PREPROCESSING, QUANTIZED, RECORDS, SPEC, TREND
+from gate.registry.interface import Registry, Tag, Version
+from gate.registry.quantized_twin import write_twin
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.registry.twin import QUANTIZED, lay_out
-from gate.storage.temporary import temporary_folder
+from gate.registry.version_files import ExpectedDigests, Records
+from gate.registry.version_page import HANDED_IN, refused_as, with_status
+from gate.storage.files import temporary_folder
+
+# Tags only help to find it; its bytes are hashed again.
 
 
 @dataclass(frozen=True)
@@ -56,9 +51,9 @@ class Creation:
             )
         return number
 
-    def expected(self, tags: Mapping[str, str]) -> ExpectedFiles:
+    def expected(self, tags: Mapping[str, str]) -> ExpectedDigests:
         """What the release holds, with the golden vectors that a version's tags name."""
-        return ExpectedFiles(
+        return ExpectedDigests(
             sha256=self.release.decision.subject_sha256,
             golden=tags.get(Tag.GOLDEN),
             twin=self.release.twin_digests,
@@ -75,10 +70,10 @@ class Creation:
         release.trend.followed_by(release.evidence).save(folders[RECORDS] / TREND)
         if release.preprocessing is not None:
             folders[PREPROCESSING] = folder / PREPROCESSING
-            PreprocessSpec.of_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)
+            PreprocessSpec.from_file(release.preprocessing).save(folders[PREPROCESSING] / SPEC)
         if release.twin is not None:
             folders[QUANTIZED] = folder / QUANTIZED
-            lay_out(release.twin, folders[QUANTIZED])
+            write_twin(release.twin, folders[QUANTIZED])
             if self.policy.twin is not None:
                 self.policy.twin.save(folders[QUANTIZED] / RECORDS / POLICY)
         return folders
@@ -91,7 +86,7 @@ class ReleaseVersions:
     model: RegisteredModel
     release: Release
     policy: Policy
-    history: History
+    history: ModelHistory
 
     def serves_already(self, champion: Version) -> bool:
         """Whether the champion is this release. Raises as `left_behind`."""
@@ -136,7 +131,7 @@ class ReleaseVersions:
             self._creation.expected(version.tags),
         )
         if vouched is not None:
-            expected = replace(ExpectedFiles.of(vouched), sha256=expected.sha256)
+            expected = replace(ExpectedDigests.from_entry(vouched), sha256=expected.sha256)
         try:
             self.model.prove(version.number, expected)
         except (DigestMismatch, ArtifactMissing):

@@ -11,21 +11,20 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from gate.bounded.limits import ChildLimits
-from gate.ledger.history import Histories
 from gate.storage.digest import Digest
 
 PAUSE_S = 5.0
 """How long a command waits before it downloads once more."""
-SERVICE_PAUSE_S = 60.0
-"""After which a look of the service may confirm what an earlier one found."""
+
 Key = tuple[str, str, Hashable]
 """Model, version, and what was expected of it."""
+
 _PAUSES = 3
 """For how many mismatches one command waits: others wait for its lock, and not for ever."""
+
 _LONG_S = 600.0
 """After which trouble with one version is told as something that does not mend itself."""
 
@@ -40,7 +39,7 @@ class _Doubt:
     """When this came first."""
 
 
-class Doubts:
+class MismatchMemory:
     """Mismatches that nothing confirmed yet, by what was downloaded. A process forgets them with
     its end, and its next one looks twice again."""
 
@@ -102,16 +101,3 @@ def digest_of_folder(folder: Path) -> Digest:
         content = Digest.of_file(path).hex if plain else "none"
         total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content.encode() + b"\0")
     return Digest(total.hexdigest())
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How the versions of a model are read: within which limits, and what is remembered of it. Of
-    one command; of a service it is the same in each look."""
-
-    limits: ChildLimits = field(default_factory=ChildLimits.of_service)
-    """Within which a child process reads and runs the files of versions."""
-    doubts: Doubts = field(default_factory=Doubts)
-    """Downloads that were not what they should be, and that nothing confirmed yet."""
-    histories: Histories = field(default_factory=Histories)
-    """Of whoever looks again and again."""

@@ -1,34 +1,129 @@
-"""May a version serve? Its lines in the ledger, its tags, its records, its bytes; in this order.
-
-The ledger alone allows, and its veto needs no tag. Of tags only a reviewer's word is heard: what
-the gate itself wrote into a tag is in the ledger too, or was written by somebody else. Records and
-bytes must have the digests of the ledger.
-"""
+"""Decide whether a version may serve."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    LimitExceeded,
+    OnnxFileError,
+    PolicyError,
+    ResourceGone,
+)
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import History
-from gate.policy.review_tag import ReviewTag
-from gate.registry.page import reviewer
-from gate.registry.port import Tag, Version
-from gate.registry.proof import ExpectedFiles
+from gate.ledger.history import ModelHistory
+from gate.ledger.ledger import Ledger
+from gate.policy.sections import ReviewTag
+from gate.registry import reviews
+from gate.registry.interface import Tag, Version
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.terms import Terms, judge
-from gate.registry.trusted import is_approved
-from gate.storage.temporary import temporary_folder
+from gate.registry.verify_release import Terms, verify_release
+from gate.registry.version_files import ExpectedDigests
+from gate.registry.version_page import VersionStatus
+from gate.signing.trust import SECTION, Trust
+from gate.storage.files import temporary_folder
+from gate.storage.yaml_section import has_section
+
+
+def check_bytes_allowed(
+    model: RegisteredModel, history: ModelHistory, number: str, *, tags: Mapping[str, str] | None
+) -> str | None:
+    """What was said against the bytes of a version, for whoever promotes where the ledger is; or
+    None. `tags`: of the version, None where the registry did not find these bytes under its number.
+
+    A rollback is taken back by two: whoever deletes the tag in the registry, and whoever then
+    hands the file in again where the ledger is. Raises the RegistryErrors.
+    """
+    name, rolled_back = model.name, history.rollback_of(number)
+    if rolled_back is not None and tags is None:
+        tags = model.tags(number)
+    tags = tags or {}
+    if rolled_back is not None and Tag.ROLLED_BACK in tags:
+        return (
+            f"these bytes were rolled back as version {number} ({rolled_back.at}: "
+            f"{rolled_back.reason}). To promote them all the same, delete the tag "
+            f"{Tag.ROLLED_BACK} of version {number} of {name}, then repeat."
+        )
+    return _rejection(model, history, number, tags=tags)
+
+
+def objection_from_afar(
+    model: RegisteredModel, history: ModelHistory, line: LedgerEntry
+) -> str | None:
+    """The same for bytes that were handed in without the ledger. `line`: what is to be written of
+    them. A rollback can't be taken back from there, and one verdict brings its bytes into service
+    once: the way back to what served before is a rollback. A reviewer's word on that version itself
+    is for the review. Raises the RegistryErrors."""
+    assert line.sha256 is not None
+    for number in history.versions_with_bytes(line.sha256):
+        rolled_back = history.rollback_of(number)
+        if rolled_back is not None:
+            return (
+                f"these bytes were rolled back as version {number} ({rolled_back.at}: "
+                f"{rolled_back.reason}). Only gate promote --direct, where the ledger is, takes "
+                "that back."
+            )
+        objection = _rejection(model, history, number, tags={})
+        if objection is not None:
+            return objection
+        if number != line.version and _is_replayed(model, history, number, line=line):
+            return (
+                f"its verdict brought version {number} into service before. To go back to that: "
+                "gate rollback; else measure anew, and hand that in."
+            )
+    for version in model.registry.find(model.name, line.sha256):
+        if version.number != line.version and reviews.rejects(version.tags, model.reviews.tag):
+            return _rejection(model, history, version.number, tags=version.tags)
+    return None
+
+
+def _is_replayed(
+    model: RegisteredModel, history: ModelHistory, number: str, *, line: LedgerEntry
+) -> bool:
+    """Whether this very verdict made another version champion, which is still there and whole."""
+    vouched, fate = history.vouching_for(number), VersionStatus.of(history, number)
+    if vouched is None or fate is None or fate.kind not in ("champion", "replaced"):
+        return False
+    verdicts = [
+        (each.evidence_sha256, each.policy_sha256, each.compared_with) for each in (vouched, line)
+    ]
+    if verdicts[0] != verdicts[1]:
+        return False
+    try:
+        made_at = model.registry.version(model.name, number).made_at
+    except ResourceGone:  # the registry was made anew
+        return False
+    return history.judged(number, made_at=made_at)
+
+
+def _rejection(
+    model: RegisteredModel, history: ModelHistory, number: str, *, tags: Mapping[str, str]
+) -> str | None:
+    if "rejected" in history.since_passed(number) or reviews.rejects(tags, model.reviews.tag):
+        return (
+            f"a reviewer rejected these bytes as version {number} of {model.name}. Train or export "
+            "anew, and hand that in."
+        )
+    return None
+
+
+# The ledger alone allows, and its veto needs no tag. Of tags only a reviewer's word is heard: what
+# the gate itself wrote into a tag is in the ledger too, or was written by somebody else. Records
+# and bytes must have the digests of the ledger.
+
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Examined:
+class Eligibility:
     """A version that was looked at. `problem`: why it must not serve; None if it may."""
 
     version: Version
@@ -39,20 +134,20 @@ class Examined:
 
 
 def veto(
-    model: RegisteredModel, version: str, *, history: History, terms: Terms | None = None
-) -> Examined:
+    model: RegisteredModel, version: str, *, history: ModelHistory, terms: Terms | None = None
+) -> Eligibility:
     """What ledger and tags say, without a download. Raises the RegistryErrors."""
     found = model.registry.version(model.name, version)
     vouched = history.vouching_for(version)
     _report_strange(model.name, found, history)
     problem = _objection(found, history, model.reviews.tag)
     waits = _wait(found, vouched, terms) if problem is None else None
-    return Examined(found, vouched, problem or waits, unreviewed=waits is not None)
+    return Eligibility(found, vouched, problem or waits, unreviewed=waits is not None)
 
 
 def examine(
-    model: RegisteredModel, version: str, *, history: History, terms: Terms | None
-) -> Examined:
+    model: RegisteredModel, version: str, *, history: ModelHistory, terms: Terms | None
+) -> Eligibility:
     """The whole examination. `terms`: those of the promotion that it has to stand; None: only that
     it still is what was promoted.
 
@@ -67,17 +162,17 @@ def examine(
     def judged(path: Path) -> str | None:
         if terms is None:
             return None
-        return judge(path, model, vouched=vouched, terms=terms)
+        return verify_release(path, model, vouched=vouched, terms=terms)
 
     try:
         with temporary_folder() as folder:
-            problem = model.read(version, ExpectedFiles.needed(vouched), judged, into=folder)
+            problem = model.read(version, ExpectedDigests.needed(vouched), judged, into=folder)
     except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
         problem = str(error)
     return replace(examined, problem=problem)
 
 
-def _objection(version: Version, history: History, tag: ReviewTag) -> str | None:
+def _objection(version: Version, history: ModelHistory, tag: ReviewTag) -> str | None:
     number = version.number
     if history.vouching_for(number) is None:
         return f"no line of the ledger says that the gate passed version {number}"
@@ -86,7 +181,7 @@ def _objection(version: Version, history: History, tag: ReviewTag) -> str | None
         return f"the bytes of version {number} were found to be others than those that passed"
     if rolled_back is not None:
         return f"version {number} was rolled back ({rolled_back.at}: {rolled_back.reason})"
-    if "rejected" in actions or reviewer.rejects(version.tags, tag):
+    if "rejected" in actions or reviews.rejects(version.tags, tag):
         return f"a reviewer rejected version {number}"
     return None
 
@@ -100,19 +195,19 @@ def _wait(version: Version, vouched: LedgerEntry | None, terms: Terms | None) ->
     promoted = vouched is not None and vouched.action != "passed"
     if terms.policy.review == "signed":
         approvers = vouched.approvers if promoted and vouched is not None else ()
-        if terms.approved is not None or is_approved(approvers, terms.trust):
+        if terms.approved is not None or is_approval_valid(approvers, terms.trust):
             return None
         return (
             f"version {number} waits for review: no line says that reviewers signed an approval "
             "that still counts"
         )
     by = None if vouched is None else vouched.policy_sha256
-    if (promoted and by == terms.policy.digest()) or reviewer.approves(version.tags, tag):
+    if (promoted and by == terms.policy.digest()) or reviews.approves(version.tags, tag):
         return None
     return f"version {number} waits for review: no tag {tag.name}={tag.approved}"
 
 
-def _report_strange(model: str, version: Version, history: History) -> None:
+def _report_strange(model: str, version: Version, history: ModelHistory) -> None:
     text = version.tags.get(Tag.ROLLED_BACK)
     if text is not None and history.rollback_of(version.number) is None:
         _warn_once(model, version.number, text)
@@ -125,3 +220,91 @@ def _warn_once(model: str, number: str, text: str) -> None:
         "back: the tag is ignored. Delete it; gate rollback takes a version out of service.",
         number, model, Tag.ROLLED_BACK, text,
     )  # fmt: skip
+
+
+class TrustFile:
+    """The file with the trust, if there is one. Implements `gate.registry.verify_release.ReadTrust`."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        """None: the service trusts no key, and believes its ledger alone."""
+        self._warned: dict[str, str] = {}
+        """By model: what was said last of what serves."""
+
+    @classmethod
+    def named(cls, trust: Path | None, *, policy: Path | None) -> TrustFile:
+        """The file that is named, else that of the policy, if it has a section `trust:`. Raises
+        PolicyError where the policy can't be read."""
+        if trust is None and policy is not None and has_section(policy, SECTION):
+            return cls(policy)
+        return cls(trust)
+
+    def __call__(self) -> Trust | None:
+        """As it is now; messages have its name without the folder, because they are for all who
+        read the version's page. Raises PolicyError where it is damaged: then nothing new is
+        believed."""
+        return None if self.path is None else Trust.from_file(self.path).read_from(self.path.name)
+
+    def follow(self, ledger: Ledger) -> None:
+        """Have a ledger be believed by it as it is now; where it is damaged, as it was before."""
+        if self.path is not None:
+            with contextlib.suppress(PolicyError):
+                ledger.trust = self()
+
+    def trouble(self) -> str | None:
+        """Why nobody's word counts now, although somebody's should; or None. The log says more than
+        strangers may read."""
+        try:
+            self()
+        except PolicyError as error:
+            _log.warning("nothing that is handed in is judged: %s", error)
+            return "can't be read"
+        return None
+
+    def warn_of(self, model: str, history: ModelHistory) -> None:
+        """Say once, in the log, that what serves stands on no word that counts: it goes on serving,
+        because a file of settings alone takes nothing out of service. Raises PolicyError."""
+        trust, number = self(), history.serving
+        vouched = None if number is None else history.vouching_for(number)
+        if trust is None or vouched is None:
+            return
+        text = trust_problem(vouched, trust)
+        if text is None:
+            self._warned.pop(model, None)
+            return
+        warning = f"version {number} {text}"
+        if self._warned.get(model) != warning:
+            self._warned[model] = warning
+            _log.warning(
+                "%s: %s. It goes on serving. Hand in a signed one, or take it back: gate rollback.",
+                model,
+                warning,
+            )
+
+
+def is_approval_valid(approvers: tuple[str, ...], trust: Trust | None) -> bool:
+    """Whether an approval of which the ledger tells counts still: thresholds counted when it was
+    given, and again only where a key of it was revoked since."""
+    revoked = () if trust is None else trust.revoked
+    left = [key_id for key_id in approvers if key_id not in revoked]
+    needed = 1 if trust is None or len(left) == len(approvers) else trust.reviewers_threshold
+    return len(left) >= needed
+
+
+def trust_problem(vouched: LedgerEntry, trust: Trust) -> str | None:
+    """What the word behind a version that served lacks, by the ledger alone; None: nothing. Age and
+    thresholds count when it is promoted, and no more."""
+    revoked = sorted(set(vouched.measured_by).intersection(trust.revoked))
+    if revoked:
+        ids = ", ".join(key_id[:12] for key_id in revoked)
+        return f"was measured by keys that were revoked since: {ids}"
+    if not vouched.signers:
+        return None if trust.unsigned == "accept_existing" else "has no statement of anybody"
+    believed = {key.key_id for key in trust.measurers} - set(trust.revoked)
+    if not believed.intersection(vouched.signers):
+        ids = ", ".join(key_id[:12] for key_id in vouched.signers)
+        return f"stands on the word of keys that are not trusted, or revoked since: {ids}"
+    if vouched.approvers and not is_approval_valid(vouched.approvers, trust):
+        ids = ", ".join(key_id[:12] for key_id in vouched.approvers)
+        return f"was approved by keys of which too few are left that were not revoked: {ids}"
+    return None

@@ -1,9 +1,4 @@
-"""What the gate needs of a model registry, and the names it uses there.
-
-Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
-RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (what came is no model),
-and RegistryError.
-"""
+"""The registry interface, implemented by `mlflow_client`."""
 
 from __future__ import annotations
 
@@ -12,22 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gate.policy.review_tag import REVIEW_TAG
+from gate.policy.sections import REVIEW_TAG
 from gate.records.evidence import Subject
+from gate.records.layout import MAX_EXTENT, VersionSize
 from gate.storage.digest import Digest
-from gate.storage.quota import MAX_EXTENT, Extent
+
+# Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
+# RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (what came is no
+# model), and RegistryError.
+
 
 Alias = Literal["candidate", "champion", "previous"]
 
+
 CANDIDATE: Alias = "candidate"
 """Measured and passed."""
+
 CHAMPION: Alias = "champion"
 """Serving."""
+
 PREVIOUS: Alias = "previous"
 """What a rollback goes to."""
-
-GOLDEN = "golden"
-"""The folder of the golden vectors, beside the ONNX file."""
 
 
 class Tag:
@@ -50,7 +50,7 @@ class Tag:
     asked for it."""
     REVIEW = REVIEW_TAG
     """A reviewer's word on a version that passed, unless the policy names another tag for it
-    (`gate.registry.page.reviewer` reads it)."""
+    (`gate.registry.reviews` reads it)."""
     REVIEW_COMMENT = "gate.review_comment"
     """What the reviewer writes beside it; it goes into the ledger's line of the review."""
     REVIEW_RESULT = "gate.review_result"
@@ -119,7 +119,7 @@ class Registry(Protocol):
         ...
 
     def download(
-        self, name: str, number: str, folder: Path, *, extent: Extent = MAX_EXTENT
+        self, name: str, number: str, folder: Path, *, extent: VersionSize = MAX_EXTENT
     ) -> Path:
         """Download a version's artifact into `folder`; gives the path of its ONNX file.
 

@@ -1,17 +1,12 @@
-"""The champion as the registry gives it: its bytes and its evidence proven by the ledger, or by its
-own statements where there is no ledger.
-
-Looking writes nothing: a wrong download is weather here, and condemns nobody.
-"""
+"""Load the champion's verified files and records."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from gate.attestation.trust import Trust
 from gate.decision.champion import Champion
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.errors import (
     ArtifactMissing,
     DigestMismatch,
@@ -19,24 +14,158 @@ from gate.errors import (
     GateError,
     MismatchUnconfirmed,
     ResourceGone,
+    Untrusted,
 )
 from gate.ledger.entry import LedgerEntry
-from gate.records.names import EVIDENCE
-from gate.registry.comparison.by_statements import vouched_by_statements
-from gate.registry.comparison.compared import standard
-from gate.registry.download import Download
-from gate.registry.port import CHAMPION
-from gate.registry.proof import ExpectedFiles
-from gate.registry.records import RECORDS, decision_beside, evidence_beside, trend_beside
+from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.layout import EVIDENCE, MAX_EXTENT, RECORDS
+from gate.records.runtime import RuntimeName
+from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import RegisteredModel
-from gate.storage.foreign import RECORD_LIMIT
-from gate.storage.quota import MAX_EXTENT
-from gate.storage.temporary import temporary_folder
+from gate.registry.verify_release import (
+    named_beside,
+    release_from_version,
+    standard,
+    stated,
+    verify_statements,
+)
+from gate.registry.version_files import (
+    Download,
+    ExpectedDigests,
+    Records,
+    Stated,
+    decision_beside,
+    evidence_beside,
+    trend_beside,
+)
+from gate.signing.trust import Trust
+from gate.signing.verification import StatementPair
+from gate.storage.files import temporary_folder
+from gate.storage.untrusted_files import RECORD_LIMIT
+
+# Of one set of samples and labels both pieces of evidence say how often each file is right: the
+# drop of accuracy follows. Whether both give the same answers, and which one is slower, only who
+# runs both can say: that stays unmeasured, and what the policy bounds there is an ERROR.
+
+
+_SERVED_AS: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
+"""As consumers open a file, and as it was exported."""
+
+
+def compare_records(champion: Champion, evidence: Evidence) -> ChampionComparison:
+    """What the evidence of the version that serves and this one say; or why they say nothing."""
+    fields, old = champion.fields_beside(evidence), champion.evidence
+    if old is None:
+        return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
+    problem = _difference(old, evidence)
+    if problem is not None:
+        return ChampionComparison(state="incomparable", absent=problem, **fields)
+    return ChampionComparison(
+        state="compared",
+        samples=evidence.dataset.samples,
+        outputs=tuple(_answers(old, evidence)),
+        **fields,
+    )
+
+
+def _difference(old: Evidence, new: Evidence) -> str | None:
+    """Why two pieces of evidence are not about one task; None: they are, or about one file."""
+    if old.subject.sha256 == new.subject.sha256:
+        return None
+    for what, theirs, ours in (
+        ("samples", old.dataset.sha256, new.dataset.sha256),
+        ("labels", old.source.labels_sha256, new.source.labels_sha256),
+        ("preprocessing", old.source.preprocess_sha256, new.source.preprocess_sha256),
+    ):
+        if theirs != ours or (ours is None and what == "labels"):
+            named = [digest.short if digest else "none" for digest in (theirs, ours)]
+            return (
+                f"it was measured with other {what} ({named[0]}) than this file ({named[1]}), and "
+                "the service has none to run both on: compare where they are measured "
+                "(gate check --against NAME)"
+            )
+    return None
+
+
+def _answers(old: Evidence, new: Evidence) -> list[AnswersBeside]:
+    """By the first runtime that both were measured by."""
+    for name in _SERVED_AS:
+        theirs, ours = old.runtime(name), new.runtime(name)
+        if theirs is not None and ours is not None and theirs.measured and ours.measured:
+            before = _accuracies(theirs)
+            return [
+                AnswersBeside(
+                    name=output,
+                    samples=new.dataset.samples,
+                    disagreements=None,
+                    champion_accuracy=before[output],
+                    accuracy=accuracy,
+                )
+                for output, accuracy in _accuracies(ours).items()
+                if output in before
+            ]
+    return []
+
+
+def _accuracies(runtime: RuntimeEvidence) -> dict[str, float]:
+    """Top-1 on labels, by output of classes."""
+    return {
+        output.name: output.classification.accuracy.candidate
+        for output in runtime.outputs
+        if output.classification is not None and output.classification.accuracy is not None
+    }
+
+
+# It is no word on what *should* serve, which the service alone can say: that looks again by its
+# ledger (`gate.registry.verify_release.outdated`).
+
+
+def vouched_by_statements(
+    model: RegisteredModel, number: str, *, trust: Trust, into: Path
+) -> tuple[Path, LedgerEntry] | str:
+    """The file of a version, downloaded below `into`, and what a trusted measurer vouches for: all
+    of its bytes, its evidence and its verdict, for this model of this registry. Else what is
+    missing. What serves may grow old: its statements had to be young enough when they were made.
+
+    Raises the RegistryErrors, StorageError.
+    """
+
+    def line_of(path: Path) -> LedgerEntry:
+        try:
+            made = StatementPair.beside(path.parent / RECORDS).made_at
+            names = model.identities()
+            fields = stated(path, model=model.name, trust=trust, registries=names, now=made)
+        except Untrusted as error:
+            raise EvidenceError(str(error)) from error
+        return model.entry("passed", "its own statements", version=number).model_copy(update=fields)
+
+    expected = Stated(lambda path: ExpectedDigests.from_entry(line_of(path)))
+    download = Download.into(into, model.registry, of=(model.name, number, expected))
+    try:
+        path = download.proven()
+        line = line_of(path)
+        records = Records.load(path, evidence=line.evidence_sha256)
+        assert records.statements is not None  # line_of has read them
+        verify_statements(
+            release_from_version(path, records, name=model.name, twin=None),  # it is not compared
+            files=named_beside(line),
+            trust=trust,
+            registries=model.identities(),
+            now=records.statements.made_at,
+        )
+    except (DigestMismatch, EvidenceError, Untrusted) as error:
+        return f"nobody who is trusted{trust.by} vouches for it: {error}"
+    return path, line
+
+
+# Looking writes nothing: a wrong download is weather here, and condemns nobody.
+
 
 _UNNAMED = "the ledger names no evidence on it"
 
 
-def champion_of(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
+def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
     """The version that a new one has to be compared with (`standard`), downloaded below `into`.
 
     `trust`: whose statements on it are believed where no line of the ledger vouches for it; None:
@@ -57,7 +186,7 @@ def champion_of(model: RegisteredModel, *, into: Path, trust: Trust | None = Non
         return _read(*by_word)
     assert found.version is not None
     assert found.sha256 is not None
-    expected = ExpectedFiles(
+    expected = ExpectedDigests(
         sha256=found.sha256,
         evidence=found.evidence_sha256,
         extent=found.extent or MAX_EXTENT,
@@ -125,7 +254,7 @@ def _unconfirmed(what: str, error: GateError) -> MismatchUnconfirmed:
 def champion_if_any(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
     """The same for whoever only shows it: what goes wrong is said, and never raised."""
     try:
-        return champion_of(model, into=into, trust=trust)
+        return load_champion(model, into=into, trust=trust)
     except GateError as error:
         return Champion.unavailable(f"{type(error).__name__}: {error}")
 

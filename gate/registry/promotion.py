@@ -1,45 +1,60 @@
-"""Handing in: a version with all that proves it is made, and becomes `candidate`; the service
-decides about the rest.
-
-It takes neither the ledger nor the right to move `champion`, so that whoever measures can be
-another machine than the one that decides.
-"""
+"""Promote, submit, roll back."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.trust import Trust
+from gate.decision.check_result import CheckResult
 from gate.errors import (
     ArtifactMissing,
     DigestMismatch,
+    EvidenceError,
+    GateError,
     MismatchUnconfirmed,
     PromotionConflict,
+    RegistryError,
+    ResourceGone,
     Untrusted,
 )
-from gate.ledger.addresses import plain
+from gate.ledger.entry import LedgerEntry, now, plain
+from gate.ledger.history import ModelHistory
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
-from gate.registry.creation import Creation
-from gate.registry.doubts import Doubts
-from gate.registry.download import Download
-from gate.registry.page.status_line import WAITS_FOR_SERVICE, outcome_on, way_back
-from gate.registry.port import CANDIDATE, CHAMPION, Registry, Tag, Version
-from gate.registry.records import statements_beside
-from gate.registry.release import Promotion, Release
-from gate.registry.vouching import named_beside, verify_statements
-from gate.storage.temporary import temporary_folder
+from gate.registry.alias import move_alias, promotion_lock
+from gate.registry.create_version import Creation, ReleaseVersions
+from gate.registry.doubts import MismatchMemory
+from gate.registry.eligibility import check_bytes_allowed, veto
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import PromotionResult, Release
+from gate.registry.reviews import ReviewSettings
+from gate.registry.verify_release import (
+    additional_signers,
+    named_beside,
+    outdated,
+    verify_signatures,
+    verify_statements,
+)
+from gate.registry.version_files import Download, ExpectedDigests, statements_beside
+from gate.registry.version_page import WAITS_FOR_SERVICE, outcome_on, way_back, write_status
+from gate.signing.statement import SignedStatement
+from gate.signing.trust import Trust
+from gate.storage.files import temporary_folder
 
-__all__ = ["hand_in"]
+# It takes neither the ledger nor the right to move `champion`, so that whoever measures can be
+# another machine than the one that decides.
 
 
-def hand_in(
+def submit(
     registry: Registry, release: Release, *, policy: Policy, trust: Trust | None = None
-) -> Promotion:
+) -> PromotionResult:
     """Make a version of the release and point `candidate` at it, if its decision is a PASS. The
     same release handed in again finds its version, unless the service refused that.
 
@@ -59,11 +74,11 @@ def hand_in(
     release.verify(policy)
     refusal = _refusal(registry, release, policy, trust=trust)
     if refusal is not None:
-        return Promotion("refused", None, None, refusal)
+        return PromotionResult("refused", None, None, refusal)
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to hand it in"
-        return Promotion("dry_run", None, None, reason)
-    return _HandingIn(Creation(registry, release, policy), trust, Doubts()).run()
+        return PromotionResult("dry_run", None, None, reason)
+    return _HandingIn(Creation(registry, release, policy), trust, MismatchMemory()).run()
 
 
 def _refusal(
@@ -103,9 +118,9 @@ class _HandingIn:
 
     creation: Creation
     trust: Trust | None
-    doubts: Doubts
+    doubts: MismatchMemory
 
-    def run(self) -> Promotion:
+    def run(self) -> PromotionResult:
         registry, release = self.creation.registry, self.creation.release
         name = release.model_name
         registry.ensure_model(name)
@@ -116,7 +131,7 @@ class _HandingIn:
                 f"it was handed in before as version {found.number}, and {closed}. "
                 f"{way_back(name, found.number)}."
             )
-            return Promotion("refused", found.number, champion, reason)
+            return PromotionResult("refused", found.number, champion, reason)
         if found is None:
             number = self.creation.make(status=WAITS_FOR_SERVICE)
             self._prove(number)
@@ -127,7 +142,7 @@ class _HandingIn:
             self._expect(number)
         if number == champion:
             reason = f"version {number} is champion already, with these bytes and this verdict"
-            return Promotion("unchanged", number, champion, reason)
+            return PromotionResult("unchanged", number, champion, reason)
         compared = ""
         if self.creation.policy.incumbent is not None and release.decision.incumbent is None:
             compared = ", not compared with what serves, which the service does"
@@ -136,7 +151,7 @@ class _HandingIn:
             "service decides (gate serve). What came of it is said on the page of version "
             f"{number}, in the first line"
         )
-        return Promotion("handed_in", number, champion, reason)
+        return PromotionResult("handed_in", number, champion, reason)
 
     def _found(self) -> Version | None:
         """A whole version of this very release with this very word; None: there is
@@ -219,3 +234,371 @@ def _closed(version: Version) -> str | None:
     if outcome is not None:
         return f"its page says: {outcome}"
     return None if tag is None else f"it has the tag {Tag.REVERTED}: {tag.rstrip('.')}"
+
+
+# What serves is decided by the local records alone. Tags only help to find a version that an
+# interrupted promotion left behind (its bytes are hashed again); a reviewer's tag may veto.
+
+
+_TITLES = 3
+"""Of waived checks in a reason."""
+
+
+def promote(
+    registry: Registry,
+    release: Release,
+    *,
+    policy: Policy,
+    ledger: Ledger,
+    trust: Trust | None = None,
+) -> PromotionResult:
+    """Make the release's file the champion, if the decision on it is a PASS.
+
+    `trust`: whose signatures it needs; None: it needs none.
+
+    Refused (a returned outcome): trusted keys do not vouch for all of it, for this model in this
+    registry, at this time; the decision is not PASS, the model's source files changed since
+    it was measured, its evidence is older than the policy allows or of the future, or these bytes
+    were rolled back or rejected in review. `passed`: the policy asks for a review, and the version
+    waits for it. `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves
+    already, whatever its age.
+
+    Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
+    together, or what the registry gives back is not what was sent; PromotionConflict where
+    another promotion is under way; the other RegistryErrors and StorageError as they come. After
+    any of them the old champion serves, and the next call finishes the job.
+    """
+    rule = ReviewSettings.of(policy)
+    model = RegisteredModel(registry, ledger, release.model_name, reviews=rule)
+    try:
+        if trust is not None:
+            signers = verify_signatures(release, trust=trust, registries=model.identities())
+            by = tuple(key.key_id for key in signers)
+            others = additional_signers((release, release.twin), trust=trust, but=by)
+            release = replace(release, signers=by, measured_by=others)
+        release.verify(policy)
+    except Untrusted as error:
+        return refuse(model, release, str(error))
+    except (DigestMismatch, EvidenceError) as error:
+        model.write("refused", str(error), about=release)
+        raise
+    if policy.precision == "quantized":
+        reason = (
+            "a quantized file is promoted beside the exact one, as its twin, never in its place: "
+            "hand in the exact file, with a policy whose section twin is this one"
+        )
+        return refuse(model, release, reason)
+    refusal = release.refusal or release.outdated()
+    if refusal is not None:
+        return refuse(model, release, refusal)
+    if "DVC_EXP_NAME" in os.environ:
+        reason = "a DVC experiment decides and reports only; run `make repro` to promote"
+        return PromotionResult("dry_run", None, None, reason)
+    with promotion_lock(model):
+        # A broken ledger must stop the promotion before it touches the registry.
+        done = _Attempt(model, release, policy, model.history(), trust).promote()
+        return replace(done, signers=release.signers)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One release on its way to `champion`, and the model's history as it was at first."""
+
+    model: RegisteredModel
+    release: Release
+    policy: Policy
+    history: ModelHistory
+    trust: Trust | None
+
+    def promote(self) -> PromotionResult:
+        model, history = self.model, self.history
+        model.registry.ensure_model(model.name)
+        champion = model.alias(CHAMPION)
+        sha256 = self.release.decision.subject_sha256
+        found = model.registry.find(model.name, sha256)
+        tags = {version.number: version.tags for version in found}
+        for number in dict.fromkeys((*tags, *history.versions_with_bytes(sha256))):
+            objection = check_bytes_allowed(model, history, number, tags=tags.get(number))
+            if objection is not None:
+                return refuse(model, self.release, objection, version=number)
+        there = [version for version in found if version.number == champion]
+        versions = ReleaseVersions(model, self.release, self.policy, history)
+        serving = next((v.number for v in there if versions.serves_already(v)), None)
+        if serving is not None and self._served_rightly(serving):
+            return self._unchanged(serving)
+        late = self._too_late(champion, serving)
+        if late is not None:
+            return refuse(model, self.release, late)
+        required = self.policy.review != "automatic"
+        if serving is not None and not required:
+            return self._unchanged(serving)
+        others = [version for version in found if version.number != champion]
+        number = serving or versions.left_behind(others) or versions.create()
+        if serving is None:
+            model.expect(CHAMPION, champion)
+            model.point(CANDIDATE, number)
+        if required:
+            return self._hand_in(number, champion)
+        why, about = _why(self.release), self.release
+        move_alias(
+            model, model.entry("promoted", why, version=number, previous=champion, about=about)
+        )
+        return PromotionResult("promoted", number, champion, why)
+
+    def _too_late(self, champion: str | None, serving: str | None) -> str | None:
+        """Why what was measured and decided holds no more at this moment, or None. `serving`: the
+        champion, where that is this release already."""
+        now = datetime.now(UTC)
+        untimely = self.release.untimely(self.policy, at=now) or self._expired(now)
+        if untimely is not None or serving is not None or self.policy.incumbent is None:
+            return untimely
+        return outdated(self.release.compared_with, champion, self.history)
+
+    def _expired(self, now: datetime) -> str | None:
+        """Why the signatures, which were proven before, count no more at this moment, or None."""
+        if self.trust is None:
+            return None
+        names = self.model.identities()
+        try:
+            verify_signatures(self.release, trust=self.trust, registries=names, now=now)
+        except Untrusted as error:
+            return str(error)
+        return None
+
+    def _served_rightly(self, number: str) -> bool:
+        history = self.history
+        return history.was_served(number) and history.rollback_of(number) is None
+
+    def _unchanged(self, champion: str) -> PromotionResult:
+        model, previous = self.model, self.model.alias(PREVIOUS)
+        if self._served_rightly(champion):
+            reason = f"version {champion} serves these bytes already, under the same policy"
+            # What is beside its file is what was promoted, whatever was handed in now.
+            about = self.history.vouching_for(champion) or self.release
+            model.write("unchanged", reason, version=champion, previous=previous, about=about)
+        else:
+            # A crash between the alias and the ledger's line, or a promotion from elsewhere.
+            reason = f"version {champion} was champion already, without a line in this ledger"
+            model.write("promoted", reason, version=champion, previous=previous, about=self.release)
+        write_status(model, (champion, previous))
+        return PromotionResult("unchanged", champion, previous, reason)
+
+    def _hand_in(self, number: str, champion: str | None) -> PromotionResult:
+        """Have the version wait for its review."""
+        waits = self.model.reviews.waits(shlex.quote(self.model.name), number)
+        reason = f"{_why(self.release)}; {waits}"
+        standing = self.history.standing(number)
+        if standing is None or standing.action != "passed":
+            self.model.write(
+                "passed", reason, version=number, previous=champion, about=self.release
+            )
+        write_status(self.model, (number,))
+        return PromotionResult("passed", number, champion, reason)
+
+
+def _why(release: Release) -> str:
+    reason = f"PASS on {', '.join(release.decision.runtimes)}"
+    if release.decision.waived:
+        reason += f"; waived: {_titles(release.decision.waived)}"
+    return reason
+
+
+def _titles(checks: Sequence[CheckResult]) -> str:
+    """Some of them: a release of several files may waive dozens, which its report lists."""
+    titles = [check.title for check in checks[:_TITLES]]
+    more = len(checks) - len(titles)
+    return ", ".join(titles) + (f" and {more} more" if more else "")
+
+
+def refuse(
+    model: RegisteredModel, release: Release, reason: str, *, version: str | None = None
+) -> PromotionResult:
+    """Write down that a release is refused, and why. Raises EvidenceError, StorageError."""
+    model.write("refused", reason, version=version, about=release)
+    return PromotionResult("refused", version, None, reason)
+
+
+# Where somebody moved `champion` by hand, `previous` did not follow: then it goes back to what
+# served before that. Where he had pointed it at the version of `previous` itself, he rolled back by
+# hand: what serves stays, and is written down.
+
+
+def rollback(
+    registry: Registry,
+    model_name: str,
+    *,
+    ledger: Ledger,
+    reason: str,
+    reviews: ReviewSettings | None = None,
+) -> PromotionResult:
+    """Point `champion` at the version of `previous`, and `previous` at the old champion. `reviews`:
+    by which tag reviewers say no; None: by the gate's own.
+
+    The target's bytes are downloaded and must have the digest that the ledger recorded when they
+    were promoted. The line in the ledger keeps the old champion from serving, with or without a
+    tag; its tag `gate.rolled_back` keeps its bytes from being handed in again until it is deleted.
+
+    A move by hand counts, whether the guard has accepted it yet or not: what served before it is
+    gone back to. One to the version of `previous` was itself a rollback, which is written down.
+
+    Raises RegistryError where there is nothing to go back to, EvidenceError without a line in the
+    ledger, DigestMismatch on other bytes, PromotionConflict where another promotion is under way.
+    An interrupted rollback is finished by calling again.
+    """
+    model = RegisteredModel(registry, ledger, model_name, reviews=reviews or ReviewSettings())
+    with promotion_lock(model) as finished:
+        if finished is not None and finished.action == "rolled_back":
+            return _resumed(model, finished)
+        return _rollback(model, reason)
+
+
+def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
+    history = model.history()
+    champion, previous = model.alias(CHAMPION), model.alias(PREVIOUS)
+    if champion is None:
+        _refuse(model, _nothing_serves(model, history))
+    last = history.last_move
+    rolled_back = last is not None and (last.action, last.version) == ("rolled_back", champion)
+    if champion == previous and last is not None and rolled_back:
+        return _resumed(model, last)
+    left = _left_by_hand(history, champion)
+    if left is not None and champion == previous and history.served_before(champion, left):
+        return _rolled_back_by_hand(model, left, champion=champion, reason=reason)
+    target = _target(model, history, champion=champion, preferred=(left, previous))
+    if target is None:
+        _refuse(
+            model,
+            f"{model.name} can't be rolled back: '{CHAMPION}' points at version {champion}, "
+            f"'{PREVIOUS}' at {previous or 'none'}, and the ledger knows no other version that "
+            "served and may serve again. There must have been two promotions.",
+        )
+    vouched = _checked(model, target, history)
+    _mark(model, champion, reason)
+    if champion != history.serving:
+        reason = f"{reason} ({_by_hand(history, champion)})"
+    entry = model.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
+    return _outcome(move_alias(model, entry))
+
+
+def _left_by_hand(history: ModelHistory, champion: str) -> str | None:
+    """What served before somebody pointed `champion` elsewhere by hand; None: nobody did."""
+    last = history.last_move
+    if last is None:
+        return None
+    if last.version != champion:
+        return last.version
+    # The gate's own moves have the id of an operation; what the guard accepted has none.
+    accepted = last.action == "promoted" and last.operation is None
+    return last.previous_version if accepted else None
+
+
+def _target(
+    model: RegisteredModel,
+    history: ModelHistory,
+    *,
+    champion: str,
+    preferred: tuple[str | None, ...],
+) -> str | None:
+    """Where to go back to: the first of these, if it may serve; else what `previous` says, whose
+    trouble is told; without that, what served last by the ledger and may serve."""
+    left, previous = preferred
+    if left not in (None, champion) and _may_serve(model, left, history):
+        return left
+    if previous not in (None, champion):
+        return previous
+    others = (version for version in history.served if version != champion)
+    return next((version for version in others if _may_serve(model, version, history)), None)
+
+
+def _may_serve(model: RegisteredModel, version: str | None, history: ModelHistory) -> bool:
+    try:
+        return version is not None and veto(model, version, history=history).problem is None
+    except ResourceGone:
+        return False
+
+
+def _rolled_back_by_hand(
+    model: RegisteredModel, left: str, *, champion: str, reason: str
+) -> PromotionResult:
+    history = model.history()
+    vouched = _checked(model, champion, history)
+    why = f"{reason} ('{CHAMPION}' had been pointed back at version {champion} by hand)"
+    with contextlib.suppress(ResourceGone):
+        _mark(model, left, reason)
+    line = model.write("rolled_back", why, version=champion, previous=left, about=vouched)
+    with contextlib.suppress(ResourceGone):
+        model.registry.version(model.name, left)
+        model.point(PREVIOUS, left)
+    write_status(model, (champion, left))
+    return _outcome(line)
+
+
+def _mark(model: RegisteredModel, version: str, reason: str) -> None:
+    """Before the alias moves: a crash in between must not leave the bad bytes promotable."""
+    if Tag.ROLLED_BACK not in model.registry.version(model.name, version).tags:
+        note = f"{now()}: {reason}"
+        model.registry.set_tag(model.name, version, key=Tag.ROLLED_BACK, value=note)
+
+
+def _by_hand(history: ModelHistory, champion: str) -> str:
+    return (
+        f"'{CHAMPION}' had been pointed at version {champion} by hand; by the ledger version "
+        f"{history.serving or 'none'} served"
+    )
+
+
+def _nothing_serves(model: RegisteredModel, history: ModelHistory) -> str:
+    text = f"{model.name} can't be rolled back: the alias '{CHAMPION}' points at no version. "
+    if history.serving is None:
+        return f"{text}There must have been two promotions."
+    return (
+        f"{text}Somebody took it away: by the ledger version {history.serving} served. Point "
+        f"'{CHAMPION}' at that or at another version that passed, then repeat."
+    )
+
+
+def _resumed(model: RegisteredModel, line: LedgerEntry) -> PromotionResult:
+    """The rollback of this line was interrupted. Where an older version of the gate began it, or
+    the registry refused, `previous` still has to follow."""
+    if line.previous_version is not None:
+        model.point(PREVIOUS, line.previous_version)
+    write_status(model, (line.version, line.previous_version))
+    return _outcome(line)
+
+
+def _outcome(line: LedgerEntry) -> PromotionResult:
+    return PromotionResult("rolled_back", line.version, line.previous_version, line.reason)
+
+
+def _checked(model: RegisteredModel, target: str, history: ModelHistory) -> LedgerEntry:
+    """The line that vouches for the version to go back to, with proven bytes."""
+    line = history.rollback_of(target)
+    if line is not None and Tag.ROLLED_BACK in model.registry.version(model.name, target).tags:
+        _refuse(
+            model,
+            f"version {target} of {model.name} was itself rolled back ({line.at}: {line.reason}). "
+            f"To return to it, delete its tag {Tag.ROLLED_BACK}, then repeat.",
+        )
+    if line is not None:
+        history = history.without(line)
+    vouched = history.vouching_for(target) if history.was_served(target) else None
+    if vouched is None:
+        _refuse(
+            model,
+            f"the ledger {model.ledger.place} has no line that version {target} of {model.name} "
+            "was ever promoted, so nothing says which bytes it should hold. Roll back where the "
+            "ledger is, or promote a measured file.",
+            error=EvidenceError,
+        )
+    problem = veto(model, target, history=history).problem
+    if problem is not None:
+        _refuse(model, f"{model.name} can't be rolled back to version {target}: {problem}.")
+    model.prove(target, ExpectedDigests.needed(vouched))
+    return vouched
+
+
+def _refuse(
+    model: RegisteredModel, reason: str, *, error: type[GateError] = RegistryError
+) -> NoReturn:
+    model.write("refused", reason)
+    raise error(reason)

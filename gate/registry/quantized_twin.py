@@ -1,30 +1,26 @@
-"""The quantized twin of a release: a folder beside the exact file, so that both move together.
-
-quantized/model.onnx           the file (whatever its name), with its external data; of a release of
-                               several files its release file, with the parts
-quantized/gate/…               its own evidence and decision
-quantized/golden/…             its own golden vectors
-"""
+"""The int8 twin, stored in the same version as the exact file."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from gate.bounded.limits import ChildLimits
 from gate.errors import EvidenceError, StorageError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.entry import TwinDigests
-from gate.onnxfile.release_file import ReleaseFile, is_release
-from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.port import GOLDEN
-from gate.registry.records import RECORDS, Records
+from gate.onnx_file.release_file import ReleaseFile, is_release_file
+from gate.records.layout import GOLDEN, RECORDS
+from gate.registry.release import EvaluatedFile, GoldenFolder
+from gate.registry.version_files import Records, twin_file
+from gate.sandbox.limits import SandboxLimits
 
-QUANTIZED = "quantized"
-"""The folder beside the exact file; a deployed release calls its slot so, too."""
+# quantized/model.onnx           the file (whatever its name), with its external data; of a release of
+#                                several files its release file, with the parts
+# quantized/gate/…               its own evidence and decision
+# quantized/golden/…             its own golden vectors
 
 
-def digests_of(twin: Judged) -> TwinDigests:
+def digests_of(twin: EvaluatedFile) -> TwinDigests:
     """Of a twin as it was opened."""
     return TwinDigests(
         sha256=twin.decision.subject_sha256,
@@ -33,7 +29,7 @@ def digests_of(twin: Judged) -> TwinDigests:
     )
 
 
-def lay_out(twin: Judged, folder: Path) -> None:
+def write_twin(twin: EvaluatedFile, folder: Path) -> None:
     """Copy a twin into `folder`, as it goes beside the exact file. Raises StorageError."""
     try:
         for name in (twin.onnx_path.name, *twin.evidence.subject.external_data):
@@ -50,7 +46,7 @@ def lay_out(twin: Judged, folder: Path) -> None:
     Records(twin.evidence, twin.decision, twin.statements).write(folder / RECORDS)
 
 
-def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
+def twin_in(folder: Path, digests: TwinDigests | None = None) -> EvaluatedFile:
     """The twin in a folder laid out as above, with these digests where they are pinned.
 
     Raises EvidenceError where it is not whole, DigestMismatch where evidence or golden vectors
@@ -59,10 +55,10 @@ def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
     path = twin_file(folder)
     evidence = None if digests is None else digests.evidence_sha256
     vectors = None if digests is None else digests.golden_sha256
-    records = Records.beside(path, evidence=evidence)
+    records = Records.load(path, evidence=evidence)
     golden = folder / GOLDEN
     there = (golden / GOLDEN_JSON).exists()
-    return Judged(
+    return EvaluatedFile(
         onnx_path=path,
         evidence=records.evidence,
         decision=records.decision,
@@ -71,33 +67,19 @@ def twin_in(folder: Path, digests: TwinDigests | None = None) -> Judged:
     )
 
 
-def twin_file(folder: Path) -> Path:
-    """The one release file of the folder, beside which its parts may lie; without any the one ONNX
-    file. Raises EvidenceError."""
-    there = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink())
-    releases = [path for path in there if is_release(path)]
-    found = releases or [path for path in there if path.suffix == ".onnx"]
-    if len(found) != 1:
-        kind = "release" if releases else "ONNX"
-        names = ", ".join(path.name for path in found) or "none"
-        raise EvidenceError(
-            f"{folder} holds the {kind} files {names}, expected exactly one: the quantized twin. "
-            "Make it with gate quantize, judge it with gate check --report, and put both there."
-        )
-    return found[0]
-
-
-def verify_origin(twin: Judged, *, exact: Judged, limits: ChildLimits | None) -> None:
+def verify_origin(
+    twin: EvaluatedFile, *, exact: EvaluatedFile, limits: SandboxLimits | None
+) -> None:
     """A twin is of these very bytes, as its own metadata says; of a release it has the same chain
     and parts, each of which is the exact one of that name or was quantized from it.
 
     Both are to be verified before. `limits`: as of `Judged.verify`. Raises EvidenceError with the
     name of the part, and as `origin_within`.
     """
-    from gate.onnxfile.foreign import origin_within
+    from gate.onnx_file.sandboxed_reading import origin_within
 
-    several = is_release(exact.onnx_path)
-    if several != is_release(twin.onnx_path):
+    several = is_release_file(exact.onnx_path)
+    if several != is_release_file(twin.onnx_path):
         kinds = [
             "a release of several files" if each else "one file" for each in (several, not several)
         ]
@@ -122,8 +104,8 @@ def verify_origin(twin: Judged, *, exact: Judged, limits: ChildLimits | None) ->
         )
 
 
-def _verify_parts(twin: Judged, exact: Judged, limits: ChildLimits | None) -> None:
-    from gate.onnxfile.foreign import origin_within
+def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimits | None) -> None:
+    from gate.onnx_file.sandboxed_reading import origin_within
 
     ours, its = (ReleaseFile.load(each.onnx_path) for each in (exact, twin))
     remedy = "Quantize this release (gate quantize), and judge its twin."

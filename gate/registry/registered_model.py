@@ -1,4 +1,4 @@
-"""One model's place in a registry together with the ledger: look, prove bytes, write down."""
+"""One registered model: aliases, tags, ledger history."""
 
 from __future__ import annotations
 
@@ -19,22 +19,40 @@ from gate.errors import (
     PromotionConflict,
     ResourceGone,
 )
-from gate.ledger.addresses import same
 from gate.ledger.entry import Action, ComparedWith, LedgerEntry, TwinDigests
-from gate.ledger.history import History
-from gate.ledger.index import SERVING
+from gate.ledger.history import SERVING, HistoryCache, ModelHistory
 from gate.ledger.ledger import Ledger
-from gate.registry.doubts import Reading
-from gate.registry.download import Download, Expected
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.port import Alias, Registry
-from gate.registry.proof import ExpectedFiles
+from gate.ledger.maintenance import same
+from gate.records.layout import VersionSize
+from gate.registry.doubts import MismatchMemory
+from gate.registry.interface import Alias, Registry
 from gate.registry.release import Release
+from gate.registry.reviews import ReviewSettings
+from gate.registry.version_files import Download, Expected, ExpectedDigests
+from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
-from gate.storage.quota import Extent
-from gate.storage.temporary import temporary_folder
+from gate.storage.files import temporary_folder
+
+# One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
+# pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that
+# tells of an error, is never confirmed.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the versions of a model are read: within which limits, and what is remembered of it. Of
+    one command; of a service it is the same in each look."""
+
+    limits: SandboxLimits = field(default_factory=SandboxLimits.of_service)
+    """Within which a child process reads and runs the files of versions."""
+    doubts: MismatchMemory = field(default_factory=MismatchMemory)
+    """Downloads that were not what they should be, and that nothing confirmed yet."""
+    histories: HistoryCache = field(default_factory=HistoryCache)
+    """Of whoever looks again and again."""
+
 
 T = TypeVar("T")
+
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
     "compared_with", "incumbent", "extent", "run_id", "made_at", "signers",
@@ -68,11 +86,11 @@ class RegisteredModel:
     name: str
     cause: str | None = None
     """What made us look, for the ledger; None: somebody called."""
-    reviews: ReviewRule = field(default_factory=ReviewRule)
+    reviews: ReviewSettings = field(default_factory=ReviewSettings)
     """By which tag reviewers speak, and whether they sign."""
     reading: Reading = field(default_factory=Reading, compare=False, repr=False)
 
-    def history(self) -> History:
+    def history(self) -> ModelHistory:
         """What the ledger says of this model in this registry now.
 
         Raises EvidenceError where its chain is broken, StorageError.
@@ -117,7 +135,7 @@ class RegisteredModel:
         except ResourceGone:
             return {}
 
-    def prove(self, number: str, expected: ExpectedFiles) -> None:
+    def prove(self, number: str, expected: ExpectedDigests) -> None:
         """Download a version and hash it, and what is to be beside it.
 
         Raises DigestMismatch, after writing a violation down; MismatchUnconfirmed, the
@@ -144,7 +162,7 @@ class RegisteredModel:
                 if self.reading.doubts.confirms(key, download.digest):
                     self._check_store(download, error)
                     self.reading.doubts.forget(key)  # the next time two downloads are needed again
-                    if not download.is_proven and isinstance(expected, ExpectedFiles):
+                    if not download.is_proven and isinstance(expected, ExpectedDigests):
                         self.write("violation", str(error), version=number, about=expected.sha256)
                     raise
                 if not (first and self.reading.doubts.waits()):
@@ -168,7 +186,7 @@ class RegisteredModel:
             if is_witness and other not in doubtful:
                 return
             with temporary_folder() as folder:
-                of = (self.name, other, ExpectedFiles.needed(vouched))
+                of = (self.name, other, ExpectedDigests.needed(vouched))
                 try:
                     Download.into(folder, self.registry, of=of).proven()
                 except (ArtifactMissing, ResourceGone):
@@ -229,7 +247,7 @@ def _approvers(action: Action, about: Release | LedgerEntry | Digest | None) -> 
 
 def _digests(
     about: Release | LedgerEntry | Digest | None,
-) -> dict[str, ComparedWith | Digest | TwinDigests | Extent | tuple[str, ...] | str | None]:
+) -> dict[str, ComparedWith | Digest | TwinDigests | VersionSize | tuple[str, ...] | str | None]:
     if about is None:
         return {}
     if isinstance(about, Digest):

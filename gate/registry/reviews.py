@@ -1,31 +1,249 @@
-"""The ballot: which reviewers' statements on a version count, by the service's own trust.
-
-Law: what makes the trust stricter, or takes a statement away, never turns waiting into approved.
-"""
+"""Read and count reviews, by tag or signed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Self
 
-from gate.attestation.approval import Approval, Reviewable, signers_of
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import PublicKey
-from gate.attestation.trust import Trust, time_of
-from gate.errors import Untrusted
-from gate.registry.page.reviewer import COMMENT_LIMIT, shortened
-from gate.registry.signed_review import STATEMENT_LIMIT, statements_in
+from gate.decision.decide import Decision
+from gate.errors import DigestMismatch, EvidenceError, RegistryError, Untrusted
+from gate.ledger.entry import plain
+from gate.policy.policy import Policy
+from gate.policy.sections import REJECTED, ReviewTag
+from gate.records.layout import DECISION, DECISION_STATEMENT, EVIDENCE_STATEMENT, RECORDS
+from gate.registry.interface import Registry, Tag, Version
+from gate.registry.version_files import decision_beside, statements_beside
+from gate.signing.keys import PublicKey, SigningKey
+from gate.signing.predicates import Approval, Reviewable, Word, signers_of
+from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
+from gate.signing.trust import Trust, time_of
+from gate.signing.verification import StatementPair, summary_in
+from gate.storage.files import temporary_folder
+from gate.storage.safe_text import make_printable
+from gate.storage.untrusted_files import RECORD_LIMIT
+
+# Case and the space around do not matter. What is neither of the two words is no approval; what is
+# the word of rejection in any spelling is a rejection, in the configured tag and in the gate's own.
+# Which tag and which words: `gate.policy.sections`.
+
+
+COMMENT_LIMIT = 500
+"""Characters of a comment that are kept."""
+
+STATEMENT_TAG = "gate.review_statement."
+"""What the key of a tag with a signed review begins with; the short id of the reviewer's key
+follows (`gate.registry.reviews`)."""
+
+_QUOTED = 80
+"""Characters of a wrong word that are repeated."""
+
+
+@dataclass(frozen=True)
+class ReviewSettings:
+    """How the versions of a model are reviewed."""
+
+    tag: ReviewTag = field(default_factory=ReviewTag)
+    signed: bool = False
+    """Whether an approval has to be signed; a rejection never has to be."""
+
+    @classmethod
+    def of(cls, policy: Policy) -> Self:
+        """As a policy says."""
+        return cls(policy.review_tag, policy.review == "signed")
+
+    def waits(self, model: str, version: str) -> str:
+        """That a version waits, and for what, for people."""
+        if self.signed:
+            return (
+                f"waits for review: gate approve {model} {version} --key KEY, or gate reject "
+                "likewise"
+            )
+        tag = self.tag
+        return f"waits for review: set the tag {tag.name} to {tag.approved} or {tag.rejected}"
+
+
+def rejects(tags: Mapping[str, str], tag: ReviewTag) -> bool:
+    """Whether the reviewer's word is a no: by the configured tag, or by the gate's own."""
+    return any(tag.may_reject(key) and tag.is_no(value) for key, value in tags.items())
+
+
+def approves(tags: Mapping[str, str], tag: ReviewTag) -> bool:
+    """Whether the reviewer's word is a yes, and nobody says no."""
+    return any(map(tag.is_yes, _values(tags, tag))) and not rejects(tags, tag)
+
+
+def speaks(tags: Mapping[str, str], tag: ReviewTag) -> bool:
+    """Whether a reviewer said yes or no, by his tag or in a statement."""
+    signed = any(key.startswith(STATEMENT_TAG) for key in tags)
+    return signed or approves(tags, tag) or rejects(tags, tag)
+
+
+def correction(tags: Mapping[str, str], tag: ReviewTag) -> str | None:
+    """What to answer a reviewer whose word is none, or in another tag; None where he wrote one of
+    the two, or nothing."""
+    if approves(tags, tag) or rejects(tags, tag):
+        return None
+    write = f"write {tag.approved} or {tag.rejected}"
+    for value in _values(tags, tag):
+        return f'{write}; seen: "{shortened(value, _QUOTED)}"'
+    for key, value in tags.items():
+        if tag.may_reject(key):
+            word = shortened(value, _QUOTED)
+            return f'{write} into the tag {tag.name}; seen: "{word}" in {make_printable(key)}'
+    return None
+
+
+def comment(tags: Mapping[str, str]) -> str | None:
+    """What the reviewer wrote beside his word, on one line, without what could steer a terminal,
+    and not without end; None where that is nothing."""
+    return shortened(tags.get(Tag.REVIEW_COMMENT, ""), COMMENT_LIMIT) or None
+
+
+def quoted(text: str | None) -> str:
+    """A comment as the reason of a line ends with it; nothing where there is none."""
+    return f': "{text}" ({Tag.REVIEW_COMMENT}; MLflow does not say who)' if text else ""
+
+
+def shortened(text: str, limit: int) -> str:
+    """What people read of a stranger's text: on one line, and so much at most."""
+    text = make_printable(text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _values(tags: Mapping[str, str], tag: ReviewTag) -> Iterator[str]:
+    return (value for key, value in tags.items() if tag.is_named(key))
+
+
+# A reviewer needs to edit the registered model, and neither the ledger nor the service. What he
+# reads here anybody may have written who may write to the registry: the service proves it by the
+# ledger.
+
+
+STATEMENT_LIMIT = 5000
+"""Characters of a tag's value: databases other than SQLite refuse more."""
+
+_MOST_BYTES = {
+    f"{RECORDS}/{DECISION}": RECORD_LIMIT,
+    f"{RECORDS}/{EVIDENCE_STATEMENT}": ENVELOPE_LIMIT,
+    f"{RECORDS}/{DECISION_STATEMENT}": ENVELOPE_LIMIT,
+}
+
+
+@dataclass(frozen=True)
+class ReviewSubmission:
+    """A version that a reviewer is to judge, with the decision on it and who vouches for that."""
+
+    of: Reviewable
+    decision: Decision
+    statements: StatementPair | None
+    """None: nobody signed."""
+    version: Version
+
+    @classmethod
+    def read(cls, registry: Registry, model: str, number: str) -> Self:
+        """Read a version and what is beside its file, without the file.
+
+        Raises EvidenceError and DigestMismatch where there is no whole decision, Untrusted for
+        statements that are none, the RegistryErrors, StorageError.
+        """
+        version = registry.version(model, number)
+        with temporary_folder() as folder:
+            registry.fetch(model, number, folder, most_bytes=_MOST_BYTES)
+            beside = folder / "model.onnx"
+            decision, statements = decision_beside(beside), statements_beside(beside)
+        of = Reviewable(
+            registry=plain(registry.identity),
+            model=model,
+            version=number,
+            sha256=decision.subject_sha256,
+            decision=decision.digest(),
+        )
+        return cls(of, decision, statements, version)
+
+    def check(self) -> None:
+        """Prove that it can be approved: a PASS, and version, decision and statement
+        are about one file. Raises EvidenceError, DigestMismatch, Untrusted."""
+        of, what = self.of, f"version {self.of.version} of {self.of.model}"
+        if not self.decision.passed:
+            raise EvidenceError(
+                f"the decision on {what} is {self.decision.verdict}, and only a PASS can be "
+                "approved. Measure and hand in anew, or reject it: gate reject."
+            )
+        named = self.version.tags.get(Tag.SHA256)
+        if named is not None and named != of.sha256.hex:
+            raise DigestMismatch(
+                f"the decision beside {what} is on {of.sha256}, its tag {Tag.SHA256} names "
+                f"{named[:64]}. One of them was exchanged: hand it in anew."
+            )
+        if self.statements is None:
+            return
+        summary = summary_in(self.statements.decision)
+        if (summary.decision.sha256, summary.model) != (of.decision.hex, of.sha256):
+            raise Untrusted(
+                f"the statement beside {what} is about decision {summary.decision.sha256} on "
+                f"{summary.model}, the decision there is {of.decision} on {of.sha256}. One of them "
+                "was exchanged: hand it in anew."
+            )
+
+    def review(
+        self, registry: Registry, word: Word, key: SigningKey, *, comment: str | None = None
+    ) -> int:
+        """Sign a word on it and put that on the version; gives how many characters it takes. A
+        rejection is said by the gate's own tag as well, which needs no signature.
+
+        Raises EvidenceError, DigestMismatch and Untrusted where an approval makes no sense,
+        KeyUnusable, and the RegistryErrors, also where the word does not fit or does not stay.
+        """
+        if word == "approved":
+            self.check()
+        if comment is not None and len(comment) > COMMENT_LIMIT:
+            raise EvidenceError(
+                f"the comment has {len(comment)} characters, {COMMENT_LIMIT} are kept. Shorten it."
+            )
+        text = self.of.signed(word, key, at=datetime.now(UTC), comment=comment).compact
+        if len(text) > STATEMENT_LIMIT:
+            raise RegistryError(
+                f"the signed review takes {len(text)} characters, a tag holds {STATEMENT_LIMIT}. "
+                "Shorten the comment."
+            )
+        model, number = self.of.model, self.of.version
+        name = f"{STATEMENT_TAG}{key.public.short}"
+        registry.set_tag(model, number, key=name, value=text)
+        if registry.version(model, number).tags.get(name) != text:
+            raise RegistryError(
+                f"the tag {name} of version {number} of {model} reads back otherwise than it was "
+                "written. Repeat."
+            )
+        if word == "rejected":
+            registry.set_tag(model, number, key=Tag.REVIEW, value=REJECTED)
+        return len(text)
+
+
+def statements_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """What stands in the tags for signed reviews, by the short id of the key that each names."""
+    return {
+        key.removeprefix(STATEMENT_TAG): tags[key]
+        for key in sorted(tags)
+        if key.startswith(STATEMENT_TAG)
+    }
+
+
+# Law: what makes the trust stricter, or takes a statement away, never turns waiting into approved.
+
 
 _LINES_IN_SECONDS = timedelta(seconds=1)
 """The ledger's lines have no smaller parts: what was signed within that second was before."""
+
 _SHOWN = 3
 """Statements of unknown keys that are named; anybody may put as many there as he likes."""
+
 _KEY_LENGTH = 12
 
 
 @dataclass(frozen=True)
-class Voice:
+class Review:
     """One reviewer's word that counts."""
 
     key: PublicKey
@@ -36,13 +254,13 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Ballot:
+class ReviewTally:
     """What was counted: each key once, and why others do not count."""
 
     needed: int
-    approvals: Mapping[str, Voice]
+    approvals: Mapping[str, Review]
     """By the id of the key."""
-    rejections: Mapping[str, Voice]
+    rejections: Mapping[str, Review]
     problems: tuple[str, ...]
 
     @property
@@ -68,7 +286,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Poll:
+class ReviewCounter:
     """By what statements are counted."""
 
     trust: Trust
@@ -85,11 +303,11 @@ class Poll:
         """Whether there is anything to count."""
         return any(short in self._reviewers for short in statements_in(tags))
 
-    def count(self, tags: Mapping[str, str], of: Reviewable | None) -> Ballot:
+    def count(self, tags: Mapping[str, str], of: Reviewable | None) -> ReviewTally:
         """Of the statements in these tags, those on exactly this version; None: there is nothing to
         count. Total: whatever the tags hold, it is counted or told of."""
-        approvals: dict[str, Voice] = {}
-        rejections: dict[str, Voice] = {}
+        approvals: dict[str, Review] = {}
+        rejections: dict[str, Review] = {}
         problems = []
         for short, text in statements_in(tags).items():
             if of is None or short not in self._reviewers:
@@ -100,7 +318,7 @@ class Poll:
                 problems.append(f"the statement of the key {short} does not count: {error}")
                 continue
             for key in keys:
-                voice = Voice(key, approval.comment)
+                voice = Review(key, approval.comment)
                 reason = self._refusal(key, approval)
                 if approval.word == "rejected":
                     rejections[key.key_id] = voice
@@ -109,7 +327,7 @@ class Poll:
                 else:
                     problems.append(f"the approval by {voice} does not count: {reason}")
         needed = self.trust.reviewers_threshold
-        return Ballot(needed, approvals, rejections, (*problems, *self._unknown(tags)))
+        return ReviewTally(needed, approvals, rejections, (*problems, *self._unknown(tags)))
 
     @property
     def _reviewers(self) -> frozenset[str]:

@@ -1,74 +1,94 @@
-"""What became of a version, by the ledger: the first line of its description.
-
-Pure: of the same lines comes the same text. Tags and aliases say nothing here.
-"""
+"""Write the status line and the description of a version."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Literal
 
-from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import History
-from gate.ledger.index import MOVING, SERVING
-from gate.registry.judged import moment
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.port import Tag
-from gate.story.wording import printable
+from gate.decision.check_result import Verdict
+from gate.errors import GateError, RegistryUnavailable, ResourceGone
+from gate.ledger.entry import Action, LedgerEntry
+from gate.ledger.history import MOVING, SERVING, ModelHistory
+from gate.registry import reviews
+from gate.registry.interface import CANDIDATE, Tag, Version
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import moment
+from gate.registry.reviews import ReviewSettings
+from gate.storage.safe_text import make_printable
+
+# Pure: of the same lines comes the same text. Tags and aliases say nothing here.
+
 
 MARK = "Status: "
 """What the line begins with."""
+
 STATUS_LIMIT = 400
 """Characters of the line at most."""
+
 DESCRIPTION_LIMIT = 5000
 """Characters of a description: databases other than SQLite refuse more."""
+
 BODY_LIMIT = DESCRIPTION_LIMIT - STATUS_LIMIT - 2
 """Characters of what stands below the status line."""
+
 _LEAST = len("Status: champion since 2026-01-01 00:00 UTC…")
 """Characters of a line that still says something."""
+
 HANDED_IN = f"{MARK}handed in, not champion yet."
 """Of a version that no line of the ledger tells of yet."""
+
 WAITS_FOR_SERVICE = (
     f"{MARK}handed in, waits for the service (gate serve), which judges it. Until then the verdict "
     "below is a claim."
 )
 """The same, of one that is handed in without the ledger."""
+
 UNTRUSTING = (
     f"{MARK}handed in, and not judged: the service trusts no key yet, so nobody can vouch for it. "
     "Name one in the section trust: of its policy, or with gate serve --trust."
 )
 """The same, where the service believes nobody."""
+
 _UNJUDGED = f"{MARK}handed in, and not judged"
+
 TOO_EARLY = (
     f"{_UNJUDGED}: 'champion' was pointed at it before anything passed here, so nothing is "
     "deployed. Take that alias away: then it is judged."
 )
 """The same, of the first one."""
 
+
 Kind = Literal[
     "waits", "champion", "replaced", "rejected", "refused", "reverted", "rolled_back", "violated",
     "absolved",
 ]  # fmt: skip
+
 _CLAIM = (
     "What stands below, and its verdict, is the word of whoever handed it in, and did not count."
 )
 """Below the status of a version that was refused."""
+
 _FINAL = ("rejected", "rolled_back")
 """What another look at the version does not change."""
+
 _ALIKE = str.maketrans("<>[]|`*~\\", "\u2039\u203a()\u00a6'\u2217\u223c/")
 """What looks like markup, and is none: MLflow knows no escape for some of it, and shows the line
 raw in its lists."""
+
 _EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """Underscores that are not within a word."""
+
 _SPARE = 200
 """Characters of the line that are not a reason's."""
 
 
 @dataclass(frozen=True)
-class Fate:
+class VersionStatus:
     """What became of a version last, and the line that says so; of a champion, since when."""
 
     kind: Kind
@@ -77,9 +97,9 @@ class Fate:
     """What the reviewer is told in `gate.review_result`, once his word was acted on."""
 
     @classmethod
-    def of(cls, history: History, version: str) -> Fate | None:
+    def of(cls, history: ModelHistory, version: str) -> VersionStatus | None:
         """By the ledger; None: no line tells of it."""
-        fate: Fate | None = None
+        fate: VersionStatus | None = None
         for line in history.naming(version):
             if line.version == version:
                 fate = _came(fate, line)
@@ -94,9 +114,9 @@ class Fate:
             if line is fate.line:
                 break
             other = line if line.action in SERVING else other
-        return Fate("replaced", other, fate.answer)
+        return VersionStatus("replaced", other, fate.answer)
 
-    def status_line(self, rule: ReviewRule) -> str:
+    def status_line(self, rule: ReviewSettings) -> str:
         """One line of Markdown, for people; `rule`: how the model is reviewed."""
         line, at = self.line, _when(self.line)
         reason = _plain(line.reason)
@@ -171,43 +191,43 @@ def with_status(description: str, line: str) -> str:
     return f"{line}\n\n{body}"
 
 
-def _came(fate: Fate | None, line: LedgerEntry) -> Fate | None:
+def _came(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
     """What a line about the version itself makes of it."""
     kind, answer = (None, None) if fate is None else (fate.kind, fate.answer)
     match line.action:
         case "passed":
-            fate = Fate("waits", line)
+            fate = VersionStatus("waits", line)
         case "promoted" | "unchanged" | "rolled_back" | "reverted":
             stays = line.action == "unchanged" or line.previous_version == line.version
             if kind == "waits" and line.action == "promoted":
                 answer = f"approved: became champion at {line.at}"
-            came = Fate("champion", line, answer)
+            came = VersionStatus("champion", line, answer)
             fate = fate if kind == "champion" and stays else came
         case "rejected":
-            fate = Fate("rejected", line, f"rejected at {line.at}: final for these bytes")
+            fate = VersionStatus("rejected", line, f"rejected at {line.at}: final for these bytes")
         case "refused" if kind in (None, "waits") or line.made_at is not None:
-            fate = Fate("refused", line, line.reason)
+            fate = VersionStatus("refused", line, line.reason)
         case "violation" if kind not in _FINAL:
-            fate = Fate("violated", line, answer)
+            fate = VersionStatus("violated", line, answer)
         case "absolved" if kind in (None, "reverted", "violated"):
-            fate = Fate("absolved", line, answer)
+            fate = VersionStatus("absolved", line, answer)
     return fate
 
 
-def _left(fate: Fate | None, line: LedgerEntry) -> Fate | None:
+def _left(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
     """What it makes of a version that `champion` went from it to another, or to none."""
     kind, answer = (None, None) if fate is None else (fate.kind, fate.answer)
     match line.action:
         case "rolled_back" if kind != "rejected":
-            fate = Fate("rolled_back", line, answer)
+            fate = VersionStatus("rolled_back", line, answer)
         case "promoted" if kind == "champion":
-            fate = Fate("replaced", line, answer)
+            fate = VersionStatus("replaced", line, answer)
         case "reverted" if kind not in (*_FINAL, "waits"):
-            fate = Fate("reverted", line, answer)
+            fate = VersionStatus("reverted", line, answer)
     return fate
 
 
-def _waits(line: LedgerEntry, rule: ReviewRule) -> str:
+def _waits(line: LedgerEntry, rule: ReviewSettings) -> str:
     waits = _plain(rule.waits(shlex.quote(line.model), line.version or ""))
     if rule.signed:
         return f"{waits}."
@@ -239,9 +259,141 @@ def _when(line: LedgerEntry) -> str:
 
 def _plain(text: str) -> str:
     """Short, on one line, without markup."""
-    line = _cut(printable(text).rstrip("."), STATUS_LIMIT - _SPARE)
+    line = _cut(make_printable(text).rstrip("."), STATUS_LIMIT - _SPARE)
     return _EMPHASIS.sub(r"\\\g<0>", line.translate(_ALIKE))
 
 
 def _cut(line: str, limit: int) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+# It decides nothing. Whoever wrote a line brings the pages of its versions up to date afterwards,
+# and so does the service for what others left undone. A page that can't be written now is weather:
+# no move, and no line, waits for it.
+
+
+REJECTED_VERDICT = "REJECTED by review"
+"""What `gate.verdict` says then; that it passed stands in the ledger."""
+
+_REFUSED = "REFUSED"
+"""What it begins with, of a version that was refused; what whoever handed it in says follows."""
+
+_ANSWER_LIMIT = 1000
+"""Characters of `gate.review_result`."""
+
+_log = logging.getLogger(__name__)
+
+
+def write_status(model: RegisteredModel, versions: Iterable[str | None]) -> tuple[str, ...]:
+    """Bring the pages of these versions up to date; what says already what it should is left alone.
+    The caller is alone (`gate.registry.alias`).
+
+    Gives those that could not be because the registry is away; what else went wrong is logged.
+    """
+    wanted = tuple(dict.fromkeys(version for version in versions if version is not None))
+    for place, number in enumerate(wanted):
+        try:
+            _refresh(model, number, model.history())
+        except ResourceGone:
+            continue
+        except GateError as error:
+            _log.warning(
+                "the page of version %s of %s is out of date: %s", number, model.name, error
+            )
+            if isinstance(error, RegistryUnavailable):  # the others neither
+                return wanted[place:]
+    return ()
+
+
+def answer(model: RegisteredModel, version: Version, text: str) -> None:
+    """Tell the reviewer; once. Raises the RegistryErrors."""
+    _set(model, version, Tag.REVIEW_RESULT, text[:_ANSWER_LIMIT])
+
+
+def refused_as(claim: str) -> str:
+    """What `gate.verdict` says of a refused version, of which it said this before."""
+    return f"{_REFUSED} (see {Tag.REFUSED}); handed in as {claim}"
+
+
+def _refresh(model: RegisteredModel, number: str, history: ModelHistory) -> None:
+    fate = VersionStatus.of(history, number)
+    if fate is None:
+        return
+    page = model.registry.version(model.name, number)
+    if fate.kind == "rejected" and model.alias(CANDIDATE) == number:
+        model.registry.delete_alias(model.name, CANDIDATE)
+    verdict = _verdict(fate, page.tags.get(Tag.VERDICT))
+    if verdict is not None:
+        _set(model, page, Tag.VERDICT, verdict)
+    if fate.answer is not None and reviews.speaks(page.tags, model.reviews.tag):
+        answer(model, page, fate.answer)
+    text = with_status(page.description, fate.status_line(model.reviews))
+    if text != page.description:
+        model.registry.set_description(model.name, number, text)
+
+
+def _verdict(fate: VersionStatus, shown: str | None) -> str | None:
+    """What `gate.verdict` has to say; None: whatever it says. A refused version's says PASS when
+    it comes, by whoever handed it in: that stays to be read, as his word."""
+    claim = next((each.value for each in Verdict if shown in (each, refused_as(each))), None)
+    match fate.kind:
+        case "rejected":
+            return REJECTED_VERDICT
+        case "refused":
+            return _REFUSED if claim is None else refused_as(claim)
+        case "waits" | "champion" if claim is not None:  # it was refused before, and came again
+            return claim
+    return None
+
+
+def _set(model: RegisteredModel, version: Version, key: str, value: str) -> None:
+    if version.tags.get(key) != value:
+        model.registry.set_tag(model.name, version.number, key=key, value=value)
+
+
+# Whoever wrote a line did so already; this finishes what a crash or the weather kept him from.
+# While nothing is written, it asks the registry nothing.
+
+
+_RECENT = 20
+"""Lines that a first look, or a thorough one, goes back to."""
+
+_SILENT: tuple[Action, ...] = ("deployed", "not_deployed", "conflict")
+"""Of these the pages say nothing."""
+
+
+class Pages:
+    """What a service remembers of each model's pages."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, int] = {}
+        """By model: how many lines were followed."""
+        self._left: dict[str, tuple[str, ...]] = {}
+        """By model: versions whose pages are out of date, because the registry was away."""
+
+    def follow(self, model: RegisteredModel, *, thoroughly: bool) -> None:
+        """Bring up to date what the lines since the last look tell of; in a first look, and
+        `thoroughly`, also what those before it told of last. The caller is alone.
+
+        Raises EvidenceError and StorageError where the ledger can't be read.
+        """
+        history, followed = model.history(), self._lines.get(model.name)
+        number = len(history.entries)
+        if followed is None or thoroughly or followed > number:
+            versions = _recent(history)
+        else:
+            versions = _named(history.entries[followed:])
+        wanted = (*self._left.get(model.name, ()), *versions)
+        self._left[model.name] = write_status(model, wanted)
+        self._lines[model.name] = number
+
+
+def _recent(history: ModelHistory) -> Iterator[str]:
+    yield from filter(None, (history.serving, *(line.version for line in history.waiting)))
+    yield from _named(history.entries[-_RECENT:])
+
+
+def _named(lines: Iterable[LedgerEntry]) -> Iterator[str]:
+    for line in lines:
+        if line.action not in _SILENT:
+            yield from filter(None, (line.version, line.previous_version))

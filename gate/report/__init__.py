@@ -1,1 +1,1 @@
-"""The decision and its evidence for people: terminal, Markdown, HTML, plots."""
+"""Render the summary for each surface."""

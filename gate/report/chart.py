@@ -1,10 +1,4 @@
-"""What all charts have in common: a canvas as wide as a telephone, colours, and the SVG itself.
-
-One unit is one CSS pixel at 360 pixels, so texts can be read there. Colours are those of Okabe and
-Ito, which colour-blind readers can tell apart, each with a marker of its own. Text and lines have
-the colour of the text around the chart, and colours are CSS variables, so that the same drawing is
-right on a light page, a dark one, and paper. The same input gives the same bytes.
-"""
+"""Canvas, axes, SVG, colors."""
 
 from __future__ import annotations
 
@@ -17,32 +11,51 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from gate.package import extras
-from gate.story.wording import printable
+from gate import installation
+from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+# One unit is one CSS pixel at 360 pixels, so texts can be read there. Colours are those of Okabe
+# and Ito, which colour-blind readers can tell apart, each with a marker of its own. Text and lines
+# have the colour of the text around the chart, and colours are CSS variables, so that the same
+# drawing is right on a light page, a dark one, and paper. The same input gives the same bytes.
+
+
 WIDTH = 360
+
 BLUE, ORANGE, GREEN, RED, PINK, GREY = (
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#888888",
 )  # fmt: skip
+
 SERIES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", "-."), (PINK, "D", ":"),
           (GREY, "v", "-"))  # fmt: skip
 """Colour, marker and line of each of several runtimes."""
+
 TEXT = "#010203"
 """Stands for the colour of the text around; nothing else is drawn in it."""
+
 SMALL, NORMAL = 9.5, 10.5
+
 _VARIABLES = {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PINK: "pink",
               GREY: "grey"}  # fmt: skip
+
 _SVG = "http://www.w3.org/2000/svg"
+
 _HREF = "{http://www.w3.org/1999/xlink}href"
+
 _FONT = "system-ui, 'DejaVu Sans', sans-serif"
+
 _PIXELS_PER_INCH = 72.0
+
 _LETTERS, _LINE, _MOST_LINES = 68, 14, 12
 """Of a chart in words: what fits side by side, pixels from line to line, and how many there are."""
+
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.size": NORMAL,
@@ -90,8 +103,8 @@ def chart(
 ) -> Chart:
     """The chart that `paint` draws on an empty figure of this height in pixels; where matplotlib is
     missing, its words."""
-    words = printable(title), printable(alternative)
-    here = extras.is_installed("matplotlib")
+    words = make_printable(title), make_printable(alternative)
+    here = installation.is_installed("matplotlib")
     document = _painted(name, paint, height=height) if here else _written(words[1])
     return Chart(name, *words, _inlined(document, name, words))
 
@@ -99,7 +112,7 @@ def chart(
 def _written(alternative: str) -> str:
     """A document with the words instead of the drawing, and what would draw it."""
     lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MOST_LINES, placeholder=" …")
-    lines.append(f"Drawn with matplotlib: {extras.remedy('charts').partition(': ')[2]}")
+    lines.append(f"Drawn with matplotlib: {installation.remedy('charts').partition(': ')[2]}")
     root = ElementTree.Element(f"{{{_SVG}}}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
     style = f"font: {SMALL}px {_FONT}; fill: currentColor"
     for place, line in enumerate(lines, start=1):
@@ -130,7 +143,7 @@ def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> st
 
 def literal(text: str, most: int = 46) -> str:
     """`text` as a chart shows it: cut to what fits."""
-    clean = printable(text)
+    clean = make_printable(text)
     head = max(most - 15, 1)
     return clean if len(clean) <= most else f"{clean[:head]}…{clean[-14:]}"
 

@@ -1,37 +1,232 @@
-"""The verdict as numbers in OpenMetrics: for Prometheus and GitLab's metrics reports.
-
-All are gauges with names that older readers take too, such as node_exporter's textfile collector.
-"""
+"""JUnit, OpenMetrics, SARIF."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import metadata
+from typing import Any, Literal
+from urllib.parse import quote
+from xml.etree import ElementTree
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from gate.decision.checks import Verdict
-from gate.report.ci import CiResult
-from gate.report.junit import MEASUREMENT
-from gate.story.story import Story, Word
-from gate.story.wording import printable
+from gate.decision.check_result import Verdict
+from gate.lint.lint import LintReport
+from gate.lint.rules import RULES
+from gate.records.export import LintFinding
+from gate.storage.safe_text import make_printable
+from gate.summary.render import format_bound_usage
+from gate.summary.summary import CheckRow, Summary
+
+Colour = Literal["passed", "rejected", "not judged"]
+
+_COLOURS: dict[int, Colour] = {0: "passed", 1: "rejected"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CiResult:
+    """How the command ended, and the story of the decision that it is about."""
+
+    command: str
+    """`check`, `merge`, `promote`; of a pipeline, the stage."""
+    is_stage: bool = False
+    exit_code: int
+    model: str = ""
+    """The registered model or the factory, as given."""
+    sentence: str = ""
+    """What it came to beside the verdict: why nothing could be judged, why it was promoted or not.
+    Without a password in it; empty: nothing."""
+    story: Summary | None = None
+    """None: nothing was decided."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Label to address."""
+
+    @property
+    def title(self) -> str:
+        """`gate check`, or `stage parity`."""
+        return f"{'stage' if self.is_stage else 'gate'} {self.command}"
+
+    @property
+    def colour(self) -> Colour:
+        """As a CI colours it: what is neither passed nor rejected was not judged."""
+        return _COLOURS.get(self.exit_code, "not judged")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the decision; ERROR where nothing was decided."""
+        return Verdict.ERROR if self.story is None else self.story.headline.verdict
+
+    @property
+    def subject(self) -> str:
+        """The registered model, else the factory; empty where neither is known."""
+        if self.story is None:
+            return self.model
+        return self.story.subject.name or self.model or self.story.subject.factory
+
+    @property
+    def reason(self) -> str:
+        """Why it ended so, in one sentence."""
+        headline = self.story.headline.sentence if self.story else ""
+        return self.sentence or headline or f"it ended with exit code {self.exit_code}"
+
+    @property
+    def shown_by_a_check(self) -> bool:
+        """Whether some check has the colour of the whole: a red build with nothing but green checks
+        would be a riddle."""
+        verdicts = {word.check.verdict for word in self.story.words} if self.story else set()
+        wanted = Verdict.FAIL if self.colour == "rejected" else Verdict.ERROR
+        return self.colour == "passed" or wanted in verdicts
+
+
+# One suite a runtime, one case a check. A build that is not green has a case that says why, also
+# where no check does: a refused promotion, a file that could not be read.
+
+
+_ELEMENTS = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.WAIVED: "skipped"}
+
+_COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error"}
+"""Of a suite and of the whole. Jenkins' plug-in xUnit refuses a file that counts what was skipped,
+too, in the whole: its schema knows that count in a suite alone."""
+
+_SECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+
+MEASUREMENT = "measurement"
+"""The suite of checks that are about no runtime; the report calls them so, too."""
+
+
+def junit_xml(result: CiResult) -> str:
+    """The XML text: suites `parity-gate.<runtime>`, cases `<part> / <output> / <check>`; a FAIL
+    is a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
+    root = ElementTree.Element("testsuites", name="parity-gate")
+    suites = [] if result.story is None else list(_suites(result.story))
+    if not result.shown_by_a_check:
+        suites.append(_suite(result.command, [_riddle(result)]))
+    root.extend(suites)
+    _count(root)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, "unicode")}\n'
+
+
+def _suites(story: Summary) -> Iterator[ElementTree.Element]:
+    runtimes = dict.fromkeys(row.runtime for row in story.proof)
+    causes = {
+        check.title: f"{finding.title}: {finding.sentence}"
+        for finding in story.findings
+        for check in finding.checks
+    }
+    words: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
+    for word in story.words:
+        words.setdefault(word.check.runtime or MEASUREMENT, []).append(word)
+    for runtime, found in words.items():
+        if found:
+            suite = _suite(runtime, [_case(word, causes) for word in found])
+            suite.insert(0, _properties(story))
+            if _SECONDS.match(story.subject.decided_at):
+                suite.set("timestamp", story.subject.decided_at[:19])
+            yield suite
+
+
+def _suite(name: str, cases: Iterable[ElementTree.Element]) -> ElementTree.Element:
+    """A suite whose cases have names of their own: GitLab takes equal ones for one test."""
+    suite = ElementTree.Element("testsuite", name=f"parity-gate.{make_printable(name)}")
+    names: Counter[str] = Counter()
+    for case in cases:
+        title = case.get("name", "")
+        names[title] += 1
+        case.set("name", title if names[title] == 1 else f"{title} ({names[title]})")
+        case.set("classname", suite.get("name", ""))
+        suite.append(case)
+    _count(suite)
+    suite.set("skipped", _number(suite, "skipped"))
+    return suite
+
+
+def _count(element: ElementTree.Element) -> None:
+    for attribute, tag in _COUNTED.items():
+        element.set(attribute, _number(element, tag))
+
+
+def _number(element: ElementTree.Element, tag: str) -> str:
+    return str(len(list(element.iter(tag))))
+
+
+def _properties(story: Summary) -> ElementTree.Element:
+    subject = story.subject
+    found = {
+        "model": subject.name,
+        "file": subject.sha256,
+        "policy": subject.policy_sha256,
+        "evidence": subject.evidence_sha256,
+        "machine": subject.machine,
+    }
+    made = ElementTree.Element("properties")
+    for name, value in found.items():
+        if value is not None:
+            ElementTree.SubElement(made, "property", name=name, value=make_printable(str(value)))
+    return made
+
+
+def _case(word: CheckRow, causes: Mapping[str, str]) -> ElementTree.Element:
+    check = word.check
+    places = (check.part, check.output, check.label)
+    title = " / ".join(place for place in places if place)
+    case = ElementTree.Element("testcase", name=make_printable(title))
+    if check.verdict in _ELEMENTS:
+        short = make_printable(format_bound_usage(check) or check.explanation)
+        found = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
+        found.set("type", check.name)
+        found.text = "\n".join(_sentences(word, causes.get(check.title)))
+    return case
+
+
+def _sentences(word: CheckRow, cause: str | None) -> Iterator[str]:
+    """For those who open the case: the cause first, which many cases may share."""
+    check = word.check
+    if cause is not None:
+        yield make_printable(cause)
+    yield make_printable(check.explanation)
+    yield f"Asks: {make_printable(word.meaning)}"
+    if check.bound is not None:
+        yield f"Why this bound: {make_printable(word.why)}"
+    if check.remedy:
+        yield f"Try: {make_printable(check.remedy)}"
+
+
+def _riddle(result: CiResult) -> ElementTree.Element:
+    """The case that says what no check says."""
+    case = ElementTree.Element("testcase", name=result.title)
+    tag = "failure" if result.colour == "rejected" else "error"
+    found = ElementTree.SubElement(case, tag, message=make_printable(result.reason))
+    found.set("type", result.colour)
+    found.text = make_printable(result.reason)
+    return case
+
+
+# All are gauges with names that older readers take too, such as node_exporter's textfile collector.
+
 
 _CHECK = ("part", "runtime", "output", "check", "point")
+
 _DECISIVE = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
 
 
-def openmetrics(result: CiResult) -> str:
+def openmetrics_text(result: CiResult) -> str:
     """The text, ending with `# EOF`. Every series has the label `model`; docs/ci.md lists them."""
 
     class Numbers(Collector):
         """Those of this result."""
 
         def collect(self) -> Iterator[GaugeMetricFamily]:
-            model = printable(result.subject)
+            model = make_printable(result.subject)
             yield from _of_result(result, model)
             if result.story is not None:
                 yield from _of_file(result.story, model)
@@ -60,7 +255,7 @@ def _of_result(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
     yield verdict
 
 
-def _of_file(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
+def _of_file(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     subject = story.subject
     file = _gauge("file", "1; which file was judged, by which policy.", "sha256", "policy")
     file.add_metric((model, str(subject.sha256), str(subject.policy_sha256 or "")), 1)
@@ -79,7 +274,7 @@ def _of_file(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
             yield gauge
 
 
-def _of_runtimes(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
+def _of_runtimes(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     passed = _gauge(
         "runtime_passed", "1 where every check of the runtime held.", "runtime", "state"
     )
@@ -88,7 +283,7 @@ def _of_runtimes(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
     )
     latency = _gauge("batch_latency", "Median time of a batch.", "runtime", unit="seconds")
     for row in story.proof:
-        name = printable(row.runtime)
+        name = make_printable(row.runtime)
         passed.add_metric((model, name, row.state), float(row.state == "passed"))
         if row.agreement is not None:
             agreement.add_metric((model, name), row.agreement)
@@ -97,13 +292,13 @@ def _of_runtimes(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
     yield from (passed, agreement, latency)
 
 
-def _of_checks(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
+def _of_checks(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     counts = Counter(
         (word.check.runtime or MEASUREMENT, word.check.verdict.value) for word in story.words
     )
     count = _gauge("checks", "Checks by their verdict.", "runtime", "verdict")
     for (runtime, verdict), number in counts.items():
-        count.add_metric((model, printable(runtime), verdict), number)
+        count.add_metric((model, make_printable(runtime), verdict), number)
     yield count
     observed = _gauge("check_observed", "What a check saw, in its own unit.", *_CHECK)
     bound = _gauge("check_bound", "What is allowed, in the same unit.", *_CHECK)
@@ -122,15 +317,15 @@ def _of_checks(story: Story, model: str) -> Iterator[GaugeMetricFamily]:
     yield from (observed, bound, used)
 
 
-def _once(story: Story) -> Iterator[tuple[tuple[str, ...], Word]]:
+def _once(story: Summary) -> Iterator[tuple[tuple[str, ...], CheckRow]]:
     """The checks by their labels, of equal ones the first that does not hold: a series may be there
     once."""
-    found: dict[tuple[str, ...], Word] = {}
+    found: dict[tuple[str, ...], CheckRow] = {}
     for word in sorted(story.words, key=lambda word: word.check.verdict is Verdict.PASS):
         check = word.check
         runtime = check.runtime or MEASUREMENT
         names = (check.part, runtime, check.output, check.name, check.point)
-        found.setdefault(tuple(printable(name or "") for name in names), word)
+        found.setdefault(tuple(make_printable(name or "") for name in names), word)
     yield from found.items()
 
 
@@ -139,3 +334,117 @@ def _seconds(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
+
+
+_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
+
+_FINGERPRINT = "parityGate/v1"
+
+
+def sarif_log(
+    report: LintReport | None,
+    *,
+    exit_code: int,
+    failure: str = "",
+    file_of: Callable[[str], str] = str,
+) -> str:
+    """The JSON text: every rule with its help, every finding with file and line.
+
+    `report`: None where nothing could be read, for the reason `failure`; whoever shows it must not
+    take that for a model without findings. `file_of`: the path of a finding's file below the root
+    of the repository, by its path below the import path. A silenced finding is there, as suppressed
+    in its source.
+    """
+    run: dict[str, Any] = {
+        "tool": {"driver": _driver()},
+        "invocations": [_invocation(report, exit_code=exit_code, failure=failure)],
+        "columnKind": "unicodeCodePoints",
+        "results": [] if report is None else list(_results(report, file_of)),
+    }
+    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(log, indent=2) + "\n"
+
+
+def _driver() -> dict[str, Any]:
+    return {
+        "name": "parity-gate",
+        "semanticVersion": metadata.version("parity-gate"),
+        "rules": [
+            {
+                "id": code,
+                "shortDescription": {"text": f"{rule.title}."},
+                "fullDescription": {"text": f"{rule.message}."},
+                "help": {
+                    "text": f"{rule.message}. Instead: {rule.rewrite}. docs/lint/{code}.md",
+                    "markdown": f"{rule.message}.\n\n**Instead:** {rule.rewrite}.\n\n"
+                    f"More: `docs/lint/{code}.md`. `# noqa: {code}` on the line silences it.",
+                },
+                "defaultConfiguration": {"level": rule.level},
+                "properties": {"strategies": sorted(rule.strategies)},
+            }
+            for code, rule in RULES.items()
+        ],
+    }
+
+
+def _invocation(report: LintReport | None, *, exit_code: int, failure: str) -> dict[str, Any]:
+    unread = () if report is None else report.unread
+    notices = [f"not read: {code.name}: {code.reason}" for code in unread]
+    notes = [{"level": "warning", "message": {"text": make_printable(text)}} for text in notices]
+    if report is None:
+        notes.append(
+            {"level": "error", "message": {"text": make_printable(failure) or "it failed"}}
+        )
+    return {
+        "executionSuccessful": exit_code < 2,
+        "exitCode": exit_code,
+        "toolExecutionNotifications": notes,
+    }
+
+
+def _results(report: LintReport, file_of: Callable[[str], str]) -> Iterator[dict[str, Any]]:
+    places = {code: place for place, code in enumerate(RULES)}
+    alike: Counter[str] = Counter()
+    for finding in report.findings:
+        fingerprint = _fingerprint(finding)
+        alike[fingerprint] += 1
+        result = {
+            "ruleId": finding.code,
+            "ruleIndex": places[finding.code],
+            "level": finding.level,
+            "message": {"text": make_printable(_message(finding))},
+            "locations": [_location(finding, file_of(finding.path))],
+            "partialFingerprints": {_FINGERPRINT: f"{fingerprint}:{alike[fingerprint]}"},
+        }
+        if finding.suppressed:
+            result["suppressions"] = [{"kind": "inSource"}]
+        yield result
+
+
+def _message(finding: LintFinding) -> str:
+    module = f" (in {finding.module})" if finding.module else ""
+    return f"{finding.expression}{module}: {finding.message}. Instead: {finding.rewrite}."
+
+
+def _location(finding: LintFinding, file: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
+            "region": {
+                "startLine": finding.line,
+                "snippet": {"text": make_printable(finding.expression)},
+            },
+        }
+    }
+    if finding.module:
+        name = make_printable(finding.module)
+        found["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
+    return found
+
+
+def _fingerprint(finding: LintFinding) -> str:
+    """The same when lines above it come and go."""
+    text = "\0".join((finding.code, finding.path, finding.expression))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

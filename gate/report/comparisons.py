@@ -1,31 +1,190 @@
-"""Exporters side by side: as a table for the terminal, as Markdown, and as a chart."""
+"""Export comparison and preprocessing comparison."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from gate.records.trials import Trial, TrialParity, Trials
-from gate.report.charts.drawing import SERIES, SMALL, TEXT, Chart, chart, literal, logarithmic
-from gate.report.table import add_row, table
-from gate.story.wording import number, printable
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.preprocess.comparison import Exhibit
+from gate.preprocess.spec import PreprocessSpec, to_pixels
+from gate.records.export import ExportTrialRecord, TrialParity, Trials
+from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
+from gate.report.chart import SERIES, SMALL, TEXT, Chart, chart, literal, logarithmic
+from gate.report.terminal import add_row, print_table
+from gate.storage.safe_text import make_printable
+from gate.summary.render import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import Console
 
-_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime", "max_abs_diff",
+
+_ROWS = 12
+
+_ZOOM = 24
+"""Pixels of a side that are shown enlarged, around the largest difference."""
+
+_PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max", "flips", "confidence",
+             "verdict")  # fmt: skip
+
+
+def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
+    """The table of consumers in steps, then causes, then the values of both sides."""
+    from rich.text import Text
+
+    console.print(
+        Text(
+            f"{parity.images} pictures, against {parity.reference}; differences in 1/255 of the "
+            f"value range before normalisation, {bound:g} allowed"
+        )
+    )
+    shown = print_table(_PREPROCESSING_HEADINGS, right=_PREPROCESSING_HEADINGS[1:-1])
+    for consumer in parity.consumers:
+        good = consumer.within(bound)
+        style = "" if good else "dim" if consumer.not_measured else "red"
+        add_row(shown, _cells(consumer, good=good), style=style)
+    console.print(shown)
+    for sentence in preprocessing_sentences(parity):
+        console.print(Text(sentence))
+    for line in _sides(parity):
+        console.print(Text(line))
+
+
+def preprocessing_sentences(parity: PreprocessingParity) -> Iterator[str]:
+    """One line for each consumer that has a cause, a wrong shape, a failure or is not here."""
+    for consumer in parity.consumers:
+        if consumer.causes:
+            share = f"{100 * (consumer.explained or 0.0):.3g} %"
+            reason = f"{'; '.join(consumer.causes)} (explains {share} of {consumer.worst})"
+        elif consumer.mismatched:
+            reason = f"{len(consumer.mismatched)} of another shape: {consumer.mismatched[0]}"
+        elif consumer.max_diff is not None and consumer.max_diff > 1.0:
+            reason = f"no known cause explains the difference on {consumer.worst}"
+        else:
+            continue
+        yield make_printable(f"{consumer.consumer}: {reason}")
+
+
+def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes:
+    """PNG: for each consumer its worst picture, as the reference and as the consumer made it, their
+    difference enlarged, and both once more around the largest difference."""
+    from matplotlib.figure import Figure
+
+    shown = list(exhibits.items())[:_ROWS]
+    drawn = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
+    grid: NDArray[Any] = np.atleast_2d(drawn.subplots(len(shown), 5))
+    for axes, (name, exhibit) in zip(grid, shown, strict=True):
+        _row(axes, _literal(make_printable(name)), exhibit, spec)
+    return _png(drawn)
+
+
+def _literal(text: str) -> str:
+    """`text`, cut to what fits, without the dollar signs that would make it a formula."""
+    fits = text if len(text) <= 72 else f"{text[:40]}…{text[-31:]}"
+    return fits.replace("$", r"\$")
+
+
+def _png(drawn: Figure) -> bytes:
+    """The same figure gives the same bytes. Not SVG, as charts are: these are pictures."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    stream = io.BytesIO()
+    FigureCanvasAgg(drawn)
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes; the tables have it in full.
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font", category=UserWarning
+        )
+        drawn.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _row(axes: NDArray[Any], name: str, exhibit: Exhibit, spec: PreprocessSpec) -> None:
+    reference, got = to_pixels(exhibit.reference, spec), to_pixels(exhibit.tensor, spec)
+    off = np.nan_to_num(np.abs(got - reference), nan=255.0, posinf=255.0)
+    enlarged = 255.0 / max(float(np.quantile(off, 0.999)), 1.0)
+    row, column = np.unravel_index(int(off.max(axis=2).argmax()), off.shape[:2])
+    window = _window(int(row), off.shape[0]), _window(int(column), off.shape[1])
+    titles = ("reference", name, f"difference x {enlarged:.3g}", "reference, zoomed",
+              f"{name}, zoomed")  # fmt: skip
+    pictures = (reference, got, off * enlarged, reference[window], got[window])
+    for place, title, picture in zip(axes, titles, pictures, strict=True):
+        clipped = np.clip(np.nan_to_num(picture), 0.0, 255.0)
+        place.imshow(np.rint(clipped).astype(np.uint8), interpolation="nearest")
+        place.set_title(title, fontsize=9)
+        place.set_xticks([])
+        place.set_yticks([])
+    axes[0].set_ylabel(_literal(make_printable(exhibit.picture.rpartition("/")[2])), fontsize=8)
+    axes[2].set_xlabel(f"largest {format_number(float(off.max()))} of 255", fontsize=8)
+
+
+def _window(place: int, size: int) -> slice:
+    start = min(max(place - _ZOOM // 2, 0), max(size - _ZOOM, 0))
+    return slice(start, start + _ZOOM)
+
+
+def _cells(consumer: ConsumerParity, *, good: bool) -> tuple[str, ...]:
+    if consumer.max_diff is None:
+        why = consumer.not_measured or consumer.failure or "another shape or dtype"
+        state = "not measured" if consumer.not_measured else "differs"
+        return (consumer.consumer, "", "", "", "", "", "", f"{state}: {make_printable(why)}")
+    decisions = consumer.decisions
+    share = 100 * (consumer.over_one_step or 0.0)
+    return (
+        consumer.consumer,
+        format_number(consumer.max_diff),
+        format_number(consumer.mean_diff or 0.0),
+        f"{share:.3g} %",
+        " ".join(format_number(channel.max) for channel in consumer.channels),
+        f"{decisions.flips}/{decisions.images}" if decisions else "",
+        format_number(decisions.confidence_diff_max) if decisions else "",
+        "same" if good else f"differs: {make_printable(consumer.failure or _short(consumer))}",
+    )
+
+
+def _short(consumer: ConsumerParity) -> str:
+    if consumer.nonfinite:
+        return f"{consumer.nonfinite} values are not finite"
+    return "; ".join(cause.split(" (")[0] for cause in consumer.causes) or "cause not known"
+
+
+def _sides(parity: PreprocessingParity) -> Iterator[str]:
+    """Shape, smallest, largest, mean and first values of each side."""
+    yield f"{parity.reference}: {_described(parity.reference_values)}"
+    for consumer in parity.consumers:
+        if consumer.values is not None:
+            shape = list(consumer.shape)
+            yield f"{consumer.consumer}: shape {shape}, {_described(consumer.values)}"
+
+
+def _described(values: TensorSummary) -> str:
+    first = " ".join(f"{value:.4g}" for value in values.first)
+    return f"min {values.min:.4g}, max {values.max:.4g}, mean {values.mean:.4g}; first {first}"
+
+
+_TRIALS_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime", "max_abs_diff",
              "l2_logits", "l2_probabilities", "noise_ratio", "top-1", "ms", "verdict")  # fmt: skip
+
 _SHORT = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff", "L2", "L2 prob",
           "noise", "top-1", "ms", "verdict")  # fmt: skip
 """The same for a terminal, which is narrow."""
+
 _LEFT = ("strategy", "folding", "runtime", "verdict")
+
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not exported": "yellow"}
+
 _FROM = 0.1
 """Where the axis begins, unless something is smaller."""
+
 _LEAST, _MOST = 1e-3, 1e12
+
 _PITCH, _REST = 14, 70
 
 
@@ -33,16 +192,16 @@ def print_trials(found: Trials, console: Console) -> None:
     """The table, then what it means."""
     from rich.text import Text
 
-    shown = table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
+    shown = print_table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
     shown.columns[_SHORT.index("runtime")].no_wrap = True
     for verdict, cells in _rows(found):
         add_row(shown, cells, style=_STYLES[verdict])
     console.print(shown)
-    for sentence in sentences(found):
+    for sentence in trials_sentences(found):
         console.print(Text(sentence))
 
 
-def sentences(found: Trials) -> Iterator[str]:
+def trials_sentences(found: Trials) -> Iterator[str]:
     """Which exports are wrong, which are best, and why some gave no file."""
     good = [trial for trial in found.trials if trial.verdict == "PASS"]
     bad = [trial for trial in found.trials if trial.verdict in ("FAIL", "ERROR")]
@@ -56,21 +215,21 @@ def sentences(found: Trials) -> Iterator[str]:
             for parity in trial.parities
             if parity.verdict != "PASS"
         ]
-        yield printable(f"{trial.verdict}: {trial.title}: {'; '.join(failed)}")
+        yield make_printable(f"{trial.verdict}: {trial.title}: {'; '.join(failed)}")
     for trial in found.trials:
         if trial.failure is not None:
-            yield printable(f"not exported: {trial.title}: {trial.failure}")
+            yield make_printable(f"not exported: {trial.title}: {trial.failure}")
     for warning in dict.fromkeys(text for trial in found.trials for text in trial.warnings):
-        yield printable(f"warned: {warning}")
+        yield make_printable(f"warned: {warning}")
 
 
 def markdown(found: Trials) -> str:
     """The same as a Markdown text."""
     lines = [f"# Exports of {found.factory}", ""]
-    lines += [f"| {' | '.join(_HEADINGS)} |"]
-    lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _HEADINGS) + "|"]
+    lines += [f"| {' | '.join(_TRIALS_HEADINGS)} |"]
+    lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _TRIALS_HEADINGS) + "|"]
     lines += [f"| {' | '.join(cells)} |" for _, cells in _rows(found)]
-    lines += ["", *(f"- {_escape(sentence)}" for sentence in sentences(found))]
+    lines += ["", *(f"- {_escape(sentence)}" for sentence in trials_sentences(found))]
     return "\n".join(lines) + "\n"
 
 
@@ -105,7 +264,7 @@ def trials_chart(found: Trials) -> Chart | None:
         "trials",
         paint,
         title=f"Exports of {found.factory}, n = {found.samples}",
-        alternative="; ".join(sentences(found)),
+        alternative="; ".join(trials_sentences(found)),
         height=_REST + _PITCH * len(exported) * (len(runtimes) + 1),
     )
 
@@ -117,7 +276,7 @@ def _place(ratio: float | None) -> float:
     return _MOST if math.isnan(ratio) else min(max(ratio, _LEAST), _MOST)
 
 
-def _of(trial: Trial, runtime: str) -> float | None:
+def _of(trial: ExportTrialRecord, runtime: str) -> float | None:
     return next((p.noise_ratio for p in trial.parities if p.runtime == runtime), None)
 
 
@@ -126,14 +285,14 @@ def _rows(found: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
     for trial in found.trials:
         about = _about(trial)
         if not trial.parities:
-            rest = ("",) * (len(_HEADINGS) - len(about) - 1)
+            rest = ("",) * (len(_TRIALS_HEADINGS) - len(about) - 1)
             yield trial.verdict, (*about, *rest, trial.verdict)
         for place, parity in enumerate(trial.parities):
             first = about if place == 0 else ("",) * len(about)
             yield parity.verdict, (*first, *_measured(parity))
 
 
-def _about(trial: Trial) -> tuple[str, ...]:
+def _about(trial: ExportTrialRecord) -> tuple[str, ...]:
     opset = f"{trial.opset_asked}"
     if trial.opset is not None and trial.opset != trial.opset_asked:
         opset += f", got {trial.opset}"
@@ -161,7 +320,7 @@ def _measured(parity: TrialParity) -> tuple[str, ...]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else number(value)
+    return "" if value is None else format_number(value)
 
 
 def _escape(text: str) -> str:

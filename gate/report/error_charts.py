@@ -1,40 +1,364 @@
-"""Each bounded number as observed ÷ bound, on one logarithmic axis, the worst first.
-
-A row has its name above its mark, so that the whole width is left for the axis: a name beside the
-axis would take half a telephone.
-"""
+"""Bound usage, differences, agreement, confidence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.report.charts.drawing import (
+from scipy.special import betaincinv
+
+from gate.decision.bound_rules import agreement_lower_bound
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision
+from gate.records.evidence import Evidence
+from gate.records.outputs import PER_OCTAVE, ClassParity, ConfidenceOfClass, Histogram, OutputParity
+from gate.report.chart import (
     BLUE,
     GREY,
+    ORANGE,
     PINK,
     RED,
+    SERIES,
+    SMALL,
     TEXT,
     Chart,
     chart,
-    label,
+    decimal,
     literal,
     logarithmic,
 )
-from gate.story.story import Word
-from gate.story.wording import allowed, number, observed
+from gate.report.chart import label as drawing_label
+from gate.storage.safe_text import make_printable
+from gate.summary.render import allowed, format_number, observed
+from gate.summary.summary import CheckRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+_LEVEL = 0.95
+
+_AGREEMENT_PITCH, _AGREEMENT_REST, _MOST_ROWS = 30, 50, 12
+
+_CHECKS = ("top1_agreement", "top1_lower_bound")
+
+
+class _Row(NamedTuple):
+    name: str
+    agreement: float
+    low: float
+    high: float
+    bound: float | None
+    failed: bool
+    counted: str
+
+
+def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Chart | None:
+    """Top-1 agreement of each runtime and output with its Clopper-Pearson interval; None: no
+    output of classes. With the decision: the bounds."""
+    rows = list(_rows(evidence, decision))[:_MOST_ROWS]
+    if not rows:
+        return None
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        for place, row in enumerate(rows):
+            _agreement_draw(axes, place, row)
+        least = min([row.low for row in rows] + [row.bound for row in rows if row.bound])
+        axes.set_xlim(least - 0.12 * (1.0 - least) - 1e-4, 1.0 + 0.04 * (1.0 - least) + 1e-5)
+        axes.set_ylim(len(rows) - 0.4, -0.8)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.grid(visible=True, axis="x")
+        axes.ticklabel_format(axis="x", useOffset=False)
+        axes.locator_params(axis="x", nbins=5)
+        axes.set_xlabel("share of samples with the same answer; | its bound")
+
+    return chart(
+        "agreement",
+        paint,
+        title="Same answer as PyTorch, and what the samples prove",
+        alternative="; ".join(
+            f"{row.name}: {row.counted}, with 95 % confidence at least {row.low:.4f}"
+            + (f", allowed from {row.bound:g}" if row.bound is not None else "")
+            for row in rows
+        ),
+        height=_AGREEMENT_REST + _AGREEMENT_PITCH * len(rows),
+    )
+
+
+def _agreement_draw(axes: Axes, place: int, row: _Row) -> None:
+    color, marker = (RED, "X") if row.failed else (BLUE, "o")
+    at = place + 0.2
+    axes.plot([row.low, row.high], [at, at], color=color, linewidth=2.5, solid_capstyle="butt")
+    axes.plot(row.agreement, at, marker=marker, color=color, markersize=7)
+    if row.bound is not None:
+        axes.plot([row.bound] * 2, [at - 0.22, at + 0.22], color=TEXT, linewidth=2)
+    drawing_label(axes, place - 0.25, name=literal(row.name, 36), value=row.counted)
+
+
+def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            parity = output.classification
+            answered = _answered(output, parity) if parity is not None else 0
+            if parity is None or answered <= 0:
+                continue
+            checks = [
+                check
+                for check in (decision.checks if decision else ())
+                if check.name in _CHECKS
+                and (check.runtime, check.output) == (runtime.runtime, output.name)
+            ]
+            bounds = [check.bound for check in checks if isinstance(check.bound, float)]
+            same = max(answered - parity.top1_disagreements, 0)
+            several = f" / {output.name}" if len(runtime.outputs) > 1 else ""
+            yield _Row(
+                name=make_printable(f"{runtime.runtime}{several}"),
+                agreement=same / answered,
+                low=agreement_lower_bound(parity.top1_disagreements, answered, confidence=_LEVEL),
+                high=_upper_bound(answered - same, answered),
+                bound=max(bounds, default=None),
+                failed=any(check.verdict is Verdict.FAIL for check in checks),
+                counted=f"{same} of {answered}",
+            )
+
+
+def _answered(output: OutputParity, parity: ClassParity) -> int:
+    return output.samples - parity.nan_rows - parity.top1_ties
+
+
+def _upper_bound(disagreements: int, samples: int) -> float:
+    """As `top1_lower_bound`, from above: 1.0 without a disagreement."""
+    if disagreements <= 0:
+        return 1.0
+    return float(betaincinv(samples - disagreements + 1, disagreements, _LEVEL))
+
+
+MOST_CLASSES = 20
+
+_CONFIDENCE_PITCH, _CONFIDENCE_REST = 15, 78
+
+_FEWEST, _NARROWEST = 6, 1e-3
+"""Rows that the chart has room for, and what its axis of confidence spans at least."""
+
+
+def confidence_chart(evidence: Evidence) -> Chart | None:
+    """The classes that moved most, in the runtime that moved most; None: no output of classes."""
+    rows = [row for row in _logits(evidence) if row[1].confidence.per_class]
+    if not rows:
+        return None
+    name, parity = max(rows, key=lambda row: _size(row[1].confidence.max))
+    classes = sorted(parity.confidence.per_class, key=lambda one: -abs(_moved(one)))
+    shown = classes[:MOST_CLASSES]
+    signed = all(one.signed_mean is not None for one in shown)
+
+    def paint(drawn: Figure) -> None:
+        both = signed and all(one.reference_mean is not None for one in shown)
+        left, *right = drawn.subplots(1, 2 if both else 1, squeeze=False, sharey=True)[0]
+        _changes(left, shown, signed=signed)
+        if right:
+            _answers(right[0], shown)
+            drawn.legend(loc="outside lower center", ncols=3, handletextpad=0.3)
+
+    of = (
+        f", the {len(shown)} of {len(classes)} that moved most" if len(classes) > len(shown) else ""
+    )
+    words = "; ".join(f"class {one.label} {_moved(one):+.2g}" for one in shown[:5])
+    return chart(
+        "confidence",
+        paint,
+        title=f"Confidence by class{of} ({name})",
+        alternative=f"Mean change of the confidence{'' if signed else ', sign not recorded'}: "
+        f"{words}. Largest of a single sample: {format_number(parity.confidence.max)}",
+        height=_CONFIDENCE_REST + _CONFIDENCE_PITCH * max(len(shown), _FEWEST),
+    )
+
+
+def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    changes = [_moved(one) for one in shown]
+    colors = [BLUE if change >= 0.0 else ORANGE for change in changes]
+    axes.barh(range(len(shown)), changes, color=colors, height=0.7)
+    axes.axvline(0.0, color=TEXT, linewidth=0.8)
+    widest = max(map(abs, changes)) or 1.0
+    axes.set_xlim(-1.15 * widest if min(changes) < 0 else 0.0, 1.15 * widest)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3, symmetric=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(_change))
+    axes.set_yticks(range(len(shown)), [str(one.label) for one in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_ylabel("class that PyTorch predicts")
+    axes.set_xlabel("file - PyTorch" if signed else "|file - PyTorch|")
+    axes.grid(visible=True, axis="x")
+
+
+def _change(value: float, _place: int | None = None) -> str:
+    """A change at the axis: 0.01, -8·10⁻⁶."""
+    if value == 0.0 or abs(value) >= 1e-3:
+        return f"{value:.2g}"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}·{decimal(10.0 ** int(power))}"
+
+
+def _answers(axes: Axes, shown: list[ConfidenceOfClass]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    before = [_finite(one.reference_mean) for one in shown]
+    after = [_finite(one.candidate_mean) for one in shown]
+    places = range(len(shown))
+    axes.hlines(places, before, after, color=GREY, linewidth=1)
+    axes.plot(before, places, "o", color=TEXT, fillstyle="none", markersize=6, label="PyTorch")
+    axes.plot(after, places, "x", color=BLUE, markersize=5, label="file")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    axes.margins(x=0.12)
+    axes.ticklabel_format(axis="x", useOffset=False)
+    low, high = min(*before, *after), max(*before, *after)
+    if high - low < _NARROWEST:
+        axes.set_xlim(low - _NARROWEST, high + _NARROWEST)
+    axes.tick_params(axis="y", left=False, labelleft=False)
+    axes.set_xlabel("mean confidence")
+    axes.grid(visible=True, axis="x")
+
+
+def _logits(evidence: Evidence) -> Iterator[tuple[str, ClassParity]]:
+    for runtime in evidence.runtimes:
+        several = len(runtime.outputs) > 1
+        for output in runtime.outputs:
+            if output.classification is not None:
+                name = f"{runtime.runtime} / {output.name}" if several else runtime.runtime
+                yield make_printable(name), output.classification
+
+
+def _moved(one: ConfidenceOfClass) -> float:
+    """With its sign where that was recorded."""
+    return _finite(one.mean if one.signed_mean is None else one.signed_mean)
+
+
+def _finite(value: float | None) -> float:
+    return min(max(value, -1.0), 1.0) if value is not None and math.isfinite(value) else 0.0
+
+
+def _size(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+_HEIGHT = 230
+
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""What an axis of differences can show."""
+
+
+def differences_chart(evidence: Evidence, decision: Decision | None = None) -> Chart | None:
+    """Sizes of |file - PyTorch| of the output that is farthest off, one line a runtime; None:
+    they were not recorded, or nothing differs. With the decision: the bounds beside them."""
+    rows = list(_recorded(evidence))
+    if not rows:
+        return None
+    worst = max((output for _, output, _ in rows), key=_off)
+    shown = [row for row in rows if row[1].name == worst.name][: len(SERIES)]
+    lines = list(_lines(worst, decision))
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        _differences_draw(axes, [(name, spread) for name, _, spread in shown], lines)
+        drawn.legend(loc="outside lower center", ncols=2, handlelength=2.2, columnspacing=1.2)
+
+    equal = ", ".join(f"{name}: {_equal(spread)}" for name, _, spread in shown)
+    beside = ", ".join(f"{label} {format_number(at)}" for label, at in lines)
+    return chart(
+        "differences",
+        paint,
+        title=f"How large the differences of single elements are ({make_printable(worst.name)})",
+        alternative=f"Largest difference {format_number(worst.max_abs_diff)}, mean "
+        f"{format_number(worst.mean_abs_diff)}; {beside or 'no floor was measured'}. Equal: {equal}",
+        height=_HEIGHT,
+    )
+
+
+def _differences_draw(
+    axes: Axes, spreads: list[tuple[str, Histogram]], lines: list[tuple[str, float]]
+) -> None:
+    edges = [_edges(spread) for _, spread in spreads]
+    marks = [at for _, at in lines]
+    low, high = min(min(e) for e in edges), max(max(e) for e in edges)
+    logarithmic(axes, min([low, *marks]) / 3, max([high, *marks]) * 3)
+    for (name, spread), places, look in zip(spreads, edges, SERIES, strict=False):
+        total = sum(spread.counts) + spread.zeros + spread.nonfinite
+        shares = [100 * count / total for count in spread.counts]
+        axes.stairs(shares, places, color=look[0], linestyle=look[2], linewidth=1.6,
+                    label=literal(name))  # fmt: skip
+    top = axes.get_ylim()[1]
+    axes.set_ylim(0, 1.45 * top)
+    for place, (label, at) in enumerate(lines):
+        axes.axvline(at, color=TEXT, linewidth=1.2, linestyle="-" if place else ":")
+        right = math.log(at) > math.log(low) + 0.6 * math.log(high / low)
+        height = (1.36 - 0.11 * place) * top
+        axes.text(at, height, f" {literal(label)} ", ha="right" if right else "left",
+                  va="center", fontsize=SMALL)  # fmt: skip
+    axes.set_xlabel("|file - PyTorch|")
+    axes.set_ylabel("share in %")
+
+
+def _recorded(evidence: Evidence) -> Iterator[tuple[str, OutputParity, Histogram]]:
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            if output.differences is not None and any(output.differences.counts):
+                yield runtime.runtime, output, output.differences
+
+
+def _lines(output: OutputParity, decision: Decision | None) -> Iterator[tuple[str, float]]:
+    """Where vertical lines stand: the floor, and what the bounds allow, in the output's units."""
+    floor = output.noise.floor_rms if output.noise is not None else math.nan
+    if not _SMALLEST < floor < _LARGEST:
+        floor = math.nan
+    else:
+        yield "rounding", floor
+    for name, unit, label in (
+        ("noise_diff", floor, "allowed"),
+        ("max_abs_diff", 1.0, "max_abs_diff"),
+    ):
+        bounds = [
+            check.bound
+            for check in (decision.checks if decision else ())
+            if check.name == name and check.output == output.name and isinstance(check.bound, float)
+        ]
+        if bounds and _SMALLEST < min(bounds) * unit < _LARGEST:
+            yield label, min(bounds) * unit
+
+
+def _edges(spread: Histogram) -> list[float]:
+    powers = range(spread.first, spread.first + len(spread.counts) + 1)
+    return [min(max(2.0 ** max(min(power / PER_OCTAVE, 1000.0), -1000.0), _SMALLEST), _LARGEST)
+            for power in powers]  # fmt: skip
+
+
+def _equal(spread: Histogram) -> str:
+    total = sum(spread.counts) + spread.zeros + spread.nonfinite
+    spoilt = f", {spread.nonfinite} not finite" if spread.nonfinite else ""
+    return f"{spread.zeros} of {total} elements{spoilt}"
+
+
+def _off(output: OutputParity) -> float:
+    """How far off an output is: in units of rounding where that is measured."""
+    value = output.noise.ratio if output.noise is not None else output.scaled_diff
+    return math.inf if math.isnan(value) else value
+
+
+# A row has its name above its mark, so that the whole width is left for the axis: a name beside the
+# axis would take half a telephone.
+
+
 MOST_ROWS = 25
 """More rows than this nobody reads; the table has all."""
-_PITCH, _AXIS = 25, 46
+
+_STRAIN_PITCH, _AXIS = 25, 46
+
 _LEAST, _MOST = 1e-4, 1e7
 """Where the axis ends; what is beyond is drawn at its end with an arrow."""
+
 _LOOKS = {
     Verdict.PASS: (BLUE, "o"),
     Verdict.FAIL: (RED, "X"),
@@ -43,14 +367,16 @@ _LOOKS = {
 }
 
 
-def worst_first(words: Iterable[Word]) -> list[Word]:
+def worst_first(words: Iterable[CheckRow]) -> list[CheckRow]:
     """Those with a number beside a bound; what is no number at all is the worst. What is counted in
     the graph comes after what fails by measure: one of none allowed is beyond by no factor."""
     bounded = [word for word in words if word.strain is not None]
     return sorted(bounded, key=lambda word: (_kind(word), -_sortable(word)))
 
 
-def strain(words: Iterable[Word], *, name: str = "strain", most: int = MOST_ROWS) -> Chart | None:
+def bound_usage_chart(
+    words: Iterable[CheckRow], *, name: str = "strain", most: int = MOST_ROWS
+) -> Chart | None:
     """The chart of the worst `most`; None: nothing has a bound."""
     ranked = worst_first(words)
     rows = ranked[:most]
@@ -80,18 +406,18 @@ def strain(words: Iterable[Word], *, name: str = "strain", most: int = MOST_ROWS
         title=f"How much of its bound each number has used{more}",
         alternative=f"{len(rows)} numbers, {beyond} beyond their bound. The worst: "
         + "; ".join(f"{word.check.title} {_of_bound(word)}" for word in rows[:5]),
-        height=_AXIS + _PITCH * len(rows),
+        height=_AXIS + _STRAIN_PITCH * len(rows),
     )
 
 
-def _mark(axes: Axes, row: int, word: Word, place: float) -> None:
+def _mark(axes: Axes, row: int, word: CheckRow, place: float) -> None:
     color, marker = _LOOKS[word.check.verdict]
     low, high = axes.get_xlim()
     axes.hlines(row + 0.2, low, place, color=color, linewidth=1.5, alpha=0.7)
     end = {"marker": ">", "clip_on": False} if place >= high else {"marker": marker}
     axes.plot(place, row + 0.2, color=color, markersize=6.5, linestyle="none", **end)
     named, numbers = literal(_named(word.check)), literal(_numbers(word.check), 24)
-    label(axes, row - 0.26, name=named, value=numbers)
+    drawing_label(axes, row - 0.26, name=named, value=numbers)
 
 
 def _named(check: CheckResult) -> str:
@@ -102,22 +428,22 @@ def _numbers(check: CheckResult) -> str:
     return f"{observed(check)} {allowed(check)}".strip()
 
 
-def _of_bound(word: Word) -> str:
+def _of_bound(word: CheckRow) -> str:
     value = word.strain or 0.0
-    return f"{number(value)} times its bound" if math.isfinite(value) else "no finite number"
+    return f"{format_number(value)} times its bound" if math.isfinite(value) else "no finite number"
 
 
-def _place(word: Word) -> float:
+def _place(word: CheckRow) -> float:
     return min(max(_sortable(word), _LEAST), _MOST)
 
 
-def _kind(word: Word) -> int:
+def _kind(word: CheckRow) -> int:
     """What fails by measure, then what is counted, then what passes: each by its size."""
     if word.check.verdict is Verdict.FAIL and word.check.name.startswith("graph_"):
         return 1
     return 0 if _sortable(word) > 1.0 else 2
 
 
-def _sortable(word: Word) -> float:
+def _sortable(word: CheckRow) -> float:
     value = word.strain or 0.0
     return math.inf if math.isnan(value) else value

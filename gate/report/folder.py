@@ -1,27 +1,99 @@
-"""The records of a judgement as they lie in a folder: what a page is made of again."""
+"""Write and read a report folder."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.attestation.keys import labels
-from gate.attestation.statements import Statements
-from gate.attestation.trust import Trust
-from gate.decision.decision import Decision, decide
+from gate.decision.decide import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison, TrendRow
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
-from gate.records.localisation import Explanation, Localisation
-from gate.records.names import CHANGE, DECISION, EVIDENCE, EXPLANATION, LOCALISATION
-from gate.records.trend import TrendRow
-from gate.report.folder import pictures
-from gate.report.report import Report
-from gate.story.making import story_of
-from gate.story.story import Change
-from gate.story.wording import printable
+from gate.records.layout import (
+    CHANGE,
+    DECISION,
+    EVIDENCE,
+    EXPLANATION,
+    LOCALISATION,
+    MARKDOWN,
+    PAGE,
+    PICTURES,
+    PLOTS,
+)
+from gate.records.localization import Explanation, Localization
+from gate.report import html_page, markdown
+from gate.report.chart import Chart
+from gate.report.html_page import LARGEST_PICTURE, Report, render_page
+from gate.signing.keys import labels
+from gate.signing.trust import Trust
+from gate.signing.verification import StatementPair
+from gate.storage import files
+from gate.storage.safe_text import make_printable
+from gate.summary.summarize import summarize
+from gate.summary.summary import Change, Summary
+
+_PICTURE = re.compile(r"0*(\d{1,12})\.png")
+
+_MOST_PICTURES = 64
+
+
+def write_report(
+    folder: Path,
+    decision: Decision,
+    evidence: Evidence,
+    *,
+    story: Summary,
+    links: Mapping[str, str] | None = None,
+    explanation: Explanation | None = None,
+) -> tuple[Path, ...]:
+    """Write `evidence.json`, `decision.json`, `report.md`, `report.html` and `plots/<name>.svg`,
+    and where the file diverges also `localisation.json`, each atomically; returns their paths.
+    `story`: what the page tells. Thumbnails that are in the
+    folder go into the page. Raises StorageError."""
+    explanation = explanation or Explanation()
+    report = Report(story, evidence, decision, explanation=explanation, pictures=pictures(folder))
+    texts = {
+        EVIDENCE: evidence.to_json(indent=2) + "\n",
+        DECISION: decision.to_json(indent=2) + "\n",
+        MARKDOWN: markdown.summary_markdown(story, links or {}),
+        PAGE: render_page(report),
+    }
+    if explanation.localisation is not None:
+        texts[LOCALISATION] = explanation.localisation.to_json(indent=2) + "\n"
+    for name, text in texts.items():
+        files.write_text(folder / name, text)
+    if explanation.localisation is None:
+        (folder / LOCALISATION).unlink(missing_ok=True)
+    return (*(folder / name for name in texts), *write_charts(folder / PLOTS, report.charts))
+
+
+def write_charts(folder: Path, charts: tuple[Chart, ...]) -> tuple[Path, ...]:
+    """Write `<name>.svg` of each chart; those of an earlier report in this folder go, so that
+    nobody takes them for this one's. Raises StorageError."""
+    names = {chart.name for chart in charts}
+    for chart in charts:
+        files.write_bytes(folder / f"{chart.name}.svg", chart.file())
+    for stale in set(html_page.NAMES) - names:
+        (folder / f"{stale}.svg").unlink(missing_ok=True)
+    return tuple(folder / f"{chart.name}.svg" for chart in charts)
+
+
+def pictures(folder: Path) -> dict[int, bytes]:
+    """The thumbnails beside a report, by the index of their sample; those that can't be read or
+    are too large are not among them: a page without a picture is a page."""
+    found: dict[int, bytes] = {}
+    for path in sorted((folder / PICTURES).glob("*.png"))[:_MOST_PICTURES]:
+        name = _PICTURE.fullmatch(path.name)
+        try:
+            if name is not None and path.stat().st_size <= LARGEST_PICTURE:
+                found[int(name[1])] = path.read_bytes()
+        except OSError:
+            continue
+    return found
 
 
 @dataclass(frozen=True)
@@ -80,13 +152,13 @@ class JudgedRecords:
 
     def report(self, change: Change | None = None) -> Report:
         """What the page is made of. `change`: against other records."""
-        story = story_of(
+        story = summarize(
             self.decision,
             self.evidence,
             explanation=self.explanation,
             change=change or self.change,
             confidence=self.confidence,
-        ).signed(self.signed_by and printable(self.signed_by))
+        ).signed(self.signed_by and make_printable(self.signed_by))
         return Report(
             story,
             self.evidence,
@@ -122,12 +194,12 @@ def explanation_beside(folder: Path, evidence: Evidence) -> Explanation:
 def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trust) -> str | None:
     """Who signed exactly these, when they were made; None where nobody did who counts."""
     with suppress(GateError):
-        statements = Statements.beside(folder)
+        statements = StatementPair.beside(folder)
         return labels(statements.verify(evidence, decision, trust=trust, now=statements.made_at))
     return None
 
 
-def _compared(path: Path, evidence: Evidence) -> Incumbent | None:
+def _compared(path: Path, evidence: Evidence) -> ChampionComparison | None:
     """What the decision before says of the champion, which another policy judges, too."""
     with suppress(GateError):
         return _decision(path, evidence).incumbent
@@ -169,7 +241,7 @@ def _read(path: Path) -> Explanation:
     if path.name == EXPLANATION:
         return Explanation.load(path)
     try:
-        return Explanation(localisation=Localisation.load(path))
+        return Explanation(localisation=Localization.load(path))
     except EvidenceError:
         return Explanation.load(path)
 

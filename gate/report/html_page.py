@@ -1,41 +1,347 @@
-"""The report as one self-contained HTML page: the verdict and its cause on the first screen.
-
-It asks nothing of the network, keeps nothing and works in a frame that allows scripts only, as
-MLflow shows it. Every text is escaped by the template engine and goes through `printable`; a
-content security policy lets nothing but our own script run, whatever stands in a name.
-"""
+"""The HTML page and its selection of charts."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision
+from gate.records.evidence import CrewRecord, Evidence, TensorSpec, fields_of
+from gate.records.layout import EVIDENCE
+from gate.records.localization import Explanation, LayerRow, Localization
+from gate.records.outputs import OutputParity, WorstSample
 from gate.records.runtime import RUNTIMES
-from gate.report import facts, rows
-from gate.report.charts import gallery
-from gate.report.charts.drawing import Chart
-from gate.report.charts.trend import trend_charts
-from gate.report.report import Report
-from gate.story.costs import COST_HEADINGS
-from gate.story.wording import number, printable
+from gate.report.chart import Chart
+from gate.report.error_charts import (
+    agreement_chart,
+    bound_usage_chart,
+    confidence_chart,
+    differences_chart,
+)
+from gate.report.model_charts import depth_chart, latency, memory, trend_charts
+from gate.storage.safe_text import make_printable
+from gate.summary.render import allowed, format_number, observed
+from gate.summary.summarize import COST_HEADINGS
+from gate.summary.summary import CheckRow as Word
+from gate.summary.summary import Summary
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+
+NAMES = ("strain", "differences", "confidence", "agreement", "localisation", "latency", "memory")
+
+_CAUSE_ROWS, _CAUSE_HEIGHT = 6, 195
+"""Of the first chart, which has to fit on a telephone's first screen."""
+
+
+def of_evidence(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
+    """What was measured, with bounds where there is a decision. What has no data is left out."""
+    drawn = (
+        differences_chart(evidence, decision),
+        confidence_chart(evidence),
+        agreement_chart(evidence, decision),
+        latency(evidence),
+        memory(evidence),
+    )
+    return tuple(chart for chart in drawn if chart is not None)
+
+
+def of_report(
+    story: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
+) -> tuple[Chart, ...]:
+    """All charts of a report."""
+    found = explanation.localisation
+    layers = depth_chart(found) if found is not None else None
+    return (
+        *(chart for chart in (bound_usage_chart(story.words), layers) if chart is not None),
+        *of_evidence(evidence, decision),
+    )
+
+
+def of_cause(story: Summary, explanation: Explanation) -> Chart | None:
+    """The one chart that shows why: the depth where a layer is to blame, else the numbers of the
+    first finding beside their bounds, else all that were measured. None: nothing could be drawn."""
+    found = explanation.localisation
+    if found is not None and found.first_divergence is not None:
+        along = depth_chart(found, name="cause", height=_CAUSE_HEIGHT)
+        if along is not None:
+            return along
+    blamed = {check for finding in story.findings[:1] for check in finding.checks}
+    words = [word for word in story.words if word.check in blamed]
+    measured = [word for word in story.words if word.check.runtime is not None]
+    return bound_usage_chart(words, name="cause", most=_CAUSE_ROWS) or bound_usage_chart(
+        measured, name="cause", most=_CAUSE_ROWS
+    )
+
+
+_GRAPHICS = ("GPU", "driver", "CUDA", "cuDNN")
+"""In one line, because most machines have none; versions and threads are in lines of others."""
+
+_CREWS = {
+    "processes": "processes of this machine",
+    "parts": "parts, merged here",
+    "ray": "workers of Ray",
+}
+
+Facts = dict[str, tuple[tuple[str, str], ...]]
+
+
+def of(evidence: Evidence, decision: Decision) -> Facts:
+    """Heading to its facts, each a name and a text."""
+    return {
+        "What was judged": tuple(_subject(evidence)),
+        "Environment": tuple(_environment(evidence)),
+        "Policy and records": tuple(_records(evidence, decision)),
+    }
+
+
+def commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
+    """What to do to judge it again, and the command. Words in capitals are the reader's files."""
+    source = evidence.source
+    model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
+    parts = [f"gate check {model} --reference", shlex.quote(source.factory)]
+    if source.checkpoint_sha256 is not None:
+        parts.append("--checkpoint CHECKPOINT")
+    parts.append("--inputs SAMPLES")
+    if evidence.dataset.labelled:
+        parts.append("--labels LABELS.npy")
+    if source.preprocess_sha256 is not None:
+        parts.append("--preprocessing SPEC.json")
+    parts.append("--policy POLICY.yaml --report report")
+    return (
+        ("Measure and judge again; the digests above say which files these are", " ".join(parts)),
+        ("Make this page again from the records", f"gate report {EVIDENCE}"),
+    )
+
+
+def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    subject, source, export = evidence.subject, evidence.source, evidence.export
+    yield "file", f"{subject.sha256}, {subject.size_bytes} bytes"
+    yield "ONNX", f"opset {subject.opset}, by {subject.producer}"
+    yield "inputs", _tensors(subject.inputs)
+    yield "outputs", _tensors(subject.outputs)
+    yield "reference", source.factory
+    yield "checkpoint", str(source.checkpoint_sha256 or "none: built by code alone")
+    if source.code is not None:
+        names = ", ".join(source.code.files) or "packages only"
+        yield "model's code", f"{source.code.digest()}, of {names}"
+    labelled = "labelled" if evidence.dataset.labelled else "without labels"
+    yield "samples", f"{evidence.dataset.samples}, {labelled}, {evidence.dataset.sha256}"
+    for name, part in subject.parts.items():
+        yield f"part {name}", f"{part.file}, {part.sha256}{_measured_on(evidence.parts.get(name))}"
+    if export is not None:
+        settings = ", ".join(f"{key}={_word(value)}" for key, value in export.settings.items())
+        yield "export", f"{export.strategy}: {settings}"
+        if export.tracer_warnings or export.hazards:
+            yield "exporter warned", "; ".join((*export.tracer_warnings, *export.hazards))
+        if export.notices:
+            yield "sizes", "; ".join(export.notices)
+
+
+def _measured_on(part: Evidence | None) -> str:
+    if part is None:
+        return ", not measured"
+    text = f", {part.dataset.samples} samples"
+    if part.dataset.left_out:
+        text += f"; {part.dataset.left_out} calls of other sizes were judged in the chain alone"
+    return text
+
+
+def _environment(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    environment = evidence.environment
+    yield "versions", ", ".join(f"{key} {value}" for key, value in environment.versions.items())
+    for name, text in fields_of(environment).items():
+        if not name.startswith(("version of ", "threads", *_GRAPHICS)):
+            yield name, text or "unknown"
+    graphics = (environment.gpu, environment.driver, environment.cuda, environment.cudnn)
+    yield "CUDA", ", ".join(part for part in graphics if part) or "none"
+    switches = environment.determinism.to_plain()
+    yield "switches", ", ".join(f"{key}={_word(value)}" for key, value in switches.items())
+    for runtime in evidence.runtimes:
+        if runtime.session_options:
+            options = ", ".join(f"{key}={value}" for key, value in runtime.session_options.items())
+            yield f"session of {runtime.runtime}", options
+
+
+def _records(evidence: Evidence, decision: Decision) -> Iterator[tuple[str, str]]:
+    yield "policy", str(decision.policy_sha256)
+    yield "evidence", str(decision.evidence_sha256)
+    yield "measured", evidence.measured_at
+    if evidence.crew is not None:
+        yield "measured by", _crew(evidence.crew)
+    yield "decided", decision.decided_at
+    yield "passed on", ", ".join(decision.runtimes) or "no runtime"
+
+
+def _crew(crew: CrewRecord) -> str:
+    text = f"{crew.workers} {_CREWS[crew.engine]}"
+    if crew.earlier:
+        text += f", {crew.earlier} units by an earlier check that was broken off"
+    others = [
+        f"{each.cpu}, onnxruntime {each.versions.get('onnxruntime', 'none')}"
+        for each in crew.environments
+    ]
+    return "; also on ".join([text, *others])
+
+
+def _tensors(specs: tuple[TensorSpec, ...]) -> str:
+    return "; ".join(
+        f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs
+    )
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value) if not isinstance(value, bool) else "on" if value else "off"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The story, the records that it tells of, and what is beside them."""
+
+    story: Summary
+    evidence: Evidence
+    decision: Decision
+    explanation: Explanation = field(default_factory=Explanation)
+    pictures: Mapping[int, bytes] = field(default_factory=dict)
+    """PNG bytes of samples, by their index."""
+
+    @cached_property
+    def charts(self) -> tuple[Chart, ...]:
+        """The charts of the evidence; what has no data is left out."""
+        return of_report(self.story, self.evidence, self.decision, self.explanation)
+
+
+MOST_CHECKS, MOST_LAYERS = 1000, 400
+"""A page of more is too large to open; the records have all."""
+
+LARGEST_PICTURE = 100_000
+"""Bytes of a thumbnail."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED, Verdict.PASS)
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One check with its words."""
+
+    check: CheckResult
+    word: Word | None
+    observed: str
+    allowed: str
+    strain: float | None
+    """None: no number beside a bound; infinite: beyond it without a number."""
+
+    @property
+    def sortable(self) -> str:
+        """The strain as the page's script compares it."""
+        return "-1" if self.strain is None else repr(min(self.strain, 1e300))
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One of the worst samples with its picture, if there is one."""
+
+    sample: WorstSample
+    picture: str | None
+    """A `data:` address."""
+
+
+@dataclass(frozen=True)
+class ShownSamples:
+    """The worst samples of one output."""
+
+    runtime: str
+    output: str
+    rows: tuple[SampleRow, ...]
+
+
+def checks(story: Summary, decision: Decision) -> tuple[CheckRow, ...]:
+    """Every check, what fails first, then what has used most of its bound."""
+    words = {word.check: word for word in story.words}
+    made = [_row(check, words.get(check)) for check in decision.checks]
+    made.sort(key=lambda row: (_ORDER.index(row.check.verdict), -(row.strain or 0.0)))
+    return tuple(made)
+
+
+def row_of(check: CheckResult) -> CheckRow:
+    """A check as a row of a short table, without words."""
+    return _row(check, None)
+
+
+def layers(found: Localization | None) -> tuple[LayerRow, ...]:
+    """The layers that a table shows: all, or of too many those that are not right."""
+    if found is None:
+        return ()
+    if len(found.layers) <= MOST_LAYERS:
+        return found.layers
+    return tuple(row for row in found.layers if row.verdict not in ("ok", "unmapped"))[:MOST_LAYERS]
+
+
+def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSamples | None:
+    """The samples with the largest differences, of the runtime and output that is farthest off.
+    None: they were not recorded."""
+    recorded = [
+        (runtime.runtime, output)
+        for runtime in evidence.runtimes
+        for output in runtime.outputs
+        if output.worst
+    ]
+    if not recorded:
+        return None
+    runtime, output = max(recorded, key=lambda entry: _off(entry[1]))
+    shown = tuple(SampleRow(one, _address(pictures.get(one.sample))) for one in output.worst)
+    return ShownSamples(runtime, output.name, shown)
+
+
+def _row(check: CheckResult, word: Word | None) -> CheckRow:
+    strain = word.strain if word is not None else None
+    if strain is not None and math.isnan(strain):
+        strain = math.inf
+    return CheckRow(check, word, observed(check), allowed(check), strain)
+
+
+def _address(picture: bytes | None) -> str | None:
+    """Only what is a picture, and small, goes into the page."""
+    if picture is None or not picture.startswith(_PNG) or len(picture) > LARGEST_PICTURE:
+        return None
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+
+
+def _off(output: OutputParity) -> float:
+    return math.inf if math.isnan(output.max_abs_diff) else output.max_abs_diff
+
+
+# It asks nothing of the network, keeps nothing and works in a frame that allows scripts only, as
+# MLflow shows it. Every text is escaped by the template engine and goes through `printable`; a
+# content security policy lets nothing but our own script run, whatever stands in a name.
+
+
 _JOINT = re.compile(r"([._/])(?=[A-Za-z])")
+
 _RUNTIME = re.compile(rf"\b({'|'.join(sorted(RUNTIMES, key=len, reverse=True))})(?![\w-])")
+
 _LINKED = ("https://", "http://")
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """The whole page."""
     story, evidence, decision = report.story, report.evidence, report.decision
     script = _source("script.js")
-    cause = gallery.of_cause(story, report.explanation)
+    cause = of_cause(story, report.explanation)
     return (
         _templates()
         .get_template("page.html")
@@ -47,12 +353,12 @@ def page(report: Report) -> str:
             cause=cause,
             charts=_others(report.charts, cause),
             trend=trend_charts(story.change.trend),
-            checks=rows.checks(story, decision),
-            layers=rows.layers(report.explanation.localisation),
-            samples=rows.worst_samples(evidence, report.pictures),
+            checks=checks(story, decision),
+            layers=layers(report.explanation.localisation),
+            samples=worst_samples(evidence, report.pictures),
             cost_headings=COST_HEADINGS,
-            facts=facts.of(evidence, decision),
-            reproduce=facts.commands(evidence),
+            facts=of(evidence, decision),
+            reproduce=commands(evidence),
             style=_source("style.css"),
             script=script,
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -78,11 +384,11 @@ def _templates() -> Environment:
         finalize=_shown,
     )
     made.filters |= {
-        "row": rows.row_of,
+        "row": row_of,
         "lines": _lines,
         "beginning": _beginning,
         "breakable": _breakable,
-        "number": number,
+        "number": format_number,
         "when": _when,
         "figure": _figure,
         "times": _times,
@@ -104,7 +410,11 @@ def _shown(value: Any) -> Any:
     """What a place in a template shows: nothing for None, and texts without control characters."""
     if value is None:
         return ""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return (
+        make_printable(value)
+        if isinstance(value, str) and not hasattr(value, "__html__")
+        else value
+    )
 
 
 def _lines(command: str) -> Any:
@@ -113,7 +423,7 @@ def _lines(command: str) -> Any:
     from markupsafe import Markup
 
     word = Markup('<span class="word">{}</span>')
-    lines = (printable(line).split(" ") for line in command.splitlines())
+    lines = (make_printable(line).split(" ") for line in command.splitlines())
     return Markup("\n").join(Markup(" ").join(map(word.format, line)) for line in lines)
 
 
@@ -127,7 +437,7 @@ def _breakable(text: str) -> Any:
     runtimes stay whole."""
     from markupsafe import Markup, escape
 
-    jointed = _JOINT.sub(r"\1<wbr>", str(escape(printable(text))))
+    jointed = _JOINT.sub(r"\1<wbr>", str(escape(make_printable(text))))
     return Markup(_RUNTIME.sub(r'<span class="name">\1</span>', jointed))
 
 

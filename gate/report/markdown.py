@@ -1,19 +1,20 @@
-"""The story as Markdown, for the description of a registered model version and for reviews.
-
-The first line is one plain sentence: MLflow shows it raw in its list of models.
-"""
+"""Markdown for version pages and pull requests."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gate.decision.checks import Verdict
-from gate.records.trend import TrendRow
-from gate.story.costs import COST_HEADINGS
-from gate.story.story import Finding, RuntimeProof, Story
-from gate.story.wording import number, printable
-from gate.story.words import measure
+from gate.decision.check_result import Verdict
+from gate.records.champion_comparison import TrendRow
+from gate.report.ci_formats import CiResult, Colour
+from gate.storage.safe_text import make_printable
+from gate.summary.render import format_bound_usage, format_number
+from gate.summary.summarize import COST_HEADINGS
+from gate.summary.summary import Finding, RuntimeProof, Summary
+
+# The first line is one plain sentence: MLflow shows it raw in its list of models.
+
 
 _GAP = "\N{NO-BREAK SPACE}"
 """MLflow draws tables without space between their columns."""
@@ -24,18 +25,21 @@ def _table_row(cells: Iterable[str]) -> str:
 
 
 _COLUMNS = ("runtime", "state", "worst", "observed", "allowed", "top-1", "latency")
+
 _HEADER = (
     "Runtimes:",
     "",
     _table_row(_COLUMNS),
     "|---|---|---|---:|---:|---:|---:|",
 )
+
 _CHANGES, _CHECKS, _RELEASES = 8, 3, 5
+
 _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """What Markdown could take for markup; an underscore within a word is none."""
 
 
-def describe(story: Story, links: Mapping[str, str]) -> str:
+def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
     """Markdown text: headline, findings, change, runtimes, next steps, what it is bound to, `links`
     (label to address)."""
     lines = [_plain(sentence(story)), ""]
@@ -51,7 +55,7 @@ def describe(story: Story, links: Mapping[str, str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_twin(story: Story) -> str:
+def describe_twin(story: Summary) -> str:
     """Markdown text about the quantized twin, to stand below that of its exact file."""
     subject = story.subject
     lines = ["", f"**Quantized twin.** {_plain(sentence(story))}", "", *_findings(story)]
@@ -60,7 +64,7 @@ def describe_twin(story: Story) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sentence(story: Story) -> str:
+def sentence(story: Summary) -> str:
     """The verdict and its cause, one plain sentence."""
     return f"{story.headline.verdict}: {story.headline.sentence}."
 
@@ -72,13 +76,13 @@ def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
         yield from (title, "", *lines, "")
 
 
-def _steps(story: Story) -> Iterator[str]:
+def _steps(story: Summary) -> Iterator[str]:
     for step in story.steps:
         if step.command:
             yield f"{literal(step.label)}: `{_code(step.command)}`"
 
 
-def _findings(story: Story) -> Iterator[str]:
+def _findings(story: Summary) -> Iterator[str]:
     for finding in story.findings:
         first = finding is story.findings[0] and finding.verdict is not Verdict.WAIVED
         text = "" if first else f": {literal(finding.sentence)}"
@@ -86,7 +90,7 @@ def _findings(story: Story) -> Iterator[str]:
         if finding.verdict is Verdict.WAIVED:
             continue
         for check in finding.checks[:_CHECKS]:
-            shown = measure(check) or check.explanation
+            shown = format_bound_usage(check) or check.explanation
             yield f"  - {literal(check.title)}: {literal(shown)}"
         if len(finding.checks) > _CHECKS:
             yield f"  - and {len(finding.checks) - _CHECKS} more in the report"
@@ -98,7 +102,7 @@ def _count(finding: Finding) -> str:
     return "1 check" if len(finding.checks) == 1 else f"{len(finding.checks)} checks"
 
 
-def _change(story: Story) -> Iterator[str]:
+def _change(story: Summary) -> Iterator[str]:
     change = story.change
     if change.version is None:
         yield f"Against the champion: {literal(change.absent or 'nothing to compare with')}"
@@ -130,7 +134,7 @@ def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|"
     for row in rows:
         numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
-        cells = ("" if value is None else number(value) for value in numbers)
+        cells = ("" if value is None else format_number(value) for value in numbers)
         yield _table_row((row.sha256.short, *cells))
     yield ""
 
@@ -140,8 +144,8 @@ def _row(row: RuntimeProof) -> str:
     if row.worst is not None:
         value, bound = row.worst.observed, row.worst.bound
         worst = row.worst.name
-        observed = number(value) if isinstance(value, float) else ""
-        allowed = number(bound) if isinstance(bound, float) else ""
+        observed = format_number(value) if isinstance(value, float) else ""
+        allowed = format_number(bound) if isinstance(bound, float) else ""
     elif row.reason is not None:
         worst = row.reason.partition(": ")[0]
     agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
@@ -150,7 +154,7 @@ def _row(row: RuntimeProof) -> str:
     return _table_row(map(literal, cells))
 
 
-def _costs(story: Story) -> Iterator[str]:
+def _costs(story: Summary) -> Iterator[str]:
     if story.costs:
         yield from ("Time and memory (median / 95th percentile):", "")
         yield _table_row(COST_HEADINGS)
@@ -160,7 +164,7 @@ def _costs(story: Story) -> Iterator[str]:
         yield ""
 
 
-def _bound_to(story: Story) -> Iterator[str]:
+def _bound_to(story: Summary) -> Iterator[str]:
     subject = story.subject
     yield f"- file: `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
     yield f"- reference: {literal(subject.factory)}; {subject.samples} samples"
@@ -180,17 +184,64 @@ def _plain(text: str) -> str:
     """`text` without any Markdown in it, still readable raw."""
     for relation, symbol in (("<=", "≤"), (">=", "≥")):
         text = text.replace(relation, symbol)
-    return _MARKUP.sub("'", printable(text))
+    return _MARKUP.sub("'", make_printable(text))
 
 
 def literal(text: str) -> str:
     """`text` as literal Markdown within a table cell or a list item."""
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", printable(text))
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", make_printable(text))
 
 
 def _code(text: str) -> str:
-    return printable(text).replace("`", "'")
+    return make_printable(text).replace("`", "'")
 
 
 def _address(target: str) -> str:
-    return printable(target).translate({ord("<"): "%3C", ord(">"): "%3E", ord(" "): "%20"})
+    return make_printable(target).translate({ord("<"): "%3C", ord(">"): "%3E", ord(" "): "%20"})
+
+
+LIMIT = 60_000
+"""Bytes. GitHub takes 65 536 characters of a comment, and 1 MiB of a step's summary."""
+
+_MARKS = {"passed": "✅", "rejected": "❌", "not judged": "⚠️"}
+
+_VERDICTS = {"passed": Verdict.PASS, "rejected": Verdict.FAIL, "not judged": Verdict.ERROR}
+
+_NOTHING: dict[Colour, str] = {
+    "passed": "Nothing was decided.",
+    "rejected": "It was rejected before anything was measured (exit code 1).",
+    "not judged": "Nothing was decided (exit code 2): this is neither a pass nor a rejection.",
+}
+"""What there is to say where there is no story."""
+
+_CUT = "\n(What does not fit is left out here.)\n"
+
+
+def pull_request_comment(result: CiResult) -> str:
+    """Markdown text of at most `LIMIT` bytes: the verdict, what came of it, then the story: cause,
+    findings, what changed against the champion, runtimes, next steps."""
+    about = f" ({literal(result.subject)})" if result.subject else ""
+    lines = [f"## {_MARKS[result.colour]} parity-gate: {_word(result)}{about}", ""]
+    if result.story is None:
+        lines += [f"`{result.title}`: {literal(result.reason)}", "", _NOTHING[result.colour], ""]
+        return _cut("\n".join(lines))
+    if result.sentence:
+        lines += [f"`{result.title}`: **{literal(result.sentence)}**", ""]
+    return _cut("\n".join([*lines, summary_markdown(result.story, result.links)]))
+
+
+def _word(result: CiResult) -> str:
+    """The verdict; of a passed file that was refused all the same, that first."""
+    if result.story is None:
+        return "could not judge" if result.colour == "not judged" else result.colour
+    as_decided = result.verdict is _VERDICTS[result.colour]
+    return result.verdict if as_decided else f"{result.colour}, the verdict is {result.verdict}"
+
+
+def _cut(text: str) -> str:
+    """Whole lines from the beginning, as many as there is room for."""
+    if len(text.encode()) <= LIMIT:
+        return text
+    room = LIMIT - len(_CUT.encode())
+    kept = text.encode()[:room].decode(errors="ignore")
+    return kept[: kept.rfind("\n") + 1] + _CUT

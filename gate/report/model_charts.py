@@ -1,12 +1,15 @@
-"""The error along the depth of the model: where the file leaves it."""
+"""Error by depth, trend, latency and memory."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gate.records.localisation import LayerRow, Localisation
-from gate.report.charts.drawing import (
+from gate.records.champion_comparison import TrendRow
+from gate.records.evidence import Evidence
+from gate.records.localization import LayerRow, Localization
+from gate.report.chart import (
     BLUE,
     GREY,
     ORANGE,
@@ -16,24 +19,32 @@ from gate.report.charts.drawing import (
     Chart,
     chart,
     decimal,
+    label,
     literal,
 )
-from gate.story.wording import number
+from gate.summary.render import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 _LOOKS = {"ok": (BLUE, "o", 4.5), "propagated": (ORANGE, "s", 4.5), "source": (RED, "X", 9.0)}
+
 _LABELS = {"ok": "as the model", "propagated": "follows from it", "source": "wrong here"}
+
 _MOST_POINTS = 300
 """Of more layers the worst of each stretch is drawn: a chart has no more pixels."""
+
 _LEAST, _MOST = 1e-3, 1e12
+
 _LETTER, _ACROSS = 6.0, 290
 """Pixels of a letter of the name, and of the axis."""
 
 
-def depth(found: Localisation, *, name: str = "localisation", height: float = 260) -> Chart | None:
+def depth_chart(
+    found: Localization, *, name: str = "localisation", height: float = 260
+) -> Chart | None:
     """Noise ratio of each layer in the order of execution; None: no layer was compared."""
     mapped = [row for row in found.layers if row.noise_ratio is not None]
     if not mapped:
@@ -48,7 +59,7 @@ def depth(found: Localisation, *, name: str = "localisation", height: float = 26
     sources = [row for row in mapped if row.verdict == "source"]
     named = sources or sorted(mapped, key=_height)[-1:]
     whole = f"the part {found.part}" if found.part else "the model"
-    worst = ", ".join(f"{row.title} {number(row.noise_ratio or 0.0)}" for row in named[:5])
+    worst = ", ".join(f"{row.title} {format_number(row.noise_ratio or 0.0)}" for row in named[:5])
     return chart(
         name,
         paint,
@@ -113,3 +124,129 @@ def _thinned(rows: list[LayerRow]) -> list[LayerRow]:
 def _height(row: LayerRow) -> float:
     value = row.noise_ratio or 0.0
     return _MOST if math.isnan(value) else min(max(value, _LEAST), _MOST)
+
+
+_LATENCY_PITCH, _LATENCY_REST = 34, 66
+
+
+def latency(evidence: Evidence) -> Chart | None:
+    """Median and 95th percentile of one batch; None: not measured."""
+    measured = [("PyTorch, CPU", evidence.reference_latency)]
+    measured += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
+    rows = [(name, one) for name, one in measured if one is not None]
+    rows = [row for row in rows if math.isfinite(row[1].median_ms + row[1].p95_ms)]
+    if not rows:
+        return None
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        places = [place + 0.18 for place in range(len(rows))]
+        medians, highs = [one.median_ms for _, one in rows], [one.p95_ms for _, one in rows]
+        axes.barh(places, medians, color=BLUE, height=0.34, label="median")
+        axes.hlines(places, medians, highs, color=ORANGE, linewidth=1.5)
+        axes.plot(highs, places, "D", color=ORANGE, markersize=5, label="95th percentile")
+        for place, (name, one) in enumerate(rows):
+            times = f"{one.median_ms:.3g} / {one.p95_ms:.3g} ms"
+            named = literal(f"{name}, batch {one.batch_size}")
+            label(axes, place - 0.27, name=named, value=times)
+        axes.set_xlim(0, 1.05 * max(highs) or 1.0)
+        axes.set_ylim(len(rows) - 0.4, -0.7)
+        axes.set_yticks([])
+        axes.grid(visible=True, axis="x")
+        axes.set_xlabel("milliseconds a batch, transfers included")
+        drawn.legend(loc="outside lower center", ncols=2)
+
+    return chart(
+        "latency",
+        paint,
+        title="Time of a batch",
+        alternative="; ".join(
+            f"{name}: median {one.median_ms:.3g} ms, 95th percentile {one.p95_ms:.3g} ms "
+            f"of a batch of {one.batch_size}"
+            for name, one in rows
+        ),
+        height=_LATENCY_REST + _LATENCY_PITCH * len(rows),
+    )
+
+
+_MEMORY_PITCH, _MEMORY_REST = 30, 50
+
+_MB = 1e6
+
+
+def memory(evidence: Evidence) -> Chart | None:
+    """By how much the process grew at its peak for each runtime; None: not measured."""
+    measured = [(one.runtime, one.memory_bytes) for one in evidence.runtimes]
+    grown = [(str(name), size / _MB) for name, size in measured if size is not None]
+    if not grown:
+        return None
+    rows = [("the file", evidence.subject.size_bytes / _MB), *grown]
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        places = [place + 0.18 for place in range(len(rows))]
+        axes.barh(places, [size for _, size in rows], color=BLUE, height=0.34)
+        for place, (name, size) in enumerate(rows):
+            label(axes, place - 0.27, name=literal(name), value=f"{size:.3g} MB")
+        axes.set_xlim(0, 1.05 * max(size for _, size in rows) or 1.0)
+        axes.set_ylim(len(rows) - 0.4, -0.7)
+        axes.set_yticks([])
+        axes.grid(visible=True, axis="x")
+        axes.set_xlabel("megabytes that the process grew by at its peak; roughly")
+
+    return chart(
+        "memory",
+        paint,
+        title="Memory by runtime",
+        alternative="; ".join(f"{name}: {size:.3g} MB" for name, size in rows),
+        height=_MEMORY_REST + _MEMORY_PITCH * len(rows),
+    )
+
+
+_TITLES = {
+    "noise_ratio": "Noise ratio",
+    "agreement": "Agreement with its own model",
+    "accuracy": "Accuracy",
+    "latency_ms": "Milliseconds of a batch",
+}
+
+_MOST_RELEASES = 12
+
+_HEIGHT = 120
+
+
+def trend_charts(trend: Sequence[TrendRow]) -> tuple[Chart, ...]:
+    """A chart for each number that at least two releases have; the oldest first."""
+    made = []
+    for name in _TITLES:
+        values = [(one.sha256.hex[:6], getattr(one, name)) for one in trend[-_MOST_RELEASES:]]
+        points = [(label, value) for label, value in values if value is not None]
+        finite = [(label, value) for label, value in points if math.isfinite(value)]
+        if len(finite) > 1:
+            made.append(_chart(name, finite))
+    return tuple(made)
+
+
+def _chart(name: str, points: list[tuple[str, float]]) -> Chart:
+    values = [value for _, value in points]
+
+    def paint(drawn: Figure) -> None:
+        axes: Axes = drawn.add_subplot()
+        axes.plot(range(len(points)), values, "o-", color=BLUE, linewidth=1.5, markersize=5)
+        axes.set_xticks(range(len(points)), [label for label, _ in points])
+        axes.locator_params(axis="y", nbins=3)
+        axes.ticklabel_format(axis="y", useOffset=False)
+        axes.margins(x=0.06, y=0.3)
+        axes.grid(visible=True, axis="y")
+        axes.annotate(format_number(values[-1]), (len(points) - 1, values[-1]), ha="right",
+                      textcoords="offset points", xytext=(3, 7), fontsize=SMALL)  # fmt: skip
+        axes.set_xlabel("file, the newest last")
+
+    shown = ", ".join(f"{label}: {format_number(value)}" for label, value in points)
+    return chart(
+        f"trend-{name}",
+        paint,
+        title=f"{_TITLES[name]} over versions",
+        alternative=shown,
+        height=_HEIGHT,
+    )

@@ -1,21 +1,160 @@
-"""The story on a terminal: the verdict and its cause first, one line a runtime, then what to do."""
+"""Terminal output."""
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.report.table import add_row, table
-from gate.story.costs import COST_HEADINGS
-from gate.story.story import Finding, RuntimeProof, Story, Word
-from gate.story.wording import cells, number, printable
-from gate.story.words import measure
+from gate.decision.check_result import CheckResult, Verdict
+from gate.lint.lint import LintReport
+from gate.records.export import LEVELS, LintFinding, LintLevel
+from gate.records.localization import Explanation, LayerRow, Localization
+from gate.storage.safe_text import make_printable
+from gate.summary.render import cells, format_bound_usage, format_number
+from gate.summary.summarize import COST_HEADINGS
+from gate.summary.summary import CheckRow, Finding, RuntimeProof, Summary
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+
+def print_table(
+    headings: Iterable[str],
+    rows: Iterable[Iterable[str | Text]] = (),
+    *,
+    right: Container[str] = (),
+    title: str | None = None,
+) -> Table:
+    """The rows below the headings; the columns that `right` names are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        add_row(made, row)
+    return made
+
+
+def add_row(shown: Table, cells: Iterable[str | Text], *, style: str = "") -> None:
+    """Add a row: of a string what is printable, in this style; a `Text` as it is."""
+    from rich.text import Text
+
+    shown.add_row(
+        *(Text(make_printable(c), style=style) if isinstance(c, str) else c for c in cells)
+    )
+
+
+_LINT_HEADINGS = ("line", "code", "level", "expression", "what happens", "write instead")
+
+_LINT_STYLES: dict[LintLevel, str] = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def print_findings(report: LintReport, console: Console) -> None:
+    """One table a file; what is silenced and what could not be read; the sum last."""
+    from rich.text import Text
+
+    for path, findings in itertools.groupby(report.active, key=lambda finding: finding.path):
+        shown = print_table(_LINT_HEADINGS, title=path)
+        for finding in findings:
+            add_row(shown, _lint_cells(finding), style=_LINT_STYLES[finding.level])
+        console.print(shown)
+    for sentence in lint_sentences(report):
+        console.print(Text(sentence))
+
+
+def lint_sentences(report: LintReport) -> Iterator[str]:
+    """What the tables do not say."""
+    for finding in report.suppressed:
+        yield f"silenced  {finding.code} at {finding.place}: {make_printable(finding.expression)}"
+    for unread in report.unread:
+        yield f"not read  {make_printable(unread.name)}: {make_printable(unread.reason)}"
+    for code in sorted({finding.code for finding in report.active}):
+        yield f"see  docs/lint/{code}.md"
+    counts = [sum(f.level == level for f in report.active) for level in LEVELS]
+    found = ", ".join(_counted(n, level) for n, level in zip(counts, LEVELS, strict=True))
+    read = _counted(report.functions, "function")
+    silenced = f"{len(report.suppressed)} silenced"
+    yield f"{found}; {silenced}; {read} read, as exported by {report.strategy}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _lint_cells(finding: LintFinding) -> tuple[str, ...]:
+    module = f" (in {finding.module})" if finding.module else ""
+    return (
+        str(finding.line),
+        finding.code,
+        finding.level,
+        f"{finding.expression}{module}",
+        finding.message,
+        finding.rewrite,
+    )
+
+
+_LOCALISATION_HEADINGS = (
+    "layer",
+    "type",
+    "max diff",
+    "mean diff",
+    "noise ratio",
+    "alone",
+    "growth",
+    "verdict",
+)
+
+_LOCALISATION_STYLES = {"source": "bold red", "propagated": "yellow", "unmapped": "dim", "ok": ""}
+
+
+def localisation_sentences(explanation: Explanation) -> Iterator[str]:
+    """What to tell of an explanation: nothing where none was needed."""
+    if explanation.failure is not None:
+        yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
+    found = explanation.localisation
+    if found is None:
+        return
+    if found.first_divergence is not None:
+        place = make_printable(found.first_divergence) or "the model itself"
+        of = f" of the part {found.part}" if found.part else ""
+        of += f" on the input '{found.probe}'" if found.probe else ""
+        yield f"First diverging layer{of}: {place} ({found.runtime})."
+    elif found.part:
+        yield f"First diverging part: {found.part} ({found.runtime})."
+    yield make_printable(found.cause)
+    if found.seam and found.part:
+        yield f"And the seam: {make_printable(found.seam)}"
+    if found.remedy:
+        yield f"Try: {make_printable(found.remedy)}"
+
+
+def print_layers(found: Localization, console: Console) -> None:
+    """The table of layers, then what it means."""
+    from rich.text import Text
+
+    shown = print_table(_LOCALISATION_HEADINGS, right=_LOCALISATION_HEADINGS[2:-1])
+    for row in found.layers:
+        add_row(shown, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
+    if found.layers:
+        console.print(shown)
+    for sentence in localisation_sentences(Explanation(localisation=found)):
+        console.print(Text(sentence))
+
+
+def _localisation_cells(row: LayerRow) -> tuple[str, ...]:
+    numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
+               row.amplification)  # fmt: skip
+    verdict = row.verdict if row.detail is None else f"{row.verdict}: {make_printable(row.detail)}"
+    shown = ("" if value is None else format_number(value) for value in numbers)
+    return (make_printable(row.title), make_printable(row.kind), *shown, verdict)
+
 
 STYLES = {
     Verdict.PASS: "bold green",
@@ -23,12 +162,17 @@ STYLES = {
     Verdict.ERROR: "bold magenta",
     Verdict.WAIVED: "yellow",
 }
+
 _STATES = {"passed": "green", "failed": "red", "not judged": "magenta", "waived": "yellow"}
+
 _FINDINGS, _CHECKS, _CHANGES = 4, 3, 4
 """So many are shown; the rest is counted, and `-v` has it."""
+
 _NARROW, _WIDE = 64, 100
 """Columns below which a line says only what nobody can do without, and from which it says all."""
+
 _LABEL = 7
+
 _LONGEST = 90
 """Characters of what a check without a number says."""
 
@@ -42,7 +186,7 @@ class _Line:
     style: str = ""
 
 
-def print_story(story: Story, console: Console, *, verbose: bool = False) -> None:
+def print_summary(story: Summary, console: Console, *, verbose: bool = False) -> None:
     """Print the verdict with its cause, the runtimes, the findings and the next commands.
 
     `verbose`: all checks and notes, too. The verdict comes once more at the end where all that is
@@ -60,11 +204,11 @@ def print_story(story: Story, console: Console, *, verbose: bool = False) -> Non
         _print(console, [verdict])
 
 
-def _style(story: Story) -> str:
+def _style(story: Summary) -> str:
     return STYLES[story.headline.verdict]
 
 
-def _lines(story: Story, *, width: int, verbose: bool) -> Iterator[_Line]:
+def _lines(story: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
     if story.headline.remedy:
         yield _Line("try", story.headline.remedy)
     yield from _runtimes(story, width=width)
@@ -80,7 +224,7 @@ def _lines(story: Story, *, width: int, verbose: bool) -> Iterator[_Line]:
         yield from (_Line("note", note, "dim") for note in story.notes)
 
 
-def _runtimes(story: Story, *, width: int) -> Iterator[_Line]:
+def _runtimes(story: Summary, *, width: int) -> Iterator[_Line]:
     """Those that were to be measured; the waived ones share a finding."""
     rows = [row for row in story.proof if row.state not in ("waived", "not measured")]
     longest = max((len(row.runtime) for row in rows), default=0) if width >= _NARROW else 0
@@ -95,7 +239,7 @@ def _facts(row: RuntimeProof, *, width: int) -> Iterator[str]:
     if row.worst is not None:
         value, bound = row.worst.observed, row.worst.bound
         if isinstance(value, float) and isinstance(bound, float):
-            yield f"{row.worst.name} {number(value)} of {number(bound)}"
+            yield f"{row.worst.name} {format_number(value)} of {format_number(bound)}"
     if width >= _NARROW and row.agreement is not None:
         yield f"top-1 {100 * row.agreement:.4g} %"
     if width >= _WIDE and row.latency_ms is not None:
@@ -122,12 +266,12 @@ def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]
 
 def _short(check: CheckResult) -> str:
     """What a check saw, on a line."""
-    text = measure(check) or printable(check.explanation)
+    text = format_bound_usage(check) or make_printable(check.explanation)
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return f"{printable(check.title)}: {text}"
+    return f"{make_printable(check.title)}: {text}"
 
 
-def _champion(story: Story) -> Iterator[_Line]:
+def _champion(story: Summary) -> Iterator[_Line]:
     change = story.change
     if change.version is None:
         return
@@ -153,7 +297,7 @@ def _print(console: Console, lines: list[_Line]) -> None:
         before = line.label
 
 
-def _print_steps(story: Story, console: Console) -> None:
+def _print_steps(story: Summary, console: Console) -> None:
     """Commands as they are to be pasted: the terminal folds them, nothing else."""
     from rich.text import Text
 
@@ -163,17 +307,17 @@ def _print_steps(story: Story, console: Console) -> None:
         )
 
 
-def _print_costs(story: Story, console: Console) -> None:
+def _print_costs(story: Summary, console: Console) -> None:
     if story.costs:
         rows = [row.cells() for row in story.costs]
-        console.print(table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
+        console.print(print_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
 
 
-def _print_checks(story: Story, console: Console) -> None:
+def _print_checks(story: Summary, console: Console) -> None:
     from rich.text import Text
 
     headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "asks")
-    shown = table(headings, right=("observed", "n"))
+    shown = print_table(headings, right=("observed", "n"))
     for word in story.words:
         verdict = Text(word.check.verdict.value, style=STYLES[word.check.verdict])
         runtime = word.check.runtime or "measurement"
@@ -181,5 +325,5 @@ def _print_checks(story: Story, console: Console) -> None:
     console.print(shown)
 
 
-def _asks(word: Word) -> str:
+def _asks(word: CheckRow) -> str:
     return word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"

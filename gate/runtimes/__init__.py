@@ -6,8 +6,9 @@ A package of somebody else's adds one by an entry point of the group `parity_gat
 
 from __future__ import annotations
 
-from gate.policy.runtimes import NoOptions
-from gate.runtimes.runtime import Batch, Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.policy.runtime_options import NoOptions
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch
 
 __all__ = [
     "Batch",

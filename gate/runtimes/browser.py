@@ -1,25 +1,168 @@
-"""A file that is open in a page, and the proof that it was this file and nothing else was asked."""
+"""onnxruntime-web in headless Chromium: wasm and WebGPU."""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import onnx
 import psutil
+from pydantic import BaseModel, ConfigDict, Field
 
 from gate.errors import EvidenceError, OutputMismatch
-from gate.onnxfile.candidate import WithData
+from gate.installation import chromium_missing
+from gate.onnx_file.reading import WithData
+from gate.onnx_file.sessions import SHAPE_OPS, shape_arithmetic
 from gate.records.runtime import CPU_PROVIDER
-from gate.runtimes.browser import frame, package
-from gate.runtimes.browser.chromium_page import opened_page
-from gate.runtimes.browser.placement import placed, strays
-from gate.runtimes.browser.server import OnDisk, PageServer
-from gate.runtimes.runtime import Array, Batch, Proof, RunnableFile, Session
+from gate.runtimes import browser_page
+from gate.runtimes.browser_page import OnDisk, PageServer, opened_page
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
+
+# `Node(s) placed on [X]. Number of nodes: 3`, and where there is more than one provider, a line
+# `Conv (/conv/Conv)` for each node of it.
+
+
+_COUNT = re.compile(r"nodes placed on \[(\w+)\]\. Number of nodes: (\d+)", re.IGNORECASE)
+
+_NODE = re.compile(r"(\w+) \((.*)\)")
+
+
+def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """Nodes per provider, and where there are several their names by provider, as
+    `op_type:node_name`. Raises EvidenceError where the log does not say."""
+    counts: dict[str, int] = {}
+    names: dict[str, list[str]] = {}
+    provider = ""
+    for line in lines:
+        count, node = _COUNT.search(line.replace("(s)", "s")), _NODE.fullmatch(line)
+        if count:
+            provider = count[1]
+            counts[provider] = counts.get(provider, 0) + int(count[2])
+        elif node and provider:
+            names.setdefault(provider, []).append(f"{node[1]}:{node[2]}")
+    if not counts:
+        raise EvidenceError(
+            "onnxruntime-web did not say on which provider it put the nodes, so it is not known "
+            "what computed. Its log reads otherwise than that of the pinned version."
+        )
+    return dict(sorted(counts.items())), {name: tuple(found) for name, found in names.items()}
+
+
+def strays(
+    names: Mapping[str, tuple[str, ...]], provider: str, model: Callable[[], onnx.ModelProto]
+) -> tuple[str, ...]:
+    """The nodes that should have been on `provider` and are not: all but those that compute shapes
+    in the file. `model`: reads it, without external data."""
+    elsewhere = [name for place in names if place != provider for name in names[place]]
+    if not any(name.partition(":")[0] in SHAPE_OPS for name in elsewhere):
+        return tuple(elsewhere)
+    excused = shape_arithmetic(model())
+    return tuple(name for name in elsewhere if name not in excused)
+
+
+_GPU_DEVICES = (Path("/dev/dri"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""Without any of them Linux has no GPU, and Chromium need not be started to ask it."""
+
+Level = Literal["disabled", "basic", "extended", "layout", "all"]
+
+
+class WasmOptions(BaseModel):
+    """As a page has them, which passes them to `InferenceSession.create`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threads: Annotated[int, Field(ge=1, le=64)] | None = None
+    """None: as many as the other runtimes have."""
+    graph_optimization_level: Level = "all"
+
+
+class WebGpuOptions(WasmOptions):
+    """The same, and which adapters count."""
+
+    software_adapter: bool = False
+    """An adapter that computes on the CPU will do: for tests of shaders, not of a device."""
+
+
+class BrowserWasmRuntime(Runtime):
+    """onnxruntime-web by WebAssembly, with SIMD."""
+
+    promises = Promises("wasm")
+    options: ClassVar[type[BaseModel]] = WasmOptions
+
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - no option brings it
+        """Without Playwright, Chromium or onnxruntime-web."""
+        return chromium_missing("browser") or browser_page.missing()
+
+    def versions(self) -> dict[str, str]:
+        """Of onnxruntime-web. Raises DigestMismatch where a file of it was changed."""
+        for name in browser_page.FILES:
+            browser_page.read(name)
+        return {browser_page.NAME: browser_page.VERSION}
+
+    def install(self) -> bool:
+        """Bring onnxruntime-web here, as `gate.runtimes.browser_page.install`."""
+        return browser_page.install()
+
+    def open(
+        self,
+        file: RunnableFile,
+        *,
+        options: Any,
+        conditions: Conditions,
+        example: Batch,  # noqa: ARG002 - nothing is traced
+    ) -> Session:
+        """As `BrowserSession`."""
+
+        engine = ENGINES[self.promises.provider]
+        return BrowserSession(file, engine, _settings(options, conditions))
+
+
+class BrowserWebGpuRuntime(BrowserWasmRuntime):
+    """onnxruntime-web by WebGPU."""
+
+    promises = Promises("webgpu", "cuda")
+    options: ClassVar[type[BaseModel]] = WebGpuOptions
+
+    def absent_reason(self, options: Any) -> str | None:
+        """The same, and without an adapter, for which Chromium is asked."""
+        return super().absent_reason(options) or self._without_adapter(options)
+
+    def _without_adapter(self, options: WebGpuOptions) -> str | None:
+        from gate.runtimes.browser_page import PageServer, opened_page
+
+        software = options.software_adapter
+        on_linux = sys.platform == "linux"
+        if on_linux and not software and not any(place.exists() for place in _GPU_DEVICES):
+            places = ", ".join(map(str, _GPU_DEVICES))
+            return f"no GPU on this machine, so no WebGPU adapter: there is none of {places}."
+        with PageServer() as server, opened_page(server, gpu=True, software=software) as page:
+            adapter = page.call("adapter")
+        if adapter is None:
+            return "Chromium finds no WebGPU adapter: navigator.gpu.requestAdapter() gives null."
+        if adapter["software"] and not software:
+            return (
+                "Chromium finds only a WebGPU adapter that computes on the CPU: "
+                f"{adapter['description'] or adapter['architecture']}. It takes a GPU and its "
+                "Vulkan driver, or options: {software_adapter: true}."
+            )
+        return None
+
+
+def _settings(options: WasmOptions, conditions: Conditions) -> Any:
+
+    return PageSettings(
+        threads=options.threads or conditions.threads,
+        level=options.graph_optimization_level,
+        software=isinstance(options, WebGpuOptions) and options.software_adapter,
+    )
 
 
 @dataclass(frozen=True)
@@ -91,10 +234,10 @@ class BrowserSession(Session):
             self._elsewhere = strays(names, engine.log_name, lambda: _model(file))
             self._stack = stack.pop_all()
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         """Raises OutputMismatch for outputs that are not the file's, EvidenceError where the page
         breaks."""
-        self._server.put("batch", frame.pack(batch))
+        self._server.put("batch", browser_page.pack(batch))
         seconds = float(self._page.call("run"))
         body = self._server.take_outputs()
         if body is None:
@@ -102,7 +245,7 @@ class BrowserSession(Session):
                 "the page ran a batch and sent no outputs, expected all of the file. "
                 "Measure again; if it stays so, the page is not the gate's."
             )
-        outputs = frame.unpack(body)
+        outputs = browser_page.unpack(body)
         self._same("outputs", list(outputs))
         self.seconds = seconds
         return list(outputs.values())
@@ -113,7 +256,7 @@ class BrowserSession(Session):
             raise EvidenceError(
                 f"the page asked for {self._page.strange[0]}, expected nothing beyond 127.0.0.1: "
                 "what computes may be something else than what was installed. It got no answer; "
-                f"find out where {package.NAME} has that from."
+                f"find out where {browser_page.NAME} has that from."
             )
         ran = self._placed.get(self._engine.log_name, 0) > 0
         return Proof(
@@ -125,7 +268,7 @@ class BrowserSession(Session):
                 "numThreads": str(self._opened["threads"]),
                 "crossOriginIsolated": str(self._opened["isolated"]).lower(),
             },
-            versions={package.NAME: self._opened["version"], "Chromium": self._page.version},
+            versions={browser_page.NAME: self._opened["version"], "Chromium": self._page.version},
             device=_device(self._adapter),
             precision="float32",
             memory_bytes=self._grown(),
@@ -144,7 +287,7 @@ class BrowserSession(Session):
         """What the page is to open, with all of it on the server."""
         module, glue, wasm = self._engine.files
         for name in self._engine.files:
-            self._server.put(name, package.read(name))
+            self._server.put(name, browser_page.read(name))
         return {
             "provider": self._engine.provider,
             "engine": self._server.address + module,
@@ -162,17 +305,17 @@ class BrowserSession(Session):
         """What was opened is what was to be opened, by what the page computed and says."""
         digests = dict(self._opened["digests"])
         wasm = self._engine.files[2]
-        Digest(package.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")
+        Digest(browser_page.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")
         if self._subject.external_data:
             found = Digest.of_json(digests)
         else:
             (only,) = digests.values()
             found = Digest(only)
         self._subject.sha256.verify(found, what="the file in the page")
-        if self._opened["version"] != package.VERSION:
+        if self._opened["version"] != browser_page.VERSION:
             raise EvidenceError(
-                f"the page has {package.NAME} {self._opened['version']}, expected "
-                f"{package.VERSION}. Install it again: gate runtimes install browser-wasm."
+                f"the page has {browser_page.NAME} {self._opened['version']}, expected "
+                f"{browser_page.VERSION}. Install it again: gate runtimes install browser-wasm."
             )
         if self._opened["threads"] != self._settings.threads:
             raise EvidenceError(

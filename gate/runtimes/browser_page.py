@@ -1,32 +1,113 @@
-"""onnxruntime-web: which files of it are used, pinned by digest, and how they come here.
-
-npm fetches the package, nothing of it is run, and of its dependencies it needs none: the files are
-bundled. What npm brought must have the digest of the package; what is opened, that of the file.
-"""
+"""Its page, server, frame format and pinned npm package."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import hashlib
+import json
+import math
 import os
+import secrets
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from gate.errors import DigestMismatch, StorageError, first_line
+import numpy as np
+
+from gate.errors import DigestMismatch, EvidenceError, OutputMismatch, StorageError, first_line
+from gate.installation import FLAGS, chromium_path
+from gate.storage.arrays import RuntimeArray
 from gate.storage.digest import Digest
-from gate.storage.temporary import temporary_folder
+from gate.storage.files import temporary_folder
+
+# Four bytes with the header's length, the header ([name, dtype, shape, bytes] each), then the
+# arrays, each from a multiple of eight bytes on, so that the page can look at them without a copy.
+
+
+DTYPES = frozenset(
+    {
+        "float16", "float32", "float64", "bool", "int8", "uint8", "int16", "uint16", "int32",
+        "uint32", "int64", "uint64",
+    }
+)  # fmt: skip
+"""By the names of numpy, which are those of onnxruntime-web."""
+
+_ALIGNED = 8
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(arrays: Mapping[str, RuntimeArray]) -> bytes:
+    """Raises EvidenceError for a dtype that a page has no array for."""
+    header = []
+    for name, array in arrays.items():
+        if array.dtype.name not in DTYPES:
+            raise EvidenceError(
+                f"'{name}' is {array.dtype.name}: a page has no array for that. It takes "
+                f"{', '.join(sorted(DTYPES))}."
+            )
+        header.append([name, array.dtype.name, list(array.shape), array.nbytes])
+    text = json.dumps(header).encode()
+    text += b" " * _padding(_LENGTH.size + len(text))
+    parts = [_LENGTH.pack(len(text)), text]
+    for array in arrays.values():
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        parts += [little.tobytes(), b"\0" * _padding(array.nbytes)]
+    return b"".join(parts)
+
+
+def unpack(frame: bytes) -> dict[str, RuntimeArray]:
+    """Arrays by name, in order. Raises OutputMismatch for what is no frame."""
+    try:
+        (length,) = _LENGTH.unpack_from(frame)
+        start, arrays = _LENGTH.size + length, {}
+        for name, dtype, shape, size in json.loads(frame[_LENGTH.size : start]):
+            if dtype not in DTYPES:
+                raise ValueError(f"'{name}' is {dtype}")
+            kind = np.dtype(dtype).newbyteorder("<")
+            fits = min(shape, default=0) >= 0 and size == math.prod(shape) * kind.itemsize
+            if not fits or start + size > len(frame):
+                raise ValueError(f"'{name}' of shape {shape} came as {size} bytes of {dtype}")
+            array = np.frombuffer(frame, kind, math.prod(shape), start).reshape(shape)
+            arrays[str(name)] = array.astype(kind.newbyteorder("="), copy=False)
+            start += size + _padding(size)
+    except (ValueError, TypeError, struct.error) as error:
+        raise OutputMismatch(
+            f"the page answered with nonsense ({type(error).__name__}: {error}), expected arrays "
+            "of numbers. Install onnxruntime-web anew: gate runtimes install browser-wasm."
+        ) from error
+    return arrays
+
+
+def _padding(length: int) -> int:
+    return -length % _ALIGNED
+
+
+# npm fetches the package, nothing of it is run, and of its dependencies it needs none: the files
+# are bundled. What npm brought must have the digest of the package; what is opened, that of the
+# file.
+
 
 NAME, VERSION = "onnxruntime-web", "1.30.0"
+
 INTEGRITY = (
     "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJm"
     "g8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 )
 """Of the package, as npm has it."""
+
 FILES = {
     "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",
     "ort-wasm-simd-threaded.mjs":
@@ -40,8 +121,11 @@ FILES = {
         "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",
 }  # fmt: skip
 """SHA-256 of each that is used, in the package below `dist`."""
+
 PLACE_VARIABLE = "GATE_RUNTIMES"
+
 _INSTALL = "gate runtimes install browser-wasm"
+
 _PATIENCE_S = 300
 
 
@@ -153,3 +237,208 @@ def _npm() -> list[str]:
         "there is no npm on this machine: pip install 'parity-gate[browser]' brings one, or "
         "install Node."
     )
+
+
+# It is Chromium's proxy, too: whatever the page or Chromium itself asks of another host comes here,
+# and is refused. Chromium asks its maker for updates, for one.
+
+
+_PAGE = b"<!doctype html><meta charset=utf-8><script type=module src=page.mjs></script>"
+
+_SCRIPT = Path(__file__).with_name("page.mjs")
+
+_TYPES = {".mjs": "text/javascript", ".wasm": "application/wasm", "": "text/html"}
+
+_ISOLATED = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-store",
+}
+"""Without the first two a page gets no threads, and a coarse clock."""
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A file that is read when it is asked for."""
+
+    path: Path
+
+
+class PageServer:
+    """Serves one page, below an address that nobody can guess."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_urlsafe(16)
+        self._served: dict[str, bytes | OnDisk] = {
+            "": _PAGE, "page.mjs": _SCRIPT.read_bytes()
+        }  # fmt: skip
+        self._outputs: bytes | None = None
+        self._http = _Http(("127.0.0.1", 0), _Handler)
+        self._http.page = self
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    @property
+    def host(self) -> str:
+        """`http://127.0.0.1:PORT`."""
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    @property
+    def address(self) -> str:
+        """Of the page, with a slash at its end."""
+        return f"{self.host}/{self._secret}/"
+
+    def put(self, place: str, served: bytes | OnDisk) -> str:
+        """Serve it at this place below the page, which is given back."""
+        self._served[place] = served
+        return place
+
+    def remove(self, place: str) -> None:
+        """Serve it no more."""
+        self._served.pop(place, None)
+
+    def take_outputs(self) -> bytes | None:
+        """What the page sent last; None: nothing since it was asked the last time."""
+        outputs, self._outputs = self._outputs, None
+        return outputs
+
+    def served(self, path: str) -> bytes | None:
+        """What is at this path; None: nothing, or another page's."""
+        found = self._served.get(self._place(path) or "")
+        if self._place(path) is None or found is None:
+            return None
+        return found.path.read_bytes() if isinstance(found, OnDisk) else found
+
+    def receive(self, path: str, body: bytes) -> bool:
+        """Keep outputs; False: they are somebody else's."""
+        if self._place(path) != "outputs":
+            return False
+        self._outputs = body
+        return True
+
+    def _place(self, path: str) -> str | None:
+        start = f"/{self._secret}/"
+        return path.removeprefix(start) if path.startswith(start) else None
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    page: PageServer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16
+    server: _Http
+
+    def do_GET(self) -> None:
+        try:
+            body = self.server.page.served(self.path)
+        except OSError:
+            body = None
+        self._answer(HTTPStatus.FORBIDDEN if body is None else HTTPStatus.OK, body or b"")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        taken = self.server.page.receive(self.path, body)
+        self._answer(HTTPStatus.OK if taken else HTTPStatus.FORBIDDEN, b"")
+
+    def do_CONNECT(self) -> None:
+        self._answer(HTTPStatus.FORBIDDEN, b"")
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: ARG002 - it is quiet
+        return
+
+    def _answer(self, status: HTTPStatus, body: bytes) -> None:
+        self.send_response(status)
+        kind = _TYPES.get(Path(self.path).suffix if body is not _PAGE else "")
+        self.send_header("Content-Type", kind or "application/octet-stream")
+        self.send_header("Content-Length", str(len(body)))
+        for name, text in _ISOLATED.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+
+_GPU = ("--enable-unsafe-webgpu", "--enable-features=Vulkan", "--ignore-gpu-blocklist")
+
+_SOFTWARE = ("--use-webgpu-adapter=swiftshader",)
+
+
+class BrowserPage:
+    """Runs functions of `page.mjs`, and notes what the page asks of others."""
+
+    def __init__(self, context: Any, page: Any, server: PageServer) -> None:
+        self._page = page
+        self._server = server
+        self.strange: list[str] = []
+        """Addresses beyond 127.0.0.1 that the page, or a worker of it, asked for."""
+        context.on("request", lambda request: self._note(request.url))
+        self.version = str(context.new_cdp_session(page).send("Browser.getVersion")["product"])
+        """Of Chromium."""
+
+    def call(self, function: str, argument: Any = None) -> Any:
+        """What the function gives, as JSON. Raises EvidenceError where it throws, or the page
+        crashes."""
+        from playwright.sync_api import Error
+
+        try:
+            return self._page.evaluate(f"(given) => gate.{function}(given)", argument)
+        except Error as error:
+            words = first_line(error).removeprefix("Page.evaluate: ")
+            raise EvidenceError(
+                f"the page in Chromium broke while it was to {function}: {words}. Open the file in "
+                "a page of your own by onnxruntime-web to see more."
+            ) from error
+
+    def _note(self, url: str) -> None:
+        if not url.startswith((f"{self._server.host}/", "blob:", "data:", "about:")):
+            self.strange.append(url)
+
+
+@contextlib.contextmanager
+def opened_page(server: PageServer, *, gpu: bool, software: bool) -> Iterator[BrowserPage]:
+    """The page that the server has. `gpu`: with WebGPU; `software`: by an adapter that computes
+    on the CPU. Raises EvidenceError where Chromium does not start."""
+    from playwright.sync_api import Error, sync_playwright
+
+    with contextlib.ExitStack() as stack:
+        profile = stack.enter_context(temporary_folder())
+        try:
+            playwright = stack.enter_context(sync_playwright())
+            context = playwright.chromium.launch_persistent_context(
+                profile, executable_path=chromium_path(), args=_flags(server, gpu, software)
+            )
+            stack.callback(context.close)
+            page = context.pages[0] if context.pages else context.new_page()
+            opened = BrowserPage(context, page, server)
+            page.goto(server.address)
+        except Error as error:
+            raise EvidenceError(
+                f"Chromium does not show a page: {first_line(error)}. See whether it runs alone: "
+                f"{chromium_path()} --headless --no-sandbox --dump-dom about:blank"
+            ) from error
+        yield opened
+
+
+def _flags(server: PageServer, gpu: bool, software: bool) -> Sequence[str]:
+    """Whatever is not for the server itself goes to it as the proxy, which refuses."""
+    proxy = (f"--proxy-server={server.host}", "--proxy-bypass-list=127.0.0.1")
+    if not gpu:
+        return (*FLAGS, *proxy)
+    plain = (flag for flag in FLAGS if flag != "--disable-gpu")
+    return (*plain, *proxy, *_GPU, *(_SOFTWARE if software else ()))

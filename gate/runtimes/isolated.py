@@ -1,9 +1,4 @@
-"""A runtime in a process of its own: it can raise, hang, crash or take another library's place
-without stopping anybody else.
-
-The process is ended where it takes longer than the runtime allows itself. It is no prison: whoever
-installs a package lets its code run.
-"""
+"""Run a runtime in its own process (parent side)."""
 
 from __future__ import annotations
 
@@ -22,7 +17,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gate import errors
-from gate.bounded.limits import time_text
 from gate.errors import (
     EvidenceError,
     GateError,
@@ -31,27 +25,32 @@ from gate.errors import (
     RuntimeUnusable,
     StorageError,
 )
-from gate.runtimes import messages, worker
-from gate.runtimes.runtime import (
-    Array,
-    Batch,
-    Conditions,
-    Promises,
-    Proof,
-    RunnableFile,
-    Runtime,
-    Session,
-)
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.sandbox.limits import time_text
+from gate.storage.arrays import Batch, RuntimeArray
+
+# The process is ended where it takes longer than the runtime allows itself. It is no prison:
+# whoever installs a package lets its code run.
+
 
 _LOOK_S = 120.0
 """To import what a runtime needs, and to say whether it can run: some libraries take half a
 minute."""
+
 _CLOSE_S = 10.0
 """To close a session: a browser takes a second."""
+
 _TAIL = 4000
+
 _NOT_LOADED = ("ImportError", "ModuleNotFoundError")
 """What a library raises that is broken, whatever the file is."""
-_START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({descriptor})"
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; from {module} import {function}; {function}({descriptor})"
+)
+
+_WORKER = "gate.runtimes.isolated_worker:serve_runtime"
+"""Named by a string: the worker imports what opens a runtime."""
 
 
 class PlainOptions(BaseModel):
@@ -60,7 +59,7 @@ class PlainOptions(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class Apart(Runtime):
+class IsolatedRuntime(Runtime):
     """Stands for a runtime in another process, which is started when it is first asked."""
 
     options = PlainOptions
@@ -100,7 +99,7 @@ class Apart(Runtime):
         process = self._started()
         value, _ = process.ask(header, example, limit_s=limit)
         self._process = None  # the session's from here on
-        return _ApartSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
+        return IsolatedSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -127,7 +126,7 @@ class Apart(Runtime):
         return self._process
 
 
-class _ApartSession(Session):
+class IsolatedSession(Session):
     """A file that is open in the other process."""
 
     def __init__(self, process: _Process, *, limit_s: float, open_seconds: float) -> None:
@@ -135,7 +134,7 @@ class _ApartSession(Session):
         self._limit_s = limit_s
         self.open_seconds = open_seconds
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         value, arrays = self._process.ask({"verb": "run"}, batch, limit_s=self._limit_s)
         self.seconds = float(value["seconds"])
         return arrays
@@ -154,12 +153,16 @@ class _Process:
     """The other process, from its start to its end."""
 
     def __init__(self, place: str) -> None:
+        from gate.runtimes import isolated_worker
+
         self._place = place
         ours, theirs = socket.socketpair()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        module, _, function = _WORKER.partition(":")
         start = _START.format(
             path=[entry or os.getcwd() for entry in sys.path],  # noqa: PTH109 - as Python does
-            module=worker.__name__,
+            module=module,
+            function=function,
             descriptor=theirs.fileno(),
         )
         try:
@@ -182,17 +185,19 @@ class _Process:
         self._connection = Connection(ours.detach())
         self._expired = False
         with contextlib.suppress(OSError):  # it died; the first question says so
-            messages.send(self._connection, {"place": place, "parent": os.getpid()})
+            isolated_worker.send(self._connection, {"place": place, "parent": os.getpid()})
 
     def ask(
         self, header: Mapping[str, Any], arrays: Batch | None = None, *, limit_s: float
-    ) -> tuple[dict[str, Any], list[Array]]:
+    ) -> tuple[dict[str, Any], list[RuntimeArray]]:
         """The answer to one message. Raises LimitExceeded where it takes too long, EvidenceError
         where the process ends, and what the runtime raised."""
+        from gate.runtimes import isolated_worker
+
         try:
             with self._ended_after(limit_s):
-                messages.send(self._connection, header, arrays)
-                answer, numbers = messages.receive(self._connection)
+                isolated_worker.send(self._connection, header, arrays)
+                answer, numbers = isolated_worker.receive(self._connection)
         except (EOFError, OSError) as error:
             raise self._gone(limit_s) from error
         if "error" in answer:

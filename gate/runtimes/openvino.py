@@ -1,5 +1,4 @@
-"""OpenVINO on the CPU. By its own default it computes in bfloat16 or float16 where the processor
-can; here it is asked for float32, and what it did is read back from the compiled model."""
+"""OpenVINO on the CPU."""
 
 from __future__ import annotations
 
@@ -16,23 +15,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gate.errors import EvidenceError, OutputMismatch
 from gate.records.runtime import PROVIDERS, RuntimeName
-from gate.runtimes.private_copy import private_copy
-from gate.runtimes.runtime import (
-    Array,
-    Batch,
-    Conditions,
-    Promises,
-    Proof,
-    RunnableFile,
-    Runtime,
-    Session,
-)
+from gate.runtimes.ort import private_copy
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch, RuntimeArray
 
 _DEVICE = "CPU"
+
 _INSTALL = "pip install 'parity-gate[openvino]'"
+
 _OTHER_PACKAGE = "onnxruntime-openvino"
+
 _HINT = "INFERENCE_PRECISION_HINT"
+
 _THREADS = "INFERENCE_NUM_THREADS"
+
 _RECORDED = (
     _THREADS,
     "NUM_STREAMS",
@@ -40,10 +36,14 @@ _RECORDED = (
     "CPU_DENORMALS_OPTIMIZATION",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE",
 )
+
 _EXACT = {"f32": "float32", "f64": "float32"}
 """The CPU computes doubles in float32, too."""
+
 _LOWER = {"bf16": "bfloat16", "f16": "float16"}
+
 _PLACE = re.compile(r"Exception from |Check .* failed at ")
+
 _NO_NUMBERS = ("Const", "Input", "Output")
 
 
@@ -71,7 +71,7 @@ class OpenVinoSession(Session):
         self._check(options)
         self._places = [_place(compiled, spec.name) for spec in file.subject.outputs]
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         """By the names of inputs and outputs. Raises EvidenceError where OpenVINO can't."""
         with _in_one_line():
             results = self._compiled(dict(batch))
@@ -111,7 +111,7 @@ class OpenVinoSession(Session):
                 )
 
 
-class OpenVino(Runtime):
+class OpenVinoRuntime(Runtime):
     """The package `openvino`, not a provider of ONNX Runtime."""
 
     name: ClassVar[RuntimeName] = "openvino"

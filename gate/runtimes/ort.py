@@ -1,32 +1,124 @@
-"""ONNX Runtime: with the provider and level that a name promises, or with those of the options."""
+"""ONNX Runtime: the named runtimes and any other provider."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
+import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gate.errors import OutputMismatch, PolicyError
-from gate.onnxfile.placement import read_placement
-from gate.onnxfile.session import NO_SPINNING, open_session, session_options
-from gate.package.loaded import onnx_runtime
-from gate.policy.ort_options import OrtOptions, OrtSettings, OrtSetup
+from gate.errors import OutputMismatch, PolicyError, StorageError
+from gate.installation import onnx_runtime
+from gate.onnx_file.sessions import NO_SPINNING, open_session, read_placement, session_options
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, RuntimeName
-from gate.runtimes.precision import normal, precision_of
-from gate.runtimes.runtime import (
-    Array,
-    Batch,
-    Conditions,
-    Promises,
-    Proof,
-    RunnableFile,
-    Runtime,
-    Session,
-)
-from gate.storage.temporary import temporary_folder
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch, RuntimeArray
+from gate.storage.files import temporary_folder
+
+_DRIVER = Path("/proc/driver/nvidia")
+
+_CONTROL_DEVICE = Path("/dev/nvidiactl")
+
+_WSL_DEVICE = Path("/dev/dxg")
+
+_WSL_LIBRARY = Path("/usr/lib/wsl/lib/libcuda.so.1")
+
+
+def cuda_absent_reason() -> str | None:
+    """Why there is no CUDA device on this machine, in words; None: there is one.
+
+    A device that is there and can't be used (hidden, no driver library) is there: what then
+    fails is a failure, not an absence. On WSL the device file alone is not enough, because
+    other graphics cards have it too.
+    """
+    if cuda_traces():
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is '{visible}'"
+    return (
+        "no CUDA device on this machine: PyTorch sees none, and there is no NVIDIA driver "
+        f"({_DRIVER}, {_CONTROL_DEVICE}) nor a CUDA device of WSL ({_WSL_DEVICE}){hidden}."
+    )
+
+
+def cuda_traces() -> list[str]:
+    """What shows that a CUDA device is on this machine; empty: nothing does."""
+    import torch
+
+    traces = []
+    count = torch.cuda.device_count()
+    if count > 0:
+        traces.append(f"PyTorch sees {count} CUDA device{'s' if count > 1 else ''}")
+    traces += [f"{path} exists" for path in (_DRIVER, _CONTROL_DEVICE) if path.exists()]
+    if _WSL_DEVICE.exists() and _WSL_LIBRARY.exists():
+        traces.append(f"{_WSL_DEVICE} and {_WSL_LIBRARY} exist")
+    return traces
+
+
+def cuda_unusable_reason() -> str | None:
+    """Why PyTorch can't use the CUDA device that is on this machine; None: it can."""
+    import torch
+
+    if torch.cuda.device_count() > 0:
+        return None
+    traces = "; ".join(cuda_traces()) or "nothing shows a device"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return (
+            f"a CUDA device is there ({traces}), but PyTorch sees none and CUDA_VISIBLE_DEVICES is "
+            f"'{visible}'. Unset it, or set the runtime to 'never' in the policy."
+        )
+    return (
+        f"a CUDA device is there ({traces}), but PyTorch sees none. Check the driver "
+        "(nvidia-smi), give the container access to the device, or set the runtime to 'never' "
+        "in the policy."
+    )
+
+
+_BOOLEANS = {"true": "1", "false": "0"}
+
+_LOWERED = {
+    CUDA_PROVIDER: {"use_tf32": "tf32"},
+    "TensorrtExecutionProvider": {
+        "trt_fp16_enable": "float16",
+        "trt_bf16_enable": "bfloat16",
+        "trt_int8_enable": "int8",
+    },
+}
+"""Options that lower the precision, and to what."""
+
+_FLOAT32 = (CPU_PROVIDER, CUDA_PROVIDER, "XnnpackExecutionProvider")
+"""Those that compute in float32 where their options, as they report them, lower nothing. What
+another one computes in, its options do not say: TensorRT takes TF32 by itself."""
+
+
+def precision_of(setup: OrtSetup, by_provider: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """In which a session computes that reports these options of its providers; None: they don't
+    say."""
+    if setup.settings.lowered is not None:
+        return setup.settings.lowered
+    stated = True
+    for provider in setup.providers:
+        reported, lowering = by_provider.get(provider, {}), _LOWERED.get(provider, {})
+        for option, lower in lowering.items():
+            if normal(reported.get(option, "0")) != "0":
+                return lower
+        stated = stated and provider in _FLOAT32 and reported.keys() >= lowering.keys()
+    return "float32" if stated else None
+
+
+def normal(value: Any) -> str:
+    """The value of an option: providers write booleans in two ways."""
+    text = str(value)
+    return _BOOLEANS.get(text.lower(), text)
+
 
 _ON_CUDA_DEVICES = (
     CUDA_PROVIDER,
@@ -58,7 +150,7 @@ class OrtSession(Session):
             self._session.run(None, dict(example))
             self._placement = read_placement(Path(self._session.end_profiling()))
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         """Compute the outputs of `batch`."""
         return list(self._session.run(None, dict(batch)))
 
@@ -128,7 +220,6 @@ class _OnnxRuntime(Runtime):
         """Without the device that the promised provider needs."""
         if self._setup(options, Conditions()).provider not in _ON_CUDA_DEVICES:
             return None
-        from gate.runtimes.cuda import cuda_absent_reason
 
         return cuda_absent_reason()
 
@@ -232,3 +323,26 @@ def _stem(provider: str) -> str:
 
 def _versions() -> dict[str, str]:
     return {"onnxruntime": str(onnx_runtime().__version__)}
+
+
+@contextlib.contextmanager
+def private_copy(file: RunnableFile) -> Iterator[Path]:
+    """The path of the copy, with its external data beside it, for as long as it is loaded.
+
+    The digest is taken of the copy, so what is loaded is what has it, whatever becomes of the
+    original. Raises DigestMismatch, StorageError.
+    """
+    with temporary_folder() as folder:
+        copied = folder / file.path.name
+        try:
+            for name in (file.path.name, *file.subject.external_data):
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file.path.parent / name, target)
+        except OSError as error:
+            raise StorageError(
+                f"cannot copy {file.path.name} to measure it: {error.strerror or error}. It needs "
+                "its external data beside it, and room for a copy where TMPDIR points to."
+            ) from error
+        TestedFile(copied, file.subject).verify()
+        yield copied

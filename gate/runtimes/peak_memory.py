@@ -1,12 +1,4 @@
-"""How much memory a process takes at its peak while a runtime opens a file and computes.
-
-Linux keeps the peak since the process began, and takes a new start from `/proc/self/clear_refs`.
-Elsewhere, and where that is refused, memory is looked at between the runs alone. What allocators
-hold for later use is given back once, before the file is opened: a resnet18 in what PyTorch had
-held looked as if it took a third of what it takes. More often costs more time than it shows.
-Runtimes that share a process share libraries, too: a figure to compare runtimes and releases by,
-roughly. Where the system does not say how much memory is taken, there is none.
-"""
+"""Peak memory of a process while a file is open."""
 
 from __future__ import annotations
 
@@ -18,12 +10,21 @@ from pathlib import Path
 
 import psutil
 
+# Linux keeps the peak since the process began, and takes a new start from `/proc/self/clear_refs`.
+# Elsewhere, and where that is refused, memory is looked at between the runs alone. What allocators
+# hold for later use is given back once, before the file is opened: a resnet18 in what PyTorch had
+# held looked as if it took a third of what it takes. More often costs more time than it shows.
+# Runtimes that share a process share libraries, too: a figure to compare runtimes and releases by,
+# roughly. Where the system does not say how much memory is taken, there is none.
+
+
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
 _NEW_PEAK = "5"
 """What starts the peak anew (proc(5), `/proc/pid/clear_refs`)."""
 
 
-class Footprint:
+class PeakMemory:
     """Of one runtime, from `begin` to `end`, as often as they come; both in bytes of the host."""
 
     def __init__(self) -> None:

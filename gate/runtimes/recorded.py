@@ -1,4 +1,4 @@
-"""A runtime that computes nothing: it gives back what one elsewhere answered to the same inputs."""
+"""Replay outputs that were recorded on another machine."""
 
 from __future__ import annotations
 
@@ -10,26 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gate.errors import DigestMismatch, EvidenceError, InputMismatch, OutputMismatch, PolicyError
-from gate.policy.built_in import exact_bounds
+from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
-from gate.policy.recorded import UNREPEATED, RecordedOptions, is_recorded
+from gate.policy.runtime_options import UNREPEATED, RecordedOptions, is_recorded
 from gate.records.evidence import Subject
 from gate.records.runtime import OWN, RECORDED, RuntimeName
-from gate.runtimes.recording.reading import Recording
-from gate.runtimes.recording.rows import Rows, digest_of, row_digests
-from gate.runtimes.runtime import (
-    Array,
-    Batch,
-    Conditions,
-    Promises,
-    Proof,
-    RunnableFile,
-    Runtime,
-    Session,
-)
+from gate.runtimes.recording_format import Recording, Rows, digest_of, row_digests
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch, RuntimeArray
 
 
-class Recorded(Runtime):
+class RecordedRuntime(Runtime):
     """Of one recording, which whoever measures gives to it."""
 
     name: ClassVar[RuntimeName] = RECORDED
@@ -77,7 +68,7 @@ class RecordedSession(Session):
         """The samples before this one were all given, in this order."""
         self._example: Rows | None = row_digests(example)
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         """What was answered to these samples. Raises InputMismatch where they are not the next
         ones of the recording, nor such as were given before."""
         rows = row_digests(batch)
@@ -93,7 +84,7 @@ class RecordedSession(Session):
         """Whether this very batch was computed as a whole."""
         return digest_of(row_digests(batch)) in self._probes
 
-    def run_probe(self, batch: Batch) -> list[Array]:
+    def run_probe(self, batch: Batch) -> list[RuntimeArray]:
         """What was answered to it. Raises EvidenceError where the runtime could not compute it."""
         part = self._probes[digest_of(row_digests(batch))]
         if part.failed is not None:
@@ -121,7 +112,7 @@ class RecordedSession(Session):
             precision=whence.precision,
         )
 
-    def _answers(self, part: str, rows: slice) -> list[Array]:
+    def _answers(self, part: str, rows: slice) -> list[RuntimeArray]:
         return [np.array(output[rows]) for output in self._recording.outputs[part]]
 
     def _start(self, rows: Rows) -> int:

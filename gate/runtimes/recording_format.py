@@ -1,13 +1,9 @@
-"""Read a recording, of which a stranger may have written every byte.
-
-Sizes are compared before anything is read; names lead nowhere outside of the folder; nothing is
-unpickled. A zip must hold its members as they are, without compression: so it can't unpack to more
-than it is.
-"""
+"""The format of a recording, read as untrusted input."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import math
 import stat
@@ -17,26 +13,161 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Annotated, Literal, Protocol, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from gate.errors import EvidenceError, GateError, first_line
-from gate.runtimes.recording.manifest import (
-    MANIFEST,
-    RecordedArray,
-    RecordedPart,
-    RecordingManifest,
-)
-from gate.runtimes.recording.rows import Rows, digest_of
-from gate.runtimes.runtime import Array
+from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
 from gate.storage.files import open_inside
-from gate.storage.foreign import RECORD_LIMIT, strict_json
+from gate.storage.record import Record, Sha256
+from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json
+
+MANIFEST = "manifest.json"
+
+SAMPLES = "samples"
+"""The part that the verdict is about; the others are probes."""
+
+Count = Annotated[int, Field(ge=0)]
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+
+_DTYPES = r"^(bool|u?int(8|16|32|64)|float(16|32|64))$"
+
+
+class RecordingSource(Record):
+    """Where the outputs were computed, by the word of whoever packed them: `meta.json`."""
+
+    runtime: Text
+    """`TensorRT`."""
+    version: Text
+    device: Text
+    """`Jetson Orin Nano, JetPack 6.1`."""
+    precision: Text
+    """In which it computed: `float32`, `float16`, `int8`."""
+    recorded_at: Text
+    """ISO 8601."""
+    model_sha256: Sha256 | None = None
+    """Of the file that ran there, where it was computed there."""
+
+    @field_validator("recorded_at")
+    @classmethod
+    def _is_a_time(cls, text: str) -> str:
+        from datetime import datetime
+
+        datetime.fromisoformat(text)
+        return text
+
+
+class RecordedArray(Record):
+    """One `.npy` file of the recording."""
+
+    name: str
+    dtype: Annotated[str, StringConstraints(pattern=_DTYPES)]
+    shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=32)]
+    file: str
+    sha256: Sha256
+
+
+class RecordedPart(Record):
+    """The samples, or one probe: a batch that was computed as a whole."""
+
+    name: str
+    size: Annotated[int, Field(ge=1)]
+    """Samples in it."""
+    inputs_sha256: Sha256
+    """`gate.runtimes.recording_format.digest_of` its samples."""
+    outputs: tuple[RecordedArray, ...] = ()
+    """In the file's order; axis 0 is the sample."""
+    failed: str | None = None
+    """Why the runtime could not compute it: then it has no outputs."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if bool(self.outputs) == (self.failed is not None):
+            raise ValueError(f"part '{self.name}' must have either outputs, or why it failed")
+        return self
+
+
+class RecordingManifest(Record):
+    """The whole recording."""
+
+    schema_version: Literal[1] = 1
+    model_sha256: Sha256
+    whence: RecordingSource
+    rows: RecordedArray
+    """The digest of each sample's inputs."""
+    parts: Annotated[tuple[RecordedPart, ...], Field(min_length=1)]
+
+    @property
+    def samples(self) -> RecordedPart:
+        """The first part."""
+        return self.parts[0]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        names = [part.name for part in self.parts]
+        if names[0] != SAMPLES or len(set(names)) < len(names):
+            raise ValueError(f"the parts are {names[:9]}; '{SAMPLES}' must be first, each once")
+        if self.samples.failed is not None:
+            raise ValueError(f"the samples were not computed: {self.samples.failed}")
+        if self.rows.shape != (self.samples.size, 32) or self.rows.dtype != "uint8":
+            raise ValueError(f"rows: {self.rows.dtype} {self.rows.shape} for the samples' digests")
+        for part in self.parts:
+            for array in part.outputs:
+                if array.shape[0] != part.size and part is self.samples:
+                    raise ValueError(
+                        f"output '{array.name}' has {array.shape[0]} rows on axis 0 for "
+                        f"{part.size} samples"
+                    )
+        return self
+
+
+# A recording is bound by these to the samples it was made of: to each, and to their order.
+
+
+Rows = NDArray[np.uint8]
+"""SHA-256 digests, shape (samples, 32)."""
+
+WIDTH = 32
+
+
+def row_digests(batch: Batch) -> Rows:
+    """One a sample: over names, dtypes, shapes and little-endian values of all its inputs, by name.
+
+    Law: the digests of a batch are those of its parts, one after the other.
+    """
+    arrays = [(name, batch[name]) for name in sorted(batch)]
+    headers = [f"{name}\0{a.dtype.name}\0{list(a.shape[1:])}\0".encode() for name, a in arrays]
+    digests = np.empty((len(arrays[0][1]), WIDTH), np.uint8)
+    for place in range(len(digests)):
+        sha256 = hashlib.sha256()
+        for header, (_, array) in zip(headers, arrays, strict=True):
+            row = np.ascontiguousarray(array[place], dtype=array.dtype.newbyteorder("<"))
+            sha256.update(header)
+            sha256.update(row.reshape(-1).view(np.uint8).data)
+        digests[place] = np.frombuffer(sha256.digest(), np.uint8)
+    return digests
+
+
+def digest_of(rows: Rows) -> Digest:
+    """Of samples in this order."""
+    return Digest.of_bytes(np.ascontiguousarray(rows).tobytes())
+
+
+# Sizes are compared before anything is read; names lead nowhere outside of the folder; nothing is
+# unpickled. A zip must hold its members as they are, without compression: so it can't unpack to
+# more than it is.
+
 
 _HEADER_LIMIT = 4096
 """Bytes of the header of an `.npy` file."""
+
 _CHUNK = 1 << 20
+
 _REMEDY = "Pack it again: gate record pack."
 
 
@@ -53,7 +184,7 @@ class Recording:
             with _place(path) as place:
                 data = _all_of(place)
                 self.digest = Digest.of_bytes(data)
-                strict_json(data, what=f"{MANIFEST} of {path.name}")
+                parse_strict_json(data, what=f"{MANIFEST} of {path.name}")
                 self.manifest = RecordingManifest.from_json(data)
                 self.rows: Rows = np.array(_array(place, self.manifest.rows), np.uint8)
                 self.outputs = {
@@ -138,7 +269,7 @@ def _all_of(place: _Place) -> bytes:
     return data
 
 
-def _array(place: _Place, spec: RecordedArray) -> Array:
+def _array(place: _Place, spec: RecordedArray) -> RuntimeArray:
     """The array that the manifest describes, mapped. Raises ValueError, OSError, KeyError."""
     expected = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
     with place.open(spec.file) as stream:
@@ -157,7 +288,9 @@ def _array(place: _Place, spec: RecordedArray) -> Array:
             raise ValueError(f"{spec.file} has another digest than the manifest says")
         if not expected:
             return np.empty(spec.shape, dtype)
-        mapped: Array = np.memmap(stream, dtype=dtype, mode="r", offset=offset, shape=spec.shape)
+        mapped: RuntimeArray = np.memmap(
+            stream, dtype=dtype, mode="r", offset=offset, shape=spec.shape
+        )
         return mapped
 
 

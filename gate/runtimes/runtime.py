@@ -1,27 +1,54 @@
-"""What a runtime is: it opens a file, computes batches, and proves where it computed them."""
+"""The interface: open a file, run batches, report where it ran."""
 
 from __future__ import annotations
 
+import importlib
+import math
+import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from gate.errors import PolicyError
-from gate.onnxfile.candidate import Candidate
-from gate.policy.runtimes import NoOptions
+from gate.errors import EvidenceError, PolicyError
+from gate.policy.runtime_options import NoOptions
 from gate.policy.sections import CudaProviderPolicy
 from gate.records.evidence import Subject
 from gate.records.runtime import BoundsKind
 from gate.storage.record import Record
 
-Array = NDArray[Any]
-Batch = Mapping[str, Array]
-"""Arrays by name, shape (batch, ...)."""
+if TYPE_CHECKING:
+    from gate.onnx_file.tested_file import TestedFile
+    from gate.storage.arrays import Batch, RuntimeArray
+
+
+# It may say anything: NumPy's numbers, words, nothing. What is none is as if it had said nothing:
+# its answers are judged, not its words about itself.
+
+
+def count_of(value: object) -> int | None:
+    """Bytes; None for what is no whole number from 0 on."""
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
+
+
+def seconds_of(value: object) -> float | None:
+    """None for what is no time above 0."""
+    number = _number(value)
+    return number if number is not None and number > 0 else None
+
+
+def _number(value: object) -> float | None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
@@ -86,7 +113,7 @@ class Session(ABC):
     Of the gate's own recordings only, as `has_probe` and `run_probe`: others are refused."""
 
     @abstractmethod
-    def run(self, batch: Batch) -> Sequence[Array]:
+    def run(self, batch: Batch) -> Sequence[RuntimeArray]:
         """All outputs, in the file's order; `batch` is by the names of the file's inputs. May
         raise anything."""
 
@@ -94,7 +121,7 @@ class Session(ABC):
         """Whether it can be asked about inputs beside the samples."""
         return True
 
-    def run_probe(self, batch: Batch) -> Sequence[Array]:
+    def run_probe(self, batch: Batch) -> Sequence[RuntimeArray]:
         """As `run`, of inputs beside the samples."""
         return self.run(batch)
 
@@ -111,7 +138,7 @@ class Session(ABC):
 class RunnableFile:
     """What is opened."""
 
-    candidate: Candidate
+    candidate: TestedFile
     in_torch: Callable[[str], Session] | None = None
     """A session of the model itself on a device of PyTorch, which takes the samples by their own
     names; only where the runtime is in the process that measures."""
@@ -172,3 +199,20 @@ class Runtime(ABC):
         self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
         """A session; `example` is a small batch. Raises whatever shows that it can't run."""
+
+
+# A package names its runtimes in the entry points of the group `parity_gate.runtimes`. One that
+# takes a name of the gate's, or of another package, is refused with both: nobody answers for
+# somebody else.
+
+
+def load_runtime(place: str) -> Runtime:
+    """An instance of the class at `module:class`. Raises whatever its module raises."""
+    module, _, name = place.partition(":")
+    made = getattr(importlib.import_module(module), name)()
+    if not isinstance(made, Runtime):
+        raise EvidenceError(
+            f"{place} is no runtime: it is a {type(made).__name__}. Derive it from "
+            "gate.runtimes.runtime.Runtime (docs/runtimes.md)."
+        )
+    return made

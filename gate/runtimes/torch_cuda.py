@@ -1,4 +1,4 @@
-"""PyTorch on CUDA: how far the model itself moves between the CPU and the device."""
+"""PyTorch on CUDA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from gate.errors import EvidenceError, RuntimeAbsent, RuntimeUnusable, first_line
 from gate.records.runtime import CUDA_PROVIDER, RuntimeName
-from gate.runtimes.runtime import Batch, Conditions, Promises, RunnableFile, Runtime, Session
+from gate.runtimes.runtime import Conditions, Promises, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch
 
 _CPU_ALONE = re.compile(
     r"same device"  # torch.arange(n) in forward, a tensor as plain attribute, a state of an LSTM
@@ -17,7 +18,7 @@ _CPU_ALONE = re.compile(
 """Words of PyTorch where a model was written for the CPU."""
 
 
-class TorchCuda(Runtime):
+class TorchCudaRuntime(Runtime):
     """Runs the model, not the file."""
 
     name: ClassVar[RuntimeName] = "torch-cuda"
@@ -27,7 +28,7 @@ class TorchCuda(Runtime):
 
     def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - it takes none
         """Without a device."""
-        from gate.runtimes.cuda import cuda_absent_reason
+        from gate.runtimes.ort import cuda_absent_reason
 
         return cuda_absent_reason()
 
@@ -47,7 +48,7 @@ class TorchCuda(Runtime):
     ) -> Session:
         """Raises RuntimeUnusable where PyTorch can't use the device that is there, RuntimeAbsent
         where the model can't be moved to it."""
-        from gate.runtimes.cuda import cuda_unusable_reason
+        from gate.runtimes.ort import cuda_unusable_reason
 
         unusable = cuda_unusable_reason()
         if unusable is not None:

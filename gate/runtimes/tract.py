@@ -1,5 +1,4 @@
-"""tract, the inference engine in Rust: once with symbolic sizes where it can read the file that
-way, else one model for each shape of the inputs."""
+"""tract, the Rust inference engine."""
 
 from __future__ import annotations
 
@@ -14,24 +13,20 @@ import numpy as np
 
 from gate.errors import EvidenceError, OutputMismatch
 from gate.records.runtime import PROVIDERS, RuntimeName
-from gate.runtimes.private_copy import private_copy
-from gate.runtimes.runtime import (
-    Array,
-    Batch,
-    Conditions,
-    Promises,
-    Proof,
-    RunnableFile,
-    Runtime,
-    Session,
-)
+from gate.runtimes.ort import private_copy
+from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.storage.arrays import Batch, RuntimeArray
 
 _ENGINE = "default"
 """As tract calls the one that it takes unless another is asked for: the CPU."""
+
 _MOST_SHAPES = 4
 """Models that are held at a time."""
+
 _BACKTRACE = "Stack backtrace:"
+
 _LOWER = {"F16": "float16", "BF16": "bfloat16"}
+
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -56,7 +51,7 @@ class TractSession(Session):
             self._one_by_one(error)
             self._run_shape(example)
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         """Raises EvidenceError where tract can't."""
         if self._symbolic is not None:
             try:
@@ -81,7 +76,7 @@ class TractSession(Session):
         self._symbolic = None
         self._why_not = str(error)[:200]
 
-    def _run_shape(self, batch: Batch) -> list[Array]:
+    def _run_shape(self, batch: Batch) -> list[RuntimeArray]:
         shapes = tuple(np.shape(batch[spec.name]) for spec in self._file.subject.inputs)
         held = self._by_shape.get(shapes)
         if held is None:
@@ -120,7 +115,7 @@ class _Prepared:
             self._runnable = runtime.prepare(read.into_model())
             self.engine = str(runtime.name())
 
-    def run(self, batch: Batch) -> list[Array]:
+    def run(self, batch: Batch) -> list[RuntimeArray]:
         with _in_one_line():
             outputs = self._runnable.run([batch[name] for name in self._inputs])
             return [output.to_numpy() for output in outputs]
@@ -138,7 +133,7 @@ class _Prepared:
         return sorted(names | set(_cost_types(costs)))
 
 
-class Tract(Runtime):
+class TractRuntime(Runtime):
     """The package `tract`, on the CPU, on one thread."""
 
     name: ClassVar[RuntimeName] = "tract"
@@ -194,7 +189,7 @@ def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:
         )
 
 
-def _fact(array: Array) -> str:
+def _fact(array: RuntimeArray) -> str:
     """As tract's texts say it: `8,3,12,12,f32`."""
     kind = array.dtype
     name = "bool" if kind.kind == "b" else f"{kind.kind}{8 * kind.itemsize}"

@@ -1,4 +1,4 @@
-"""The child's side: set its limits, do the work, say what came of it, as JSON."""
+"""Child side: set the limits, call the function, return the result."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import signal
 import sys
 from typing import Any
 
-from gate.package import extras
+from gate import installation
 
 _DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
+
 OUT_OF_MEMORY = "MemoryError"
 
 
-def answer(request: dict[str, Any], descriptor: int) -> None:
+def serve_request(request: dict[str, Any], descriptor: int) -> None:
     """Call what the request names with its arguments, and write the answer to the descriptor.
 
     {"value": ...} is what it gives back; {"error": [name of the class, message]} what it raised.
     """
     os.set_inheritable(descriptor, False)
-    die_with(request["parent"])
+    kill_with_parent(request["parent"])
     _be_interrupted_once()
     for kind, limit in request["limits"].items():
         _limit(getattr(resource, kind), limit)
@@ -35,7 +36,7 @@ def answer(request: dict[str, Any], descriptor: int) -> None:
     except MemoryError:
         done = {"error": [OUT_OF_MEMORY, ""]}
     except Exception as error:
-        error = extras.missing(error) or error  # what foreign code lacks stays what it is
+        error = installation.missing(error) or error  # what foreign code lacks stays what it is
         done = {"error": [type(error).__name__, str(error)]}
     with os.fdopen(descriptor, "w") as stream:
         json.dump(done, stream)
@@ -61,7 +62,7 @@ def _function(name: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def die_with(parent: int) -> None:
+def kill_with_parent(parent: int) -> None:
     """Whoever kills the parent must not leave us behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)

@@ -1,55 +1,113 @@
-"""A limit on what comes into a folder while somebody else's code fills it."""
+"""Limits of time, memory and size, and their text form."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from pydantic import NonNegativeInt
+from gate.errors import TooLarge
 
-from gate.storage.record import Record
+_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(s|m|h)?", re.ASCII)
 
-MAX_BYTES = 8 << 30
-"""Of a model with all that is beside it."""
-_MAX_FILES = 10_000
-_MORE_BYTES, _MORE_FILES = 64 << 20, 100
-"""What registries and reviewers may put beside a version."""
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+_SHARE = 0.8
+"""Of the machine's memory: the rest is for the system and what else runs."""
+
+
+CHECK_S = 4 * 3600.0
+"""A measurement on thousands of samples takes an hour or two on few cores."""
+
+FILE_S = 600.0
+"""Reading a file and computing its golden vectors takes seconds."""
+
+FILE_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Of one process and all that it starts."""
+
+    time_s: float
+    """By the clock on the wall."""
+    memory_bytes: int
+    """Of its own: pages of a file that is only mapped do not count."""
+
+    @classmethod
+    def of_command(cls, time_s: float | None, memory_bytes: int | None, *, usual_s: float) -> Self:
+        """As given to a command; else `usual_s`, and 80 % of the memory that there is."""
+        return cls(time_s or usual_s, memory_bytes or usual_memory())
+
+    @classmethod
+    def of_service(cls, time_s: float | None = None, memory_bytes: int | None = None) -> Self:
+        """As set for the service; else 10 minutes, and 4 GiB or 80 % of less memory."""
+        return cls(time_s or FILE_S, memory_bytes or min(FILE_BYTES, usual_memory()))
+
+
+def usual_memory() -> int:
+    """Bytes: 80 % of the machine's memory, or of what its control group allows."""
+    import psutil
+
+    there = [psutil.virtual_memory().total]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
+        try:
+            there.append(int((_CGROUP / name).read_text()))
+        except (OSError, ValueError):  # none there, or the word 'max'
+            continue
+    return int(min(there) * _SHARE)
+
+
+def parse_duration(text: str) -> float:
+    """Of `90`, `90s`, `30m`, `1.5h`. Raises ValueError."""
+    found = _TIME.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
+    if seconds <= 0:
+        raise ValueError(f"{text!r} is no time above zero: write 90s, 30m or 1.5h")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Of `8GB` (10^9), `512MiB` (2^20), `4G`, or a number of bytes. Raises ValueError."""
+    found = _MEMORY.fullmatch(text.strip())
+    unit = (found[2] or "").lower() if found else ""
+    size = int(float(found[1]) * (_BINARY | _BYTES)[unit]) if found else 0
+    if size <= 0:
+        raise ValueError(f"{text!r} is no size above zero: write 8GB, 512MiB or 4G")
+    return size
+
+
+def time_text(seconds: float) -> str:
+    """`1.5 h`, `10 min`, `3 s`."""
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min" if seconds >= 2 * 60 else f"{seconds:.3g} s"
+
+
+def memory_text(size: int) -> str:
+    """`4.3 GB`, `300 MB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
 _LOOK_S = 0.02
 
 
-class Extent(Record):
-    """How much a version was when it was promoted, with all that is beside it."""
-
-    size_bytes: NonNegativeInt
-    files: NonNegativeInt
-
-    @property
-    def most_bytes(self) -> int:
-        """That may come of it now."""
-        return self.size_bytes + _MORE_BYTES
-
-    def check(self, size_bytes: int, files: int) -> None:
-        """Raise TooLarge where there is far more now than this."""
-        if size_bytes > self.most_bytes:
-            raise TooLarge(f"there are {size_bytes} bytes or more, expected {self.size_bytes}")
-        if files > self.files + _MORE_FILES:
-            raise TooLarge(f"there are {files} files and folders or more, expected {self.files}")
-
-
-MAX_EXTENT = Extent(size_bytes=MAX_BYTES, files=_MAX_FILES)
-"""Of what was promoted by a version of the gate that did not write it down."""
-
-
-class TooLarge(Exception):
-    """More bytes came than were allowed. A refusal, not a fault of this machine."""
-
-
 @contextlib.contextmanager
-def limited(folder: Path, limit: int) -> Iterator[None]:
+def limit_folder_size(folder: Path, limit: int) -> Iterator[None]:
     """While this lasts, at most `limit` bytes come into `folder`.
 
     From the moment that too many are there, all that comes is thrown away while it is written, so

@@ -1,8 +1,4 @@
-"""Call a function in a process of its own that ends within limits.
-
-What it hands back is JSON, and is read as a stranger's: the child parsed hostile bytes, and may be
-theirs by now.
-"""
+"""Parent side: start the child, watch it, read its JSON result."""
 
 from __future__ import annotations
 
@@ -20,32 +16,116 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from gate.bounded import inside
-from gate.bounded.limits import ChildLimits
-from gate.bounded.watch import ChildWatch, too_much_memory
+import psutil
+
 from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError, by_name
-from gate.storage.foreign import RECORD_LIMIT, strict_json
-from gate.storage.temporary import temporary_folder
+from gate.sandbox import child
+from gate.sandbox.limits import SandboxLimits, memory_text, time_text
+from gate.storage.files import temporary_folder
+from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json
+
+_DESCENDANTS_S = 1.0
+"""After which its own children are looked for anew: that means a look at all processes."""
+
+
+class ProcessMonitor:
+    """Of one running child.
+
+    Memory is what the kernel gave out, not what was asked for: PyTorch reserves 0.8 GB to use 0.3,
+    and CUDA whole terabytes, so that no bound of addresses (RLIMIT_AS, RLIMIT_DATA) would fit.
+    """
+
+    def __init__(self, pid: int, limits: SandboxLimits) -> None:
+        self._child = psutil.Process(pid)
+        self._limits = limits
+        self._began = time.monotonic()
+        self._descendants: list[psutil.Process] = []
+        self._looked = self._began
+
+    def look(self, what: str) -> None:
+        """Raise LimitExceeded where too much was taken."""
+        now, limits = time.monotonic(), self._limits
+        if now - self._looked > _DESCENDANTS_S:
+            self._looked = now
+            with contextlib.suppress(psutil.Error):
+                self._descendants = self._child.children(recursive=True)
+        if now - self._began > limits.time_s:
+            raise LimitExceeded(
+                f"{what} took more than the {time_text(limits.time_s)} that are allowed. Nothing "
+                "was decided. If the file is trusted, allow more with --time-limit."
+            )
+        taken = sum(map(_memory, (self._child, *self._descendants)))
+        if taken > limits.memory_bytes:
+            error = LimitExceeded(too_much_memory(what, limits))
+            # A note, because the message of the same fault is the same each time.
+            error.add_note(f"seen: {memory_text(taken)} after {time_text(now - self._began)}")
+            raise error
+
+    def kill(self) -> None:
+        """End the child and all that it started."""
+        for process in (*self._tree(), *self._tree()):  # what was started meanwhile, too
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _tree(self) -> Iterator[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            self._child.suspend()  # it starts no more
+            yield from self._child.children(recursive=True)
+        yield from (*self._descendants, self._child)
+
+
+def too_much_memory(what: str, limits: SandboxLimits) -> str:
+    """The message."""
+    return (
+        f"{what} took more than the {memory_text(limits.memory_bytes)} of memory that are allowed, "
+        "or than there is. Nothing was decided. If the file is trusted, allow more with "
+        "--memory-limit."
+    )
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        taken = process.memory_info()
+    except psutil.Error:  # it ended
+        return 0
+    return int(taken.rss - getattr(taken, "shared", 0))
+
+
+# What it hands back is JSON, and is read as a stranger's: the child parsed hostile bytes, and may
+# be theirs by now.
+
 
 _LOOK_S = 0.05
+
 _LAST_S = 10.0
 """For a child that has answered, or was interrupted, to end by itself."""
+
 _TAIL = 4000
 """Characters of a message, and bytes of what a child printed, that are kept."""
+
 _CHUNK = 1 << 16
+
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
 _KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
 _KEPT_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
+
 _START = (
     "import json, os, sys\n"
     "with os.fdopen({request}) as stream: request = json.load(stream)\n"
     "sys.path[:] = request['path']\n"
-    "from {module} import answer\n"
-    "answer(request, {result})\n"
+    "from {module} import {function}\n"
+    "{function}(request, {result})\n"
 )
 
+_ANSWER = "gate.sandbox.child:serve_request"
+"""What the child calls."""
 
-def call(function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str) -> Any:
+
+def run_in_sandbox(
+    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
+) -> Any:
     """The value of `package.module:function` for these arguments; both are JSON.
 
     The child gets nothing of this process: no secret of its environment, no file but its own
@@ -57,8 +137,8 @@ def call(function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, wh
     return _call(function, arguments, limits=limits, what=what, terminal=False)
 
 
-def call_here(
-    function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str
+def run_in_child(
+    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
 ) -> Any:
     """As `call`, for a child that stands for this very process: it has our terminal, environment
     and process group, so that Ctrl-C reaches it and a debugger works.
@@ -69,7 +149,7 @@ def call_here(
 
 
 def _call(
-    function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str, terminal: bool
+    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str, terminal: bool
 ) -> Any:
     rlimits = {"RLIMIT_CORE": 0, "RLIMIT_CPU": int(limits.time_s * (os.cpu_count() or 1)) + 60}
     if not terminal:
@@ -100,7 +180,7 @@ class _Child:
     """One process, from its start to its end."""
 
     def __init__(
-        self, request: Mapping[str, Any], limits: ChildLimits, *, terminal: bool, folder: Path
+        self, request: Mapping[str, Any], limits: SandboxLimits, *, terminal: bool, folder: Path
     ) -> None:
         self.answer = bytearray()
         self.printed = b""
@@ -111,7 +191,10 @@ class _Child:
             given.seek(0)
             self._result, writer = os.pipe()
             stack.callback(os.close, writer)
-            start = _START.format(request=given.fileno(), result=writer, module=inside.__name__)
+            module, _, function = _ANSWER.partition(":")
+            start = _START.format(
+                request=given.fileno(), result=writer, module=module, function=function
+            )
             try:
                 # -P: a module beside the foreign file must not be taken for one of Python's.
                 self._process = subprocess.Popen(
@@ -126,7 +209,7 @@ class _Child:
             except BaseException:
                 os.close(self._result)
                 raise
-        self._watch = ChildWatch(self._process.pid, limits)
+        self._watch = ProcessMonitor(self._process.pid, limits)
 
     def __enter__(self) -> _Child:
         return self
@@ -205,7 +288,7 @@ class _Child:
                 yield bool(ready)
 
 
-def _value(child: _Child, *, what: str, limits: ChildLimits) -> Any:
+def _value(child: _Child, *, what: str, limits: SandboxLimits) -> Any:
     if not child.answer and child.was_ended_from_outside:
         raise StorageError(
             f"{what} was not finished: the process that did it {child.ended}, which somebody else "
@@ -222,7 +305,9 @@ def _value(child: _Child, *, what: str, limits: ChildLimits) -> Any:
         raise LimitExceeded(
             f"{what} gave more than {RECORD_LIMIT} bytes. Nothing was decided: do not trust it."
         )
-    done = strict_json(bytes(child.answer), what=f"the answer of the process that did: {what}")
+    done = parse_strict_json(
+        bytes(child.answer), what=f"the answer of the process that did: {what}"
+    )
     if not isinstance(done, dict) or not done.keys() & {"value", "error"}:
         raise EvidenceError(f"{what} was answered with nonsense. Do not trust this file.")
     if "error" in done:
@@ -230,9 +315,9 @@ def _value(child: _Child, *, what: str, limits: ChildLimits) -> Any:
     return done["value"]
 
 
-def _raised(error: Any, *, what: str, limits: ChildLimits) -> GateError:
+def _raised(error: Any, *, what: str, limits: SandboxLimits) -> GateError:
     name, message = (str(part)[:_TAIL] for part in (*error, "", "")[:2])
-    if name == inside.OUT_OF_MEMORY:
+    if name == child.OUT_OF_MEMORY:
         return LimitExceeded(too_much_memory(what, limits))
     kind = by_name(name)
     if kind is not None:

@@ -1,1 +1,1 @@
-"""What happens after a promotion: events of the registry in, a state that is right out."""
+"""The service that keeps the registry in the state the ledger allows."""

@@ -1,52 +1,477 @@
-"""The service put together and run until somebody ends it."""
+"""HTTP app: webhook (HMAC), health, readiness, metrics, files."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import functools
+import hashlib
+import hmac
 import logging
+import re
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
 
+import anyio
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from gate.errors import ServiceError
-from gate.service.app import STOP_TIMEOUT_S, WEBHOOK_PATH, Parts, application
+from gate.errors import (
+    EvidenceError,
+    PastChanged,
+    ServiceError,
+    StateUnavailable,
+    StorageError,
+    Untrusted,
+)
+from gate.ledger.ledger import Ledger
+from gate.registry.eligibility import TrustFile
+from gate.service import event as events
 from gate.service.connection import Connection
-from gate.service.inbox import Inbox, Memory
-from gate.service.logs import set_up
-from gate.service.metrics import Metrics
-from gate.service.port import Reconcile
-from gate.service.settings import Settings, replayable_s
-from gate.service.worker import Rhythm, Worker
-from gate.storage.redaction import Redaction
+from gate.service.event import EXAMPLE_MODEL, Event, Malformed
+from gate.service.inbox import Delivery, Inbox, Memory
+from gate.service.intake import Intake
+from gate.service.monitoring import Reconcile, ServiceMetrics, configure_logging
+from gate.service.places import Places
+from gate.service.reconcile_loop import Intervals, ReconcileLoop
+from gate.service.reconciler import kept_ledger
+from gate.service.settings import ServiceSettings, WebhookSecrets, replayable_s
+from gate.storage.safe_text import Redaction
 
-_FILES = 128
-"""That the service itself needs to have open: its database, its log, what it deploys."""
-_FEWEST = 16
+# What came of it counts for a moment, so that whoever asks often costs little. A disk or a database
+# that hangs holds one thread, and never one of those that take deliveries.
+
+
+_FRESH_S = 2.0
+
+_PATIENCE_S = 3.0
+"""Load balancers wait for few seconds."""
+
 _log = logging.getLogger(__name__)
 
 
-def assemble(settings: Settings, reconcile: Reconcile) -> Parts:
+class ReadinessCheck:
+    """One thing that a delivery needs. `attempt` blocks, and gives what is wrong, or None."""
+
+    def __init__(self, attempt: Callable[[], str | None]) -> None:
+        self._attempt = attempt
+        self._begun = 0.0
+        self._running: asyncio.Task[str | None] | None = None
+
+    async def trouble(self) -> str | None:
+        """What is wrong now, or was a moment ago; or None."""
+        now = time.monotonic()
+        running = self._running
+        if running is None or (running.done() and now - self._begun > _FRESH_S):
+            self._begun = now
+            running = self._running = asyncio.create_task(asyncio.to_thread(self._attempt))
+        await asyncio.wait({running}, timeout=max(0.0, self._begun + _PATIENCE_S - now))
+        if running.done():
+            return running.result()
+        return f"has not answered for {time.monotonic() - self._begun:.0f} s"
+
+
+def inbox_trouble(inbox: Inbox) -> str | None:
+    """Why no delivery can be kept now; the log says more than strangers may read."""
+    try:
+        inbox.probe()
+    except StateUnavailable as error:
+        _log.warning("not ready: %s", error)
+        return "can't be written"
+    return None
+
+
+def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
+    """Why nothing can be decided by the ledger now."""
+    trust.follow(ledger)
+    try:
+        ledger.verify()
+    except (EvidenceError, StorageError, Untrusted) as error:
+        _log.warning("not ready: %s", error)
+        if isinstance(error, PastChanged):
+            return "is not the one it was"
+        if isinstance(error, Untrusted):
+            return "is not signed by a trusted writer"
+        return "is broken" if isinstance(error, EvidenceError) else "can't be read"
+    return None
+
+
+# MLflow's scheme: `X-MLflow-Signature: v1,<base64>` is the HMAC-SHA256, keyed with the UTF-8
+# secret, of `<delivery id>.<timestamp>.<raw body>`. One signature, never several.
+
+
+SIGNATURE_HEADER = "X-MLflow-Signature"
+
+TIMESTAMP_HEADER = "X-MLflow-Timestamp"
+
+DELIVERY_HEADER = "X-MLflow-Delivery-Id"
+
+
+# No dot: id, timestamp and body could otherwise be parted elsewhere under the same signature.
+_DELIVERY_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+_TIMESTAMP = re.compile(r"[0-9]{1,12}")
+
+_SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
+
+
+@dataclass(frozen=True)
+class SignatureRefusal:
+    """Why a delivery is not believed. `reason` is for the log; the sender gets `status` only."""
+
+    outcome: Literal["unsigned", "stale", "forged"]
+    reason: str
+    status: int = 401
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a delivery's headers claim: well formed and of our time, but not proven."""
+
+    delivery_id: str
+    timestamp: str
+    signature: str
+
+
+def verify_signature(
+    header: Callable[[str], Sequence[str]], *, now: float, window_s: float
+) -> Envelope | SignatureRefusal:
+    """Read the headers before the body is read, so that a stranger's body need not be.
+
+    `header`: all values of a header. `now`: seconds since the epoch.
+    """
+    found: list[str] = []
+    for name, form in (
+        (DELIVERY_HEADER, _DELIVERY_ID),
+        (TIMESTAMP_HEADER, _TIMESTAMP),
+        (SIGNATURE_HEADER, _SIGNATURE),
+    ):
+        values = header(name)
+        if len(values) != 1:
+            return SignatureRefusal(
+                "unsigned", f"{name} is there {len(values)} times, expected once"
+            )
+        if not form.fullmatch(values[0]):
+            return SignatureRefusal("unsigned", f"{name} is not of MLflow's form")
+        found.append(values[0])
+    envelope = Envelope(*found)
+    off = now - int(envelope.timestamp)
+    if not abs(off) <= window_s:
+        return SignatureRefusal(
+            "stale", f"the timestamp is {off:.0f} s old, allowed are ±{window_s:.0f} s"
+        )
+    return envelope
+
+
+def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> SignatureRefusal | None:
+    """None if one of the secrets signed exactly this body under this envelope.
+
+    Takes the same time whichever secret fits, or none.
+    """
+    given, fits, tried = envelope.signature.encode(), False, 0
+    for secret in secrets:
+        expected = sign(
+            secret, delivery_id=envelope.delivery_id, timestamp=envelope.timestamp, body=body
+        )
+        fits |= hmac.compare_digest(expected.encode(), given)
+        tried += 1
+    return (
+        None if fits else SignatureRefusal("forged", f"the signature fits none of {tried} secrets")
+    )
+
+
+def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
+    """The signature header that MLflow sends."""
+    signed = f"{delivery_id}.{timestamp}.".encode() + body
+    digest = hmac.new(secret.encode(), signed, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
+# MLflow sends a delivery again on 429 and 5xx only, three times within seconds. So passing trouble
+# is 503, what will never be right is 4xx, and what is right but none of our business is 2xx. Events
+# of models that are not allow-listed are 403: MLflow does not repeat them and shows them nowhere.
+
+
+_RETRY_AFTER_S = 5
+"""MLflow waits so long before it tries again: three times, so we may be away for 15 s."""
+
+_NO_BODY = "has no body that can be read"
+
+
+class Answer:
+    """What the sender gets: a word and a status, never a reason that helps to forge."""
+
+    def __init__(self, outcome: str, status: int, reason: str = "", **fields: object) -> None:
+        self.outcome, self.status, self.reason, self.fields = outcome, status, reason, fields
+
+    def response(self) -> Response:
+        """As JSON. After a refusal the connection is closed: its body may not have been read."""
+        headers = {"Cache-Control": "no-store"}
+        if self.status >= 400:
+            headers["Connection"] = "close"
+        if self.status == 503:
+            headers["Retry-After"] = str(_RETRY_AFTER_S)
+        return JSONResponse({"outcome": self.outcome}, self.status, headers)
+
+
+class Receiver:
+    """The endpoint. `received` is called when something new is in the inbox."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        keyring: WebhookSecrets,
+        inbox: Inbox,
+        metrics: ServiceMetrics,
+        received: Callable[[], None],
+    ) -> None:
+        """Raises PolicyError where the policy, which names the reviewers' tag, can't be read."""
+        self._settings = settings
+        self._tag = settings.policy_in_force().review_tag
+        self._keyring = keyring
+        self._intake = Intake(inbox)
+        self._metrics = metrics
+        self._received = received
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request."""
+        start = time.perf_counter()
+        answer = await self._answer(request)
+        self._metrics.deliveries.labels(answer.outcome).inc()
+        self._metrics.accept_seconds.observe(time.perf_counter() - start)
+        level = logging.INFO if answer.status < 400 else logging.WARNING
+        fields = {"outcome": answer.outcome, "status": answer.status, **answer.fields}
+        _log.log(level, "delivery %s", answer.reason or "taken", extra={"fields": fields})
+        return answer.response()
+
+    async def _answer(self, request: Request) -> Answer:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return Answer("wrong_type", 415, "is not application/json")
+        envelope = verify_signature(
+            request.headers.getlist, now=time.time(), window_s=self._settings.window_s
+        )
+        if isinstance(envelope, SignatureRefusal):
+            return _refused(envelope)
+        body = await _read_body(request, self._settings)
+        if isinstance(body, Answer):
+            return body
+        refusal = refuse(envelope, body, secrets=self._keyring.secrets)
+        if refusal is not None:
+            return _refused(refusal)
+        return await self._judge(envelope, body)
+
+    async def _judge(self, envelope: Envelope, body: bytes) -> Answer:
+        """What to do with a delivery that is proven to be MLflow's."""
+        event, delivery = events.read(body, self._tag), envelope.delivery_id
+        if isinstance(event, Malformed):
+            return Answer("malformed", 400, f"is malformed: {event.reason}", delivery=delivery)
+        if not isinstance(event, Event):
+            return Answer("ignored", 200, "is about nothing of ours", delivery=delivery)
+        fields = {"delivery": delivery, "event": event.kind, "model": event.model[:256]}
+        if event.model == EXAMPLE_MODEL:
+            return Answer("test", 200, "is a test of the server's", **fields)
+        if event.model not in self._settings.models:
+            return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)
+        if event.hint is not None:
+            _log.warning("%s", event.hint, extra={"fields": fields})
+        why = events.ignored(event, aliases=self._settings.aliases, tag=self._tag)
+        if why is not None:
+            return Answer("ignored", 200, f"changes nothing: {why}", **fields)
+        row = Delivery(delivery, event.model, event.kind, hashlib.sha256(body).hexdigest())
+        return await self._keep(row, fields)
+
+    async def _keep(self, row: Delivery, fields: dict[str, str]) -> Answer:
+        try:
+            state = await self._intake.receive(row)
+        except StateUnavailable as error:
+            return Answer("unavailable", 503, f"could not be kept: {error}", **fields)
+        if state == "seen":
+            return Answer("seen", 200, "was here before", **fields)
+        self._received()
+        return Answer("accepted", 202, "is kept", **fields)
+
+
+def _refused(refusal: SignatureRefusal) -> Answer:
+    return Answer(refusal.outcome, refusal.status, f"is refused: {refusal.reason}")
+
+
+async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Answer:
+    """The body, or what the sender gets instead. Never holds more than `body_cap` bytes and one
+    chunk of the server's."""
+    declared = request.headers.get("content-length", "0")
+    body = bytearray()
+    if declared.isdecimal() and int(declared[:20]) > settings.body_cap:
+        return Answer("too_large", 413, _NO_BODY)
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > settings.body_cap:
+                    return Answer("too_large", 413, _NO_BODY)
+    except TimeoutError:
+        return Answer("slow", 408, _NO_BODY)
+    except ClientDisconnect:
+        return Answer("gone", 400, _NO_BODY)
+    return bytes(body)
+
+
+# POST /webhooks/mlflow   deliveries (gate.service.app)
+# GET  /healthz           200 while the process answers
+# GET  /readyz            200 if the inbox takes, the ledger is whole, the worker works and the
+#                         registry answered lately; else 503, and which of them is in trouble. Whether
+#                         the trust can be read is said, and takes nothing offline
+# GET  /metrics           Prometheus
+
+
+WEBHOOK_PATH = "/webhooks/mlflow"
+
+STOP_TIMEOUT_S = 60.0
+
+_SILENT_INTERVALS = 3
+"""The registry may be silent for so many rounds of the timer."""
+
+_NO_STORE = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True)
+class ServiceParts:
+    """What the service is made of."""
+
+    settings: ServiceSettings
+    keyring: WebhookSecrets
+    inbox: Inbox
+    metrics: ServiceMetrics
+    worker: ReconcileLoop
+
+
+def create_app(parts: ServiceParts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
+    """The ASGI application; its lifespan starts and stops the worker.
+
+    `mounts`: other applications by path, such as the static store under `/models`; each answers
+    so many requests at once as the settings allow downloads.
+    """
+    receiver = Receiver(
+        parts.settings,
+        keyring=parts.keyring,
+        inbox=parts.inbox,
+        metrics=parts.metrics,
+        received=parts.worker.wake,
+    )
+
+    downloads = parts.settings.downloads
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        parts.worker.start()
+        try:
+            yield
+        finally:
+            await anyio.to_thread.run_sync(lambda: parts.worker.stop(timeout_s=STOP_TIMEOUT_S))
+
+    routes: list[BaseRoute] = [
+        Route(WEBHOOK_PATH, receiver.__call__, methods=["POST"]),
+        Route("/healthz", _alive),
+        Route("/readyz", _readiness(parts)),
+        Route("/metrics", _metrics(parts.metrics)),
+        *(Mount(path, Places(app, most=downloads)) for path, app in (mounts or {}).items()),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={500: _fault})
+    app.router.redirect_slashes = False  # a redirected POST would be signed for another path
+    return app
+
+
+async def _alive(_request: Request) -> Response:
+    return JSONResponse({"status": "alive"}, headers=_NO_STORE)
+
+
+async def _fault(_request: Request, _error: Exception) -> Response:
+    # The server logs the traceback; the sender learns nothing.
+    return JSONResponse({"outcome": "fault"}, 500, _NO_STORE)
+
+
+def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
+    ledger = kept_ledger(parts.settings)
+    trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
+    trust_is_read = ReadinessCheck(trusted.trouble)
+    inbox_works = ReadinessCheck(lambda: inbox_trouble(parts.inbox))
+    ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(ledger, trusted))
+
+    async def ready(_request: Request) -> Response:
+        needs = (inbox_works, ledger_is_whole, trust_is_read)
+        inbox, whole, trust = await asyncio.gather(*(need.trouble() for need in needs))
+        troubles = {
+            "inbox": inbox,
+            "ledger": whole,
+            "worker": None if parts.worker.alive else "is not running",
+            "registry": _registry_trouble(parts),
+        }
+        good = not any(troubles.values())
+        # What serves goes on serving without it: no load balancer shall take it away.
+        states = {name: trouble or "ok" for name, trouble in (troubles | {"trust": trust}).items()}
+        return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
+
+    return ready
+
+
+def _registry_trouble(parts: ServiceParts) -> str | None:
+    silence = parts.worker.registry_silence_s()
+    if silence is None:
+        return "has not answered yet"
+    if silence > _SILENT_INTERVALS * parts.settings.interval_s:
+        return f"has not answered for {silence:.0f} s"
+    return None
+
+
+def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
+    one = anyio.CapacityLimiter(1)  # many who ask leave the threads and the inbox to others
+
+    async def read(_request: Request) -> Response:
+        text = await anyio.to_thread.run_sync(metrics.text, limiter=one)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return read
+
+
+_FILES = 128
+"""That the service itself needs to have open: its database, its log, what it deploys."""
+
+_FEWEST = 16
+
+
+def create_service(settings: ServiceSettings, reconcile: Reconcile) -> ServiceParts:
     """Open secrets and inbox. Raises ServiceError where the service could not do its work."""
     keyring = settings.keyring()
     inbox = Inbox(settings.state)
-    metrics = Metrics(inbox)
+    metrics = ServiceMetrics(inbox)
     memory = Memory(
         settings.keep_s, rows=settings.inbox_rows, least_s=replayable_s(settings.window_s)
     )
-    rhythm = Rhythm(settings.models, interval_s=settings.interval_s, memory=memory)
-    return Parts(
-        settings, keyring, inbox, metrics, Worker(inbox, reconcile, rhythm=rhythm, metrics=metrics)
+    rhythm = Intervals(settings.models, interval_s=settings.interval_s, memory=memory)
+    return ServiceParts(
+        settings,
+        keyring,
+        inbox,
+        metrics,
+        ReconcileLoop(inbox, reconcile, rhythm=rhythm, metrics=metrics),
     )
 
 
 def serve(
-    settings: Settings,
+    settings: ServiceSettings,
     reconcile: Reconcile,
     *,
     mounts: Mapping[str, ASGIApp] | None = None,
@@ -57,8 +482,8 @@ def serve(
     `ready` is called with `http://host:port` as soon as connections are taken. Raises
     ServiceError where the service can't start.
     """
-    parts = assemble(settings, reconcile)
-    log = set_up(
+    parts = create_service(settings, reconcile)
+    log = configure_logging(
         sys.stderr,
         log_format=settings.log_format,
         redaction=Redaction(lambda: parts.keyring.all_secrets, addresses=settings.addresses),
@@ -68,14 +493,14 @@ def serve(
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             _log.info("listening", extra={"fields": {"address": address, "webhook": WEBHOOK_PATH}})
             ready(address)
-            server(application(parts, mounts=mounts), settings).run(sockets=[listener])
+            server(create_app(parts, mounts=mounts), settings).run(sockets=[listener])
     finally:
         parts.worker.stop(timeout_s=0)
         parts.inbox.close()
         logging.getLogger().removeHandler(log)
 
 
-def server(app: ASGIApp, settings: Settings) -> _Server:
+def server(app: ASGIApp, settings: ServiceSettings) -> _Server:
     """A uvicorn server that tells nobody what it is, and logs as we do."""
     places = _places(settings)
     connection = functools.partial(
@@ -119,7 +544,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _places(settings: Settings) -> int:
+def _places(settings: ServiceSettings) -> int:
     """For how many connections there are files to open, among them those that were just accepted.
 
     A process that has none left accepts nobody for a second, and can't write its database.

@@ -1,4 +1,4 @@
-"""Guard: `champion` stays on a version that may serve, whoever points it elsewhere."""
+"""Keep `champion` on an eligible version; confirm mismatches."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from gate.errors import (
     StorageError,
 )
 from gate.ledger.entry import LedgerEntry, now
-from gate.ledger.history import History
+from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
-from gate.registry.champion import move
-from gate.registry.comparison.compared import comparison_in, outdated
-from gate.registry.may_serve import Examined, examine, veto
-from gate.registry.page import reviewer
-from gate.registry.page.version_page import refresh
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
+from gate.registry import reviews
+from gate.registry.alias import move_alias
+from gate.registry.eligibility import Eligibility, examine, trust_problem, veto
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.terms import ReadTrust, Terms, nobody
-from gate.registry.trusted import weakness
-from gate.service.port import Taken
+from gate.registry.verify_release import ReadTrust, Terms, comparison_in, nobody, outdated
+from gate.registry.version_page import write_status
+from gate.service.monitoring import StepResult
 
 _TAIL = 4000
 """Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+
 _UNREACHED = 3
 """So many versions out of reach are the registry's trouble: one may be an editor's doing."""
 
 
-def guard(
+def guard_champion(
     model: RegisteredModel, policy: Policy, *, thoroughly: bool, trust: ReadTrust = nobody
-) -> list[Taken]:
+) -> list[StepResult]:
     """Take `champion` back from a version that must not serve.
 
     Where the ledger put it and it was deployed, only its own lines, tags and (`thoroughly`) bytes
@@ -62,7 +61,7 @@ def guard(
         )
     moved = champion != history.serving
     terms = Terms.now(policy, trust) if moved else Terms.of(policy, history, champion, trust=trust)
-    if terms is not None and not moved and history.predates_signing(champion):
+    if terms is not None and not moved and history.passed_before_signing(champion):
         # To begin with signing takes nothing out of service; it is only not deployed anew.
         terms = replace(terms, trust=None)
     if moved or thoroughly:
@@ -79,8 +78,8 @@ def guard(
 
 
 def _examined(
-    model: RegisteredModel, champion: str, *, terms: Terms | None, history: History
-) -> Examined:
+    model: RegisteredModel, champion: str, *, terms: Terms | None, history: ModelHistory
+) -> Eligibility:
     """A file that is away for a while, or came wrong once, condemns nothing that serves rightly;
     but what somebody pointed at has to be there."""
     moved = champion != history.serving
@@ -94,7 +93,7 @@ def _examined(
         return replace(veto(model, champion, history=history), problem=str(error))
 
 
-def _late(champion: str, policy: Policy, history: History) -> str | None:
+def _late(champion: str, policy: Policy, history: ModelHistory) -> str | None:
     """Why a version that never served yet is not what the policy wants it compared with; or None.
     What served before may be gone back to."""
     if policy.incumbent is None or history.was_served(champion):
@@ -102,25 +101,25 @@ def _late(champion: str, policy: Policy, history: History) -> str | None:
     return outdated(comparison_in(history.vouching_for(champion)), history.serving, history)
 
 
-def _accept(model: RegisteredModel, examined: Examined, history: History) -> Taken:
+def _accept(model: RegisteredModel, examined: Eligibility, history: ModelHistory) -> StepResult:
     """Somebody pointed at a version that may serve: write down that it does."""
     number = examined.version.number
     reason = f"'{CHAMPION}' was pointed at version {number} by hand; it may serve"
     model.write(
         "promoted", reason, version=number, previous=history.serving, about=examined.vouched
     )
-    refresh(model, (number, history.serving))
-    return Taken("guard", "accepted", number, reason)
+    write_status(model, (number, history.serving))
+    return StepResult("guard", "accepted", number, reason)
 
 
 def _revert(
     model: RegisteredModel,
-    examined: Examined,
+    examined: Eligibility,
     *,
     policy: Policy,
-    history: History,
+    history: ModelHistory,
     trust: ReadTrust,
-) -> Taken:
+) -> StepResult:
     champion, tags, problem = examined.version.number, examined.version.tags, examined.problem
     assert problem is not None
     target, trouble = _fallback(model, history, policy=policy, but=champion, trust=trust)
@@ -129,9 +128,9 @@ def _revert(
         goes += f" until another version can be proven; now it can't be: {trouble}"
     reason = f"{problem}; '{CHAMPION}' {goes}"
     rejected = "rejected" in history.since_passed(champion)
-    if reviewer.rejects(tags, model.reviews.tag) and examined.vouched and not rejected:
-        comment = reviewer.comment(tags)
-        why = f"{problem}{reviewer.quoted(comment)}"
+    if reviews.rejects(tags, model.reviews.tag) and examined.vouched and not rejected:
+        comment = reviews.comment(tags)
+        why = f"{problem}{reviews.quoted(comment)}"
         model.write("rejected", why, version=champion, about=examined.vouched, comment=comment)
     standing = history.standing(champion)
     if examined.unreviewed and standing is not None and standing.action != "passed":
@@ -141,13 +140,15 @@ def _revert(
         note = f"{now()}: {problem}" if len(problem) <= _TAIL else f"{now()}: …{problem[-_TAIL:]}"
         model.registry.set_tag(model.name, champion, key=Tag.REVERTED, value=note)
     number = target.version if target else None
-    move(model, model.entry("reverted", reason, version=number, previous=champion, about=target))
-    return Taken("guard", "reverted", number, reason)
+    move_alias(
+        model, model.entry("reverted", reason, version=number, previous=champion, about=target)
+    )
+    return StepResult("guard", "reverted", number, reason)
 
 
 def _bring_back(
-    model: RegisteredModel, policy: Policy, history: History, *, trust: ReadTrust
-) -> list[Taken]:
+    model: RegisteredModel, policy: Policy, history: ModelHistory, *, trust: ReadTrust
+) -> list[StepResult]:
     """Where the guard itself took `champion` away: a version that may serve, once one is proven."""
     change = history.change
     if change is None or (change.action, change.version) != ("reverted", None):
@@ -160,14 +161,14 @@ def _bring_back(
     if target is None:
         return []
     reason = f"'{CHAMPION}' had been taken away, and is version {target.version} now: it was proven"
-    move(model, model.entry("reverted", reason, version=target.version, about=target))
-    return [Taken("guard", "restored", target.version, reason)]
+    move_alias(model, model.entry("reverted", reason, version=target.version, about=target))
+    return [StepResult("guard", "restored", target.version, reason)]
 
 
-def _give_back(model: RegisteredModel, history: History) -> list[Taken]:
+def _give_back(model: RegisteredModel, history: ModelHistory) -> list[StepResult]:
     """Where another version serves because somebody had pointed `champion` elsewhere, and the
     rightful one, which was deployed, could not be proven then: that one, once it is."""
-    number, serving = history.rightful, history.serving
+    number, serving = history.expected_champion, history.serving
     vouched = None if number is None else history.vouching_for(number)
     if number is None or vouched is None or number == serving or not history.was_deployed(number):
         return []  # what was not deployed may have failed by a policy
@@ -178,13 +179,13 @@ def _give_back(model: RegisteredModel, history: History) -> list[Taken]:
         return []
     reason = f"version {number} can be proven again, and '{CHAMPION}' went back from {serving}"
     entry = model.entry("reverted", reason, version=number, previous=serving, about=vouched)
-    move(model, entry)
-    return [Taken("guard", "restored", number, reason)]
+    move_alias(model, entry)
+    return [StepResult("guard", "restored", number, reason)]
 
 
 def _fallback(
     model: RegisteredModel,
-    history: History,
+    history: ModelHistory,
     *,
     policy: Policy,
     but: str | None,
@@ -201,9 +202,9 @@ def _fallback(
             continue
         try:
             # What was pushed aside by hand served until now, on whatever word.
-            believed = None if number == history.rightful else trust()
+            believed = None if number == history.expected_champion else trust()
             word = history.promotion_of(number) or vouched  # a line that it waits has no approvers
-            if believed is not None and weakness(word, believed) is not None:
+            if believed is not None and trust_problem(word, believed) is not None:
                 continue
             terms = Terms.of(policy, history, number, trust=trust)
             if examine(model, number, history=history, terms=terms).problem is None:

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _READ = 1 << 14
 """Bytes that are taken from a socket at once, whose buffers are all of what a stranger can fill."""
 
+
 Awaited = Literal["head", "body", "reading"]
 
 

@@ -10,24 +10,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from gate.policy.review_tag import ReviewTag
-from gate.registry.page import reviewer
-from gate.registry.port import Tag
-
-EVENTS = (
-    "registered_model.created",
-    "model_version.created",
-    "model_version_tag.set",
-    "model_version_tag.deleted",
-    "model_version_alias.created",
-    "model_version_alias.deleted",
-)
-"""What we subscribe to at the server, as MLflow writes it."""
+from gate.mlflow_client.webhooks import EVENTS
+from gate.policy.sections import ReviewTag
+from gate.registry import reviews
+from gate.registry.interface import Tag
 
 EXAMPLE_MODEL = "example_model"
 """The model in MLflow's test deliveries, which carry no other mark."""
 
+
 _OUR_TAGS = "gate."
+
 _FOR_PEOPLE = (Tag.REVIEW_COMMENT, Tag.REVIEW_RESULT)
 """Tags of ours that change nothing; the second one we set ourselves."""
 
@@ -101,7 +94,7 @@ def _event(kind: str, data: Any, tag: ReviewTag) -> Event | Malformed:
 
 
 def _hint(key: str, value: str, tag: ReviewTag) -> str | None:
-    correction = reviewer.correction({key: value}, tag)
+    correction = reviews.correction({key: value}, tag)
     return correction and f"{key} says nothing: {correction}"
 
 

@@ -19,23 +19,8 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from gate.service.rows import (
-    METADATA,
-    ROWS,
-    TROUBLE_LENGTH,
-    C,
-    change,
-    due_models,
-    lock_rows,
-)
-from gate.state.database import (
-    READS,
-    alone,
-    insert_new,
-    open_database,
-    translated,
-    wait_for_turn,
-)
+from gate.ledger.database import READS, alone, insert_new, open_database, translated, wait_for_turn
+from gate.service.rows import METADATA, ROWS, TROUBLE_LENGTH, C, change, due_models, lock_rows
 
 _FAILURE = "the inbox can't be used, and deliveries are refused until it can"
 

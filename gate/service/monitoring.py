@@ -1,23 +1,90 @@
-"""What the service counts, for Prometheus. A registry of its own: two services don't mix."""
+"""Step results, log lines, Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gate.errors import StateUnavailable
+from gate.service.settings import LogFormat
+from gate.storage.safe_text import Redaction
 
 if TYPE_CHECKING:
     from gate.service.inbox import Inbox
 
+
+# Whoever logs may add `extra={"fields": {...}}`: keys of their own in JSON, `key=value` in text.
+
+
+class LineFormatter(logging.Formatter):
+    """Text or JSON; whatever a stranger sent can't begin a line of its own or steer a terminal."""
+
+    def __init__(self, log_format: LogFormat, redaction: Redaction) -> None:
+        super().__init__()
+        self._json = log_format == "json"
+        self._redaction = redaction
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record, redacted."""
+        clean = self._redaction.clean
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        head = {"at": at, "level": record.levelname.lower(), "logger": record.name}
+        message = clean(record.getMessage())
+        fields = {key: _plain(value, clean) for key, value in _fields(record).items()}
+        traceback = clean(self.formatException(record.exc_info)) if record.exc_info else None
+        if self._json:
+            extra = {} if traceback is None else {"traceback": traceback}
+            return json.dumps({**fields, **head, "message": message, **extra}, allow_nan=False)
+        tail = "".join(f" {key}={value}" for key, value in fields.items())
+        line = _printable(f"{at} {head['level']:<7} {head['logger']}: {message}{tail}")
+        return line if traceback is None else f"{line}\n{_printable(traceback, keep=chr(10))}"
+
+
+def configure_logging(
+    stream: TextIO, *, log_format: LogFormat, redaction: Redaction
+) -> logging.Handler:
+    """Send all logs of the process to `stream`, uvicorn's own too; gives the handler."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter(log_format, redaction))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    return handler
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = getattr(record, "fields", {})
+    return fields if isinstance(fields, dict) else {}
+
+
+def _plain(value: Any, clean: Callable[[str], str]) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    return clean(str(value))
+
+
+def _printable(text: str, *, keep: str = "") -> str:
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 _ACCEPTING_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
 _RECONCILING_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-class Metrics:
+class ServiceMetrics:
     """Counters and histograms; the inbox is asked when somebody reads them."""
 
     def __init__(self, inbox: Inbox) -> None:
@@ -70,3 +137,41 @@ class _InboxCollector:
         yield GaugeMetricFamily(
             "gate_inbox_oldest_seconds", "Age of the oldest delivery that waits.", value=age
         )
+
+
+# Events are hints: they say that something may have changed, never what to do.
+
+
+Kind = Literal["guard", "hand_in", "review", "deploy"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Something that was done. `outcome` is a short word for the metrics: `promoted`, `reverted`,
+    `deployed`, `refused`, ..."""
+
+    kind: Kind
+    outcome: str
+    version: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A step that could not be done now: try again later. It kept no other from its work."""
+
+    kind: Kind | Literal["look"]
+    """`look`: none could be begun."""
+    error: Exception
+
+
+class Reconcile(Protocol):
+    """Reads a registered model anew and brings it, and what is deployed of it, into the state that
+    its evidence allows. Idempotent; two at once for one model wait for each other."""
+
+    def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
+        """`cause`: for the ledger: `delivery <id>`, `timer`, or who called.
+
+        Raises GateError where no step could be begun now: try again later.
+        """
+        ...

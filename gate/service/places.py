@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gate.service.connection import Connection
 
 _RETRY_AFTER_S = 5
+
 _STALLED_S = 1.0
 """Whoever has read nothing for so long makes room for somebody who may."""
 

@@ -1,7 +1,4 @@
-"""One thread that takes deliveries from the inbox and has the models put right.
-
-Nothing ends it but `stop`: what goes wrong is logged, counted and tried again later.
-"""
+"""Timer and wake-ups; back-off per model."""
 
 from __future__ import annotations
 
@@ -23,17 +20,22 @@ from gate.errors import (
     StateUnavailable,
 )
 from gate.service.inbox import Claim, Inbox, Memory
-from gate.service.metrics import Metrics
-from gate.service.port import Failed, Reconcile, Taken
+from gate.service.monitoring import Failed, Reconcile, ServiceMetrics, StepResult
+
+# Nothing ends it but `stop`: what goes wrong is logged, counted and tried again later.
+
 
 _POLL_S = 1.0
+
 _RETRY_CAP_S = 60.0
+
 _PURGE_EVERY_S = 60.0
+
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Intervals:
     """What the worker looks after, and how often."""
 
     models: tuple[str, ...]
@@ -44,11 +46,11 @@ class Rhythm:
     """After which the inbox is looked at for what other processes received or left behind."""
 
 
-class Worker:
+class ReconcileLoop:
     """Looks after models: at once after a delivery (`wake`), and from time to time."""
 
     def __init__(
-        self, inbox: Inbox, reconcile: Reconcile, *, rhythm: Rhythm, metrics: Metrics
+        self, inbox: Inbox, reconcile: Reconcile, *, rhythm: Intervals, metrics: ServiceMetrics
     ) -> None:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._inbox = inbox
@@ -138,7 +140,7 @@ class Worker:
         """Have a model put right; what has to be tried again, and why, or None."""
         fields = {"model": model, "cause": cause}
         start = time.perf_counter()
-        done: Sequence[Taken | Failed]
+        done: Sequence[StepResult | Failed]
         try:
             done = self._reconcile(model, cause=cause)
         except Exception as error:
@@ -147,7 +149,7 @@ class Worker:
         if all(_registry_answered(one.error) for one in failed):
             self._saw_registry()
         for action in done:
-            if isinstance(action, Taken):
+            if isinstance(action, StepResult):
                 self._metrics.actions.labels(action.kind, action.outcome).inc()
                 what = {**fields, "kind": action.kind, "outcome": action.outcome}
                 _log.info("%s", action.reason, extra={"fields": {**what, "to": action.version}})

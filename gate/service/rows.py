@@ -7,10 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gate.state.database import alone
+from gate.ledger.database import alone
 
 TROUBLE_LENGTH = 500
+
 METADATA = sa.MetaData()
+
 ROWS = sa.Table(
     "gate_inbox",
     METADATA,
@@ -27,6 +29,7 @@ ROWS = sa.Table(
     sa.Column("trouble", sa.String(TROUBLE_LENGTH)),
     sa.Index("gate_inbox_waiting", "done_at", "model", "received_at"),
 )
+
 C = ROWS.c
 
 

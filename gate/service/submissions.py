@@ -1,50 +1,275 @@
-"""Review: a reviewer's word on the candidate, given as a tag in the registry's pages, or signed.
-
-Approval can veto, never waive: what is approved is examined as if it were promoted now. With
-`review: signed` a tag approves nothing; a rejection needs no signature.
-"""
+"""Process submissions and reviews."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
     GateError,
+    LimitExceeded,
+    MismatchUnconfirmed,
+    OnnxFileError,
     RegistryError,
     RegistryUnavailable,
     ResourceGone,
     Untrusted,
 )
 from gate.ledger.entry import Action, LedgerEntry, now
+from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
-from gate.registry.ballot import Ballot, Poll
-from gate.registry.champion import move
-from gate.registry.comparison.compared import comparison_in, outdated
-from gate.registry.may_serve import examine
-from gate.registry.page import reviewer
-from gate.registry.page.version_page import answer, refresh
-from gate.registry.port import CANDIDATE, CHAMPION, Tag, Version
+from gate.records.layout import GOLDEN
+from gate.registry import reviews
+from gate.registry.alias import move_alias
+from gate.registry.eligibility import examine, objection_from_afar
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag, Version
+from gate.registry.load_champion import champion_recorded, compare_records
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.signed_review import Submission
-from gate.registry.terms import ReadTrust, Terms, nobody
-from gate.service.port import Failed, Taken
+from gate.registry.release import GoldenFolder
+from gate.registry.reviews import ReviewCounter, ReviewSubmission, ReviewTally
+from gate.registry.verify_release import (
+    ReadTrust,
+    Terms,
+    comparison_in,
+    nobody,
+    outdated,
+    release_from_version,
+    stated,
+    verify_release,
+)
+from gate.registry.version_files import ExpectedDigests, Records, Stated, evidence_beside
+from gate.registry.version_page import (
+    MARK,
+    TOO_EARLY,
+    UNTRUSTING,
+    VersionStatus,
+    answer,
+    is_waiting_for_service,
+    unjudged,
+    way_back,
+    with_status,
+    write_status,
+)
+from gate.service.monitoring import Failed, StepResult
+from gate.signing.trust import Trust
 from gate.storage.digest import Digest
+from gate.storage.files import temporary_folder
+from gate.storage.untrusted_files import as_mismatch
 
-_TAG_LIMIT = 4000
+# Whoever hands in may write to the registry: tags, aliases, records and bytes are his. So a trusted
+# key has to vouch for evidence and verdict, for all bytes, and for this model in this registry;
+# then the service decides anew, from the evidence and by its own policy, trust and clock.
+
+
+_TAIL = 4000
 """Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+
+_LOOKS = 3
+"""At a candidate that is another one whenever it was judged; the next event brings the rest."""
+
 _log = logging.getLogger(__name__)
 
 
-def review(
+def process_submission(
+    model: RegisteredModel, policy: Policy, *, trust: ReadTrust
+) -> list[StepResult]:
+    """Judge the candidate, if no line says yet what became of it: it becomes champion, or waits for
+    its review, or is refused, once, with a line, a tag and the reason on its page. Where nobody is
+    trusted, or what came may be an answer of a store in trouble, it only says so there.
+
+    Raises the RegistryErrors, of them MismatchUnconfirmed, PolicyError, EvidenceError and
+    StorageError where nothing can be said now: then it is looked at again, and nothing is refused.
+    """
+    for _ in range(_LOOKS):
+        number, history = model.alias(CANDIDATE), model.history()
+        if number is None:
+            return []
+        if number == model.alias(CHAMPION):  # of a champion the guard decides
+            if not history.passed_any:
+                _explain_first(model, number)
+            return []
+        version = model.registry.version(model.name, number)
+        if history.judged(number, made_at=version.made_at):
+            fate = VersionStatus.of(history, number)
+            if fate is not None and fate.kind not in ("champion", "waits"):
+                _log_once(model.name, number, fate.status_line(model.reviews))
+            return []
+        terms = Terms.now(policy, trust)
+        if terms.trust is None:
+            _explain(model, version, UNTRUSTING)
+            return []
+        try:
+            taken = _HandIn(model, version, history, terms, terms.trust).act()
+        except MismatchUnconfirmed as error:
+            # Somebody may have made it look so: then nothing ever confirms it, and nobody is told.
+            _explain(model, version, unjudged(str(error).partition(". ")[0]))
+            raise
+        if taken is not None:
+            return [taken]
+    return []
+
+
+def _explain_first(model: RegisteredModel, number: str) -> None:
+    """Say why nothing comes of a champion of which no line tells. By another ledger it may have
+    passed: then its page says so, and stays."""
+    version = model.registry.version(model.name, number)
+    if is_waiting_for_service(version.description):
+        _explain(model, version, TOO_EARLY)
+
+
+@functools.lru_cache(maxsize=1024)
+def _log_once(model: str, number: str, status: str) -> None:
+    _log.info(
+        "version %s of %s is the candidate, and was judged before: %s %s.",
+        number, model, status.removeprefix(MARK), way_back(model, number),
+    )  # fmt: skip
+
+
+def _explain(model: RegisteredModel, version: Version, line: str) -> None:
+    """Say on its page why nothing comes of it; that it can't be said now stops nothing."""
+    text = with_status(version.description, line)
+    if text == version.description:
+        return
+    try:
+        model.registry.set_description(model.name, version.number, text)
+    except RegistryError as error:
+        _log.warning("the page of version %s is out of date: %s", version.number, error)
+
+
+@dataclass(frozen=True)
+class _HandIn:
+    """A candidate that is judged by these terms, of which the trust is given."""
+
+    model: RegisteredModel
+    version: Version
+    history: ModelHistory
+    terms: Terms
+    trust: Trust
+
+    def act(self) -> StepResult | None:
+        """None: the candidate is another one meanwhile."""
+        model, number = self.model, self.version.number
+        line = self._line()
+        try:
+            with temporary_folder() as folder:
+                expected = Stated(lambda path: ExpectedDigests.from_entry(self._stated(path)))
+                line, problem = model.read(number, expected, self._judged, into=folder)
+        except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
+            problem = str(error)
+        if line.sha256 is not None and problem is None:
+            problem = self._objection(line)
+        if model.alias(CANDIDATE) != number:
+            return None
+        return self._take(line) if problem is None else self._refuse(line, problem)
+
+    def _line(self) -> LedgerEntry:
+        """A line about the version that says nothing of its bytes."""
+        version = self.version
+        line = self.model.entry("passed", "handed in", version=version.number)
+        return line.model_copy(update={"made_at": version.made_at, "run_id": version.run_id})
+
+    def _stated(self, path: Path) -> LedgerEntry:
+        """With what trusted keys say of it. Raises EvidenceError, StorageError."""
+        with as_mismatch(f"what was handed in as version {self.version.number}"):
+            try:
+                fields = stated(
+                    path,
+                    model=self.model.name,
+                    trust=self.trust,
+                    registries=self.model.identities(),
+                    now=self.terms.at,
+                )
+            except Untrusted as error:
+                raise EvidenceError(str(error)) from error
+        return self._line().model_copy(update=fields)
+
+    def _judged(self, path: Path) -> tuple[LedgerEntry, str | None]:
+        """Of proven files: the line, and what the terms have against them."""
+        line = self._compared(self._stated(path), path)
+        problem = verify_release(path, self.model, vouched=line, terms=self.terms)
+        if problem is not None:
+            return line, problem
+        records = Records.load(path, evidence=line.evidence_sha256)
+        release = release_from_version(path, records, name=self.model.name, twin=line.twin)
+        if line.golden_sha256 is not None:
+            golden = GoldenFolder.open(path.parent / GOLDEN, sha256=line.golden_sha256)
+            release = replace(release, golden=golden)
+        return line.model_copy(update={"extent": release.extent}), None
+
+    def _compared(self, line: LedgerEntry, path: Path) -> LedgerEntry:
+        """With the service's own comparison, where whoever hands in made none. That what serves
+        does not come now is no word on this one: raises MismatchUnconfirmed then."""
+        if self.terms.policy.incumbent is None or line.compared_with is not None:
+            return line
+        with as_mismatch(f"what was handed in as version {self.version.number}"):
+            evidence = evidence_beside(path, sha256=line.evidence_sha256)
+        found = compare_records(champion_recorded(self.model), evidence)
+        return line.model_copy(update={"incumbent": found})
+
+    def _objection(self, line: LedgerEntry) -> str | None:
+        """What the ledger and reviewers have against these bytes, or its comparison."""
+        objection = objection_from_afar(self.model, self.history, line)
+        if objection is not None or self.terms.policy.incumbent is None:
+            return objection
+        return outdated(comparison_in(line), self.model.alias(CHAMPION), self.history)
+
+    def _take(self, line: LedgerEntry) -> StepResult:
+        model, number, champion = self.model, self.version.number, self.model.alias(CHAMPION)
+        reason = f"handed in, signed by {self._names(line)}; it passes by the policy in force"
+        if line.incumbent is not None:
+            reason += (
+                f", compared by the records of both with version {line.incumbent.version or 'none'}"
+            )
+        # A no is final for these bytes by the line of the review, which comes next.
+        if self.terms.policy.review != "automatic" or reviews.rejects(
+            self.version.tags, model.reviews.tag
+        ):
+            reason += ", and waits for review"
+            model.write("passed", reason, version=number, previous=champion, about=line)
+            write_status(model, (number,))
+            return StepResult("hand_in", "passed", number, reason)
+        move_alias(
+            model, model.entry("promoted", reason, version=number, previous=champion, about=line)
+        )
+        return StepResult("hand_in", "promoted", number, reason)
+
+    def _refuse(self, line: LedgerEntry, problem: str) -> StepResult:
+        model, number = self.model, self.version.number
+        # Before the line, so that it is said twice rather than never; and what is handed in again
+        # becomes another version by it.
+        if not self.version.tags.get(Tag.REFUSED, "").endswith(problem[-_TAIL:]):
+            note = problem if len(problem) <= _TAIL else f"…{problem[-_TAIL:]}"
+            value = f"{now()}: {note}"
+            model.registry.set_tag(model.name, number, key=Tag.REFUSED, value=value)
+        reason = f"handed in, and refused: {problem}"
+        model.write("refused", reason, version=number, about=line)
+        write_status(model, (number,))
+        return StepResult("hand_in", "refused", number, reason)
+
+    def _names(self, line: LedgerEntry) -> str:
+        keys = [key for key in self.trust.measurers if key.key_id in line.signers]
+        return ", ".join(f"{key.name} ({key.short})" for key in keys)
+
+
+# Approval can veto, never waive: what is approved is examined as if it were promoted now. With
+# `review: signed` a tag approves nothing; a rejection needs no signature.
+
+
+_TAG_LIMIT = 4000
+"""Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+
+
+def process_reviews(
     model: RegisteredModel, policy: Policy, *, trust: ReadTrust = nobody
-) -> Iterator[Taken | Failed]:
+) -> Iterator[StepResult | Failed]:
     """Act on what reviewers said of the versions that wait for it. Only the candidate is promoted;
     the others may be rejected, and an approval of them is answered with the reason. A version that
     is gone waits no longer; one of which nothing can be said now stands in no other's way.
@@ -78,28 +303,28 @@ class _Look:
     trust: ReadTrust
     candidate: str | None
 
-    def at(self, waiting: LedgerEntry) -> list[Taken]:
+    def at(self, waiting: LedgerEntry) -> list[StepResult]:
         """What is done about one of them."""
         assert waiting.version is not None
         model, tag = self.model, self.model.reviews.tag
         version = model.registry.version(model.name, waiting.version)
-        comment = reviewer.comment(version.tags)
-        if reviewer.rejects(version.tags, tag):
+        comment = reviews.comment(version.tags)
+        if reviews.rejects(version.tags, tag):
             return [self._rejected(waiting, version)]
         if self.policy.review == "signed":
             return self._signed(waiting, version)
-        if not reviewer.approves(version.tags, tag):
-            _answer(model, version, reviewer.correction(version.tags, tag))
+        if not reviews.approves(version.tags, tag):
+            _answer(model, version, reviews.correction(version.tags, tag))
             return []
         problem = self._problem(version.number)
         if problem is not None:
             return [_not_promoted(model, waiting, problem, comment=comment)]
         reason = (
-            f"version {version.number} passed and was approved in review{reviewer.quoted(comment)}"
+            f"version {version.number} passed and was approved in review{reviews.quoted(comment)}"
         )
         return [_promoted(model, waiting, reason, comment=comment)]
 
-    def _signed(self, waiting: LedgerEntry, version: Version) -> list[Taken]:
+    def _signed(self, waiting: LedgerEntry, version: Version) -> list[StepResult]:
         model = self.model
         try:
             ballot, decision = self._counted(waiting, version)
@@ -120,12 +345,12 @@ class _Look:
         return [_promoted(model, waiting, reason, comment=comment, approvers=keys)]
 
     def _rejected(
-        self, waiting: LedgerEntry, version: Version, ballot: Ballot | None = None
-    ) -> Taken:
+        self, waiting: LedgerEntry, version: Version, ballot: ReviewTally | None = None
+    ) -> StepResult:
         """By a statement (`ballot`), or by a tag, beside which there may be one that says by whom;
         but nothing that is wrong with that, and no weather, keeps a no from being heard."""
-        comment = reviewer.comment(version.tags)
-        reason = f"a reviewer rejected version {version.number}{reviewer.quoted(comment)}"
+        comment = reviews.comment(version.tags)
+        reason = f"a reviewer rejected version {version.number}{reviews.quoted(comment)}"
         if ballot is None and self.policy.review == "signed":
             with contextlib.suppress(GateError):
                 ballot, _ = self._counted(waiting, version)
@@ -134,7 +359,7 @@ class _Look:
             reason = f"version {version.number} was rejected by {names}{_quoted(comment)}"
         return _close(self.model, waiting, "rejected", reason=reason, comment=comment)
 
-    def _counted(self, waiting: LedgerEntry, version: Version) -> tuple[Ballot, Digest | None]:
+    def _counted(self, waiting: LedgerEntry, version: Version) -> tuple[ReviewTally, Digest | None]:
         """What the statements come to, and the decision that they are on; None: there are none.
 
         Raises Untrusted where nobody's word can count here; EvidenceError, DigestMismatch and
@@ -147,8 +372,8 @@ class _Look:
                 "nothing can be approved: the policy says review: signed, and the service knows "
                 "nobody whose signature counts. Start it with --trust FILE."
             )
-        closed = self.model.history().closed_before(waiting)
-        poll = Poll(
+        closed = self.model.history().last_decision_before(waiting)
+        poll = ReviewCounter(
             trust=trust,
             registries=self.model.identities(),
             measurers=frozenset((*waiting.signers, *waiting.measured_by)),
@@ -158,7 +383,7 @@ class _Look:
         model, tags = self.model, version.tags
         if waiting.sha256 is None or not poll.names_a_reviewer(tags):
             return poll.count(tags, None), None
-        of = Submission.read(model.registry, model.name, version.number).of
+        of = ReviewSubmission.read(model.registry, model.name, version.number).of
         if of.sha256 != waiting.sha256:
             raise DigestMismatch(
                 f"the decision beside this version is on {of.sha256}, and {waiting.sha256} passed: "
@@ -166,10 +391,10 @@ class _Look:
             )
         return poll.count(tags, of), of.decision
 
-    def _what_is_missing(self, ballot: Ballot, version: Version) -> str | None:
+    def _what_is_missing(self, ballot: ReviewTally, version: Version) -> str | None:
         """None where no reviewer said anything yet."""
         tags, tag = version.tags, self.model.reviews.tag
-        if not reviewer.speaks(tags, tag) and reviewer.correction(tags, tag) is None:
+        if not reviews.speaks(tags, tag) and reviews.correction(tags, tag) is None:
             return None
         name, number = shlex.quote(self.model.name), version.number
         return f"{ballot}. A tag approves nothing here: gate approve {name} {number} --key KEY"
@@ -210,17 +435,17 @@ def _close(
     *,
     reason: str,
     comment: str | None = None,
-) -> Taken:
+) -> StepResult:
     """The version waits no longer, and does not serve."""
     version = waiting.version
     model.write(outcome, reason, version=version, about=waiting, comment=comment)
-    refresh(model, (version,))
-    return Taken("review", outcome, version, reason)
+    write_status(model, (version,))
+    return StepResult("review", outcome, version, reason)
 
 
 def _not_promoted(
     model: RegisteredModel, waiting: LedgerEntry, problem: str, *, comment: str | None
-) -> Taken:
+) -> StepResult:
     reason = f"approved, but not promoted: {problem}"
     # Before the line: what is handed in again becomes another version by it.
     assert waiting.version is not None
@@ -236,14 +461,14 @@ def _promoted(
     *,
     comment: str | None,
     approvers: tuple[str, ...] = (),
-) -> Taken:
+) -> StepResult:
     number, champion = waiting.version, model.alias(CHAMPION)
     entry = model.entry(
         "promoted", reason, version=number, previous=champion, about=waiting, comment=comment,
         approvers=approvers,
     )  # fmt: skip
-    move(model, entry)
-    return Taken("review", "promoted", number, reason)
+    move_alias(model, entry)
+    return StepResult("review", "promoted", number, reason)
 
 
 def _quoted(comment: str | None) -> str:

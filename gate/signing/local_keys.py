@@ -1,7 +1,4 @@
-"""The key of a folder: made on first use, so that whoever has no key of his own signs as well.
-
-Its word is worth what the folder is worth: nobody changed what was measured on this machine.
-"""
+"""The workspace key, created on first use, and its trust file."""
 
 from __future__ import annotations
 
@@ -14,18 +11,23 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from gate.attestation.keys import KEY_VARIABLE, PublicKey, SigningKey
-from gate.attestation.trust import SECTION, Trust, TrustedKey
 from gate.errors import KeyUnusable
-from gate.storage.atomic import write_bytes
-from gate.storage.lock import private_lock
+from gate.signing.keys import KEY_VARIABLE, PublicKey, SigningKey
+from gate.signing.trust import SECTION, Trust, TrustedKey
+from gate.storage.files import private_lock, write_bytes
+
+# Its word is worth what the folder is worth: nobody changed what was measured on this machine.
+
 
 TRUST_VARIABLE = "GATE_TRUST"
+
 _TIMEOUT_S = 30.0
+
 _HEAD = """\
 # Whose signatures count in this folder. Its own key was put in when this file was made; others are
 # put in by gate keys trust.
 """
+
 Announce = Callable[[str], None]
 """Tells people what was made."""
 
@@ -57,7 +59,7 @@ class LocalKeys:
         KeyUnusable, StorageError."""
         chosen = path or os.environ.get(TRUST_VARIABLE)
         if chosen:
-            return Trust.of_file(Path(chosen))
+            return Trust.from_file(Path(chosen))
         if not self.trust_path.exists():
             given = key or os.environ.get(KEY_VARIABLE)
             if given:
@@ -65,7 +67,7 @@ class LocalKeys:
                 alone = Trust(measurers=own, reviewers=own, writers=own)
                 return alone.read_from("--key alone, without --trust")
             self._own()
-        return Trust.of_file(self.trust_path)
+        return Trust.from_file(self.trust_path)
 
     def trust_if_any(self, path: Path | None = None) -> Trust | None:
         """As `trust`, and None where it would have to be made. Raises PolicyError."""

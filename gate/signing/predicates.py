@@ -1,42 +1,51 @@
-"""A reviewer's word as a statement: this digest, this decision, this model, now."""
+"""Predicates: measurement, SLSA verification summary, approval."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import PublicKey, SigningKey
-from gate.attestation.resource import registered, resource_of
-from gate.attestation.statement import Resource, Statement, Worded, resources
-from gate.attestation.trust import Trust, time_of
+from gate.decision.decide import Decision
 from gate.errors import Untrusted, first_line
-from gate.records.names import DECISION
+from gate.records.champion_comparison import ChampionComparison
+from gate.records.evidence import Evidence
+from gate.records.layout import DECISION, EVIDENCE
+from gate.signing.keys import PublicKey, SigningKey
+from gate.signing.statement import CamelCaseRecord, Resource, SignedStatement, Statement, resources
+from gate.signing.subjects import registered, resource_uri
+from gate.signing.trust import Trust, time_of
 from gate.storage.digest import Digest, canonical_json
-from gate.storage.record import later
+from gate.storage.record import Sha256, added_field
 
 APPROVAL_TYPE = "urn:parity-gate:review:v1"
+
 Word = Literal["approved", "rejected"]
+
 _MODEL = "model"
 """The subject's name."""
 
 
-class Approval(Worded):
+class Approval(CamelCaseRecord):
     """The predicate."""
 
     word: Word
     resource_uri: str
-    """The registered model (`gate.attestation.resource`)."""
+    """The registered model (`gate.signing.subjects`)."""
     version: str
     """Its number there."""
     decision: Resource
     """By the digest of its canonical JSON."""
     reviewed_at: str
     """UTC, ISO 8601."""
-    comment: str | None = later(None)
+    comment: str | None = added_field(None)
 
     @classmethod
     def of(cls, word: Word, *, resource: str, version: str, decision: Digest, at: str) -> Approval:
@@ -63,7 +72,7 @@ class Reviewable:
     """What a review is of: a version of a registered model, its bytes, and the decision on them."""
 
     registry: str
-    """Its identity, as `gate.ledger.addresses.plain` writes it."""
+    """Its identity, as `gate.ledger.maintenance.plain` writes it."""
     model: str
     version: str
     sha256: Digest
@@ -76,7 +85,7 @@ class Reviewable:
         """A reviewer's word on it. Raises KeyUnusable."""
         approval = Approval.of(
             word,
-            resource=resource_of(self.registry, self.model),
+            resource=resource_uri(self.registry, self.model),
             version=self.version,
             decision=self.decision,
             at=at.isoformat(),
@@ -129,3 +138,196 @@ def _predicate(signed: SignedStatement) -> Approval:
         return Approval.model_validate_json(canonical_json(signed.statement.predicate))
     except (ValidationError, ValueError) as error:
         raise Untrusted(f"it has no whole predicate: {first_line(error)[:300]}") from error
+
+
+# The predicate is our own; its schema is in docs/attestation.md.
+
+
+MEASUREMENT_TYPE = "urn:parity-gate:measurement:v1"
+
+
+class CodeVersion(CamelCaseRecord):
+    """The code that measured. None: it is not in Git."""
+
+    parity_gate: str
+    commit: str | None = None
+    dirty: bool | None = None
+    """Whether files differed from that commit."""
+
+
+class MeasuredRuntime(CamelCaseRecord):
+    """What shows that a runtime was what its name says."""
+
+    name: str
+    provider_requested: str
+    providers_active: tuple[str, ...]
+    nodes_per_provider: dict[str, int]
+    fallback_nodes: tuple[str, ...]
+    session_options: dict[str, str]
+    identity: dict[str, Any] | None = added_field(None)
+    """As the evidence has it: what measured under a name that promises nothing by itself."""
+    absent_reason: str | None = added_field(None)
+    failure: str | None = added_field(None)
+
+
+class MeasurementPredicate(CamelCaseRecord):
+    """The predicate."""
+
+    evidence: Resource
+    """By the digest of its canonical JSON."""
+    model: Sha256
+    """As evidence counts it: with external data, the digest of a manifest."""
+    measured_at: str
+    environment: dict[str, Any]
+    """As the evidence has it."""
+    code: CodeVersion
+    dataset: Resource
+    samples: int
+    runtimes: tuple[MeasuredRuntime, ...]
+
+    @classmethod
+    def of(cls, evidence: Evidence, *, code: CodeVersion) -> MeasurementPredicate:
+        """Of evidence, at the moment when it was measured."""
+        return cls(
+            evidence=Resource.of(evidence.digest(), uri=EVIDENCE),
+            model=evidence.subject.sha256,
+            measured_at=evidence.measured_at,
+            environment=evidence.environment.to_plain(),
+            code=code,
+            dataset=Resource.of(evidence.dataset.sha256, name="samples"),
+            samples=evidence.dataset.samples,
+            runtimes=tuple(
+                MeasuredRuntime(
+                    name=each.runtime,
+                    provider_requested=each.provider_requested,
+                    providers_active=each.providers_active,
+                    nodes_per_provider=each.nodes_per_provider,
+                    fallback_nodes=each.fallback_nodes,
+                    session_options=each.session_options,
+                    identity=None if each.identity is None else each.identity.to_plain(),
+                    absent_reason=each.absent_reason,
+                    failure=each.failure,
+                )
+                for each in evidence.runtimes
+            ),
+        )
+
+    def with_fields_of(self, signed: Self) -> Self:
+        """The same, without what `signed` does not say because its words came later: the identity
+        of a runtime. The digest of the evidence covers it."""
+        if len(self.runtimes) != len(signed.runtimes):
+            return self
+        runtimes = tuple(
+            mine.model_copy(update={"identity": None} if theirs.identity is None else {})
+            for mine, theirs in zip(self.runtimes, signed.runtimes, strict=True)
+        )
+        return self.model_copy(update={"runtimes": runtimes})
+
+    def about(self, subjects: dict[str, Digest]) -> Statement:
+        """The statement about these files, by name."""
+        return Statement(
+            subject=resources(subjects),
+            predicate_type=MEASUREMENT_TYPE,
+            predicate=self.to_plain(),
+        )
+
+
+_TIMEOUT_S = 10.0
+
+_COMMIT = "# branch.oid "
+
+_NOT_YET = "(initial)"
+
+
+def code_version(project: Path) -> CodeVersion:
+    """Of this program and of the project around a folder. Nothing of Git is known where there is no
+    Git, no repository, or no answer in time."""
+    version = metadata.version("parity-gate")
+    lines = _status(project)
+    commits = [line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)]
+    if not commits or commits[0] == _NOT_YET:
+        return CodeVersion(parity_gate=version)
+    dirty = any(not line.startswith("#") for line in lines)
+    return CodeVersion(parity_gate=version, commit=commits[0], dirty=dirty)
+
+
+def _status(project: Path) -> list[str]:
+    """The commit and the tracked files that differ from it, a line each."""
+    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    # Looking must not write: Git would refresh its index otherwise.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, cwd=project, env=environment, capture_output=True, timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
+        return done.stdout.decode(errors="replace").splitlines()
+    return []
+
+
+# https://slsa.dev/spec/v1.1/verification_summary
+
+
+SUMMARY_TYPE = "https://slsa.dev/verification_summary/v1"
+
+VERIFIER = "urn:parity-gate:gate"
+
+POLICY_URI = "urn:parity-gate:policy"
+
+
+class Verifier(CamelCaseRecord):
+    """Who verified: this program."""
+
+    id: str = VERIFIER
+    version: dict[str, str]
+
+
+class VerificationSummary(CamelCaseRecord):
+    """The predicate. What SLSA has no name for has a name that begins with `parityGate`."""
+
+    verifier: Verifier
+    time_verified: str
+    """When it was decided: UTC, ISO 8601."""
+    resource_uri: str
+    """What the verdict is for: a model in a registry (`resource_of`), or only the file."""
+    policy: Resource
+    input_attestations: tuple[Resource, ...]
+    """The evidence that was decided on."""
+    verification_result: Literal["PASSED", "FAILED"]
+    verified_levels: tuple[str, ...]
+    """`PARITY_EXACT`, `PARITY_REDUCED` or `PARITY_QUANTIZED`; `FAILED`."""
+    decision: Annotated[Resource, Field(alias="parityGateDecision")]
+    """By the digest of its canonical JSON."""
+    model: Annotated[Sha256, Field(alias="parityGateModel")]
+    """The model as evidence counts it: with external data, the digest of a manifest."""
+    incumbent: Annotated[ChampionComparison | None, Field(alias="parityGateIncumbent")] = (
+        added_field(None)
+    )
+    """What the decision took from the version that served, to decide again."""
+
+    @classmethod
+    def of(
+        cls, decision: Decision, *, precision: str, resource: str, version: str
+    ) -> VerificationSummary:
+        """Of a decision by a policy of this precision, made by this version of the gate."""
+        passed = decision.passed
+        return cls(
+            verifier=Verifier(version={"parity-gate": version}),
+            time_verified=decision.decided_at,
+            resource_uri=resource,
+            policy=Resource.of(decision.policy_sha256, uri=POLICY_URI),
+            input_attestations=(Resource.of(decision.evidence_sha256, uri=EVIDENCE),),
+            verification_result="PASSED" if passed else "FAILED",
+            verified_levels=(f"PARITY_{precision.upper()}",) if passed else ("FAILED",),
+            decision=Resource.of(decision.digest(), uri=DECISION),
+            model=decision.subject_sha256,
+            incumbent=decision.incumbent,
+        )
+
+    def about(self, subjects: dict[str, Digest]) -> Statement:
+        """The statement about these files, by name."""
+        return Statement(
+            subject=resources(subjects),
+            predicate_type=SUMMARY_TYPE,
+            predicate=self.to_plain(),
+        )

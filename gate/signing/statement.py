@@ -1,28 +1,98 @@
-"""The envelope around a statement: DSSE, by securesystemslib.
-
-https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
-"""
+"""in-toto statement in a DSSE envelope; sign and verify."""
 
 from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from gate.attestation.keys import PublicKey, SigningKey
-from gate.attestation.statement import Statement
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
 from gate.errors import EvidenceError, KeyUnusable, Untrusted, first_line
+from gate.signing.keys import PublicKey, SigningKey
 from gate.storage.digest import Digest, canonical_json
-from gate.storage.foreign import strict_json
+from gate.storage.record import Record, added_field
+from gate.storage.untrusted_files import parse_strict_json
 
 if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope
 
+
+# https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+
+
+STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
+
+
+class CamelCaseRecord(Record):
+    """A record whose names are in camelCase on paper, as in-toto and SLSA write them."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, serialize_by_alias=True, validate_by_name=True
+    )
+
+
+class Resource(CamelCaseRecord):
+    """in-toto's ResourceDescriptor: something by name or address, and its digest."""
+
+    name: str | None = added_field(None)
+    uri: str | None = added_field(None)
+    digests: Annotated[dict[str, str], Field(alias="digest")]
+    """By algorithm, in hexadecimal."""
+
+    @classmethod
+    def of(cls, digest: Digest, *, name: str | None = None, uri: str | None = None) -> Resource:
+        """With a SHA-256 digest."""
+        return cls(name=name, uri=uri, digests={"sha256": digest.hex})
+
+    @property
+    def sha256(self) -> str | None:
+        """In hexadecimal; None where only other digests are given."""
+        return self.digests.get("sha256")
+
+
+class Statement(CamelCaseRecord):
+    """What a key signs."""
+
+    type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")] = (
+        STATEMENT_TYPE
+    )
+    subject: Annotated[tuple[Resource, ...], Field(min_length=1)]
+    predicate_type: str
+    predicate: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> Self:
+        names = [each.name for each in self.subject if each.name is not None]
+        if len(set(names)) < len(names):
+            raise ValueError("two subjects have one name")
+        return self
+
+    def names(self, digest: Digest) -> bool:
+        """Whether one of the subjects has this digest."""
+        return any(subject.sha256 == digest.hex for subject in self.subject)
+
+    def digest_of(self, name: str) -> str | None:
+        """The SHA-256 digest of the subject of this name, in hexadecimal; None: it has none."""
+        return next((each.sha256 for each in self.subject if each.name == name), None)
+
+
+def resources(digests: Mapping[str, Digest]) -> tuple[Resource, ...]:
+    """Subjects by name."""
+    return tuple(Resource.of(digest, name=name) for name, digest in digests.items())
+
+
+# https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
+
+
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
 ENVELOPE_LIMIT = 1 << 22
 """Bytes of an envelope, at most."""
+
 _MOST_SIGNATURES = 16
 
 
@@ -44,7 +114,7 @@ class SignedStatement:
         try:
             if len(data) > ENVELOPE_LIMIT:
                 raise EvidenceError(f"more than {ENVELOPE_LIMIT} bytes")
-            plain = strict_json(data, what=what)
+            plain = parse_strict_json(data, what=what)
             if "payloadType" not in plain:
                 raise EvidenceError("it has no payloadType; files of statements end in .dsse.json")
             if plain["payloadType"] != PAYLOAD_TYPE:
@@ -57,7 +127,7 @@ class SignedStatement:
             if not all(isinstance(each["keyid"], str) for each in plain["signatures"]):
                 raise EvidenceError("a signature names its key by no text")
             envelope = Envelope.from_dict(plain)
-            strict_json(envelope.payload, what=what)
+            parse_strict_json(envelope.payload, what=what)
             statement = Statement.from_json(envelope.payload)
         except (
             EvidenceError, FormatError, KeyError, TypeError, AttributeError, ValueError,

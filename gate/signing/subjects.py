@@ -1,23 +1,92 @@
-"""The files that a statement names, hashed again where they lie now.
-
-A consumer may have given the model another name: it is found among the subjects by its digest, its
-external data by their names beside it.
-"""
+"""The files that a statement names, and the resource it applies to."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.subjects import GOLDEN, PREPROCESSING
-from gate.errors import Untrusted
-from gate.records import names
+from gate.errors import DigestMismatch, EvidenceError, Untrusted
+from gate.records import layout
+from gate.records.evidence import Evidence
+from gate.signing.statement import SignedStatement
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, wrong_name
-from gate.storage.foreign import read_foreign
+from gate.storage.untrusted_files import read_untrusted
 
-_BESIDE = (f"{names.GOLDEN}/", "quantized/")
+_MODELS = "#/models/"
+
+
+def resource_uri(registry: str, model: str) -> str:
+    """The address of a registered model: `<registry>#/models/<name>`. `registry`: its identity as
+    `gate.ledger.maintenance.plain` writes it."""
+    return f"{registry}{_MODELS}{quote(model, safe='')}"
+
+
+def file_resource(sha256: Digest) -> str:
+    """Of a file that is meant for no registry yet."""
+    return f"urn:sha256:{sha256.hex}"
+
+
+def registered(resource: str) -> tuple[str, str] | None:
+    """Registry and name of a registered model; None for another resource."""
+    registry, found, name = resource.rpartition(_MODELS)
+    return (registry, unquote(name)) if found else None
+
+
+GOLDEN = f"{layout.GOLDEN}/golden.json"
+
+PREPROCESSING = "preprocessing"
+"""By the digest of the spec's canonical JSON."""
+
+
+def statement_subjects(
+    onnx_path: Path, evidence: Evidence, *, golden: Digest | None, preprocessing: bool = True
+) -> dict[str, Digest]:
+    """The file with its external data, its golden vectors, and the spec of its preprocessing
+    (`preprocessing`: whether that goes with it).
+
+    Raises DigestMismatch where the files are not those of the evidence, EvidenceError where it
+    names data elsewhere, StorageError.
+    """
+    subjects = _files(onnx_path, evidence)
+    if golden is not None:
+        subjects[GOLDEN] = golden
+    if preprocessing and evidence.source.preprocess_sha256 is not None:
+        subjects[PREPROCESSING] = evidence.source.preprocess_sha256
+    return subjects
+
+
+def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
+    from gate.onnx_file.sandboxed_reading import verify_parts
+
+    subject = evidence.subject
+    if not subject.external_data:
+        return {onnx_path.name: subject.sha256}
+    found = {}
+    for name in (onnx_path.name, *subject.external_data):
+        if wrong_name(name):
+            raise EvidenceError(
+                f"the evidence names the data file {name[:300]!r}, expected one inside of the "
+                "model's folder. It was edited: measure and decide again."
+            )
+        if not (onnx_path.parent / name).is_file():
+            raise DigestMismatch(f"{onnx_path} has no file {name}. Bring it, or measure anew.")
+        found[name] = Digest.of_file(onnx_path.parent / name)
+    # What was measured is the manifest of them all: none was exchanged since.
+    manifest = Digest.of_json({name: digest.hex for name, digest in found.items()})
+    if manifest != subject.sha256:
+        verify_parts(onnx_path, evidence)
+    subject.sha256.verify(manifest, what=str(onnx_path))
+    return found
+
+
+# A consumer may have given the model another name: it is found among the subjects by its digest,
+# its external data by their names beside it.
+
+
+_BESIDE = (f"{layout.GOLDEN}/", "quantized/")
 """How the names of subjects begin that are no part of the model itself."""
+
 _REMEDY = "The file was exchanged, or is another's: fetch it again, or promote it anew."
 
 
@@ -90,7 +159,7 @@ def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest)
         file.file: file.size_bytes for file in (golden.pictures and golden.pictures.files) or ()
     }
     for name, digest in golden.files.items():
-        read_foreign(folder / name, limit=sizes[name], sha256=digest)
+        read_untrusted(folder / name, limit=sizes[name], sha256=digest)
 
 
 def _data_beside(path: Path, name: str) -> Digest | None:

@@ -1,4 +1,4 @@
-"""Trust: whose word counts, and for how long. The policy of whoever believes, never of who says."""
+"""Trusted keys and their validity periods."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import PublicKey
 from gate.errors import Untrusted
-from gate.storage.record import Record, later
+from gate.signing.keys import PublicKey
+from gate.signing.statement import SignedStatement
+from gate.storage.record import Record, added_field
 from gate.storage.yaml_section import has_section, load_section
 
 SECTION = "trust"
+
 _CLOCKS_APART = timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
+
 Role = Literal["measurers", "reviewers", "writers"]
+
 KeyId = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """Whole: the first digits of one would revoke nothing."""
+
 Threshold = Annotated[int, Field(ge=1, le=16)]
 
 
@@ -42,7 +46,7 @@ class TrustedKey(PublicKey):
             raise ValueError(f"valid_from {self.valid_from} is not before {self.valid_until}")
         return self
 
-    def untimely(self, at: datetime) -> str | None:
+    def expiry_problem(self, at: datetime) -> str | None:
         """Why it does not count at this moment, or None."""
         begin, end = time_of(self.valid_from), time_of(self.valid_until)
         if begin is not None and at < begin:
@@ -74,7 +78,7 @@ class Trust(Record):
     """Ids of keys that count no more, for whatever they signed whenever."""
     measurer_may_approve: bool = False
     """Whether a reviewer may approve what his own key measured."""
-    unsigned: Literal["refuse", "accept_existing"] = later("refuse")
+    unsigned: Literal["refuse", "accept_existing"] = added_field("refuse")
     """What becomes of versions without a statement: those that the ledger had promoted before may
     go on serving, or not."""
     _origin: str | None = PrivateAttr(default=None)
@@ -94,7 +98,7 @@ class Trust(Record):
         return self
 
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Read a file with a `trust:` section, or with the trust itself. Raises PolicyError."""
         found = load_section(cls, path, SECTION if has_section(path, SECTION) else None)
         return found.read_from(str(path))
@@ -115,7 +119,7 @@ class Trust(Record):
         return tuple(
             key
             for key in self._listed(role)
-            if key.key_id not in self.revoked and key.untimely(at) is None
+            if key.key_id not in self.revoked and key.expiry_problem(at) is None
         )
 
     def signers(
@@ -180,7 +184,7 @@ class Trust(Record):
             return f"{key.name} ({key.short}) is not listed"
         if key.key_id in self.revoked:
             return f"{key.name} ({key.short}) is revoked"
-        late = key.untimely(made) or key.untimely(now)
+        late = key.expiry_problem(made) or key.expiry_problem(now)
         return f"{key.name} ({key.short}) {late}" if late else None
 
     def _threshold(self, role: Role) -> int:

@@ -1,39 +1,219 @@
-"""A verdict by its statement: whose word it is, on which bytes, and whether it comes out again.
-
-Needs files only: no torch, no MLflow, no ONNX Runtime, no network. Everything that is wrong is
-found, not only the first.
-"""
+"""Verify evidence and decision statements against files and trust."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.files import model_files, verify_golden_files, verify_model
-from gate.attestation.keys import PublicKey
-from gate.attestation.statements import (
-    summary_in,
-    verify_files,
-    verify_measurement,
-    verify_resource,
-)
-from gate.attestation.subjects import GOLDEN, PREPROCESSING
-from gate.attestation.summary import Summary
-from gate.attestation.trust import Trust
-from gate.decision.decision import decide
-from gate.errors import DigestMismatch, EvidenceError, Untrusted
+from pydantic import ValidationError
+
+from gate.decision.decide import Decision, decide
+from gate.errors import DigestMismatch, EvidenceError, Untrusted, first_line
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.storage.digest import Digest
+from gate.records.layout import DECISION_STATEMENT, EVIDENCE_STATEMENT
+from gate.signing.keys import PublicKey, SigningKey
+from gate.signing.predicates import (
+    MEASUREMENT_TYPE,
+    SUMMARY_TYPE,
+    CodeVersion,
+    MeasurementPredicate,
+    VerificationSummary,
+)
+from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
+from gate.signing.subjects import (
+    GOLDEN,
+    PREPROCESSING,
+    model_files,
+    registered,
+    verify_golden_files,
+    verify_model,
+)
+from gate.signing.trust import Trust, time_of
+from gate.storage.digest import Digest, canonical_json
+from gate.storage.files import write_bytes
+from gate.storage.untrusted_files import read_untrusted
+
+T = TypeVar("T", MeasurementPredicate, VerificationSummary)
+
+
+@dataclass(frozen=True)
+class Signatory:
+    """Who signs, and what is said of the code that measured."""
+
+    key: SigningKey
+    code: CodeVersion
+
+    def measured(self, evidence: Evidence, subjects: Mapping[str, Digest]) -> SignedStatement:
+        """Sign what was measured of these files. Raises KeyUnusable."""
+        statement = MeasurementPredicate.of(evidence, code=self.code).about(dict(subjects))
+        return SignedStatement.sign(statement, self.key)
+
+    def decided(
+        self, decision: Decision, subjects: Mapping[str, Digest], *, precision: str, resource: str
+    ) -> SignedStatement:
+        """Sign what was decided on these files, for a resource. Raises KeyUnusable."""
+        version = self.code.parity_gate
+        summary = VerificationSummary.of(
+            decision, precision=precision, resource=resource, version=version
+        )
+        return SignedStatement.sign(summary.about(dict(subjects)), self.key)
+
+
+@dataclass(frozen=True)
+class StatementPair:
+    """Both, as they travel."""
+
+    evidence: SignedStatement
+    decision: SignedStatement
+
+    @classmethod
+    def beside(cls, folder: Path) -> Self:
+        """Those in a folder. Raises Untrusted where one is missing or none, StorageError."""
+        return cls(_read(folder / EVIDENCE_STATEMENT), _read(folder / DECISION_STATEMENT))
+
+    @property
+    def made_at(self) -> datetime:
+        """When the verdict was made, as it says itself: for who asks whose it is, at whatever age.
+        Raises Untrusted."""
+        text = summary_in(self.decision).time_verified
+        made = time_of(text)
+        if made is None:
+            raise Untrusted(f"the verdict was made at '{text}', which is no time (ISO 8601).")
+        return made
+
+    def write(self, folder: Path) -> None:
+        """Write both, atomically. Raises StorageError."""
+        write_bytes(folder / EVIDENCE_STATEMENT, self.evidence.data)
+        write_bytes(folder / DECISION_STATEMENT, self.decision.data)
+
+    def verify(
+        self, evidence: Evidence, decision: Decision, *, trust: Trust, now: datetime
+    ) -> tuple[PublicKey, ...]:
+        """Whose word both are: on exactly this evidence and this decision. Gives who signed the
+        decision.
+
+        Raises Untrusted where a statement is about another one, or trusted keys do not vouch.
+        """
+        verify_measurement(self.evidence, evidence, trust=trust, now=now)
+        return verify_summary(self.decision, decision, trust=trust, now=now)
+
+
+def verify_measurement(
+    signed: SignedStatement, evidence: Evidence, *, trust: Trust, now: datetime
+) -> tuple[PublicKey, ...]:
+    """Who vouches that exactly this was measured. Raises Untrusted."""
+    what = "the statement on the evidence"
+    found = _predicate(MeasurementPredicate, signed, MEASUREMENT_TYPE, what=what)
+    expected = MeasurementPredicate.of(evidence, code=found.code).with_fields_of(found)
+    if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
+        raise Untrusted(
+            f"{what} is about evidence {found.evidence.sha256}, on {found.model}; this is "
+            f"{evidence.digest()}, on {evidence.subject.sha256}. The evidence was edited, or is "
+            "another's: measure and sign anew."
+        )
+    made = found.measured_at
+    return trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
+
+
+def verify_summary(
+    signed: SignedStatement, decision: Decision, *, trust: Trust, now: datetime
+) -> tuple[PublicKey, ...]:
+    """Who vouches that exactly this was decided. Raises Untrusted."""
+    what = "the statement on the decision"
+    found = summary_in(signed)
+    (level,) = found.verified_levels if len(found.verified_levels) == 1 else ("",)
+    expected = VerificationSummary.of(
+        decision,
+        precision=level.removeprefix("PARITY_"),
+        resource=found.resource_uri,
+        version=found.verifier.version.get("parity-gate", ""),
+    )
+    if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
+        raise Untrusted(
+            f"{what} is about decision {found.decision.sha256} ({found.verification_result}) on "
+            f"{found.model}; this is {decision.digest()} ({decision.verdict}) on "
+            f"{decision.subject_sha256}. The decision was edited, or is another's: decide anew."
+        )
+    made = found.time_verified
+    return trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
+
+
+def summary_in(signed: SignedStatement) -> VerificationSummary:
+    """What a statement says of a verdict; believed by nobody yet. Raises Untrusted."""
+    return _predicate(
+        VerificationSummary, signed, SUMMARY_TYPE, what="the statement on the decision"
+    )
+
+
+def verify_resource(
+    summary: VerificationSummary, *, registries: frozenset[str], model: str
+) -> None:
+    """Prove that a verdict is for this model, in the registry of these addresses. Raises
+    Untrusted."""
+    place = registered(summary.resource_uri)
+    if place is None or place[0] not in registries or place[1] != model:
+        remedy = ""
+        if place is not None and place[1] == model:
+            remedy = (
+                f" If {place[0]} is another address of this registry, whoever runs the service "
+                f"says so: gate serve --same-registry {shlex.quote(place[0])}"
+            )
+        raise Untrusted(
+            f"the statement on the decision is for {summary.resource_uri}, expected {model} in "
+            f"{' or '.join(sorted(registries))}. Sign it for this one: gate check --name, or gate "
+            f"promote with the measurer's key.{remedy}"
+        )
+
+
+def verify_files(signed: SignedStatement, files: Mapping[str, Digest]) -> None:
+    """Prove that a statement names exactly these files among its subjects, each by its name.
+    Raises Untrusted."""
+    for name, digest in files.items():
+        named = signed.statement.digest_of(name)
+        if named != digest.hex:
+            raise Untrusted(
+                f"the statement names {name} with digest {named or 'none'}, this is {digest.hex}. "
+                "The file was exchanged: fetch it again, or promote it anew."
+            )
+
+
+def _predicate(kind: type[T], signed: SignedStatement, type_uri: str, *, what: str) -> T:
+    if signed.statement.predicate_type != type_uri:
+        raise Untrusted(
+            f"{what} is of type {signed.statement.predicate_type}, expected {type_uri}. "
+            "It is another statement: sign anew."
+        )
+    try:
+        return kind.model_validate_json(canonical_json(signed.statement.predicate))
+    except ValidationError as error:
+        raise Untrusted(f"{what} has no whole predicate: {first_line(error)}") from error
+
+
+def _read(path: Path) -> SignedStatement:
+    try:
+        data = read_untrusted(path, limit=ENVELOPE_LIMIT)
+    except (EvidenceError, DigestMismatch) as error:
+        raise Untrusted(
+            f"there is no statement {path.name} with the verdict: {error} Judge the file with a "
+            "signing key: gate check --report --key."
+        ) from error
+    return SignedStatement.of(data, what=path.name)
+
+
+# Needs files only: no torch, no MLflow, no ONNX Runtime, no network. Everything that is wrong is
+# found, not only the first.
+
 
 Check = Literal[
     "signature", "result", "model", "resource", "evidence", "measurement", "policy", "decision",
     "golden", "preprocessing",
 ]  # fmt: skip
+
 _WHAT = "the statement on the decision"
 
 
@@ -54,12 +234,12 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerdictVerification:
     """What came of looking. Only `trusted` says that all is well."""
 
     trusted: bool
     """A trusted measurer signed it, all that was looked at is what it names, and it PASSED."""
-    summary: Summary | None
+    summary: VerificationSummary | None
     """What the statement says; of a statement that is not trusted, nobody's word. None: it is no
     verdict."""
     signers: tuple[PublicKey, ...] = ()
@@ -84,7 +264,7 @@ class Verified:
 
 def verify_verdict(
     signed: SignedStatement, beside: Beside, *, trust: Trust, now: datetime
-) -> Verified:
+) -> VerdictVerification:
     """Look at a verdict's statement and at what lies beside it.
 
     Raises StorageError where a file can't be read: then nothing was found out.
@@ -92,8 +272,8 @@ def verify_verdict(
     try:
         summary = summary_in(signed)
     except Untrusted as error:
-        return Verified(trusted=False, summary=None, problems=(str(error),))
-    look = _Look(signed, summary, beside)
+        return VerdictVerification(trusted=False, summary=None, problems=(str(error),))
+    look = VerdictChecks(signed, summary, beside)
     checked: list[Check] = []
     problems: list[str] = []
     signers: tuple[PublicKey, ...] = ()
@@ -111,7 +291,7 @@ def verify_verdict(
             problems.append(str(error))
         else:
             checked.append(check)
-    return Verified(
+    return VerdictVerification(
         trusted=not problems and bool(signers),
         summary=summary,
         signers=signers,
@@ -121,10 +301,12 @@ def verify_verdict(
     )
 
 
-class _Look:
+class VerdictChecks:
     """One method a check, by its name; each raises what is wrong."""
 
-    def __init__(self, signed: SignedStatement, summary: Summary, beside: Beside) -> None:
+    def __init__(
+        self, signed: SignedStatement, summary: VerificationSummary, beside: Beside
+    ) -> None:
         self._signed, self._summary, self._beside = signed, summary, beside
         self._files: tuple[str, ...] = ()
 
@@ -204,7 +386,7 @@ class _Look:
             policy, evidence, incumbent=summary.incumbent, decided_at=summary.time_verified
         )
         version = summary.verifier.version.get("parity-gate", "")
-        made = Summary.of(
+        made = VerificationSummary.of(
             again, precision=policy.precision, resource=summary.resource_uri, version=version
         )
         if made.to_plain() != summary.to_plain():  # NaN is not equal to itself

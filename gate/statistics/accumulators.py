@@ -1,20 +1,85 @@
-"""Count, mean and variance of a stream of numbers, of all or of each element, mergeable; and
-whether its rows vary at all.
-
-The scale of an output is its standard deviation without what is the same in every sample.
-"""
+"""Moments, histograms, worst values."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from gate.parity.statistics.tally import Floats
+from gate.records.outputs import EDGES, PER_OCTAVE, Histogram
+from gate.statistics.error_groups import Floats as TallyFloats
+from gate.storage.arrays import OutputArray
+
+
+def difference(left: OutputArray, right: OutputArray, reference: OutputArray) -> float:
+    """max|left - right| of two results of the same side, as float64.
+
+    NaN or infinite in both is no agreement: the result is NaN, unless `reference` has the same
+    there; on one side only it is infinite. NaN for arrays without an element, which prove nothing.
+    """
+    if left.size == 0:
+        return math.nan
+    if left.dtype.kind != "f":
+        distance = float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
+        return 0.0 if np.array_equal(left, right) else max(distance, 1.0)
+    one, other, base = (array.astype(np.float64) for array in (left, right, reference))
+    finite = np.isfinite(one) & np.isfinite(other)
+    if (np.isfinite(one) != np.isfinite(other)).any():
+        return math.inf
+    alike = (np.isnan(one) & np.isnan(other) & np.isnan(base)) | ((one == other) & (one == base))
+    if not (finite | alike).all():
+        return math.nan
+    return float(np.abs(one[finite] - other[finite]).max(initial=0.0))
+
+
+def by_column(left: OutputArray, right: OutputArray, reference: OutputArray) -> TallyFloats:
+    """`difference` of each index of the last axis, shape (columns,); of integers, and where it is
+    no number, of all together, shape (1,)."""
+    whole = difference(left, right, reference)
+    if left.dtype.kind != "f" or not math.isfinite(whole):
+        return np.array([whole])
+    with np.errstate(all="ignore"):
+        apart = np.abs(np.subtract(left, right, dtype=np.float64))
+    return columns(np.where(np.isfinite(apart), apart, 0.0))
+
+
+def columns(errors: TallyFloats) -> TallyFloats:
+    """The largest of each index of the last axis, shape (columns,); of what has one axis or none,
+    of all together."""
+    if errors.ndim < 2 or not errors.size:
+        return np.array([errors.max(initial=0.0)])
+    return np.asarray(errors.max(axis=tuple(range(errors.ndim - 1)), initial=0.0))
+
+
+def worse_columns(left: TallyFloats, right: TallyFloats) -> TallyFloats:
+    """The larger of each column, NaN where any is; of all together where an axis has no constant
+    length. What has one column is meant for all."""
+    if len(left) != len(right) and 1 not in (len(left), len(right)):
+        left, right = np.array([left.max()]), np.array([right.max()])
+    return np.asarray(np.maximum(left, right))
+
+
+def worst_ratio(moved: TallyFloats, unit: TallyFloats) -> float:
+    """The largest change in units of its column: 0 without any change, infinite where there is no
+    unit, NaN where either is unknown."""
+    if len(moved) != len(unit) and 1 not in (len(moved), len(unit)):
+        moved, unit = np.array([moved.max()]), np.array([unit.max()])
+    if np.isnan(moved).any() or np.isnan(unit).any():
+        return math.nan
+    with np.errstate(all="ignore"):
+        ratios = np.where(moved == 0.0, 0.0, moved / unit)
+    return float(ratios.max())
+
+
+# The scale of an output is its standard deviation without what is the same in every sample.
+
 
 Array = NDArray[np.generic]
+
 
 MOST = 1 << 20
 """Elements of a sample that are followed one by one; larger samples are taken as they are."""
@@ -71,13 +136,13 @@ class ElementMoments:
     """
 
     def __init__(self) -> None:
-        self._counts: Floats | None = None
+        self._counts: TallyFloats | None = None
         self._means = self._deviations = np.zeros(0)
         self._unequal: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._whole = Moments()
         self._followed = True
 
-    def update(self, reference: Floats, unequal: NDArray[np.bool_]) -> None:
+    def update(self, reference: TallyFloats, unequal: NDArray[np.bool_]) -> None:
         """Add rows, shape (samples, elements), and where the two sides differ."""
         finite = np.isfinite(reference)
         self._whole = self._whole.merge(Moments.of(reference[finite]))
@@ -184,3 +249,130 @@ def _equal(left: Array, right: Array) -> bool:
     """Equal element by element, `right` broadcast; NaN equals NaN."""
     both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
     return bool(((left == right) | both_nan).all())
+
+
+Floats = NDArray[np.float64]
+
+
+_LEAST = -1022
+"""Exponent of the smallest normal float64; smaller numbers count as it does."""
+
+_OCTAVES = 1024 - _LEAST
+
+_BINS = PER_OCTAVE * _OCTAVES
+
+_MANTISSA = 5
+"""Leading bits of the mantissa that decide a bin."""
+
+_CHUNK = 1 << 15
+"""Elements at a time, so that what is made of them stays in the cache."""
+
+
+def _bins() -> NDArray[np.intp]:
+    """The bin of each value of the leading bits of a float64, sign, exponent and mantissa; the
+    last bin is for NaN and infinity."""
+    step = 1 << _MANTISSA
+    leading = np.arange(1 << (12 + _MANTISSA))
+    exponent = leading // step % 2048 - 1023
+    parts = np.searchsorted(EDGES, 1.0 + leading % step / step, side="right") - 1
+    bins = PER_OCTAVE * (exponent - _LEAST) + parts
+    bins = np.where(exponent < _LEAST, 0, bins)
+    return np.where(exponent == 1024, _BINS, bins).astype(np.intp)
+
+
+_BIN_OF = _bins()
+
+
+class MagnitudeHistogram:
+    """Counts sizes by the leading bits of their float64: exact, whatever the order.
+
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
+    """
+
+    def __init__(self) -> None:
+        self._zeros = 0
+        self._counts = np.zeros(_BINS + 1, np.int64)
+
+    def update(self, sizes: Floats) -> None:
+        """Add absolute values, of any shape; NaN and infinity are counted apart."""
+        flat = np.ascontiguousarray(sizes).reshape(-1)
+        zeros = flat.size - int(np.count_nonzero(flat))
+        bits = flat.view(np.uint64)
+        for start in range(0, flat.size, _CHUNK):
+            leading = (bits[start : start + _CHUNK] >> np.uint64(52 - _MANTISSA)).view(np.int64)
+            self._counts += np.bincount(_BIN_OF[leading], minlength=_BINS + 1)
+        self._zeros += zeros
+        self._counts[0] -= zeros
+
+    def merge(self, other: MagnitudeHistogram) -> MagnitudeHistogram:
+        """Of both streams."""
+        merged = MagnitudeHistogram()
+        merged._zeros = self._zeros + other._zeros
+        merged._counts = self._counts + other._counts
+        return merged
+
+    def __getstate__(self) -> dict[str, object]:
+        """The bins between the first and the last that are filled: most are empty."""
+        filled = np.flatnonzero(self._counts)
+        first = int(filled[0]) if filled.size else 0
+        last = int(filled[-1]) + 1 if filled.size else 0
+        return {"zeros": self._zeros, "first": first, "counts": self._counts[first:last]}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self._zeros, first, counts = state["zeros"], state["first"], state["counts"]
+        self._counts = np.zeros(_BINS + 1, np.int64)
+        self._counts[first : first + len(counts)] = counts
+
+    def without(self, sizes: ArrayLike) -> MagnitudeHistogram:
+        """The same with these of the sizes as zeros."""
+        moved = MagnitudeHistogram()
+        moved.update(np.asarray(sizes, np.float64))
+        less = MagnitudeHistogram()
+        less._counts = self._counts - moved._counts
+        less._zeros = self._zeros + int(moved._counts.sum())
+        return less
+
+    def result(self) -> Histogram:
+        """The record."""
+        filled = np.flatnonzero(self._counts[:-1])
+        first, last = (int(filled[0]), int(filled[-1])) if filled.size else (0, -1)
+        return Histogram(
+            zeros=self._zeros,
+            first=first + PER_OCTAVE * _LEAST if filled.size else 0,
+            counts=tuple(self._counts[first : last + 1].tolist()),
+            nonfinite=int(self._counts[-1]),
+        )
+
+
+KEPT = 8
+"""Worst samples of an output."""
+
+
+def worse(left: float, right: float) -> float:
+    """The larger number; NaN if either is NaN, so that NaN is never hidden."""
+    return math.nan if math.isnan(left) or math.isnan(right) else max(left, right)
+
+
+@dataclass(frozen=True, slots=True)
+class WorstValue:
+    """The worst of the numbers of a stream, and its sample: of equals, the first.
+
+    merge is associative and commutative.
+    """
+
+    value: float = math.nan
+    sample: int | None = None
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64], *, start: int) -> WorstValue:
+        """Worst of values, shape (rows > 0,), whose first belongs to sample `start`."""
+        index = int(values.argmax())  # the first NaN, if there is one
+        return cls(float(values[index]), start + index)
+
+    def merge(self, other: WorstValue) -> WorstValue:
+        """The worse of the two."""
+        return max(self, other, key=WorstValue._badness)
+
+    def _badness(self) -> tuple[bool, bool, float, int]:
+        found, nan = self.sample is not None, math.isnan(self.value)
+        return (found, nan, 0.0 if nan else self.value, -(self.sample or 0))

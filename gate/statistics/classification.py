@@ -1,27 +1,275 @@
-"""Parity of logits, shape (batch, classes): agreement, probabilities, confidence, accuracy.
-
-Formulas: docs/metrics.md and `gate.records.evidence.ClassParity`.
-"""
+"""Agreement, confidence, accuracy, operating points, worst samples."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.parity.statistics.answers import LOGITS, ClassAnswers, ClassReading
-from gate.parity.statistics.confidence import ConfidenceStatistics
-from gate.parity.statistics.crossings import CrossingStatistics
-from gate.parity.statistics.worst import worse
-from gate.policy.operating_points import OperatingPoint
-from gate.records.output_parity import Accuracy, ClassParity, Disagreement
-from gate.records.samples import LISTED
+from gate.policy.sections import OperatingPoint
+from gate.records.outputs import (
+    LISTED,
+    Accuracy,
+    ClassParity,
+    Confidence,
+    ConfidenceOfClass,
+    Disagreement,
+    SideAnswer,
+    WorstSample,
+)
+from gate.records.outputs import Crossing as SamplesCrossing
+from gate.statistics.accumulators import KEPT, worse
 
 Floats = NDArray[np.float64]
+
 Bools = NDArray[np.bool_]
 
-__all__ = ["ClassStatistics"]
+
+@dataclass(frozen=True)
+class ClassReading:
+    """How the numbers of an output of classes are read."""
+
+    normalised: bool = False
+    """They are probabilities as they are: no softmax is taken."""
+    points: tuple[OperatingPoint, ...] = ()
+
+
+LOGITS = ClassReading()
+
+
+@dataclass(frozen=True)
+class ClassAnswers:
+    """Of one side, one row a sample."""
+
+    values: Floats
+    """As the output has them, shape (rows, classes >= 2)."""
+    probabilities: Floats
+    """Of the same shape; NaN where a row has NaN or +inf and a softmax is taken."""
+    top1: NDArray[np.intp]
+    """Of equals the lowest index."""
+    confidence: Floats
+    """The largest probability."""
+    margin: Floats
+    """Largest minus second largest value."""
+
+    @classmethod
+    def of(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
+        """The answers that these values are. `normalised`: no softmax is taken."""
+        rows = np.arange(len(values))
+        with np.errstate(all="ignore"):
+            top1 = values.argmax(axis=1)
+            others = values.copy()
+            others[rows, top1] = -np.inf
+            margin = values[rows, top1] - others.max(axis=1)
+            probabilities = values if normalised else _softmax(values)
+            confidence = probabilities.max(axis=1)
+        return cls(values, probabilities, top1, confidence, margin)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.values)
+
+    def rows(self, kept: Bools) -> ClassAnswers:
+        """Those of a mask, shape (rows,)."""
+        return ClassAnswers(
+            self.values[kept],
+            self.probabilities[kept],
+            self.top1[kept],
+            self.confidence[kept],
+            self.margin[kept],
+        )
+
+    def of_row(self, row: int) -> SideAnswer:
+        """One row, as it is recorded."""
+        return SideAnswer(
+            top1=int(self.top1[row]),
+            probability=float(self.confidence[row]),
+            margin=float(self.margin[row]),
+        )
+
+
+def _softmax(logits: Floats) -> Floats:
+    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
+
+
+# Formulas: docs/metrics.md and `gate.records.evidence.Confidence`.
+
+
+_BAND_EDGES = (0.01, 0.05, 0.10)
+
+
+class ConfidenceStatistics:
+    """Accumulates max p(c) - max p(r) of samples, which the reference puts into classes.
+
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)), up to the
+    rounding of float64 sums.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.samples = np.zeros(classes, np.int64)
+        """By the class that the reference gives."""
+        self._moved = np.zeros(classes)
+        self._largest = np.zeros(classes)
+        self._signed = np.zeros(classes)
+        self._reference = np.zeros(classes)
+        self._candidate = np.zeros(classes)
+        self._smallest = math.inf
+        self._bands = np.zeros(4, np.int64)
+
+    @np.errstate(all="ignore")
+    def update(self, reference: ClassAnswers, candidate: ClassAnswers) -> None:
+        """Add a batch of both sides, at least one row."""
+        signed = candidate.confidence - reference.confidence
+        moved = np.abs(signed)
+        self._smallest = -worse(-self._smallest, -float(moved.min()))
+        first, second, third = _BAND_EDGES
+        # False for NaN, so NaN falls into the last band.
+        within = [int((moved < first).sum()), int((moved < second).sum()),
+                  int((moved <= third).sum()), len(moved)]  # fmt: skip
+        self._bands += np.diff(within, prepend=0)
+        classes = len(self.samples)
+        self.samples += np.bincount(reference.top1, minlength=classes)
+        for field, weights in (
+            ("_moved", moved),
+            ("_signed", signed),
+            ("_reference", reference.confidence),
+            ("_candidate", candidate.confidence),
+        ):
+            sums = np.bincount(reference.top1, weights=weights, minlength=classes)
+            setattr(self, field, getattr(self, field) + sums)
+        np.maximum.at(self._largest, reference.top1, moved)
+
+    def merge(self, other: ConfidenceStatistics) -> ConfidenceStatistics:
+        """Of both streams; both have the same number of classes."""
+        merged = ConfidenceStatistics(len(self.samples))
+        for field in ("samples", "_moved", "_signed", "_reference", "_candidate", "_bands"):
+            setattr(merged, field, getattr(self, field) + getattr(other, field))
+        merged._largest = np.maximum(self._largest, other._largest)
+        merged._smallest = -worse(-self._smallest, -other._smallest)
+        return merged
+
+    def result(self) -> Confidence:
+        """The record; NaN without samples."""
+        count = int(self.samples.sum())
+        n = count or math.nan
+        below_1, to_5, to_10, over_10 = (float(band) / n for band in self._bands)
+        return Confidence(
+            mean=float(self._moved.sum()) / n,
+            min=self._smallest if count else math.nan,
+            max=float(self._largest.max()) if count else math.nan,
+            bands=(below_1, to_5, to_10, over_10),
+            per_class=tuple(map(self._of_class, np.flatnonzero(self.samples).tolist())),
+        )
+
+    def _of_class(self, label: int) -> ConfidenceOfClass:
+        samples = int(self.samples[label])
+        return ConfidenceOfClass(
+            label=label,
+            samples=samples,
+            mean=float(self._moved[label] / samples),
+            max=float(self._largest[label]),
+            signed_mean=float(self._signed[label] / samples),
+            reference_mean=float(self._reference[label] / samples),
+            candidate_mean=float(self._candidate[label] / samples),
+        )
+
+
+# Formulas: docs/metrics.md and `gate.records.outputs.Crossing`.
+
+
+class CrossingStatistics:
+    """Counts, at one operating point, samples on which somebody acts by one side only.
+
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
+
+    A sample whose confidence is NaN on a side crosses. What crosses for a near-tie of two classes
+    alone is left out of all counts, as it is in agreement: `ties` of the result says which.
+    """
+
+    def __init__(self, point: OperatingPoint) -> None:
+        self.point = point
+        self._counts = np.zeros(4, np.int64)
+        """Compared, above in the reference, above in the candidate, crossed."""
+        self._listed: list[Crossing] = []
+        self._torn: list[Crossing] = []
+        """Those with another class; near-ties are among the first of them."""
+
+    def update(
+        self, reference: ClassAnswers, candidate: ClassAnswers, places: NDArray[np.intp]
+    ) -> None:
+        """Add a batch of both sides; `places`: the indices of its samples."""
+        threshold, label = self.point
+        sides = (reference, candidate)
+        with np.errstate(invalid="ignore"):
+            above_r, above_c = (side.confidence >= threshold for side in sides)
+        compared: Bools = np.ones(len(places), np.bool_)
+        if label is not None:
+            in_r, in_c = (side.top1 == label for side in sides)
+            above_r, above_c, compared = above_r & in_r, above_c & in_c, in_r | in_c
+        other = reference.top1 != candidate.top1
+        unknown = np.isnan(reference.confidence) | np.isnan(candidate.confidence)
+        crossed = compared & (unknown | (above_r != above_c) | (above_r & above_c & other))
+        self._counts += [int(mask.sum()) for mask in (compared, above_r, above_c, crossed)]
+        if crossed.any():
+            part = CrossingStatistics(self.point)
+            rows = np.flatnonzero(crossed)
+            part._listed = _entries(rows[: 2 * LISTED], places, above_r, above_c)
+            part._torn = _entries(rows[other[rows]][:LISTED], places, above_r, above_c)
+            self._take(part)
+
+    def merge(self, other: CrossingStatistics) -> CrossingStatistics:
+        """Of both streams, at the same point."""
+        merged = CrossingStatistics(self.point)
+        merged._counts = self._counts + other._counts
+        merged._take(self)
+        merged._take(other)
+        return merged
+
+    def result(self, ties: Collection[int] = ()) -> SamplesCrossing:
+        """The record. `ties`: near-ties, of the first hundred samples with another class."""
+        excused = [entry for entry in self._torn if entry.sample in ties]
+        less = [len(excused), sum(e.reference for e in excused),
+                sum(e.candidate for e in excused), len(excused)]  # fmt: skip
+        compared, above_r, above_c, crossed = (int(n) for n in self._counts - less)
+        return SamplesCrossing(
+            threshold=self.point.threshold,
+            label=self.point.label,
+            samples=compared,
+            reference_above=above_r,
+            candidate_above=above_c,
+            crossed=crossed,
+            crossing=tuple(e.sample for e in self._listed if e.sample not in ties)[:LISTED],
+        )
+
+    def _take(self, part: CrossingStatistics) -> None:
+        # Twice as many as are shown, because ties are taken from them at the end.
+        self._listed = sorted(self._listed + part._listed)[: 2 * LISTED]
+        self._torn = sorted(self._torn + part._torn)[:LISTED]
+
+
+class Crossing(NamedTuple):
+    """A sample that crossed."""
+
+    sample: int
+    reference: bool
+    """Above in the reference."""
+    candidate: bool
+
+
+def _entries(
+    rows: NDArray[np.intp], places: NDArray[np.intp], above_r: Bools, above_c: Bools
+) -> list[Crossing]:
+    columns = (array[rows].tolist() for array in (places, above_r, above_c))
+    return [Crossing(*entry) for entry in zip(*columns, strict=True)]
+
+
+# Formulas: docs/metrics.md and `gate.records.evidence.ClassParity`.
 
 
 class ClassStatistics:
@@ -99,7 +347,7 @@ class ClassStatistics:
                       "_top5_agreements", "_l2_sum", "_labelled", "_right_reference",
                       "_right_candidate"):  # fmt: skip
             setattr(merged, field, getattr(self, field) + getattr(other, field))
-        merged._listed = _first(self._listed + other._listed)
+        merged._listed = _classification_first(self._listed + other._listed)
         merged._ties = self._ties | other._ties
         merged._l2_max = worse(self._l2_max, other._l2_max)
         merged._confidence = self._confidence.merge(other._confidence)
@@ -189,7 +437,7 @@ class ClassStatistics:
             )
             for row in rows[:LISTED]
         ]
-        self._listed = _first(self._listed + new)
+        self._listed = _classification_first(self._listed + new)
 
 
 def _nan_alike(r: Floats, c: Floats) -> Bools:
@@ -218,5 +466,66 @@ def _top(logits: Floats, k: int) -> Bools:
     return mask
 
 
-def _first(listed: list[Disagreement]) -> list[Disagreement]:
+def _classification_first(listed: list[Disagreement]) -> list[Disagreement]:
     return sorted(listed, key=lambda disagreement: disagreement.sample)[:LISTED]
+
+
+class WorstSamples:
+    """The samples with the largest numbers of a stream, each with what both sides answer: NaN
+    before everything, of equals the first. Zeros are no worst samples.
+
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[WorstSample] = []
+
+    def update(
+        self,
+        values: NDArray[np.float64],
+        *,
+        start: int,
+        answers: tuple[ClassAnswers, ClassAnswers] | None = None,
+        labels: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add values, shape (rows,), whose first belongs to sample `start`. `answers`: of both
+        sides, if they are of classes."""
+        unknown = np.isnan(values)
+        least = self._kept[-1].max_abs_diff if len(self._kept) == KEPT else 0.0
+        rows = np.flatnonzero(unknown | (values >= least) & (values > 0.0))
+        if not len(rows):
+            return
+        order = np.lexsort((rows, -values[rows], ~unknown[rows]))
+        new = [
+            WorstSample(
+                sample=start + row,
+                max_abs_diff=float(values[row]),
+                label=None if labels is None else int(labels[row]),
+                reference=answers[0].of_row(row) if answers else None,
+                candidate=answers[1].of_row(row) if answers else None,
+            )
+            for row in rows[order[:KEPT]].tolist()
+        ]
+        self._kept = _worst_first(self._kept + new)
+
+    def merge(self, other: WorstSamples) -> WorstSamples:
+        """Of both streams."""
+        merged = WorstSamples()
+        merged._kept = _worst_first(self._kept + other._kept)
+        return merged
+
+    def result(self, *, classes: bool) -> tuple[WorstSample, ...]:
+        """The records. `classes`: false where the answers turned out to be none."""
+        if classes:
+            return tuple(self._kept)
+        bare = {"reference": None, "candidate": None, "label": None}
+        return tuple(sample.model_copy(update=bare) for sample in self._kept)
+
+
+def _worst_first(samples: list[WorstSample]) -> list[WorstSample]:
+    return sorted(samples, key=_place)[:KEPT]
+
+
+def _place(sample: WorstSample) -> tuple[bool, float, int]:
+    unknown = math.isnan(sample.max_abs_diff)
+    return (not unknown, 0.0 if unknown else -sample.max_abs_diff, sample.sample)

@@ -1,34 +1,140 @@
-"""The floor of each group of elements, and the runtime's error in units of it and of scatter."""
+"""Errors by column, channel and magnitude, in noise-floor units."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import fdtri
 
-from gate.parity.statistics.tally import APART, CANDIDATE, REFERENCE, TRUTH, Floats, Tally
 from gate.records.instruments import EPSILON, UNDERFLOW, Side
+
+Floats = NDArray[np.float64]
+
+
+TRUTH, REFERENCE, CANDIDATE, APART = range(4)
+"""Kinds of numbers: r64, r32 - r64, c - r64, c - r32."""
+
+_KINDS = 4
+
+
+@dataclass(frozen=True)
+class GroupedErrors:
+    """Counts, sums of squares and peaks of the four kinds, one column a group.
+
+    merge is associative and commutative up to the rounding of float64 sums.
+    """
+
+    counts: Floats
+    """Elements that count, shape (groups,)."""
+    sums: Floats
+    """Sums of squares, shape (4, groups)."""
+    peaks: Floats
+    """The largest absolute values, shape (4, groups)."""
+    spread: Floats
+    """Sums of squares of what each independent draw adds to `sums`, shape (4, groups): the fewer
+    draws an error comes from, the larger this is beside the square of its sum."""
+    limit: Floats
+    """Independent draws at most, shape (groups,)."""
+
+    @classmethod
+    def empty(cls, groups: int) -> GroupedErrors:
+        """Nothing yet."""
+        kinds = np.zeros((_KINDS, groups))
+        return cls(np.zeros(groups), kinds, kinds, kinds, np.zeros(groups))
+
+    @classmethod
+    def by_place(cls, values: Floats, counted: NDArray[np.bool_]) -> GroupedErrors:
+        """Of absolute values of shape (4, samples, repeats, groups); what is not `counted`, of
+        shape (samples, repeats, groups), is zero in `values`. A sample is one draw, because its
+        errors have common causes."""
+        squares = np.square(values).sum(axis=2)
+        return cls(
+            counted.sum(axis=(0, 1)).astype(np.float64),
+            squares.sum(axis=1),
+            values.max(axis=(1, 2), initial=0.0),
+            np.square(squares).sum(axis=1),
+            counted.any(axis=1).sum(axis=0).astype(np.float64),
+        )
+
+    @classmethod
+    def by_label(cls, values: Floats, labels: NDArray[np.int64], groups: int) -> GroupedErrors:
+        """Of absolute values of shape (4, elements), with the group of each element; every element
+        is a draw."""
+        counts = np.bincount(labels, minlength=groups).astype(np.float64)
+        squares = np.square(values)
+        sums = [np.bincount(labels, weights=row, minlength=groups) for row in squares]
+        fourth = [np.bincount(labels, weights=row * row, minlength=groups) for row in squares]
+        peaks = np.zeros((_KINDS, groups))
+        for kind, row in enumerate(values):
+            np.maximum.at(peaks[kind], labels, row)
+        return cls(counts, np.stack(sums), peaks, np.stack(fourth), counts)
+
+    @classmethod
+    def middle(cls, tallies: Iterable[GroupedErrors]) -> GroupedErrors:
+        """The median of several, number by number."""
+        several = list(tallies)
+        return cls(*(np.median([getattr(t, name) for t in several], axis=0) for name in _FIELDS))
+
+    def merge(self, other: GroupedErrors) -> GroupedErrors:
+        """The tally of both streams, which have the same groups."""
+        return GroupedErrors(
+            self.counts + other.counts,
+            self.sums + other.sums,
+            np.maximum(self.peaks, other.peaks),
+            self.spread + other.spread,
+            self.limit + other.limit,
+        )
+
+    def joined(self, stops: NDArray[np.int64]) -> GroupedErrors:
+        """One group for each of `stops`: all groups before it."""
+        sums = [
+            np.concatenate([np.zeros((*a.shape[:-1], 1)), a.cumsum(axis=-1)], axis=-1)[..., stops]
+            for a in (self.counts, self.sums, self.spread, self.limit)
+        ]
+        peaks = np.concatenate([np.zeros((_KINDS, 1)), self.peaks], axis=1)
+        return GroupedErrors(
+            sums[0], sums[1], np.maximum.accumulate(peaks, axis=1)[:, stops], sums[2], sums[3]
+        )
+
+    def rms(self, kind: int) -> Floats:
+        """Root of the mean square, shape (groups,); 0 of an empty group."""
+        return np.asarray(np.sqrt(self.sums[kind] / np.maximum(self.counts, 1.0)))
+
+    def draws(self, kind: int) -> Floats:
+        """How many independent draws of a normal distribution scatter as these errors do, shape
+        (groups,): 3 (sum e^2)^2 / sum e^4, because of n of them sum e^4 is 3 (sum e^2)^2 / n."""
+        with np.errstate(all="ignore"):
+            ratio = 3.0 * np.square(self.sums[kind]) / self.spread[kind]
+        return np.asarray(np.clip(np.nan_to_num(ratio, nan=np.inf), 1.0, np.maximum(self.limit, 1)))
+
+
+_FIELDS = ("counts", "sums", "peaks", "spread", "limit")
+
 
 _ALONE = 1.5
 """How many times as far as all together must a column be off to be the one that is named."""
+
 _CHANCE = 1e-4
 """That the largest of all ratios of an output exceeds its scatter, were all errors normal."""
+
 _MOST = 100.0
 
 
 @dataclass(frozen=True)
-class Groups:
+class NoiseGroups:
     """Groups of one kind, with the errors of random rounding in the same groups."""
 
     axis: int
     """Whose indices are the groups, of an output with the samples on axis 0; 0: another kind."""
     name: list[str]
     """Of each group; empty for the whole output."""
-    tally: Tally
-    rounding: Tally | None
+    tally: GroupedErrors
+    rounding: GroupedErrors | None
 
     def rms(self, kind: int) -> Floats:
         """Root of the mean square of one kind of error, shape (groups,)."""
@@ -39,20 +145,20 @@ class Groups:
         """The largest magnitude of the truth, shape (groups,)."""
         return np.asarray(self.tally.peaks[TRUTH])
 
-    def tossed(self) -> Floats:
+    def rounding_rms(self) -> Floats:
         """The rms of random rounding, over the elements that count here."""
         if self.rounding is None:
             return np.zeros_like(self.tally.counts)
         counts = np.maximum(self.tally.counts, 1.0)
         return np.asarray(np.sqrt(self.rounding.sums[CANDIDATE] / counts))
 
-    def floor(self, *, peaks: bool) -> Floats:
+    def noise_floor(self, *, peaks: bool) -> Floats:
         """The errors that no runtime is blamed for; NaN if one of them is."""
         if peaks:
             tossed = self.rounding.peaks[CANDIDATE] if self.rounding else np.zeros(len(self.name))
             truth, reference = self.tally.peaks[TRUTH], self.tally.peaks[REFERENCE]
         else:
-            truth, reference, tossed = self.rms(TRUTH), self.rms(REFERENCE), self.tossed()
+            truth, reference, tossed = self.rms(TRUTH), self.rms(REFERENCE), self.rounding_rms()
         least = np.maximum(EPSILON * truth, UNDERFLOW)
         return np.asarray(np.maximum(np.maximum(reference, tossed), least))
 
@@ -60,23 +166,25 @@ class Groups:
         """What chance makes of a ratio here, by the error that is the floor."""
         draws = self.tally.draws(REFERENCE)
         if self.rounding is not None:
-            larger = self.tossed() > self.rms(REFERENCE)
+            larger = self.rounding_rms() > self.rms(REFERENCE)
             draws = np.where(larger, self.rounding.draws(CANDIDATE), draws)
         return scatter(draws, groups)
 
     def apart(self) -> float:
         """max|c - r32| over the whole output, in units of the floor and of scatter."""
-        return float((self.tally.peaks[APART] / self.floor(peaks=True) / self.scatter(1))[0])
+        return float((self.tally.peaks[APART] / self.noise_floor(peaks=True) / self.scatter(1))[0])
 
     def ratios(self, groups: int, *, peaks: bool) -> Floats:
         """The runtime's error in units of the floor and of scatter; 0 without any error."""
         error = self.tally.peaks[CANDIDATE] if peaks else self.rms(CANDIDATE)
         with np.errstate(all="ignore"):
-            ratio = error / self.floor(peaks=peaks) / self.scatter(groups)
+            ratio = error / self.noise_floor(peaks=peaks) / self.scatter(groups)
         return np.asarray(np.where(error == 0.0, 0.0, ratio))
 
 
-def worst_of(groups: list[Groups], count: int, *, peaks: bool) -> tuple[float, str | None, Side]:
+def worst_of(
+    groups: list[NoiseGroups], count: int, *, peaks: bool
+) -> tuple[float, str | None, Side]:
     """The largest ratio of `groups`, the whole output first; where it is, and who is closer there.
 
     `count`: groups beside the whole. A column is named where it is so much worse than the rest that
@@ -87,7 +195,7 @@ def worst_of(groups: list[Groups], count: int, *, peaks: bool) -> tuple[float, s
         if group.name:
             ratios = group.ratios(1 if group is groups[0] else count, peaks=peaks)
             index = int(ratios.argmax())  # the first NaN, if there is one
-            raw = group.rms(CANDIDATE)[index] / group.floor(peaks=False)[index]
+            raw = group.rms(CANDIDATE)[index] / group.noise_floor(peaks=False)[index]
             places.append(_Place(float(ratios[index]), float(raw), group, index))
     worst = max(places, key=lambda place: (math.isnan(place.ratio), place.ratio))
     columns = [place for place in places if place.group.axis and place.raw >= _ALONE * worst.raw]
@@ -115,7 +223,7 @@ class _Place(NamedTuple):
     ratio: float
     raw: float
     """The ratio as it is, not divided by its scatter."""
-    group: Groups
+    group: NoiseGroups
     place: int
 
 

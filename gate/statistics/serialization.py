@@ -1,7 +1,4 @@
-"""Statistics as JSON and back, bit by bit, so that they go from one process or host to another.
-
-Nothing is unpickled: only the classes of this list are made, of fields alone.
-"""
+"""Exact JSON serialization of statistics; merge in index order."""
 
 from __future__ import annotations
 
@@ -9,58 +6,126 @@ import base64
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic import BaseModel
 
 from gate.errors import EvidenceError
-from gate.parity.float64.late import LateErrors
-from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.float64.runtime_floor import RuntimeFloor
-from gate.parity.statistics.answers import ClassReading
-from gate.parity.statistics.classification import ClassStatistics
-from gate.parity.statistics.confidence import ConfidenceStatistics
-from gate.parity.statistics.crossings import Crossed, CrossingStatistics
-from gate.parity.statistics.mismatches import Mismatches
-from gate.parity.statistics.moments import ElementMoments, Moments, Variation
-from gate.parity.statistics.output import OutputStatistics
-from gate.parity.statistics.rows import RowStatistics
-from gate.parity.statistics.sizes import SizeHistogram
-from gate.parity.statistics.table import SampleRows
-from gate.parity.statistics.tally import Tally
-from gate.parity.statistics.worst import Worst, WorstSamples
-from gate.policy.operating_points import OperatingPoint
-from gate.records.output_parity import Disagreement
-from gate.records.samples import SideAnswer, WorstSample
+from gate.policy.sections import OperatingPoint
+from gate.records.outputs import Disagreement, SideAnswer, WorstSample
+from gate.statistics.accumulators import (
+    ElementMoments,
+    MagnitudeHistogram,
+    Moments,
+    Variation,
+    WorstValue,
+)
+from gate.statistics.classification import (
+    ClassReading,
+    ClassStatistics,
+    ConfidenceStatistics,
+    Crossing,
+    CrossingStatistics,
+    WorstSamples,
+)
+from gate.statistics.error_groups import GroupedErrors
+from gate.statistics.output import IntegerMismatches, OutputStatistics
+from gate.statistics.sample_table import RowStatistics, SampleRows
 
-_CLASSES: Mapping[str, type[Any]] = {
+# Its errors are those of pairwise summation (Higham 1993: "The accuracy of floating point
+# summation").
+
+
+T = TypeVar("T")
+
+
+class PairwiseMerge(Generic[T]):
+    """Merges values that come in order, as a full binary tree over them would.
+
+    At most log2 of their number are held.
+    """
+
+    def __init__(self, merge: Callable[[T, T], T]) -> None:
+        self._merge = merge
+        self._waiting: list[tuple[int, T]] = []
+        """Leaves and value of each subtree that is complete, the largest first."""
+
+    def add(self, value: T) -> None:
+        """Take the next one."""
+        self._waiting.append((1, value))
+        while len(self._waiting) > 1 and self._waiting[-1][0] == self._waiting[-2][0]:
+            (leaves, left), (_, right) = self._waiting[-2:]
+            self._waiting[-2:] = [(2 * leaves, self._merge(left, right))]
+
+    def result(self) -> T:
+        """All of them, at least one."""
+        values = [value for _, value in self._waiting]
+        whole = values.pop()
+        while values:
+            whole = self._merge(values.pop(), whole)
+        return whole
+
+
+class InOrder(Generic[T]):
+    """Brings values that come in any order, each with its index from 0 on, into order. One that
+    comes twice counts once."""
+
+    def __init__(self, take: Callable[[T], None]) -> None:
+        """`take` gets the values in order."""
+        self._take = take
+        self._early: dict[int, T] = {}
+        self.next = 0
+        """The index that is taken next."""
+
+    def add(self, index: int, value: T) -> None:
+        """Take one, as soon as all before it came."""
+        if index >= self.next:
+            self._early.setdefault(index, value)
+        while self.next in self._early:
+            self._take(self._early.pop(self.next))
+            self.next += 1
+
+
+# Nothing is unpickled: only the classes of this list are made, of fields alone.
+
+
+_CLASSES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        ClassReading, ClassStatistics, ConfidenceStatistics, Crossed, CrossingStatistics,
-        Disagreement, ElementMoments, LateErrors, Mismatches, Moments, NoiseStatistics,
-        OperatingPoint, OutputStatistics, RowStatistics, RuntimeFloor, SampleRows, SideAnswer,
-        SizeHistogram, Tally, Variation, Worst, WorstSample, WorstSamples,
+        ClassReading, ClassStatistics, ConfidenceStatistics, Crossing, CrossingStatistics,
+        Disagreement, ElementMoments, IntegerMismatches, Moments,
+        OperatingPoint, OutputStatistics, RowStatistics, SampleRows, SideAnswer,
+        MagnitudeHistogram, GroupedErrors, Variation, WorstValue, WorstSample, WorstSamples,
     )
 }  # fmt: skip
+
 _KIND, _VALUE = "$", "v"
 
+_Class = TypeVar("_Class", bound=type[Any])
 
-def packed(value: Any) -> Any:
+
+def serializable(cls: _Class) -> _Class:
+    """Decorator of a further class of fields alone."""
+    _CLASSES[cls.__name__] = cls
+    return cls
+
+
+def to_plain(value: Any) -> Any:
     """What JSON can hold of it. Raises TypeError for what is no part of statistics."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, list):
-        return [packed(item) for item in value]
+        return [to_plain(item) for item in value]
     return dict(zip((_KIND, _VALUE), _of_kind(value), strict=True))
 
 
 def _of_kind(value: Any) -> tuple[str, Any]:
     name = type(value).__name__
     if _CLASSES.get(name) is type(value):
-        return name, {field: packed(item) for field, item in _fields(value).items()}
+        return name, {field: to_plain(item) for field, item in _fields(value).items()}
     match value:
         case float():
             return "float", str(value)
@@ -68,13 +133,13 @@ def _of_kind(value: Any) -> tuple[str, Any]:
             return "array", _of_array(value)
         case tuple() | set():
             items = sorted(value) if isinstance(value, set) else value
-            return name, [packed(item) for item in items]
+            return name, [to_plain(item) for item in items]
         case dict():
-            return "dict", [[packed(key), packed(item)] for key, item in value.items()]
+            return "dict", [[to_plain(key), to_plain(item)] for key, item in value.items()]
     raise TypeError(f"{name} is no part of statistics")
 
 
-def unpacked(plain: Any) -> Any:
+def from_plain(plain: Any) -> Any:
     """The value that `packed` gave this of. Raises EvidenceError for anything else."""
     try:
         return _unpacked(plain)

@@ -1,1 +1,1 @@
-"""Files, digests and records on the disk."""
+"""Files, digests and serialized records."""

@@ -1,18 +1,34 @@
-"""Arrays in bytes as numpy.save writes them: nothing is unpickled, and no header is believed."""
+"""Array types; read untrusted `.npy` bytes without pickle."""
 
 from __future__ import annotations
 
 import io
 import math
-from typing import IO
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gate.errors import DataError, first_line
-from gate.parity.arrays.rows import Array
-from gate.parity.arrays.shards import Form
+
+RowsArray = NDArray[np.generic]
+
+
+# Nothing is unpickled, and no array is read whole.
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an array is, without its values."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
 
 _FORMAT = np.lib.format
+
 _READERS = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
 
 
@@ -21,7 +37,7 @@ def npy_form(stream: IO[bytes], *, name: str) -> Form:
     return _header(stream, name=name)[0]
 
 
-def npy_array(data: bytes, *, name: str) -> Array:
+def npy_array(data: bytes, *, name: str) -> RowsArray:
     """The array. Raises DataError unless the bytes are exactly those that the header says, before
     memory is taken for them."""
     stream = io.BytesIO(data)
@@ -48,3 +64,14 @@ def _header(stream: IO[bytes], *, name: str) -> tuple[Form, bool]:
             "Expected a whole file as numpy.save writes it."
         ) from error
     return Form(dtype, shape), fortran
+
+
+# Formulas: docs/metrics.md and `gate.records.evidence.OutputParity`.
+
+OutputArray = NDArray[np.generic]
+
+
+RuntimeArray = NDArray[Any]
+
+Batch = Mapping[str, RuntimeArray]
+"""Arrays by name, shape (batch, ...)."""

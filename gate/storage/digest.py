@@ -1,8 +1,4 @@
-"""SHA-256 digests: of a file, of a manifest (a model and its external data), of canonical JSON.
-
-A digest is the identity of bytes everywhere in the gate. Laws: `Digest.parse(str(d)) == d`;
-equal canonical JSON means equal digest, whatever the order of keys.
-"""
+"""SHA-256 digests of files, manifests and canonical JSON."""
 
 from __future__ import annotations
 
@@ -17,6 +13,10 @@ from typing import Any
 
 from gate.errors import DigestMismatch, StorageError
 from gate.storage.files import open_plain
+
+# A digest is the identity of bytes everywhere in the gate. Laws: `Digest.parse(str(d)) == d`; equal
+# canonical JSON means equal digest, whatever the order of keys.
+
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 

@@ -1,18 +1,24 @@
-"""Files appear whole or not at all: temporary file in the same folder, fsync, atomic replace.
-
-What takes several files to make is made in a scratch folder beside the place that it will take.
-"""
+"""Atomic writes, temporary folders, private files, file locks."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import io
 import os
 import shutil
+import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock
 
 from gate.errors import StorageError
+
+# What takes several files to make is made in a scratch folder beside the place that it will take.
 
 
 @contextlib.contextmanager
@@ -124,3 +130,262 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
         f"cannot write {path}: {error.strerror or error}. "
         "The old file, if there was one, is untouched. Free space or fix permissions, then repeat."
     )
+
+
+# A record from outside could name `/dev/zero`, a pipe, or any other file of this machine.
+
+
+NAME_LIMIT = 255
+"""Bytes of a relative name, as most file systems bound a file's own."""
+
+
+def wrong_name(name: str) -> str | None:
+    """Why `name` can't name a file below a folder, on any system, or None."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
+        return "is no path inside of a folder"
+    if "\0" in name:
+        return "holds a zero byte"
+    if len(name.encode(errors="replace")) > NAME_LIMIT:
+        return f"has more than {NAME_LIMIT} bytes"
+    return None
+
+
+def is_inside(folder: Path, name: str) -> bool:
+    """Whether `name` below `folder` is there, links followed, without leaving the folder.
+
+    Raises OSError or RuntimeError where links can't be followed.
+    """
+    root = folder.resolve()
+    return (root / name).resolve().is_relative_to(root)
+
+
+def open_inside(folder: Path, name: str) -> io.FileIO:
+    """Open the plain file `name` below `folder`, no link followed from there on.
+
+    Raises OSError, also where a link or anything but folders and a plain file is on the way.
+    """
+    wrong = wrong_name(name)
+    if wrong is not None:
+        raise OSError(errno.EINVAL, wrong, name)
+    *folders, last = PurePosixPath(name).parts
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in folders:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(last, flags, dir_fd=place)
+    finally:
+        os.close(place)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, "is no plain file", name)
+    return io.FileIO(descriptor)
+
+
+def open_plain(path: Path) -> io.BufferedReader:
+    """Open a plain file for reading, links followed. Raises OSError, for any other kind too.
+
+    Nothing waits for the other end of a pipe meanwhile.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except ValueError as error:  # a zero byte in the name
+        raise OSError(f"{str(path)!r} is no file's name") from error
+    stream = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        stream.close()
+        raise OSError(f"{path} is no plain file")
+    return stream
+
+
+# Whoever may open a lock's file, if only to read, may hold it for ever; and whoever may write to
+# its folder may put another file in its place.
+
+
+@contextlib.contextmanager
+def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock in this file, whose folder is made private to this user; the operating system
+    frees it if this process dies.
+
+    Raises filelock's Timeout where another process holds it for longer, and StorageError where
+    folder or file can't be made, or are somebody else's.
+    """
+    try:
+        _make_private(path.parent)
+        _refuse_foreign(path)
+        lock = FileLock(path, timeout=timeout_s, mode=0o600)
+        lock.acquire()
+    except TimeoutError:  # filelock's is one, and this is an OSError
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot lock {path}: {error.strerror or error}. Free space or fix permissions: "
+            f"{path.parent} belongs to the user who writes beside it, with mode 0700."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make_private(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise StorageError(f"{folder} is a link, expected a folder of locks. Remove it.")
+    _close(folder, status, mode=0o700)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """What was in the folder before it was private, or was put there by its owner."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{path} is no plain file, expected a lock. Remove it.")
+        _close(path, status, mode=0o600)
+
+
+def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
+    """To all others. Root may use what is another's: he could read and hold it anyway."""
+    if status.st_uid != os.geteuid() and os.geteuid() != 0:
+        raise StorageError(
+            f"{path} belongs to the user with id {status.st_uid}, this is {os.geteuid()}: who "
+            "owns a lock may hold it for ever. Run as that user, or remove it."
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
+        path.chmod(mode)
+
+
+MODE = 0o600
+
+_KEY_LIMIT = 1 << 16
+"""Bytes of a private key at most."""
+
+
+def read_private(path: Path, *, what: str, missing: str) -> str:
+    """The text of a file that nobody else may read. Raises StorageError.
+
+    `what`: how messages call it; `missing`: what to do where it can't be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as stream:
+            status = os.fstat(stream.fileno())
+            text = stream.read()
+    except OSError as error:
+        raise StorageError(f"cannot read the {what} {path}: {error.strerror}. {missing}") from error
+    except UnicodeDecodeError as error:
+        raise StorageError(f"the {what} {path} is not UTF-8 text. Write it anew.") from error
+    _refuse_others(status, path, what=what)
+    return text
+
+
+def read_own(path: Path, *, what: str, missing: str) -> bytes:
+    """As `read_private`, and only a plain file of this very user: whoever could put a link or a
+    file of their own there would choose the key that signs. Raises StorageError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as stream:
+            status = os.fstat(descriptor)
+            data = stream.read(_KEY_LIMIT + 1) if stat.S_ISREG(status.st_mode) else b""
+    except (OSError, ValueError) as error:  # a zero byte in the name
+        code = getattr(error, "errno", None)
+        why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or error
+        raise StorageError(f"cannot read the {what} {path}: {why}. {missing}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(f"the {what} {path} is no plain file. {missing}")
+    if status.st_uid != os.geteuid():
+        raise StorageError(
+            f"the {what} {path} belongs to user {status.st_uid}, expected {os.geteuid()}, who runs "
+            f"this. Use a key of your own. {missing}"
+        )
+    _refuse_others(status, path, what=what)
+    if len(data) > _KEY_LIMIT:
+        raise StorageError(f"the {what} {path} has more than {_KEY_LIMIT} bytes. {missing}")
+    return data
+
+
+def _refuse_others(status: os.stat_result, path: Path, *, what: str) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & ~MODE:
+        raise StorageError(
+            f"the {what} {path} has mode {mode:04o}, others may use it. Expected 0600: "
+            f"chmod 600 {path}, and exchange the {what} if somebody may have read it."
+        )
+
+
+# Whoever works in one holds a lock in it. A lock dies with its process, however that ends, and no
+# other process can be taken for it: ids of processes come again, and in containers at once.
+
+
+_PREFIX = "parity-gate-"
+
+_LOCK = "lock"
+
+_OURS: set[str] = set()
+"""Where locks belong to processes, as on NFS, another thread of ours would get it."""
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """An empty folder that is gone afterwards. Raises StorageError where none can be made."""
+    sweep()
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(_removed(prefix=_PREFIX))
+            stack.enter_context(_locked(place))
+            # The lock goes last: what is killed while it removes its files is found again.
+            folder = stack.enter_context(_removed(dir=place))
+        except OSError as error:
+            raise StorageError(
+                f"cannot make a temporary folder: {error.strerror or error}. Free space or fix "
+                "permissions there, or name another place with TMPDIR."
+            ) from error
+        yield Path(folder)
+
+
+def sweep() -> None:
+    """Remove what killed processes of this user left. What can't be removed stays."""
+    with contextlib.suppress(OSError):
+        with os.scandir(tempfile.gettempdir()) as found:
+            places = [Path(entry.path) for entry in found if entry.name.startswith(_PREFIX)]
+        for place in places:
+            with contextlib.suppress(OSError):
+                _sweep(place)
+
+
+def _removed(**where: str) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True, **where)
+
+
+@contextlib.contextmanager
+def _locked(place: str) -> Iterator[None]:
+    """Hold the lock of a folder of ours; it appears when it is held already."""
+    made = Path(place, f"{_LOCK}.new")
+    _OURS.add(place)
+    try:
+        with made.open("xb") as lock:
+            with contextlib.suppress(OSError):  # no locks there: it is never swept
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                made.rename(made.with_name(_LOCK))
+            yield
+    finally:
+        _OURS.discard(place)
+
+
+def _sweep(place: Path) -> None:
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or str(place) in _OURS:
+        return
+    descriptor = os.open(place / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for inside in place.iterdir():
+            if inside.is_dir() and not inside.is_symlink():
+                shutil.rmtree(inside, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
+    finally:
+        os.close(descriptor)

@@ -1,7 +1,4 @@
-"""What all records have in common: frozen, closed, exact through JSON, with a digest.
-
-Law: `R.from_json(r.to_json()) == r` for every record, NaN and infinity included.
-"""
+"""Base of all records: frozen, strict, exact JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +18,11 @@ from pydantic import (
 )
 
 from gate.errors import EvidenceError
-from gate.storage import atomic
+from gate.storage import files
 from gate.storage.digest import Digest
-from gate.storage.foreign import check_digest, mismatch_of, strict_json
+from gate.storage.untrusted_files import as_mismatch, check_digest, parse_strict_json
+
+# Law: `R.from_json(r.to_json()) == r` for every record, NaN and infinity included.
 
 
 def _as_digest(value: Any) -> Digest:
@@ -48,13 +47,15 @@ def encodable(text: str) -> str:
 Prose = Annotated[str, BeforeValidator(encodable)]
 """A text for people, which may repeat what a stranger wrote."""
 
+
 Count = Annotated[int, Field(ge=0)]
+
 
 Measured = Annotated[float, Field(strict=False)]
 """A measured float64: may be NaN or infinite, because that is evidence too."""
 
 
-def later(default: Any) -> Any:
+def added_field(default: Any) -> Any:
     """The default of a field that came after version 1 of its record.
 
     At its default it is not written, so old records keep their text and their digest.
@@ -90,14 +91,14 @@ class Record(BaseModel):
             ) from error
 
     @classmethod
-    def from_foreign(cls, data: bytes, *, what: str, sha256: Digest | None = None) -> Self:
-        """Read JSON text that a stranger may have written (`gate.storage.foreign`): strictly, and
+    def from_untrusted(cls, data: bytes, *, what: str, sha256: Digest | None = None) -> Self:
+        """Read JSON text that a stranger may have written (`gate.storage.untrusted_files`): strictly, and
         only if its canonical JSON has the digest `sha256`, where one is pinned.
 
         Raises EvidenceError where it is no such record, DigestMismatch where it is another.
         """
-        with mismatch_of(what):
-            plain = strict_json(data, what=what)
+        with as_mismatch(what):
+            plain = parse_strict_json(data, what=what)
             if sha256 is not None:
                 check_digest(Digest.of_json(plain), sha256, what=what)
             return cls.from_json(data)
@@ -108,7 +109,7 @@ class Record(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the record as indented JSON, atomically. Raises StorageError."""
-        atomic.write_bytes(path, self.file_bytes())
+        files.write_bytes(path, self.file_bytes())
 
     def file_bytes(self) -> bytes:
         """What `save` writes: who signs the file takes its digest from memory."""

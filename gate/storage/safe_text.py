@@ -1,4 +1,4 @@
-"""Addresses and texts without the passwords in them: for logs, errors, tracebacks and JSON."""
+"""Remove passwords and terminal control characters from text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from collections.abc import Callable, Collection, Iterable
 from urllib.parse import unquote
 
 HIDDEN = "[hidden]"
+
 _PARAMETER = re.compile(r"((?:password|passwd|pwd|token|secret)=)([^&\s]+)", re.IGNORECASE)
+
 _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{20,}={0,2}")
+
 _WORD = re.compile(r"\S+")
+
 _MOST_URLS = 8
 """In one word; none that we show has more."""
+
 _SHORTEST = 6
 """Characters of a password that is looked for by itself: a shorter one is in ordinary words."""
+
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
+
 _ADDRESS_VARIABLES = ("GATE_STATE", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
 
 
@@ -96,3 +103,12 @@ def _end_of_credentials(scheme: str, rest: str) -> int:
     if is_port and "@" not in server:  # what follows is a path
         return 0
     return rest.rfind("@") + 1
+
+
+# Names of inputs and outputs come from the judged file, so every text goes through `printable`.
+
+
+def make_printable(text: str) -> str:
+    """`text` on one line, without anything that could steer a terminal."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "�" for char in line)

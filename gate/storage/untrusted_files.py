@@ -1,9 +1,4 @@
-"""What a stranger may have written: capped, hashed, and only then parsed, strictly.
-
-Whoever may write to a registry, a store or a folder of golden vectors chooses every byte there. So
-at most so many are read, of a plain file and not through a link; where a digest is pinned it is
-compared first; and no text is parsed that is nested deeply or holds too many values.
-"""
+"""Read untrusted files: limit the size, hash, then parse strictly."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from itertools import accumulate
@@ -20,24 +16,36 @@ from typing import Any, NoReturn
 
 from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, first_line
 from gate.storage.digest import Digest
+from gate.storage.files import open_plain
+
+# Whoever may write to a registry, a store or a folder of golden vectors chooses every byte there.
+# So at most so many are read, of a plain file and not through a link; where a digest is pinned it
+# is compared first; and no text is parsed that is nested deeply or holds too many values.
+
 
 RECORD_LIMIT = 1 << 25
 """Bytes of a record at most."""
+
 ITEM_LIMIT = 1 << 19
 """Values of one text at most: as many take some 100 MB."""
+
 DEPTH_LIMIT = 64
 """How deeply the values of one text are nested at most."""
+
 OURS = frozenset(
     {errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
      errno.EROFS, errno.ESTALE}
 )  # fmt: skip
 """What goes wrong with this machine, and says nothing about the file."""
+
 _REMEDY = "It was exchanged or damaged: fetch it again, or promote the file anew."
+
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
 _NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
 
 
-def read_foreign(path: Path, *, limit: int, sha256: Digest | None = None) -> bytes:
+def read_untrusted(path: Path, *, limit: int, sha256: Digest | None = None) -> bytes:
     """The bytes of a plain file, at most `limit`; with `sha256` only those that have this digest.
 
     Raises EvidenceError where it is missing, a link, a folder, a pipe or a device; DigestMismatch
@@ -69,7 +77,7 @@ def check_digest(actual: Digest, expected: Digest, *, what: str) -> None:
         raise DigestMismatch(f"{what} has digest {actual}, expected {expected}. {_REMEDY}")
 
 
-def strict_json(data: bytes, *, what: str) -> Any:
+def parse_strict_json(data: bytes, *, what: str) -> Any:
     """The value of a JSON text: UTF-8, every key once, finite numbers, few and flat enough.
 
     Raises EvidenceError on anything else, before a parser has seen what is too much for it.
@@ -83,7 +91,7 @@ def strict_json(data: bytes, *, what: str) -> Any:
         raise EvidenceError(f"{what} is no strict JSON: {first_line(error)}. {_REMEDY}") from error
 
 
-def plain_yaml(data: bytes, *, what: str) -> Any:
+def parse_plain_yaml(data: bytes, *, what: str) -> Any:
     """The value of a YAML text as few and flat as strict JSON, without aliases, which multiply.
 
     Raises EvidenceError on anything else.
@@ -106,7 +114,7 @@ def plain_yaml(data: bytes, *, what: str) -> Any:
 
 
 @contextlib.contextmanager
-def mismatch_of(what: str) -> Iterator[None]:
+def as_mismatch(what: str) -> Iterator[None]:
     """Whatever goes wrong in here, but for this machine's own troubles, is a mismatch of `what`.
 
     Errors of the gate pass; raises DigestMismatch for all else, MemoryError and RecursionError
@@ -166,3 +174,82 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is no finite number")
     return number
+
+
+# Whoever parses such a pointer calls it a damaged model; it is whole, and one command fetches the
+# content.
+
+
+_LONGEST = 1024
+"""Bytes of a Git-LFS pointer at most, by its specification
+(https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md); those of DVC are shorter still."""
+
+
+_LFS = re.compile(rb"version https://(?:git-lfs\.github|hawser\.github)\.com/spec/\S+\n")
+
+_LFS_SIZE = re.compile(rb"^size (\d+)$", re.MULTILINE)
+
+_DVC = re.compile(rb"^outs:\n- ", re.MULTILINE)
+
+_DVC_HASH = re.compile(rb"^[- ] (?:md5|etag|checksum|version_id): ", re.MULTILINE)
+
+_DVC_PATH = re.compile(rb"^[- ] path: (.+)$", re.MULTILINE)
+
+_DVC_SIZE = re.compile(rb"^[- ] size: (\d+)$", re.MULTILINE)
+
+_SUFFIX = ".dvc"
+
+
+def detect_pointer_file(path: Path) -> str | None:
+    """That `path` has a pointer in place of its content, and how to fetch that; None: it has not.
+
+    A Git-LFS pointer, a pointer of DVC, or nothing where DVC keeps the file or a folder that it is
+    in. Never raises: what can't be read is for whoever opens it.
+    """
+    try:
+        if not path.exists():
+            return _kept_by_dvc(path)
+        if not path.is_file() or path.stat().st_size > _LONGEST:
+            return None
+        with open_plain(path) as stream:
+            text = stream.read(_LONGEST + 1).replace(b"\r\n", b"\n")
+    except (OSError, ValueError):  # a zero byte in the name
+        return None
+    if _LFS.match(text):
+        return (
+            f"{path} is a pointer of Git-LFS, expected the content{_size(_LFS_SIZE, text)}. "
+            "Fetch it: git lfs install, then git lfs pull in its repository; where CI checks it "
+            "out, switch LFS on there."
+        )
+    if _DVC.search(text) and _DVC_HASH.search(text):
+        return _of_dvc(path, text)
+    return None
+
+
+def _kept_by_dvc(path: Path) -> str | None:
+    """By the pointer beside a file that is not there, or beside the first folder that is not."""
+    place = path
+    while place.name and not place.exists():
+        pointer = place.with_name(place.name + _SUFFIX)
+        if pointer.is_file():
+            return (
+                f"{path} is not here: DVC keeps it ({pointer}), expected the content. "
+                f"Fetch it: dvc pull {pointer}"
+            )
+        place = place.parent
+    return None
+
+
+def _of_dvc(path: Path, text: bytes) -> str:
+    named = _DVC_PATH.search(text)
+    content = named[1].decode(errors="replace").strip("'\" ") if named else "a file"
+    fetch = f"dvc pull {path}" if path.suffix == _SUFFIX else "dvc pull where it was made"
+    return (
+        f"{path} is a pointer of DVC to {content}, expected the content"
+        f"{_size(_DVC_SIZE, text)}. Fetch it: {fetch}; then name {path.with_name(content)}."
+    )
+
+
+def _size(pattern: re.Pattern[bytes], text: bytes) -> str:
+    found = pattern.search(text)
+    return f" of {int(found[1])} bytes" if found else ""

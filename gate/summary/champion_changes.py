@@ -1,32 +1,54 @@
-"""What changes against the version that serves now: what changed first, what did not after it.
-
-Nothing is decided here. A number is better or worse where nobody would say otherwise; how the files
-were made is only shown.
-"""
+"""List what changed against the champion."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gate.decision.champion import Champion
-from gate.decision.decision import Decision
-from gate.records.environment import Environment
-from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
-from gate.records.trend import TrendRow
+from gate.decision.decide import Decision
+from gate.records.champion_comparison import ChampionComparison, TrendRow
+from gate.records.evidence import Environment, Evidence, _sides, differences, fields_of
 from gate.storage.digest import Digest
-from gate.story.machine import differences, fields_of, machines_sentence
-from gate.story.story import Change, ChangeRow
-from gate.story.wording import allowed, number, printable
+from gate.storage.safe_text import make_printable
+from gate.summary.render import allowed, format_number
+from gate.summary.summary import Change, ChangeRow
+
+if TYPE_CHECKING:
+    from gate.records.evidence import Difference
+
+
+def machines_sentence(old: Environment, new: Environment, *, other: str) -> str | None:
+    """Both machines, by what of them differs, beside libraries; None: nothing does. `other`: whose
+    the old one is."""
+    found = [each for each in differences(old, new) if not each.name.startswith("version of ")]
+    if not found:
+        return None
+    now, before = (", ".join(map(_worded, found, side)) for side in _sides(found))
+    return make_printable(f"measured on: {now} | {other}: {before}")
+
+
+def _worded(difference: Difference, text: str) -> str:
+    plain = difference.name in ("processor", "instruction sets", "operating system", "kernel")
+    return text if plain else f"{difference.name} {text}"
+
+
+# Nothing is decided here. A number is better or worse where nobody would say otherwise; how the
+# files were made is only shown.
+
 
 Sense = Literal["better", "worse"]
+
 UNRECORDED = "not recorded"
+
 _UNASKED = "not asked"
+
 _OF_THE_FILE = ("probe_", "graph_", "near_ties")
+
 _SAME_LATENCY = 0.05
 """By as much do medians of one file differ from run to run."""
+
 _SHOWN = 200
 """Characters of one value at most: settings may be whole lists."""
 
@@ -36,7 +58,9 @@ def unasked() -> Change:
     return Change(absent="nobody asked for the version that serves")
 
 
-def change_of(decision: Decision, evidence: Evidence, champion: Champion | None) -> Change:
+def compare_with_champion(
+    decision: Decision, evidence: Evidence, champion: Champion | None
+) -> Change:
     """The change. `champion`: None where nobody asked; its `incumbent` tells what came of running
     both files."""
     if champion is None:
@@ -48,7 +72,7 @@ def change_of(decision: Decision, evidence: Evidence, champion: Champion | None)
         return Change(
             version=champion.version,
             sha256=champion.sha256,
-            absent=printable(champion.absent or "its evidence is not there"),
+            absent=make_printable(champion.absent or "its evidence is not there"),
             trend=trend,
         )
     if champion.sha256 == evidence.subject.sha256:
@@ -88,20 +112,20 @@ def change_between(
     )
 
 
-def _compared(incumbent: Incumbent | None) -> Iterator[ChangeRow]:
+def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
     """What the two files say of the same samples."""
     if incumbent is None or incumbent.state != "compared":
         why = incumbent.absent if incumbent is not None else None
         yield ChangeRow(
             name="answers to these samples",
             before="not compared",
-            now=printable(why or "nobody ran the two files side by side"),
+            now=make_printable(why or "nobody ran the two files side by side"),
             changed=True,
         )
         return
     several = len(incumbent.outputs) > 1
     for answers in incumbent.outputs:
-        place = f" of {printable(answers.name)}" if several else ""
+        place = f" of {make_printable(answers.name)}" if several else ""
         if answers.champion_accuracy is not None and answers.accuracy is not None:
             yield _numbers(
                 f"accuracy{place}", answers.champion_accuracy, answers.accuracy, more_is="better"
@@ -123,7 +147,9 @@ def _compared(incumbent: Incumbent | None) -> Iterator[ChangeRow]:
         yield row.model_copy(update={"changed": False, "sense": None}) if same else row
 
 
-def _measured(old: Evidence, new: Evidence, incumbent: Incumbent | None) -> Iterator[ChangeRow]:
+def _measured(
+    old: Evidence, new: Evidence, incumbent: ChampionComparison | None
+) -> Iterator[ChangeRow]:
     """What the evidence of each says of itself."""
     before, now = TrendRow.of(old), TrendRow.of(new)
     yield _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse")
@@ -212,7 +238,9 @@ def _settings(evidence: Evidence) -> dict[str, str]:
 def _numbers(
     name: str, before: float | None, now: float | None, *, more_is: Sense | None, unit: str = ""
 ) -> ChangeRow:
-    texts = [UNRECORDED if x is None else f"{number(x)} {unit}".strip() for x in (before, now)]
+    texts = [
+        UNRECORDED if x is None else f"{format_number(x)} {unit}".strip() for x in (before, now)
+    ]
     changed = texts[0] != texts[1]  # what is the same to four digits is the same to a reader
     sense = None
     if changed and before is not None and now is not None and more_is is not None:
@@ -234,7 +262,7 @@ def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
 
 def _texts(name: str, before: str | None, now: str | None) -> ChangeRow:
     return ChangeRow(
-        name=printable(name),
+        name=make_printable(name),
         before=_cell(before),
         now=_cell(now),
         changed=before != now,
@@ -242,7 +270,7 @@ def _texts(name: str, before: str | None, now: str | None) -> ChangeRow:
 
 
 def _cell(text: str | None) -> str:
-    shown = printable(UNRECORDED if text is None or not text.strip() else text)
+    shown = make_printable(UNRECORDED if text is None or not text.strip() else text)
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
 
 

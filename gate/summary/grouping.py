@@ -1,45 +1,87 @@
-"""Findings: the checks that fail, put together by what makes them fail.
-
-A cause that is known takes its symptoms with it: the numbers, probes and graph findings that it
-explains, on every runtime that computes the same file.
-"""
+"""Group failing checks by root cause, using codes only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import Decision
+from gate.decision.catalog import SYMPTOMS, Cause, cause_for
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision
 from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation, Localisation
+from gate.records.localization import Explanation, Localization
 from gate.records.runtime import RuntimeName, traits_of
-from gate.story.causes import SYMPTOMS, cause_of
-from gate.story.group import Group
-from gate.story.story import CauseKind
+from gate.summary.render import bound_usage
 
-_WEIGHT_CAUSES: frozenset[CauseKind] = frozenset({"weights", "training_mode", "nonfinite"})
+
+@dataclass
+class CheckGroup:
+    """Checks with one cause, while they are put together."""
+
+    cause: Cause
+    checks: list[CheckResult] = field(default_factory=list)
+    localisation: Localization | None = None
+    """The layer, where one is to blame."""
+    cpu_agrees: bool = False
+    """Whether ONNX Runtime passed on the CPU: then the file is right."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its checks."""
+        verdicts = {check.verdict for check in self.checks}
+        order = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED)
+        return next(verdict for verdict in order if verdict in verdicts)
+
+    @property
+    def ordered(self) -> tuple[CheckResult, ...]:
+        """What fails first, then what can't be judged; each the farthest beyond its bound first."""
+        return tuple(sorted(self.checks, key=_place))
+
+
+def _place(check: CheckResult) -> tuple[int, int, float]:
+    used = bound_usage(check)
+    shows = 0 if not check.name.startswith(("graph_", "probe_")) else 1
+    verdict = 0 if check.verdict is Verdict.FAIL else 1
+    return verdict, shows, -(used if used is not None and not math.isnan(used) else 0.0)
+
+
+def worst_of(checks: Iterable[CheckResult], beginning: str) -> CheckResult | None:
+    """The check of this name that is farthest beyond its bound, or None."""
+    named = [check for check in checks if check.name.startswith(beginning)]
+    return max(named, key=lambda check: bound_usage(check) or 0.0, default=None)
+
+
+# A cause that is known takes its symptoms with it: the numbers, probes and graph findings that it
+# explains, on every runtime that computes the same file.
+
+
+_WEIGHT_CAUSES: frozenset[Cause] = frozenset({"weights", "training_mode", "nonfinite"})
 """Findings in the graph that are the same fault as the layer that diverges."""
-_ROOTS: tuple[CauseKind, ...] = ("outputs", "training_mode", "weights", "model")
+
+_ROOTS: tuple[Cause, ...] = ("outputs", "training_mode", "weights", "model")
 """What explains numbers where no layer is known, the most certain first."""
+
 _ANSWERS = ("top1_", "top5_", "accuracy_drop", "threshold_crossing")
 """Checks of answers, by how they begin: all that near-ties explain."""
+
 _ALONE = ("runtime", "graph_fixed_batch")
 """What is no symptom of another fault: it would be there without it."""
 
 
-def groups_of(decision: Decision, evidence: Evidence, explanation: Explanation) -> list[Group]:
+def groups_of(decision: Decision, evidence: Evidence, explanation: Explanation) -> list[CheckGroup]:
     """The groups: what explains most first, what is waived last."""
-    alone: dict[CauseKind, Group] = {}
+    alone: dict[Cause, CheckGroup] = {}
     for check in (*decision.problems, *decision.waived):
-        cause = cause_of(check, evidence)
-        alone.setdefault(cause, Group(cause)).checks.append(check)
+        cause = cause_for(check, evidence)
+        alone.setdefault(cause, CheckGroup(cause)).checks.append(check)
     groups = list(_rooted(alone, decision, explanation.localisation))
     return sorted((group for group in groups if group.checks), key=_rank)
 
 
 def _rooted(
-    alone: dict[CauseKind, Group], decision: Decision, found: Localisation | None
-) -> Iterator[Group]:
+    alone: dict[Cause, CheckGroup], decision: Decision, found: Localization | None
+) -> Iterator[CheckGroup]:
     """The groups after each root has taken the symptoms that it explains."""
     root = _root(alone, decision, found)
     if root is not None:
@@ -55,8 +97,8 @@ def _rooted(
 
 
 def _root(
-    alone: dict[CauseKind, Group], decision: Decision, found: Localisation | None
-) -> Group | None:
+    alone: dict[Cause, CheckGroup], decision: Decision, found: Localization | None
+) -> CheckGroup | None:
     """The cause that explains what else is wrong, or None."""
     if "model" in alone and _draws(alone["model"]):
         return alone["model"]
@@ -64,22 +106,22 @@ def _root(
         return alone["samples"]
     if found is not None and found.diverges and found.probe is None:
         cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
-        return Group(cause, localisation=found)
+        return CheckGroup(cause, localisation=found)
     certain = next((alone[cause] for cause in _ROOTS if cause in alone), None)
     if certain is None and found is not None and found.probe is not None:
         return _probed(alone, found)
     return certain or _suspect(alone, decision)
 
 
-def _probed(alone: dict[CauseKind, Group], found: Localisation) -> Group:
+def _probed(alone: dict[Cause, CheckGroup], found: Localization) -> CheckGroup:
     """The layer that only a probe shows. Code that is another may be what the trace kept of it."""
     code = (found.fault or "").startswith("code in")
     if code and "baked_in" in alone and "beyond" not in alone:
         return alone["baked_in"]
-    return Group("beyond", localisation=found)
+    return CheckGroup("beyond", localisation=found)
 
 
-def _suspect(alone: dict[CauseKind, Group], decision: Decision) -> Group | None:
+def _suspect(alone: dict[Cause, CheckGroup], decision: Decision) -> CheckGroup | None:
     """The cause that the pattern of what fails points at, or None."""
     if not _measured(decision):
         return alone.get("runtime") or alone.get("batch")
@@ -88,37 +130,40 @@ def _suspect(alone: dict[CauseKind, Group], decision: Decision) -> Group | None:
         checks = alone.pop("numbers").checks
         if by_runtime == "device":
             return _on_device([*checks, *_lowered(alone, checks)], decision)
-        return Group(by_runtime, checks)
+        return CheckGroup(by_runtime, checks)
     batch = alone.get("batch")
     if batch is not None and all(check.name in _ALONE for check in batch.checks):
         batch = None
     return alone.get("nonfinite") or batch or alone.get("unstable")
 
 
-def _lowered(alone: dict[CauseKind, Group], numbers: list[CheckResult]) -> list[CheckResult]:
+def _lowered(alone: dict[Cause, CheckGroup], numbers: list[CheckResult]) -> list[CheckResult]:
     """Takes out the precision by which the same runtimes explain their numbers."""
-    device, runtimes = alone.get("device", Group("device")), {check.runtime for check in numbers}
+    device, runtimes = (
+        alone.get("device", CheckGroup("device")),
+        {check.runtime for check in numbers},
+    )
     taken = [c for c in device.checks if c.name == "precision" and c.runtime in runtimes]
     device.checks = [check for check in device.checks if check not in taken]
     return taken
 
 
-def _draws(group: Group) -> bool:
+def _draws(group: CheckGroup) -> bool:
     """Whether the reference does not repeat itself: then its numbers blame nobody else."""
     return any(check.name == "repeats" for check in group.checks)
 
 
-def _prove_nothing(group: Group) -> bool:
+def _prove_nothing(group: CheckGroup) -> bool:
     """Whether no output varies: then none can be one of classes either."""
     return any(check.name == "reference" and check.output is None for check in group.checks)
 
 
-def _refuses_nonfinite(alone: dict[CauseKind, Group]) -> bool:
+def _refuses_nonfinite(alone: dict[Cause, CheckGroup]) -> bool:
     group = alone.get("nonfinite")
     return group is not None and any(check.name == "finite" for check in group.checks)
 
 
-def _located(found: Localisation, decision: Decision) -> CauseKind:
+def _located(found: Localization, decision: Decision) -> Cause:
     """What a localisation blames."""
     fault = found.fault or ""
     if "as in training" in fault:
@@ -132,9 +177,9 @@ def _located(found: Localisation, decision: Decision) -> CauseKind:
     return "layer" if found.first_divergence is not None else "numbers"
 
 
-def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> None:
+def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) -> None:
     """Move what the root explains into it."""
-    explained: set[CauseKind] = {"outputs"} if root.cause == "samples" else set(SYMPTOMS)
+    explained: set[Cause] = {"outputs"} if root.cause == "samples" else set(SYMPTOMS)
     if root.localisation is not None or root.cause == "weights":
         explained |= _WEIGHT_CAUSES
     if not _measured(decision):
@@ -149,7 +194,7 @@ def _take(root: Group, alone: dict[CauseKind, Group], decision: Decision) -> Non
         root.checks += taken
 
 
-def _explains(root: Group, check: CheckResult) -> bool:
+def _explains(root: CheckGroup, check: CheckResult) -> bool:
     """Whether a check fails because of the root."""
     if check.verdict is Verdict.WAIVED:
         return False
@@ -161,7 +206,7 @@ def _explains(root: Group, check: CheckResult) -> bool:
     return check.runtime is None or _shows_on(root, check.runtime)
 
 
-def _breaks(root: Group, check: CheckResult) -> bool:
+def _breaks(root: CheckGroup, check: CheckResult) -> bool:
     """Whether a check says that a runtime can't run the file because of the root's optimiser."""
     blame = root.localisation.blame if root.localisation else None
     if blame is None or blame.raises is None or check.runtime is None:
@@ -169,7 +214,7 @@ def _breaks(root: Group, check: CheckResult) -> bool:
     return _shows_on(root, check.runtime)
 
 
-def _shows_on(root: Group, runtime: RuntimeName) -> bool:
+def _shows_on(root: CheckGroup, runtime: RuntimeName) -> bool:
     """Whether the root's fault shows on a runtime: one of the file everywhere but in PyTorch
     itself, one of the optimiser where optimisations are on, one of a device there."""
     traits = traits_of(runtime)
@@ -184,7 +229,7 @@ def _shows_on(root: Group, runtime: RuntimeName) -> bool:
     return True
 
 
-def _only_on(decision: Decision) -> CauseKind | None:
+def _only_on(decision: Decision) -> Cause | None:
     """Where numbers fail with optimisations on only, on CUDA only, or outside ONNX Runtime only."""
     failed = {
         check.runtime
@@ -201,18 +246,18 @@ def _only_on(decision: Decision) -> CauseKind | None:
     return "optimiser" if on and off else None
 
 
-def _on_device(checks: list[CheckResult], decision: Decision) -> Group:
+def _on_device(checks: list[CheckResult], decision: Decision) -> CheckGroup:
     """Numbers that fail on CUDA, or in a runtime of others."""
     passed = [traits_of(name) for name in decision.runtimes]
     agrees = any(traits.engine == "onnxruntime" and not traits.cuda for traits in passed)
-    return Group("device", checks, cpu_agrees=agrees)
+    return CheckGroup("device", checks, cpu_agrees=agrees)
 
 
 def _measured(decision: Decision) -> bool:
     return any(check.output for check in decision.checks)
 
 
-def _rank(group: Group) -> tuple[int, int, int]:
+def _rank(group: CheckGroup) -> tuple[int, int, int]:
     order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WAIVED: 2}
     # A model that draws random numbers explains the failures that it makes.
     certain = group.cause not in ("numbers", "evidence")

@@ -1,27 +1,51 @@
-"""The words that all reports share: numbers, cells of checks, sentences about the evidence.
-
-Names of inputs and outputs come from the judged file, so every text goes through `printable`.
-"""
+"""Render a check, a number or a table cell as text."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 
-from gate.decision.checks import CheckResult
-from gate.decision.decision import Decision
-from gate.decision.rules.comparisons import top1_lower_bound
+from gate.decision.bound_rules import agreement_lower_bound
+from gate.decision.catalog import ROUNDING, meaning_of
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision
 from gate.records.evidence import Evidence
+from gate.storage.safe_text import make_printable
+
+_LONGEST = 240
+"""Characters of a part of a sentence: what libraries say of a failure has no end."""
+
+
+def broken(failure: str) -> str:
+    """What ONNX Runtime raised, without how it counts and where in its source that was."""
+    text = re.sub(r"^\w+: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", failure)
+    return re.sub(r"/\S+/core/\S+:\d+ .*?\) (?:const )?(?=\S)", "", text)
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def clean(text: str) -> str:
+    """One line without control characters or a full stop at its end."""
+    return make_printable(text).replace("<=", "≤").replace(">=", "≥").rstrip(". ")
+
+
+def short(text: str) -> str:
+    """One line, cut where it is too long."""
+    line = make_printable(text).rstrip(".")
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+# Names of inputs and outputs come from the judged file, so every text goes through `printable`.
+
 
 _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
 
 
-def printable(text: str) -> str:
-    """`text` on one line, without anything that could steer a terminal."""
-    line = " ".join(text.split())
-    return "".join(char if char.isprintable() else "�" for char in line)
-
-
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with four significant digits."""
     return f"{value:.4g}"
 
@@ -29,9 +53,9 @@ def number(value: float) -> str:
 def observed(check: CheckResult) -> str:
     """What the check saw. A number that only rounds to its bound is written in full."""
     if not isinstance(check.observed, float):
-        return printable(check.observed or "")
-    short = number(check.observed)
-    rounds_to_bound = isinstance(check.bound, float) and short == number(check.bound)
+        return make_printable(check.observed or "")
+    short = format_number(check.observed)
+    rounds_to_bound = isinstance(check.bound, float) and short == format_number(check.bound)
     if rounds_to_bound and check.observed != check.bound:
         return repr(check.observed)
     return short
@@ -41,7 +65,11 @@ def allowed(check: CheckResult) -> str:
     """The bound with its direction, or nothing for a check without a bound."""
     if check.bound is None:
         return ""
-    bound = number(check.bound) if isinstance(check.bound, float) else printable(check.bound)
+    bound = (
+        format_number(check.bound)
+        if isinstance(check.bound, float)
+        else make_printable(check.bound)
+    )
     return f"{_SYMBOLS.get(check.relation or '', '')} {bound}".strip()
 
 
@@ -49,7 +77,7 @@ def cells(check: CheckResult) -> tuple[str, str, str, str]:
     """Name with the output, observed, allowed, number of samples."""
     name = f"{check.output} / {check.label}" if check.output else check.label
     samples = "" if check.samples is None else str(check.samples)
-    return printable(name), observed(check), allowed(check), samples
+    return make_printable(name), observed(check), allowed(check), samples
 
 
 def agreement_sentences(
@@ -70,22 +98,22 @@ def agreement_sentences(
             n = output.samples - parity.nan_rows
             if n <= 0:
                 continue
-            lower = top1_lower_bound(parity.top1_disagreements, n, confidence=confidence)
+            lower = agreement_lower_bound(parity.top1_disagreements, n, confidence=confidence)
             yield (
-                f"{runtime.runtime} / {printable(output.name)}: top-1 agrees on "
+                f"{runtime.runtime} / {make_printable(output.name)}: top-1 agrees on "
                 f"{n - parity.top1_disagreements} of {n} samples; "
                 f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
             )
     notices = {c.output: c.explanation for c in decision.checks if c.name == "agreement"}
     for name, explanation in notices.items():
-        yield f"{printable(name or '')}: {printable(explanation)}"
+        yield f"{make_printable(name or '')}: {make_printable(explanation)}"
 
 
 def input_sentences(decision: Decision) -> Iterator[str]:
     """What the model takes and the file does not."""
     for check in decision.checks:
         if check.name == "inputs":
-            yield printable(check.explanation)
+            yield make_printable(check.explanation)
 
 
 def code_sentences(evidence: Evidence) -> Iterator[str]:
@@ -98,13 +126,53 @@ def code_sentences(evidence: Evidence) -> Iterator[str]:
     if changes:
         yield (
             f"exported from other code of the model than it was measured against: "
-            f"{printable(', '.join(changes))}."
+            f"{make_printable(', '.join(changes))}."
         )
     for name, reason in code.unread.items():
-        yield f"model code not read, so not in the evidence: {printable(f'{name}: {reason}')}"
+        yield f"model code not read, so not in the evidence: {make_printable(f'{name}: {reason}')}"
 
 
 def weight_sentences(evidence: Evidence) -> Iterator[str]:
     """How many weights of the file are the model's; nothing where they were not compared."""
     if evidence.graph is not None and evidence.graph.weights is not None:
-        yield printable(evidence.graph.weights.sentence)
+        yield make_printable(evidence.graph.weights.sentence)
+
+
+def bound_usage(check: CheckResult) -> float | None:
+    """How much of its bound a check has used: 1 at the bound, infinite for what is no number.
+
+    Of a share that must be large enough, its shortfall beside the one that is allowed. None: it has
+    no number, or no bound.
+    """
+    value, bound = check.observed, check.bound
+    if not isinstance(value, float) or not isinstance(bound, float):
+        return None
+    if not math.isfinite(value):
+        return math.inf
+    used, allowed = (1.0 - value, 1.0 - bound) if check.relation == ">=" and bound <= 1.0 else (
+        (bound, value) if check.relation == ">=" else (value, bound)
+    )  # fmt: skip
+    if used <= 0.0:
+        return 0.0
+    return used / allowed if allowed > 0.0 else math.inf
+
+
+def is_about_samples(check: CheckResult) -> bool:
+    """Whether a check that holds says how many samples there are, and nothing of the file."""
+    return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
+
+
+def format_bound_usage(check: CheckResult) -> str:
+    """What a check saw and what is allowed, in its unit: `33.7 × rounding, allowed 1.67`."""
+    unit = meaning_of(check.name).unit
+    if not isinstance(check.observed, float) or not isinstance(check.bound, float):
+        return ""
+    if unit is not None and unit.startswith("share of "):
+        least = "at least " if check.relation == ">=" else ""
+        return f"{_percent(check.observed)}, allowed {least}{_percent(check.bound)}"
+    suffix = f" {ROUNDING}" if unit == ROUNDING and "relative_diff" not in check.explanation else ""
+    return f"{format_number(check.observed)}{suffix}, allowed {format_number(check.bound)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.4g} %" if math.isfinite(share) else format_number(share)

@@ -1,39 +1,279 @@
-"""Make the story of a decision: a pure function of the records."""
+"""Build the summary from the records."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
-from gate.decision.decision import Decision
-from gate.policy.tried import sentence
-from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation
-from gate.story.accounts import account_of, finding_of
-from gate.story.change import unasked
-from gate.story.costs import costs_of
-from gate.story.findings import groups_of
-from gate.story.proof import proof_of
-from gate.story.scene import Account
-from gate.story.steps import steps_of
-from gate.story.story import CauseKind, Change, Headline, Story, Subtitle
-from gate.story.wording import (
+from gate.decision.catalog import Cause, meaning_of
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.cost_rules import largest_ratio, latency_ratios
+from gate.decision.decide import Decision
+from gate.policy.overrides import sentence
+from gate.policy.policy import Policy
+from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
+from gate.records.localization import Explanation
+from gate.records.runtime import RUNTIMES, traits_of
+from gate.storage.safe_text import make_printable
+from gate.summary.champion_changes import unasked
+from gate.summary.explanations import GroupExplanation, account_of, finding_of
+from gate.summary.grouping import groups_of
+from gate.summary.render import (
     agreement_sentences,
+    bound_usage,
     code_sentences,
+    format_bound_usage,
+    format_number,
     input_sentences,
-    printable,
+    is_about_samples,
     weight_sentences,
 )
-from gate.story.words import is_about_samples, measure, strain, words
+from gate.summary.summary import (
+    Change,
+    CheckRow,
+    CostRow,
+    Headline,
+    RuntimeProof,
+    Step,
+    Summary,
+    SummarySubject,
+)
+
+COST_HEADINGS = (
+    "runtime", "open", "first run", "one sample", "batch", "of PyTorch", "memory", "peak"
+)  # fmt: skip
+
+REFERENCE = "PyTorch, CPU"
 
 
-def story_of(
+def costs_of(evidence: Evidence) -> tuple[CostRow, ...]:
+    """One row for each runtime that ran; none where nothing but batches was timed."""
+    if not any(runtime.cost for runtime in evidence.runtimes):
+        return ()
+    return tuple(_rows(evidence))
+
+
+def _rows(evidence: Evidence) -> Iterator[CostRow]:
+    if evidence.reference_cost is not None:
+        yield _costs_row(REFERENCE, evidence.reference_cost, evidence.reference_latency)
+    for runtime in evidence.runtimes:
+        if runtime.measured and runtime.cost is not None:
+            row = _costs_row(make_printable(runtime.runtime), runtime.cost, runtime.latency)
+            ratio = largest_ratio(latency_ratios(evidence, runtime)[0])
+            yield row.model_copy(
+                update={"latency_ratio": ratio, "memory_bytes": runtime.memory_bytes}
+            )
+
+
+def _costs_row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
+    return CostRow(
+        runtime=name,
+        open_ms=cost.open_ms,
+        first_ms=cost.first_ms,
+        single=cost.single,
+        batch=batch,
+        peak_bytes=cost.peak_bytes,
+        cuda_bytes=cost.cuda_bytes,
+    )
+
+
+State = Literal["passed", "failed", "not judged", "waived", "not measured"]
+
+
+def proof_of(decision: Decision, evidence: Evidence) -> tuple[RuntimeProof, ...]:
+    """One row for each runtime that was judged or measured, in the order of their names."""
+    shown = {check.runtime for check in decision.checks if check.runtime}
+    shown |= {runtime.runtime for runtime in evidence.runtimes}
+    return tuple(
+        _proof_row(name, decision, evidence.runtime(name))
+        for name in (*RUNTIMES, *sorted(shown - set(RUNTIMES)))
+        if name in shown
+    )
+
+
+def _proof_row(name: str, decision: Decision, runtime: RuntimeEvidence | None) -> RuntimeProof:
+    checks = [check for check in decision.checks if check.runtime == name]
+    judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
+    strained = [(bound_usage(check), check) for check in judged if not is_about_samples(check)]
+    numbered = [(used, check) for used, check in strained if used is not None]
+    used, worst = max(numbered, key=lambda pair: _rank(*pair), default=(None, None))
+    agreements = [c.observed for c in checks if c.name == "top1_agreement"]
+    numbers = [value for value in agreements if isinstance(value, float)]
+    return RuntimeProof(
+        runtime=name,
+        state=_state(checks, decision, name),
+        provider=runtime.providers_active[0] if runtime and runtime.providers_active else None,
+        nodes=_nodes(runtime),
+        worst=worst,
+        strain=used,
+        agreement=min(numbers, default=None),
+        latency_ms=runtime.latency.median_ms if runtime and runtime.latency else None,
+        reason=_reason(checks, runtime),
+    )
+
+
+def _rank(used: float, check: CheckResult) -> tuple[bool, float]:
+    """What fails goes before what has used more of its bound."""
+    return check.verdict is Verdict.FAIL, math.inf if math.isnan(used) else used
+
+
+def _state(checks: list[CheckResult], decision: Decision, name: str) -> State:
+    verdicts = {check.verdict for check in checks}
+    if Verdict.FAIL in verdicts:
+        return "failed"
+    if Verdict.ERROR in verdicts:
+        return "not judged"
+    if name in decision.runtimes:
+        return "passed"
+    return "waived" if Verdict.WAIVED in verdicts else "not measured"
+
+
+def _nodes(runtime: RuntimeEvidence | None) -> str | None:
+    if runtime is None or not runtime.measured:
+        return None
+    if runtime.nodes_per_provider:
+        counts = runtime.nodes_per_provider.items()
+        return ", ".join(
+            f"{count} on {name.removesuffix('ExecutionProvider')}" for name, count in counts
+        )
+    return make_printable(runtime.session_options.get("device", "")) or None
+
+
+def _reason(checks: list[CheckResult], runtime: RuntimeEvidence | None) -> str | None:
+    """Why it has no numbers."""
+    if runtime is not None and runtime.measured:
+        return None
+    why = next((check.explanation for check in checks if check.name == "runtime"), None)
+    if runtime is not None:
+        why = runtime.failure or runtime.absent_reason or why
+    return make_printable(why) if why else "the policy asks for none"
+
+
+_MODEL, _SAMPLES = "MODEL.onnx", "SAMPLES"
+
+_OF_LAYERS = ("layer", "training_mode", "numbers", "weights", "nonfinite", "optimiser")
+
+_OF_EXPORT = (
+    "baked_in",
+    "beyond",
+    "outputs",
+    "training_mode",
+    "layer",
+    "weights",
+    "batch",
+    "graph",
+)
+
+
+def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> tuple[Step, ...]:
+    """Commands: to promote what passed; to look closer at what did not, and to judge it again."""
+    return tuple(_steps(decision, evidence, cause))
+
+
+def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Step]:
+    release = bool(evidence.subject.parts)
+    factory = shlex.quote(make_printable(evidence.source.factory))
+    weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
+    reference = f"{_MODEL} --reference {factory}{weights}"
+    if decision.verdict is Verdict.PASS and decision.tried:
+        yield Step(
+            label="Write the values into the policy, and judge by that",
+            command=f"gate check {reference} --inputs {_SAMPLES} --policy POLICY --report DIR",
+        )
+        return
+    if decision.verdict is Verdict.PASS:
+        yield Step(
+            label="Put it into service",
+            command=f"gate promote {_MODEL} --name NAME --report DIR",
+        )
+        return
+    if cause in _OF_LAYERS or (release and cause == "runtime"):
+        where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
+        yield Step(label="See every layer", command=f"gate locate {reference} {where}")
+    elif cause in ("baked_in", "batch", "export", "model"):
+        yield Step(label="See what the trace can't keep", command=f"gate lint {factory}")
+    elif cause in ("device", "runtime", "evidence"):
+        yield Step(label="See what this machine can prove", command="gate doctor")
+    elif cause == "preprocessing":
+        yield Step(
+            label="See the pictures side by side",
+            command="gate preprocess compare PICTURES --spec SPEC",
+        )
+    if not release and cause in _OF_EXPORT:
+        yield Step(
+            label="Export again", command=f"gate export {factory}{weights} --example-input "
+            f"X.npy --output {_MODEL}",
+        )  # fmt: skip
+    yield Step(
+        label="Judge it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
+    )
+
+
+def _runtime(decision: Decision, cause: Cause) -> str:
+    """The option for the first runtime of ONNX Runtime whose numbers fail, or that an optimiser
+    breaks; without it, `ort-cpu` is looked at."""
+    broken = cause == "optimiser"
+    failed = [
+        check.runtime
+        for check in decision.problems
+        if check.runtime and (check.output or (broken and check.name == "runtime"))
+    ]
+    name = next((name for name in failed if traits_of(name).engine == "onnxruntime"), "ort-cpu")
+    return "" if name == "ort-cpu" else f" --runtime {name}"
+
+
+def word(check: CheckResult, evidence: Evidence) -> CheckRow:
+    """One check in words, with why its bound is what it is here."""
+    row = meaning_of(check.name)
+    relative = check.name.startswith("probe_") and "relative_diff" in check.explanation
+    return CheckRow(
+        check=check,
+        meaning=row.meaning,
+        formula=row.formula,
+        unit="of the largest output" if relative else row.unit,
+        why=_why(check, evidence, row.why),
+        strain=bound_usage(check),
+    )
+
+
+def words(decision: Decision, evidence: Evidence) -> tuple[CheckRow, ...]:
+    """All checks of the decision, in its order."""
+    return tuple(word(check, evidence) for check in decision.checks)
+
+
+def _why(check: CheckResult, evidence: Evidence, why: str) -> str:
+    """The reason of the bound, with its widening for few elements in records of before."""
+    if check.name != "noise_ratio" or check.runtime is None:
+        return why
+    runtime = evidence.runtime(check.runtime)
+    outputs = runtime.outputs if runtime else ()
+    noise = next((o.noise for o in outputs if o.name == check.output), None)
+    if noise is None or not isinstance(check.bound, float):
+        return why
+    if noise.scatter is None and noise.elements:
+        unwidened = check.bound / (1.0 + 2.0 / math.sqrt(noise.elements))
+        wide = f"widened to {format_number(check.bound)} for {noise.elements} elements"
+        return f"{why} {format_number(unwidened)}, {wide}."
+    if noise.scatter is not None and noise.scatter > 1.0:
+        elements = f"{noise.elements} elements"
+        return make_printable(
+            f"{why} Divided by {format_number(noise.scatter)}, as chance allows of {elements}."
+        )
+    return why
+
+
+def summarize(
     decision: Decision,
     evidence: Evidence,
     *,
     explanation: Explanation | None = None,
     change: Change | None = None,
     confidence: float = 0.95,
-) -> Story:
+) -> Summary:
     """The story. `explanation`: what localisation found; `change`: against the champion;
     `confidence`: of what agreement proves."""
     explanation = explanation or Explanation()
@@ -41,7 +281,7 @@ def story_of(
     accounts = [account_of(group, evidence, explanation) for group in groups]
     findings = tuple(map(finding_of, groups, accounts))
     headline = _headline(decision, evidence, findings[0].cause if findings else None, accounts)
-    return Story(
+    return Summary(
         headline=headline,
         subject=_subject(decision, evidence),
         findings=findings,
@@ -56,7 +296,7 @@ def story_of(
 
 
 def _headline(
-    decision: Decision, evidence: Evidence, cause: CauseKind | None, accounts: list[Account]
+    decision: Decision, evidence: Evidence, cause: Cause | None, accounts: list[GroupExplanation]
 ) -> Headline:
     if decision.passed:
         sentence = _passed(decision, evidence)
@@ -79,25 +319,25 @@ def _passed(decision: Decision, evidence: Evidence) -> str:
     text = f"Within every bound on {evidence.dataset.samples} samples, on "
     text += ", ".join(decision.runtimes)
     measured = [c for c in decision.checks if c.runtime and not is_about_samples(c)]
-    used = [(strain(check) or 0.0, check) for check in measured]
+    used = [(bound_usage(check) or 0.0, check) for check in measured]
     nearest = max((pair for pair in used if 0.0 < pair[0] <= 1.0), key=lambda p: p[0], default=None)
-    if nearest is not None and measure(nearest[1]):
-        text += f"; the nearest is {nearest[1].name}, {measure(nearest[1])}"
-    return printable(text)
+    if nearest is not None and format_bound_usage(nearest[1]):
+        text += f"; the nearest is {nearest[1].name}, {format_bound_usage(nearest[1])}"
+    return make_printable(text)
 
 
-def _subject(decision: Decision, evidence: Evidence) -> Subtitle:
+def _subject(decision: Decision, evidence: Evidence) -> SummarySubject:
     environment, subject = evidence.environment, evidence.subject
-    return Subtitle(
+    return SummarySubject(
         sha256=decision.subject_sha256,
         size_bytes=subject.size_bytes,
         opset=subject.opset,
-        producer=printable(subject.producer),
-        factory=printable(evidence.source.factory),
+        producer=make_printable(subject.producer),
+        factory=make_printable(evidence.source.factory),
         samples=evidence.dataset.samples,
         measured_at=evidence.measured_at,
         decided_at=decision.decided_at,
-        machine=printable(", ".join(filter(None, (environment.cpu, environment.gpu)))),
+        machine=make_printable(", ".join(filter(None, (environment.cpu, environment.gpu)))),
         policy_sha256=decision.policy_sha256,
         evidence_sha256=decision.evidence_sha256,
         data_sha256=evidence.dataset.sha256,
@@ -107,10 +347,10 @@ def _subject(decision: Decision, evidence: Evidence) -> Subtitle:
 
 def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) -> Iterator[str]:
     if decision.tried:
-        yield printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
+        yield make_printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
     yield from code_sentences(evidence)
     if explanation.failure is not None:
-        yield f"The first diverging layer is not known: {printable(explanation.failure)}"
+        yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
 
 
 def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iterator[str]:
@@ -118,4 +358,38 @@ def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iter
     yield from input_sentences(decision)
     yield from weight_sentences(evidence)
     for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
-        yield printable(f"The tracer warned: {warning}")
+        yield make_printable(f"The tracer warned: {warning}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryInputs:
+    """A decision with all that it was made of, and its story."""
+
+    decision: Decision
+    evidence: Evidence
+    policy: Policy
+    explanation: Explanation = field(default_factory=Explanation)
+    change: Change | None = None
+    """Against the champion, where somebody compared."""
+    model_name: str | None = None
+    """Of the registered model."""
+    steps: tuple[Step, ...] = ()
+    """What to do next, where that is not what follows from the decision alone."""
+    signed_by: str | None = None
+    """Name and short id of the key that signed the verdict; None: nobody did."""
+
+    @cached_property
+    def story(self) -> Summary:
+        """What every surface prints."""
+        story = (
+            summarize(
+                self.decision,
+                self.evidence,
+                explanation=self.explanation,
+                change=self.change,
+                confidence=self.policy.confidence,
+            )
+            .about(name=self.model_name)
+            .signed(self.signed_by and make_printable(self.signed_by))
+        )
+        return story.leading_to(*self.steps) if self.steps else story

@@ -1,8 +1,4 @@
-"""The story of a decision: what a reviewer reads first, second and third. Every surface prints it.
-
-A `Story` is made by `gate.story.making.story_of` of decision, evidence, explanation and champion;
-it holds plain texts only: names that come from a judged file went through `printable`.
-"""
+"""The summary record: headline, findings, proof, changes, next steps."""
 
 from __future__ import annotations
 
@@ -10,47 +6,78 @@ import shlex
 from collections.abc import Mapping
 from typing import Literal, Self
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.records.trend import TrendRow
-from gate.storage.record import Measured, Record, Sha256, later
-from gate.story.costs import CostRow
+from gate.decision.catalog import Cause
+from gate.decision.check_result import CheckResult, Verdict
+from gate.records.champion_comparison import TrendRow
+from gate.records.evidence import Latency
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
-CauseKind = Literal[
-    "passed",
-    "layer",
-    "weights",
-    "graph",
-    "training_mode",
-    "batch",
-    "baked_in",
-    "beyond",
-    "outputs",
-    "nonfinite",
-    "optimiser",
-    "runtime",
-    "device",
-    "unstable",
-    "export",
-    "preprocessing",
-    "champion",
-    "cost",
-    "threshold",
-    "labels",
-    "samples",
-    "model",
-    "policy",
-    "evidence",
-    "numbers",
-    "waived",
-]
-"""What is to blame; `gate.story.causes` says in words what each means."""
+_MB = 1e6
+
+
+class CostRow(Record):
+    """Of one runtime. None: not measured."""
+
+    runtime: str
+    open_ms: Measured | None = None
+    first_ms: Measured | None = None
+    single: Latency | None = None
+    batch: Latency | None = None
+    latency_ratio: Measured | None = None
+    """Of the median times, by PyTorch's; of two batch sizes the larger one."""
+    memory_bytes: Count | None = None
+    """Growth at its peak, of a browser at the end."""
+    peak_bytes: Count | None = None
+    """Of its whole process."""
+    cuda_bytes: Count | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """Below `COST_HEADINGS`; times as median / 95th percentile."""
+        ratio = self.latency_ratio
+        cuda = "" if self.cuda_bytes is None else f", CUDA {_memory(self.cuda_bytes)}"
+        return (
+            self.runtime,
+            _time(self.open_ms),
+            _time(self.first_ms),
+            _both(self.single),
+            _both(self.batch) + (f" ({self.batch.batch_size})" if self.batch else ""),
+            "" if ratio is None else f"{ratio:.2g} ×",
+            _memory(self.memory_bytes) + cuda,
+            _memory(self.peak_bytes),
+        )
+
+
+def _time(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return ""
+    return f"{milliseconds:.3g} ms" if abs(milliseconds) < 999.5 else f"{milliseconds / 1e3:.3g} s"
+
+
+def _both(latency: Latency | None) -> str:
+    """In one unit, that of the larger."""
+    if latency is None:
+        return ""
+    median, p95 = latency.median_ms, latency.p95_ms
+    if max(median, p95) < 999.5:
+        return f"{median:.3g} / {p95:.3g} ms"
+    return f"{median / 1e3:.3g} / {p95 / 1e3:.3g} s"
+
+
+def _memory(size: int | None) -> str:
+    if size is None:
+        return ""
+    return f"{size / _MB:.3g} MB" if size < 999.5 * _MB else f"{size / _MB / 1e3:.3g} GB"
+
+
+# A `Story` is made by `gate.summary.summarize.summarize` of decision, evidence, explanation and
+# champion; it holds plain texts only: names that come from a judged file went through `printable`.
 
 
 class Headline(Record):
     """The answer in one look."""
 
     verdict: Verdict
-    cause: CauseKind
+    cause: Cause
     blamed: str | None = None
     """What is to blame, by its name: `layer3.0.conv1.weight`, `ort-cpu-optimized`; None: nothing
     is, or nothing with a name."""
@@ -64,7 +91,7 @@ class Finding(Record):
     """Checks that fail, or are waived, for one cause. The first check shows it best, the others
     are folded under it."""
 
-    cause: CauseKind
+    cause: Cause
     verdict: Verdict
     """FAIL, ERROR or WAIVED: the worst of its checks."""
     title: str
@@ -74,7 +101,7 @@ class Finding(Record):
     checks: tuple[CheckResult, ...]
 
 
-class Word(Record):
+class CheckRow(Record):
     """One check in plain words."""
 
     check: CheckResult
@@ -128,7 +155,7 @@ class Change(Record):
     rows: tuple[ChangeRow, ...] = ()
     """What changed first."""
     absent: str | None = None
-    machines: str | None = later(None)
+    machines: str | None = added_field(None)
     """Where the two were measured, by what of the machines differs; None: nothing does."""
     trend: tuple[TrendRow, ...] = ()
     """Of the versions before and this one, the oldest first."""
@@ -152,7 +179,7 @@ class Step(Record):
     address: str | None = None
 
 
-class Subtitle(Record):
+class SummarySubject(Record):
     """What was judged, when, where, by whom."""
 
     name: str | None = None
@@ -177,12 +204,12 @@ class Subtitle(Record):
     """None: the model was built by code alone."""
 
 
-class Story(Record):
+class Summary(Record):
     """All that a reviewer needs, in the order of need."""
 
     schema_version: Literal[1] = 1
     headline: Headline
-    subject: Subtitle
+    subject: SummarySubject
     findings: tuple[Finding, ...]
     """Those that decide first; what is waived last."""
     proof: tuple[RuntimeProof, ...]
@@ -193,7 +220,7 @@ class Story(Record):
     """What a reader must not miss, whatever the verdict: code that changed, a layer not found."""
     notes: tuple[str, ...] = ()
     """What else is to be known: what agreement proves, weights."""
-    words: tuple[Word, ...] = ()
+    words: tuple[CheckRow, ...] = ()
     """Every check, in the order of the decision."""
 
     def about(self, *, name: str | None, version: str | None = None) -> Self:

@@ -1,30 +1,282 @@
-"""A constant of the file that surely is a tensor of the model, and yet has other values."""
+"""Mismatched weights, zeros, non-finite values, precision, training mode."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
+import torch
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-from gate.parity.graph.formats import rounded_to
-from gate.parity.graph.layouts import arrangements, differing, sampled_share
-from gate.parity.graph.pool import Stored, Values
+from gate.onnx_file.reading import tensors_of
 from gate.records.instruments import GraphCode, GraphFinding
+from gate.weights.layouts import arrangements, differing, sampled_share
+from gate.weights.model_tensors import ModelTensor, ReferenceObserver, Values, rounded_to
+from gate.weights.value_graph import (
+    FLOATS,
+    DroppedContents,
+    GraphValue,
+    Initializers,
+    Node,
+    ValueGraph,
+    size_of,
+    small_values,
+)
+
+
+class _Region(NamedTuple):
+    """Bytes of a data file that a tensor reads."""
+
+    start: int
+    end: int
+    tensor: str
+
+
+def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding]:
+    """Tensors that state another length than they have, that read half of another tensor's bytes,
+    or whose data file has not the checksum that the model states.
+
+    Equal regions are tied weights, a region inside another is a slice; bytes that no tensor
+    reads may be padding, or belong to another model that shares the file.
+    """
+    regions: dict[str, list[_Region]] = defaultdict(list)
+    checksums: dict[str, set[str]] = defaultdict(set)
+    for tensor in tensors_of(model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        file, start = entries.get("location", ""), int(entries.get("offset") or 0)
+        needed = size_of(tensor)
+        stated = int(entries.get("length") or needed)
+        if stated != needed:
+            detail = f"states {stated} bytes in {file}, its shape needs {needed}"
+            yield _external_finding(tensor.name, detail)
+        if needed:
+            regions[file].append(_Region(start, start + needed, tensor.name))
+        if entries.get("checksum"):
+            checksums[file].add(entries["checksum"].lower())
+    for file, parts in regions.items():
+        yield from _overlaps(file, sorted(parts))
+    for file, stated_sums in checksums.items():
+        yield from _changed(folder / file, file, stated_sums)
+
+
+def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
+    far = parts[0]
+    for part in parts[1:]:
+        if far.start < part.start < far.end < part.end:
+            detail = f"reads {far.end - part.start} bytes of {far.tensor} in {file}"
+            yield _external_finding(part.tensor, detail)
+        if part.end > far.end:
+            far = part
+
+
+def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
+    """The format's own checksum is SHA-1; it guards against accidents only."""
+    with path.open("rb") as stream:
+        actual = hashlib.file_digest(stream, "sha1").hexdigest()
+    if stated != {actual}:
+        yield _external_finding(
+            file, f"its SHA-1 is {actual}, the model states {', '.join(sorted(stated))}"
+        )
+
+
+def _external_finding(place: str, detail: str) -> GraphFinding:
+    return GraphFinding(code="external_data", place=place, detail=detail)
+
+
+_RANDOM = (
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+)  # fmt: skip
+
+
+def training_mode(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+    """Live nodes in training mode. What the reference does in eval mode itself is none."""
+    for node in graph.live():
+        detail = _detail(graph, node, witness)
+        if detail is not None:
+            yield GraphFinding(code="training_mode", place=node.place, detail=detail)
+
+
+def _detail(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | None:
+    if node.operator == "BatchNormalization":
+        detail = _batch_norm(graph, node)
+        return detail if detail and not witness.conduct.batch_statistics else None
+    if node.operator == "Dropout":
+        detail = _dropout(graph, node)
+    elif node.operator in _RANDOM:
+        detail = "draws random numbers"
+    else:
+        return None
+    return detail if detail and not witness.conduct.draws else None
+
+
+def _batch_norm(graph: ValueGraph, node: Node) -> str | None:
+    """Since opset 14 an attribute says it, since 7 the number of outputs, before `is_test`."""
+    if graph.opset >= 14:
+        training = node.attribute("training_mode", 0) != 0
+    elif graph.opset >= 7:
+        training = sum(value is not None for value in node.outputs) > 1
+    else:
+        training = node.attribute("is_test", 0) == 0
+    return "normalises by the statistics of the batch" if training else None
+
+
+def _dropout(graph: ValueGraph, node: Node) -> str | None:
+    """Since opset 12 an input says it; from 7 on there was only inference; before, `is_test`."""
+    if graph.opset >= 12:
+        ratio = graph.constant(node.input(1))
+        if node.input(2) is None or (ratio is not None and not ratio.any()):
+            return None
+        flag = graph.constant(node.input(2))
+        if flag is None:
+            return "drops at random unless a computed flag says otherwise"
+        return "drops at random" if flag.any() else None
+    if graph.opset >= 7:
+        mask = node.outputs[1] if len(node.outputs) > 1 else None
+        return "the mask of what it drops is in use" if mask in graph.live_values else None
+    return "drops at random" if node.attribute("is_test", 0) == 0 else None
+
+
+_NARROW = {
+    TensorProto.FLOAT16: torch.float16,
+    TensorProto.BFLOAT16: torch.bfloat16,
+    TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    TensorProto.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    TensorProto.FLOAT8E5M2: torch.float8_e5m2,
+    TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+}
+
+_QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
+"""Operators that compute in, or unpack, integers of 8 bits and fewer."""
+
+_BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+
+_MOVES = (
+    "Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice",
+    "Split", "Concat", "Gather", "Expand",
+)  # fmt: skip
+
+_MEASURES = ("Shape", "Size")
+
+_AXES = 8
+"""Constants of no more elements may be sizes and scales, one for each axis."""
+
+
+def float16(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+    """Where float32 is rounded to 16 or 8 bits, or was when the weights were written."""
+    for code, dtype in _NARROW.items():
+        name = str(dtype).removeprefix("torch.")
+        nodes = [node for node in graph.live() if _makes(graph, node, code)]
+        stored = [
+            v for v, t in graph.live_tensors() if t.data_type == code and _lossy(t, dtype, witness)
+        ]
+        if not (nodes or stored) or dtype in witness.conduct.dtypes:
+            continue
+        if nodes:
+            yield _precision_finding("float16", nodes, f"compute in or round to {name}")
+        for value in stored:
+            detail = f"is stored in {name}, the model's weights need more bits"
+            yield GraphFinding(code="float16", place=value.name, detail=detail)
+
+
+def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+    """Where floats are rounded to integers of few bits, or were when the weights were written.
+
+    No model that was traced in float32 has such operators; one that was quantized in PyTorch has
+    them rightly, and is no exact one either. Integers that the model itself holds, such as masks,
+    are its own.
+    """
+    own = witness.bytes_held()
+    nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
+    if nodes:
+        yield _precision_finding("quantized", nodes, "compute in or unpack integers")
+    for value, tensor in graph.live_tensors():
+        unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
+        elements = math.prod(tensor.dims)
+        if tensor.data_type in _BYTES and elements > _AXES and elements not in own and unpacked:
+            detail = "is stored in integers of few bits and cast to floats"
+            yield GraphFinding(code="quantized", place=value.name, detail=detail)
+
+
+def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+    """Where samples or weights are computed in double precision; arithmetic of shapes is not."""
+    data = _data(graph)
+    nodes = [
+        node
+        for node in graph.live()
+        if _makes(graph, node, TensorProto.DOUBLE)
+        and node.operator != "Cast"
+        and any(value in data for value in node.outputs)
+    ]
+    if nodes and torch.float64 not in witness.conduct.dtypes:
+        yield _precision_finding("float64", nodes, "compute in float64")
+
+
+def _makes(graph: ValueGraph, node: Node, code: int) -> bool:
+    """True if the node computes values of this type or rounds to it, and doesn't just move them."""
+    if node.operator in _MOVES:
+        return False
+    return any(value is not None and graph.types.get(value) == code for value in node.outputs)
+
+
+def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: ReferenceObserver) -> bool:
+    """True if no tensor of the model of that size is whole in so few bits."""
+    elements = math.prod(tensor.dims)
+    return not any(
+        held.numel() == elements and torch.equal(held.to(dtype).to(held.dtype), held)
+        for _, held in witness.tensors()
+    )
+
+
+def _data(graph: ValueGraph) -> set[GraphValue]:
+    """Values that come from samples or weights, not from shapes and single numbers."""
+    data = set(graph.entries)
+    for value, tensor in graph.tensors.items():
+        few = small_values(tensor)
+        if few is None or few.size > _AXES:
+            data.add(value)
+    for node in graph.nodes:
+        inner = bool(node.branches)  # what goes into a subgraph has other names inside
+        on_data = inner or any(value in data for value in node.inputs)
+        if on_data and node.operator not in _MEASURES:
+            data |= {value for value in node.outputs if value is not None}
+    return data
+
+
+def _precision_finding(code: GraphCode, nodes: list[Node], what: str) -> GraphFinding:
+    """One finding for all nodes, at the first of them."""
+    counts = Counter(node.operator for node in nodes)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))
+    return GraphFinding(
+        code=code, place=nodes[0].place, detail=f"{len(nodes)} nodes {what}: {kinds}"
+    )
+
 
 HALF = 0.5
+
 _HINT = 0.25
 """Share of equal elements among some, below which all are not compared."""
+
 _CLOSE = 0.05
 """Relative difference (rms) up to which other weights may be the same, kept in few bits."""
+
 _GRID = 1024.0
 """Multiples of 1 / 1024 may be anything: masks, grids, counts."""
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class WeightMismatch:
     """`place` of the file is `name` of the model, but for `wrong` of its `size` elements."""
 
     place: str
@@ -59,7 +311,7 @@ class Suspicion:
         return GraphFinding(code=code, place=self.place, detail=detail)
 
 
-def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> Suspicion:
+def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> WeightMismatch:
     """What differs between a constant and what it should be, in the constant's shape."""
     wrong = differing(values, expected)
     return of_mask(place, name, (values, expected), wrong)
@@ -67,14 +319,14 @@ def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> 
 
 def of_mask(
     place: str, name: str, pair: tuple[Values, NDArray[Any]], wrong: NDArray[np.bool_]
-) -> Suspicion:
+) -> WeightMismatch:
     """The same where the elements that count as wrong are known."""
     values, expected = pair
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)
     with np.errstate(all="ignore"):
         apart = np.abs(values[wrong].astype(np.float64) - expected[wrong])
     whole = wrong.sum() > HALF * wrong.size
-    return Suspicion(
+    return WeightMismatch(
         place=place,
         name=name,
         wrong=int(wrong.sum()),
@@ -85,7 +337,7 @@ def of_mask(
     )
 
 
-def nearest(place: str, values: Values, candidates: Iterable[Stored]) -> Suspicion | None:
+def nearest(place: str, values: Values, candidates: Iterable[ModelTensor]) -> WeightMismatch | None:
     """The candidate of which at least half of the elements are bitwise those of the constant, and
     enough of them say something; the one with the fewest differences."""
     found = []
@@ -96,7 +348,7 @@ def nearest(place: str, values: Values, candidates: Iterable[Stored]) -> Suspici
     return min(found, key=lambda each: each.wrong) if found else None
 
 
-def rounded(place: str, values: Values, candidates: Iterable[Stored]) -> Suspicion | None:
+def rounded(place: str, values: Values, candidates: Iterable[ModelTensor]) -> WeightMismatch | None:
     """The candidate that was rounded to give the constant in every element."""
     if values.dtype.kind != "f" or not _looks_rounded(values) or not telling(values):
         return None
@@ -107,7 +359,7 @@ def rounded(place: str, values: Values, candidates: Iterable[Stored]) -> Suspici
     return None
 
 
-def named(place: str, values: Values, stored: Stored) -> Suspicion:
+def named(place: str, values: Values, stored: ModelTensor) -> WeightMismatch:
     """The constant against the tensor whose name it has, in the orientation that fits best."""
     ways = list(arrangements(values, stored.values))
     with np.errstate(all="ignore"):
@@ -124,14 +376,16 @@ def telling(values: Values) -> bool:
     return len(np.unique(some[scaled != np.rint(scaled)])) > 1
 
 
-def _hopeful(values: Values, candidates: Iterable[Stored]) -> Iterator[tuple[Stored, Values]]:
+def _hopeful(
+    values: Values, candidates: Iterable[ModelTensor]
+) -> Iterator[tuple[ModelTensor, Values]]:
     for stored in candidates:
         for arranged in arrangements(values, stored.values):
             if sampled_share(values, arranged) >= _HINT:
                 yield stored, arranged
 
 
-def _owner(stored: Stored, wrong: NDArray[np.bool_]) -> str:
+def _owner(stored: ModelTensor, wrong: NDArray[np.bool_]) -> str:
     if wrong.shape != stored.shape or not wrong.any():
         return stored.name
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)
@@ -156,3 +410,99 @@ def _rounding(values: Values, expected: NDArray[Any]) -> str | None:
     if not apart <= _CLOSE * size:
         return None
     return f"all of it moved, by {apart / size:.2g} of its size (rms)"
+
+
+# Only what a layer multiplies by counts as a weight. Zeros and infinities elsewhere are everyday:
+# masks of -inf, tables that a scatter fills, class tokens before training.
+
+
+_FACTORS = {
+    "Conv": (1,), "ConvTranspose": (1,), "DeformConv": (1,),
+    "Gemm": (0, 1), "MatMul": (0, 1),
+    "RNN": (1, 2), "GRU": (1, 2), "LSTM": (1, 2),
+}  # fmt: skip
+
+_TERMS = {
+    "Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "RNN": (3,), "GRU": (3,), "LSTM": (3,),
+    "BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2), "GroupNormalization": (1, 2), "RMSNormalization": (1,),
+}  # fmt: skip
+
+_ROWS: dict[str, tuple[int, ...]] = {"Gather": (0,)}
+"""Embeddings: no sample needs to reach the row that is NaN."""
+
+_REARRANGE = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+
+_ADDED = ("bias", "running_mean")
+"""Parameters that are added or subtracted, so that folding them into a weight never zeroes it."""
+
+
+def zero_initializer(
+    graph: ValueGraph, ledger: DroppedContents, witness: ReferenceObserver
+) -> Iterator[GraphFinding]:
+    """Weights of rank 2 and more that are all zero, and nothing in the reference explains it."""
+    for value, tensor in _used_floats(graph):
+        contents = ledger.contents(tensor)
+        if len(tensor.dims) < 2 or contents.elements < 2 or contents.zeros < contents.elements:
+            continue
+        if _feeds(graph, value, [_FACTORS]) and not _has_zeros(witness, tuple(tensor.dims)):
+            shape = "x".join(map(str, tensor.dims))
+            detail = f"all of its {contents.elements} elements ({shape}) are zero"
+            yield GraphFinding(code="zero_initializer", place=value.name, detail=detail)
+
+
+def nonfinite_initializer(
+    graph: ValueGraph, ledger: DroppedContents, witness: ReferenceObserver
+) -> Iterator[GraphFinding]:
+    """Weights with NaN or infinity where no tensor of the reference of that size has any."""
+    for value, tensor in _used_floats(graph):
+        contents = ledger.contents(tensor)
+        slots = [_FACTORS, _TERMS, *([_ROWS] if contents.nans else [])]
+        if not (contents.nans or contents.infinities) or not _feeds(graph, value, slots):
+            continue
+        if not _has_nonfinite(witness, contents):
+            detail = (
+                f"{contents.nans} of its {contents.elements} elements are NaN, "
+                f"{contents.infinities} infinite"
+            )
+            yield GraphFinding(code="nonfinite_initializer", place=value.name, detail=detail)
+
+
+def _used_floats(graph: ValueGraph) -> Iterator[tuple[GraphValue, TensorProto]]:
+    return ((value, t) for value, t in graph.live_tensors() if t.data_type in FLOATS)
+
+
+def _feeds(graph: ValueGraph, value: GraphValue, tables: list[dict[str, tuple[int, ...]]]) -> bool:
+    """True if the value, as it is or rearranged, goes to one of these slots."""
+    waiting = [value]
+    while waiting:
+        for node, slot in graph.readers[waiting.pop()]:
+            if any(slot in table.get(node.operator, ()) for table in tables):
+                return True
+            if slot == 0 and node.operator in _REARRANGE:
+                waiting += [output for output in node.outputs if output is not None]
+    return False
+
+
+def _has_zeros(witness: ReferenceObserver, shape: tuple[int, ...]) -> bool:
+    """True if the reference has as many zeros in one tensor, whole or as a slice of it, or a
+    factor of zero that may be folded into a tensor of this shape: the scale of a BatchNorm."""
+    elements = torch.Size(shape).numel()
+    for name, tensor in witness.tensors():
+        holds_it = tensor.numel() >= elements and tensor.numel() % elements == 0
+        multiplies = not name.endswith(_ADDED) and 1 not in tensor.shape
+        scales_it = multiplies and bool(set(tensor.shape) & set(shape))
+        if not (holds_it or scales_it):
+            continue
+        zeros = tensor.numel() - int(torch.count_nonzero(tensor))
+        if (holds_it and zeros >= elements) or (scales_it and zeros == tensor.numel()):
+            return True
+    return False
+
+
+def _has_nonfinite(witness: ReferenceObserver, contents: Initializers) -> bool:
+    """True if a tensor of the reference that may be this one has NaN or infinity too."""
+    return any(
+        tensor.numel() % contents.elements == 0 and not bool(torch.isfinite(tensor).all())
+        for _, tensor in witness.tensors()
+    )

@@ -1,4 +1,4 @@
-"""Weights into which a BatchNorm was folded, and biases."""
+"""Folded BatchNorms and biases; narrower number formats."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.parity.graph.formats import Leeway, leeway
-from gate.parity.graph.norms import Floats, Norm, doubles, rounding, tensor_of
-from gate.parity.graph.pool import Values
 from gate.records.instruments import ULP
+from gate.weights.model_tensors import (
+    Floats,
+    Leeway,
+    Norm,
+    Values,
+    doubles,
+    leeway,
+    rounding,
+    tensor_of,
+)
 
 TOLERANCE = 8 * ULP
 """Of a product, relative. Exporters fold in float32 with up to four roundings; measured on 646
 folded pairs of seven torchvision architectures, legacy and dynamo: at most 1.8 ulp for weights, 1.4
 for biases."""
+
 _CHANNELS = 0.5
 """The share of channels that must follow a BatchNorm, for the others to be told from it."""
+
 _COLUMNS = 16
 
 

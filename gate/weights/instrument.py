@@ -1,26 +1,40 @@
-"""How the graph meets the world: its batch axis, what it leaves unused, what it needs."""
+"""Read the graph, compare the weights, report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain, groupby
 
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, inliner, shape_inference
 
-from gate.onnxfile.runtime_operators import DOMAIN, is_of_runtime
-from gate.onnxfile.session import open_on_cpu
-from gate.parity.graph.values import STANDARD, FlatGraph
-from gate.parity.graph.witness import Witness
+from gate.errors import OnnxFileError
+from gate.onnx_file.reading import DOMAIN, is_of_runtime
+from gate.onnx_file.sessions import open_on_cpu
+from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import Subject, TensorSpec
-from gate.records.instruments import GraphFinding
+from gate.records.instruments import GraphFinding, GraphReport
+from gate.storage.digest import Digest
+from gate.weights.findings import (
+    external_data,
+    float16,
+    float64,
+    nonfinite_initializer,
+    quantized,
+    training_mode,
+    zero_initializer,
+)
+from gate.weights.matching import Constants
+from gate.weights.model_tensors import ReferenceObserver
+from gate.weights.value_graph import STANDARD, ValueGraph, condense
 
 _OLDEST = 13
 
 
-def fixed_batch(subject: Subject, witness: Witness) -> Iterator[GraphFinding]:
+def fixed_batch(subject: Subject, witness: ReferenceObserver) -> Iterator[GraphFinding]:
     """Inputs with a fixed first axis, and outputs of which the model returns one row a sample.
 
     A batch size that is baked in deeper, such as in a reshape, is left to the probes.
@@ -39,7 +53,7 @@ def fixed_batch(subject: Subject, witness: Witness) -> Iterator[GraphFinding]:
             yield GraphFinding(code="fixed_batch", place=spec.name, detail=detail)
 
 
-def unused_output(graph: FlatGraph, subject: Subject) -> Iterator[GraphFinding]:
+def unused_output(graph: ValueGraph, subject: Subject) -> Iterator[GraphFinding]:
     """Inputs, initializers and nodes on which no output of the file depends."""
     used = {value.name for value in graph.live_values if value.scope == 0}
     for spec in subject.inputs:
@@ -53,7 +67,7 @@ def unused_output(graph: FlatGraph, subject: Subject) -> Iterator[GraphFinding]:
             yield _unused(node.place, "node")
 
 
-def domain(graph: FlatGraph) -> Iterator[GraphFinding]:
+def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
     """Operators outside of the standard domain, counted by domain."""
     foreign: dict[str, Counter[str]] = {}
     for node in graph.nodes:
@@ -111,3 +125,76 @@ def _rows(spec: TensorSpec) -> int | None:
     """The fixed size of the first axis, None if it is dynamic or there is none."""
     first = spec.shape[0] if spec.shape else None
     return first if isinstance(first, int) else None
+
+
+_LISTED = 50
+"""Findings of one kind that are kept; the last of them says how many more there are."""
+
+
+def read_graph(candidate: TestedFile, witness: ReferenceObserver) -> GraphReport:
+    """The graph of the candidate, its subgraphs and functions included, against the reference.
+
+    Weights are read one at a time. Raises DigestMismatch, StorageError, OnnxFileError, and what
+    onnx raises for a file that is no model.
+    """
+    subject, folder = candidate.subject, candidate.path.parent
+    model = _parsed(candidate)
+    initializers = len(model.graph.initializer) + len(model.graph.sparse_initializer)
+    named = versions(model)
+    if not named:
+        raise OnnxFileError(
+            f"{candidate.path} names no opset of the ONNX domain. Export the model again."
+        )
+    about_files = list(external_data(model, folder))
+    constants = Constants(witness)
+    ledger = condense(model, folder, subject.external_data, look=constants.look)
+    graph = ValueGraph(_typed(model))
+    about_weights, weights = constants.compare(graph, ledger)
+    found = chain(
+        training_mode(graph, witness),
+        fixed_batch(subject, witness),
+        zero_initializer(graph, ledger, witness),
+        nonfinite_initializer(graph, ledger, witness),
+        about_weights,
+        float64(graph, witness),
+        float16(graph, witness),
+        quantized(graph, witness),
+        about_files,
+        unused_output(graph, subject),
+        domain(graph),
+        opset(named),
+    )
+    return GraphReport(
+        nodes=len(graph.nodes),
+        initializers=initializers,
+        operators=dict(sorted(Counter(node.operator for node in graph.nodes).items())),
+        external_data={name: str(Digest.of_file(folder / name)) for name in subject.external_data},
+        findings=tuple(_limited(found)),
+        weights=weights,
+    )
+
+
+def _parsed(candidate: TestedFile) -> onnx.ModelProto:
+    data = candidate.verified()
+    if isinstance(data, str):
+        return onnx.load(data, load_external_data=False)
+    model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    return model
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The condensed model without functions, with the types of all its values."""
+    if model.functions:
+        model = inliner.inline_local_functions(model, convert_version=True)
+    return shape_inference.infer_shapes(model)
+
+
+def _limited(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
+    for _, group in groupby(findings, key=lambda finding: finding.code):
+        together = list(group)
+        kept, more = together[:_LISTED], len(together) - _LISTED
+        if more > 0:
+            last = kept[-1]
+            detail = f"{last.detail}; and {more} more"
+            kept[-1] = last.model_copy(update={"detail": detail})
+        yield from kept

@@ -1,26 +1,173 @@
-"""Constants that are cut out of tensors of the model, or joined from several of them.
-
-A constant is read as lines (rows, blocks of rows, columns), each found by the sum of its bits among
-the lines of the model. Lines that follow each other in the model as in the constant are a run; a
-constant of a few runs is a slice or a concatenation of what they come from.
-"""
+"""Permuted, joined, sliced and packed layouts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations, permutations
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from gate.parity.graph.layouts import differing
-from gate.parity.graph.line_index import LineIndex, Matrix
-from gate.parity.graph.pool import Stored, Values
+from gate.records.localization import listed
+from gate.weights.model_tensors import ModelTensor, Values, of_tensor
+
+_AXES = 5
+"""Tensors of more axes are only compared as they are and reshaped."""
+
+_SAMPLE = 61
+
+
+def same(values: Values, stored: Values) -> str | None:
+    """The way in which `values` holds exactly the elements of `stored`; None: in none of these.
+
+    `as it is`, `reshaped`, `transposed` (any order of the axes, also before or after a reshape)
+    or `flipped` along the last axes, as kernels are.
+    """
+    for way, arranged in (*_orders(values, stored), *_merged(values, stored)):
+        if equal(values, arranged):
+            return way
+    return "flipped" if any(equal(values, one) for one in _flips(values, stored)) else None
+
+
+def arrangements(values: Values, stored: Values) -> Iterator[Values]:
+    """`stored` in every order of its axes that has the shape of `values` up to axes of one."""
+    return (arranged for _, arranged in _orders(values, stored))
+
+
+def equal(one: Values, other: Values) -> bool:
+    """Equal shapes and elements; NaN equals NaN."""
+    if one.shape != other.shape or not (_sample(one) == _sample(other)).all():
+        return False
+    if np.array_equal(one, other):
+        return True
+    return one.dtype.kind == "f" and bool(np.array_equal(one, other, equal_nan=True))
+
+
+def differing(one: Values, other: Values) -> NDArray[np.bool_]:
+    """Where two arrays of one shape differ; NaN equals NaN."""
+    wrong: NDArray[np.bool_] = one != other
+    if one.dtype.kind == "f":
+        wrong &= ~(np.isnan(one) & np.isnan(other))
+    return wrong
+
+
+def sampled_share(values: Values, arranged: Values) -> float:
+    """The share of some elements in which both are bitwise equal."""
+    return float((_sample(values) == _sample(arranged)).mean())
+
+
+def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
+    if values.size != stored.size:
+        return
+    if stored.shape == values.shape:
+        yield "as it is", stored
+    else:
+        yield "reshaped", stored.reshape(values.shape)
+    if stored.ndim > _AXES:
+        return
+    wanted = _squeezed(values.shape)
+    for order in permutations(range(stored.ndim)):
+        shape = tuple(stored.shape[axis] for axis in order)
+        if _squeezed(shape) == wanted and not _keeps(order, stored.shape):
+            yield "transposed", stored.transpose(order).reshape(values.shape)
+
+
+def _merged(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
+    """Transposed before or after a reshape that joins or splits axes."""
+    if stored.ndim <= _AXES:
+        for order in permutations(range(stored.ndim)):
+            if not _keeps(order, stored.shape):
+                yield "transposed", stored.transpose(order).reshape(values.shape)
+    if values.ndim <= _AXES:
+        for order in permutations(range(values.ndim)):
+            if not _keeps(order, values.shape):
+                shape = tuple(values.shape[axis] for axis in order)
+                back = tuple(int(axis) for axis in np.argsort(order))
+                yield "transposed", stored.reshape(shape).transpose(back)
+
+
+def _flips(values: Values, stored: Values) -> Iterator[Values]:
+    for arranged in arrangements(values, stored):
+        axes = [axis for axis in range(2, values.ndim) if values.shape[axis] > 1]
+        for count in range(1, len(axes) + 1):
+            for chosen in combinations(axes, count):
+                yield np.flip(arranged, chosen)
+
+
+def _keeps(order: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """True if the order only moves axes of one."""
+    moved = [axis for axis in order if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)
+
+
+def _sample(values: Values) -> Values:
+    """The bits of some elements, spread over the array."""
+    where = np.linspace(0, values.size - 1, min(_SAMPLE, values.size)).astype(np.int64)
+    rows = np.atleast_1d(values)  # a scalar has no places to choose
+    chosen = np.ascontiguousarray(rows[np.unravel_index(where, rows.shape)])
+    return chosen.view(np.uint32 if chosen.itemsize == 4 else np.uint64)
+
+
+class Matrix(NamedTuple):
+    """A tensor of the model as lines."""
+
+    stored: ModelTensor
+    lines: Values
+
+
+class LineIndex(NamedTuple):
+    """All lines of one length, one tensor behind the other, to find them by the sums of bits."""
+
+    matrices: list[Matrix]
+    starts: NDArray[np.int64]
+    """Number of the first line of each tensor."""
+    sums: NDArray[np.uint64]
+    order: NDArray[np.int64]
+    """That sorts the sums."""
+
+    @classmethod
+    def of(cls, matrices: list[Matrix]) -> LineIndex:
+        """Over these tensors."""
+        sums = [_sums(one.lines) for one in matrices] or [np.zeros(0, np.uint64)]
+        everything = np.concatenate(sums)
+        starts = np.cumsum([0, *(len(one) for one in sums)])
+        return cls(matrices, starts, everything, np.argsort(everything, kind="stable"))
+
+    def find(self, matrix: Values) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The number of a line like each of these, and whether there is one."""
+        mine = _sums(matrix)
+        at = np.searchsorted(self.sums, mine, sorter=self.order)
+        place = self.order[np.minimum(at, len(self.order) - 1)]
+        hit: NDArray[np.bool_] = self.sums[place] == mine
+        return place, hit
+
+
+def _sums(matrix: Values) -> NDArray[np.uint64]:
+    """The sum of the bits of every line."""
+    words = np.ascontiguousarray(matrix).view(np.uint32)
+    sums: NDArray[np.uint64] = words.sum(axis=1, dtype=np.uint64)
+    return sums
+
+
+# A constant is read as lines (rows, blocks of rows, columns), each found by the sum of its bits
+# among the lines of the model. Lines that follow each other in the model as in the constant are a
+# run; a constant of a few runs is a slice or a concatenation of what they come from.
+
 
 _RUNS = 24
 """More runs than this are a selection of rows, whose order nothing here could check."""
+
 _ENOUGH = 0.5
 """The share of lines that must be found, for the others to be told from them."""
+
 _LINES = 1 << 18
 
 
@@ -59,7 +206,7 @@ class LineRun:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedSlices:
     """A constant as the runs that it consists of."""
 
     runs: tuple[LineRun, ...]
@@ -102,14 +249,14 @@ class Joined:
 class Lines:
     """The lines of the model's tensors of floats, by their length."""
 
-    def __init__(self, stored: Iterable[Stored]) -> None:
+    def __init__(self, stored: Iterable[ModelTensor]) -> None:
         self._stored = [one for one in stored if not one.integer]
         self._by_length: dict[int, LineIndex] = {}
 
-    def read(self, values: Values) -> Joined | None:
+    def read(self, values: Values) -> JoinedSlices | None:
         """The constant as a slice or concatenation of which at least half of the lines are bitwise
         those of the model: the reading with the fewest differences. None if there is none."""
-        found: list[tuple[int, Joined]] = []
+        found: list[tuple[int, JoinedSlices]] = []
         for matrix, columns in _readings(values):
             if not 1 < len(matrix) <= _LINES:
                 continue
@@ -143,7 +290,7 @@ def _readings(values: Values) -> Iterator[tuple[Values, bool]]:
     yield squeezed.reshape(-1, squeezed.shape[-1]).T, True
 
 
-def _matrices(one: Stored, length: int) -> Iterator[Values]:
+def _matrices(one: ModelTensor, length: int) -> Iterator[Values]:
     """A tensor of the model as lines of this length."""
     shape = tuple(dim for dim in one.shape if dim != 1)
     if len(shape) == 1 and length == 1:
@@ -233,7 +380,7 @@ def _joined(
     filled: tuple[list[LineRun], list[tuple[int, int]]],
     *,
     columns: bool,
-) -> Joined:
+) -> JoinedSlices:
     runs, gaps = filled
     rows = np.concatenate([run.rows for run in runs])
     doubtful = np.zeros(rows.shape, dtype=bool)
@@ -243,5 +390,95 @@ def _joined(
         doubtful[start:stop] = (wrong > _ENOUGH)[:, None]
     shape = values.shape
     if columns:
-        return Joined(tuple(runs), rows.T.reshape(shape), columns, doubtful.T.reshape(shape))
-    return Joined(tuple(runs), rows.reshape(shape), columns, doubtful.reshape(shape))
+        return JoinedSlices(tuple(runs), rows.T.reshape(shape), columns, doubtful.T.reshape(shape))
+    return JoinedSlices(tuple(runs), rows.reshape(shape), columns, doubtful.reshape(shape))
+
+
+# ONNX: W (directions, gates * hidden, inputs), R (directions, gates * hidden, hidden), B
+# (directions, 2 * gates * hidden) = [of W, of R]. Gates of LSTM: input, output, forget, cell; of
+# GRU: update, reset, hidden (operators LSTM and GRU of the ONNX specification). PyTorch: input,
+# forget, cell, output; reset, update, new.
+
+
+_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
+
+
+_NAMES = 4
+"""Tensors in a sentence."""
+
+
+def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
+    """W, R and B of every layer of every recurrent module, scripted ones too."""
+    for path, module in model.named_modules():
+        order = _ORDERS.get(str(getattr(module, "mode", "")))
+        if order is not None and hasattr(module, "weight_ih_l0"):
+            for layer in range(int(getattr(module, "num_layers", 1))):
+                yield from _layer(module, f"{path}." if path else "", layer, order)
+
+
+def misplaced(module: nn.Module, arrays: Iterable[Values]) -> str | None:
+    """What of a recurrent module's weights the constants of a file have at another place, in words:
+    no element is another, and what they are used for is. None if nothing is, or for another
+    module."""
+    constants = list(arrays)
+    turned: list[str] = []
+    moved: list[str] = []
+    for stored in match_packed_rnn(module):
+        want = stored.values
+        alike = [got for got in constants if got.shape == want.shape and _same_elements(got, want)]
+        if not alike or any(np.array_equal(got, want) for got in alike):
+            continue
+        if any(np.array_equal(got, want[::-1]) for got in alike):
+            turned += stored.names
+        else:
+            moved += [
+                name
+                for region, name in stored.parts
+                if not np.array_equal(alike[0][region], want[region])
+            ]
+    texts = []
+    if turned:
+        texts.append(f"the two directions are exchanged in {_listed(turned)}")
+    if moved:
+        texts.append(f"the gates are in another order in {_listed(moved)}")
+    return " and ".join(texts) or None
+
+
+def _same_elements(one: Values, other: Values) -> bool:
+    return bool(np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None)))
+
+
+def _listed(names: list[str]) -> str:
+    return listed([f"`{name}`" for name in dict.fromkeys(names)], most=_NAMES)
+
+
+def _layer(module: Any, prefix: str, layer: int, order: tuple[int, ...]) -> Iterator[ModelTensor]:
+    suffixes = [f"_l{layer}", *([f"_l{layer}_reverse"] if module.bidirectional else [])]
+    for kind in ("weight_ih", "weight_hh"):
+        names = [f"{kind}{suffix}" for suffix in suffixes]
+        parts = tuple(((slice(at, at + 1),), f"{prefix}{name}") for at, name in enumerate(names))
+        rows = [_reordered(getattr(module, name), order) for name in names]
+        yield _stored(rows, parts)
+    if not module.bias:
+        return
+    biases, regions = [], []
+    for at, suffix in enumerate(suffixes):
+        pair = [_reordered(getattr(module, f"bias_{kind}{suffix}"), order) for kind in ("ih", "hh")]
+        half = len(pair[0])
+        for region, kind in ((slice(0, half), "ih"), (slice(half, None), "hh")):
+            regions.append(((slice(at, at + 1), region), f"{prefix}bias_{kind}{suffix}"))
+        biases.append(np.concatenate(pair))
+    yield _stored(biases, tuple(regions))
+
+
+def _stored(rows: list[Values], parts: tuple[tuple[tuple[slice, ...], str], ...]) -> ModelTensor:
+    values = np.stack(rows)
+    names = tuple(dict.fromkeys(name for _, name in parts))
+    return ModelTensor(names, lambda: values, values.shape, parts=parts)
+
+
+def _reordered(tensor: torch.Tensor, order: tuple[int, ...]) -> Values:
+    values = of_tensor(("",), tensor).values
+    gates = values.reshape(len(order), -1, *values.shape[1:])
+    arranged: Values = gates[list(order)].reshape(values.shape)
+    return arranged

@@ -1,28 +1,33 @@
-"""The tensors of the model that constants of a file are compared with, and how they are found.
-
-A tensor is found by the sum of its bits, which no transposition, reshape or flip changes. What is
-found so is compared element by element afterwards; the sum alone proves nothing.
-"""
+"""The model's tensors by digest; tensors that forward derives from them."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from gate.reference.torch_session import DispatchMode
+from gate.storage.arrays import Batch, OutputArray
+
+# A tensor is found by the sum of its bits, which no transposition, reshape or flip changes. What is
+# found so is compared element by element afterwards; the sum alone proves nothing.
+
 
 Values = NDArray[Any]
 """float32, or int64 for integers and bools."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class ModelTensor:
     """A tensor of the model, under all of its names if it is shared."""
 
     names: tuple[str, ...]
@@ -65,35 +70,37 @@ class Stored:
         return self.name
 
 
-class Pool:
+class TensorIndex:
     """Tensors by name, by number of elements and by their bits."""
 
-    def __init__(self, stored: Iterable[Stored]) -> None:
+    def __init__(self, stored: Iterable[ModelTensor]) -> None:
         self.all = tuple(stored)
         self.by_name = {
             name: tensor for tensor in self.all for name in tensor.names if not tensor.parts
         }
         """What was packed has no name of its own."""
-        self._by_size: defaultdict[tuple[bool, int], list[Stored]] = defaultdict(list)
-        self._by_dims: defaultdict[tuple[bool, tuple[int, ...]], list[Stored]] = defaultdict(list)
+        self._by_size: defaultdict[tuple[bool, int], list[ModelTensor]] = defaultdict(list)
+        self._by_dims: defaultdict[tuple[bool, tuple[int, ...]], list[ModelTensor]] = defaultdict(
+            list
+        )
         for tensor in self.all:
             self._by_size[tensor.integer, tensor.size].append(tensor)
             self._by_dims[tensor.integer, tensor.dims].append(tensor)
 
-    def alike(self, values: Values) -> Iterator[Stored]:
+    def alike(self, values: Values) -> Iterator[ModelTensor]:
         """Those with the same elements, in whatever order: equal sums of bits."""
         candidates = self._by_size.get((_integer(values), values.size), [])
         if candidates:
             bits = bit_sum(values)
             yield from (stored for stored in candidates if stored.bits == bits)
 
-    def of_dims(self, values: Values) -> list[Stored]:
+    def of_dims(self, values: Values) -> list[ModelTensor]:
         """Those that have the shape of `values` up to transposition and axes of length one."""
         dims = tuple(sorted(dim for dim in values.shape if dim != 1))
         return self._by_dims.get((_integer(values), dims), [])
 
 
-def stored_tensors(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Stored]:
+def stored_tensors(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelTensor]:
     """The tensors of a model, shared ones once. Those without plain data are left out."""
     names: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     first: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -107,7 +114,7 @@ def stored_tensors(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Stored]
         yield of_tensor(tuple(dict.fromkeys(names[key])), tensor)
 
 
-def of_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> Stored:
+def of_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> ModelTensor:
     """A tensor of PyTorch under these names."""
 
     def load() -> Values:
@@ -115,7 +122,7 @@ def of_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> Stored:
         values: Values = tensor.detach().to("cpu", kind).contiguous().numpy()
         return values.reshape(tuple(tensor.shape))
 
-    return Stored(names, load, tuple(tensor.shape), not tensor.is_floating_point())
+    return ModelTensor(names, load, tuple(tensor.shape), not tensor.is_floating_point())
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -152,3 +159,351 @@ def _integer(values: Values) -> bool:
 
 def _within(region: slice, at: int) -> bool:
     return (region.start or 0) <= at and (region.stop is None or at < region.stop)
+
+
+# An exporter that folds constants writes just these into the file: a masked weight, the weight of a
+# weight norm, a table of sines.
+
+
+_LIMIT = 1 << 28
+"""Elements that are kept at most: 1 GiB of float32."""
+
+
+class DerivedConstants(DispatchMode):
+    """Keeps the results of operators that get nothing but the model's tensors and numbers.
+
+    A tensor of unknown origin is an input or made of one.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+        """`own`: the model's tensors."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._own = list(own)
+        self._constant = {id(tensor): tensor for tensor in self._own}
+        """By identity. They are kept, so that no other tensor gets the number."""
+        self._addresses = {
+            _address(tensor) for tensor in self._own if is_plain(tensor) and tensor.numel()
+        }
+        self._results: dict[int, tuple[str, torch.Tensor]] = {}
+        self._places: Counter[int] = Counter()
+        """Addresses of the results."""
+        self._elements = 0
+        self._written: set[int] = set()
+
+    def results(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of floats that were computed, each under the name of its operator."""
+        return (pair for pair in self._results.values() if pair[1].is_floating_point())
+
+    def wrote(self, tensor: torch.Tensor) -> bool:
+        """True if forward itself changes the values of a tensor of the model."""
+        return _address(tensor) in self._written
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if _is_tensor(tensor)]
+        result = func(*args, **(kwargs or {}))
+        made = [tensor for tensor in pytree.tree_leaves(result) if _is_tensor(tensor)]
+        fresh = func.namespace == "aten" and "lift_fresh" in func.name()
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        fixed = not random and (fresh or all(self._is_constant(tensor) for tensor in given))
+        if func._schema.is_mutable:
+            self._note_writes(func, args, kwargs or {}, fixed=fixed)
+        for tensor in made:
+            if not fixed:
+                self._forget(tensor)
+            elif is_plain(tensor) and self._elements <= _LIMIT:
+                self._constant[id(tensor)] = tensor
+                if not any(tensor is other for other in given):
+                    self._elements += tensor.numel()
+                    self._results[id(tensor)] = (func.name().partition("::")[2], tensor)
+                    self._places[_address(tensor)] += 1
+        return result
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        if id(tensor) in self._constant:
+            return True
+        return is_plain(tensor) and _address(tensor) in self._addresses
+
+    def _note_writes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fixed: bool
+    ) -> None:
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            target = args[at] if at < len(args) else kwargs.get(argument.name)
+            for tensor in pytree.tree_leaves(target):
+                if not _is_tensor(tensor) or not is_plain(tensor):
+                    continue
+                self._written.add(_address(tensor))
+                if not fixed:
+                    self._forget(tensor)
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        """Neither the tensor nor those that share its storage are constants any more."""
+        self._constant.pop(id(tensor), None)
+        address = _address(tensor) if is_plain(tensor) else 0
+        if not self._places[address]:
+            return
+        for number, (_, one) in list(self._results.items()):
+            if _address(one) == address:
+                self._results.pop(number)
+                self._constant.pop(number, None)
+        del self._places[address]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+class Leeway(NamedTuple):
+    """How far a number may move."""
+
+    relative: float
+    absolute: float
+    """Where numbers are so small that a format has no bits left."""
+
+
+def leeway(name: str | None) -> Leeway:
+    """What keeping a number in a format makes of it, cut off or rounded; None: in float32."""
+    return _LEEWAYS.get(name, _FLOAT32)
+
+
+def rounded_to(values: Values, stored: Values) -> str | None:
+    """The format whose rounding of `stored` is exactly `values`, where it changes anything."""
+    if values.dtype.kind != "f" or values.shape != stored.shape:
+        return None
+    for name, rounded in FORMATS.items():
+        want = rounded(stored)
+        if np.array_equal(values, want, equal_nan=True) and not np.array_equal(want, stored):
+            return name
+    return None
+
+
+def _half(values: Values) -> Values:
+    with np.errstate(all="ignore"):
+        return values.astype(np.float16).astype(np.float32)
+
+
+def _bfloat(values: Values) -> Values:
+    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    rounded: Values = tensor.to(torch.bfloat16).float().numpy()
+    return rounded
+
+
+def _tf32(values: Values) -> Values:
+    """To 10 bits of mantissa, half away from zero, as the tensor cores do."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+FORMATS: Mapping[str, Callable[[Values], Values]] = {
+    "float16": _half,
+    "TF32": _tf32,
+    "bfloat16": _bfloat,
+}
+
+_FLOAT32 = Leeway(0.0, float(np.finfo(np.float32).tiny))
+
+_LEEWAYS: Mapping[str | None, Leeway] = {
+    "float16": Leeway(2.0**-10, 2.0**-23),  # converters make 1e-7 of what is smaller
+    "bfloat16": Leeway(2.0**-7, float(np.finfo(np.float32).tiny)),
+}
+
+
+# Folded, output channel k of a weight is `weight[k] * scale[k]` and its bias
+# `(bias[k] - mean[k]) * scale[k] + beta[k]`, with `scale = gamma / sqrt(var + eps)` (Ioffe and
+# Szegedy 2015, section 3.1). Of a model that was made half before its export each of these steps
+# rounds to 16 bits, in this order: both exporters of PyTorch give these weights to the last bit.
+
+
+Floats = NDArray[np.float64]
+
+
+def rounding(arithmetic: str | None) -> Callable[[Values], Values]:
+    """What becomes of the result of a step, of float32, in the arithmetic of a format; None: it
+    stays, because float32 rounds so little that it counts as exact."""
+    return (lambda values: values) if arithmetic is None else FORMATS[arithmetic]
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A BatchNorm in eval mode, by channels."""
+
+    path: str
+    scale: Floats
+    mean: Floats
+    beta: Floats
+    way: str = "folded"
+    arithmetic: str | None = None
+    """The format in which it is folded; None: exactly."""
+
+    @property
+    def parameters(self) -> str:
+        """All of them by one name; none for the scale of an attention."""
+        return f"{self.path}.*" if self.way == "folded" else ""
+
+    @property
+    def size(self) -> Floats:
+        """Of the terms beside the layer's bias, for the error that folding may make."""
+        size: Floats = np.abs(self.beta) + np.abs(self.mean * self.scale)
+        return size
+
+    def folded(self, rows: Values) -> Values:
+        """The channels of a weight with the norm in it, float32. `rows`: rounded as it is."""
+        with np.errstate(all="ignore"):
+            product: Values = rows * self.scale.astype(np.float32)[:, None]
+        return rounding(self.arithmetic)(product)
+
+    def offset(self, bias: Floats) -> Floats:
+        """The bias of a layer, of one axis, with the norm in it."""
+        step, (mean, scale, beta, bias) = _stepwise(
+            self.arithmetic, self.mean, self.scale, self.beta, bias
+        )
+        with np.errstate(all="ignore"):
+            offset: Floats = step(step(step(bias - mean) * scale) + beta).astype(np.float64)
+        return offset
+
+
+def norms(model: nn.Module, arithmetic: str | None = None) -> Iterator[Norm]:
+    """All modules that normalise by running statistics, subclasses and others with the names of
+    nn.BatchNorm included."""
+    for path, module in model.named_modules():
+        mean, variance = (_numbers(module, name) for name in ("running_mean", "running_var"))
+        if mean is None or variance is None:
+            continue
+        gamma, beta = (_numbers(module, name) for name in ("weight", "bias"))
+        gamma = np.ones_like(mean) if gamma is None else gamma
+        beta = np.zeros_like(mean) if beta is None else beta
+        step, (mean, variance, gamma, beta) = _stepwise(arithmetic, mean, variance, gamma, beta)
+        with np.errstate(all="ignore"):
+            root = step(np.sqrt(step(variance + variance.dtype.type(getattr(module, "eps", 0.0)))))
+            scale = step(gamma / root)
+        if scale.shape == mean.shape and scale.ndim == 1:
+            scale, mean, beta = (each.astype(np.float64) for each in (scale, mean, beta))
+            yield Norm(path, scale, mean, beta, arithmetic=arithmetic)
+
+
+def _stepwise(
+    arithmetic: str | None, *numbers: Floats
+) -> tuple[Callable[[Any], Any], Iterator[NDArray[Any]]]:
+    """How a step rounds, and numbers to begin with."""
+    step, kind = rounding(arithmetic), np.float64 if arithmetic is None else np.float32
+    return step, (step(each.astype(kind)) for each in numbers)
+
+
+def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
+    """A plain tensor of floats among the attributes of a module; None: there is none."""
+    try:
+        value = getattr(module, name, None)
+    except Exception:  # a parametrization that can't be computed
+        return None
+    usable = isinstance(value, torch.Tensor) and value.is_floating_point() and is_plain(value)
+    return value if usable else None
+
+
+def doubles(tensor: torch.Tensor) -> Floats:
+    """Its numbers in float64."""
+    numbers: Floats = tensor.detach().to("cpu", torch.float64).numpy()
+    return numbers
+
+
+def _numbers(module: nn.Module, name: str) -> Floats | None:
+    tensor = tensor_of(module, name)
+    return None if tensor is None else doubles(tensor)
+
+
+_SWITCHES = ("train", "training")
+
+
+@dataclass
+class ReferenceObserver:
+    """Answers about the reference. It is run at most once, and only for a file that gives reason.
+
+    `run` computes `batch` with `model`.
+    """
+
+    model: nn.Module
+    run: Callable[[Batch], list[OutputArray]]
+    batch: Batch
+
+    @property
+    def samples(self) -> int:
+        """In the batch that was run."""
+        return len(next(iter(self.batch.values())))
+
+    @cached_property
+    def rows(self) -> tuple[int | None, ...]:
+        """The first axis of each output for that batch; None: it has no axis."""
+        return tuple(output.shape[0] if output.ndim else None for output in self._watched[1])
+
+    @cached_property
+    def conduct(self) -> OperatorRecorder:
+        """What the operators of the reference did."""
+        return self._watched[0]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and value of all parameters, buffers and plain attributes that hold floats."""
+        return ((name, value) for name, value in self.held() if value.is_floating_point())
+
+    def bytes_held(self) -> set[int]:
+        """Numbers of elements of what the model holds in integers of eight bits."""
+        few = (torch.int8, torch.uint8)
+        return {value.numel() for _, value in self.held() if value.dtype in few}
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same of every type; what is shared comes under each of its names."""
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            own = {
+                **vars(module),
+                **dict(module.named_parameters(recurse=False, remove_duplicate=False)),
+                **dict(module.named_buffers(recurse=False, remove_duplicate=False)),
+            }
+            for name, value in own.items():
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}" if path else name, value
+
+    @cached_property
+    def _watched(self) -> tuple[OperatorRecorder, list[OutputArray]]:
+        with OperatorRecorder() as conduct:
+            outputs = self.run(self.batch)
+        return conduct, outputs
+
+
+class OperatorRecorder(DispatchMode):
+    """Watches the operators of PyTorch that run inside it.
+
+    Without gradients these are the ones that forward calls, such as `batch_norm` and `linear`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[torch.dtype] = set()
+        """Of all tensors that operators returned."""
+        self.draws = False
+        """True if one drew random numbers."""
+        self.batch_statistics = False
+        """True if one normalised by the statistics of the batch."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, torch.Tensor):
+                self.dtypes.add(one.dtype)
+        given = _arguments(func, args) | kwargs
+        training = [bool(given[name]) for name in _SWITCHES if name in given]
+        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
+            self.draws = self.draws or all(training)
+        if "batch_norm" in func.name():
+            self.batch_statistics = self.batch_statistics or any(training)
+        return result
+
+
+def _arguments(func: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The positional arguments and the defaults, by name."""
+    arguments = func._schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in arguments), args, strict=False))

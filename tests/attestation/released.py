@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.resource import resource_of
-from gate.attestation.statements import Statements
-from gate.attestation.trust_file import EditedTrust, KeyTerms
-from gate.decision.decision import Decision, decide
-from gate.onnxfile.subject import read_subject
+from gate.decision.decide import Decision, decide
+from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.signing.keys import SigningKey
+from gate.signing.subjects import resource_uri
+from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
+from pipelines.trust_file import EditedTrust, KeyTerms
 from tests import builders
 from tests.attestation import signing
 from tests.golden_vectors import vectors
@@ -32,7 +32,7 @@ class Released:
     evidence: Evidence
     policy: Policy
     decision: Decision
-    statements: Statements
+    statements: StatementPair
 
     @property
     def model(self) -> Path:
@@ -70,7 +70,7 @@ def release(
     files["golden/golden.json"] = Digest.of_file(folder / "golden" / "golden.json")
     files["preprocessing"] = builders.digest("spec")
     statements = signing.statements(
-        evidence, decision, by=by, files=files, resource=resource_of(REGISTRY, NAME)
+        evidence, decision, by=by, files=files, resource=resource_uri(REGISTRY, NAME)
     )
     statements.write(folder)
     evidence.save(folder / "evidence.json")

@@ -8,14 +8,14 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import SigningKey, public_key_of
-from gate.attestation.measurement import CodeVersion
-from gate.attestation.resource import file_resource
-from gate.attestation.statements import Signatory, Statements
-from gate.attestation.trust import Trust, TrustedKey
-from gate.decision.decision import Decision, decide
+from gate.decision.decide import Decision, decide
 from gate.records.evidence import Evidence
+from gate.signing.keys import SigningKey, public_key_of
+from gate.signing.predicates import CodeVersion
+from gate.signing.statement import SignedStatement
+from gate.signing.subjects import file_resource
+from gate.signing.trust import Trust, TrustedKey
+from gate.signing.verification import Signatory, StatementPair
 from gate.storage.digest import Digest
 from tests import builders
 
@@ -49,11 +49,11 @@ def statements(
     by: SigningKey | None = None,
     files: dict[str, Digest] | None = None,
     resource: str | None = None,
-) -> Statements:
+) -> StatementPair:
     who = Signatory(by or key(), CODE)
     files = files or {"model.onnx": decision.subject_sha256}
     resource = resource or file_resource(decision.subject_sha256)
-    return Statements(
+    return StatementPair(
         who.measured(evidence, files),
         who.decided(decision, files, precision="exact", resource=resource),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gate.attestation.approval import APPROVAL_TYPE, Approval
 from gate.errors import EvidenceError
+from gate.signing.predicates import APPROVAL_TYPE, Approval
 from tests import builders
 
 APPROVAL = Approval.of(

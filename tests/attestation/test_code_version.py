@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation import code_version as module
-from gate.attestation.code_version import code_version
+from gate.signing import predicates
+from gate.signing.predicates import code_version
 
 VERSION = metadata.version("parity-gate")
 
@@ -58,5 +58,5 @@ def test_a_git_that_does_not_answer_is_not_waited_for(
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(predicates, "_TIMEOUT_S", 0.2)
     assert code_version(tmp_path).commit is None

@@ -11,8 +11,8 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from gate.attestation.envelope import ENVELOPE_LIMIT, PAYLOAD_TYPE, SignedStatement
 from gate.errors import Untrusted
+from gate.signing.statement import ENVELOPE_LIMIT, PAYLOAD_TYPE, SignedStatement
 from gate.storage.digest import canonical_json
 from tests.attestation import signing
 

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.files import model_files, verify_golden_files, verify_model
-from gate.attestation.statement import Statement, resources
-from gate.attestation.subjects import GOLDEN
 from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, Untrusted
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import read_subject
+from gate.signing.statement import SignedStatement, Statement, resources
+from gate.signing.subjects import GOLDEN, model_files, verify_golden_files, verify_model
 from gate.storage.digest import Digest
 from tests import builders
 from tests.attestation import signing

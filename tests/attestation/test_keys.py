@@ -11,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from gate.attestation.keys import PublicKey, SigningKey, read_public
 from gate.errors import GateError, KeyUnusable, StorageError
+from gate.signing.keys import PublicKey, SigningKey, read_public
 from tests.attestation.signing import key
 
 
@@ -136,7 +136,7 @@ def test_what_fails_while_signing_is_an_error_of_the_key() -> None:
 def test_one_key_has_one_id_however_it_is_written() -> None:
     public = key().public
     wrapped = b"Subject: ci\n\n" + public.public.encode().replace(b"\n", b"\r\n")
-    assert PublicKey.of_pem(wrapped, name="x").key_id == public.key_id
+    assert PublicKey.from_pem(wrapped, name="x").key_id == public.key_id
     with pytest.raises(ValueError, match="the key's own is"):
         PublicKey(name="x", public=public.public, key_id="0" * 64)
 
@@ -144,7 +144,7 @@ def test_one_key_has_one_id_however_it_is_written() -> None:
 @pytest.mark.parametrize("pem", [b"", b"\xff", b"-----BEGIN PUBLIC KEY-----\n", BAD["RSA"]])
 def test_what_is_no_public_key(pem) -> None:
     with pytest.raises(KeyUnusable, match="no public key"):
-        PublicKey.of_pem(pem, name="x")
+        PublicKey.from_pem(pem, name="x")
 
 
 def test_the_id_is_that_of_securesystemslib_and_openssl_reads_the_file(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.keys import KEY_VARIABLE, SigningKey
-from gate.attestation.local import TRUST_VARIABLE, LocalKeys
-from gate.attestation.trust import Trust
 from gate.errors import KeyUnusable, PolicyError, StorageError
+from gate.signing.keys import KEY_VARIABLE, SigningKey
+from gate.signing.local_keys import TRUST_VARIABLE, LocalKeys
+from gate.signing.trust import Trust
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_another_trust_is_taken_as_named(
     theirs = other.trust()
     assert local.trust(other.trust_path) == theirs
     monkeypatch.setenv(TRUST_VARIABLE, str(other.trust_path))
-    assert local.trust() == local.trust_if_any() == theirs == Trust.of_file(other.trust_path)
+    assert local.trust() == local.trust_if_any() == theirs == Trust.from_file(other.trust_path)
     assert not local.folder.exists()
     monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "nowhere.yaml"))
     with pytest.raises(PolicyError, match=r"nowhere\.yaml"):
@@ -106,8 +106,8 @@ def test_another_trust_is_taken_as_named(
 def test_two_processes_at_once_make_one_key(tmp_path: Path) -> None:
     """Both wait at the door until both are there."""
     program = (
-        "import sys; from pathlib import Path; from gate.attestation.local import LocalKeys\n"
-        "import gate.attestation.keys, securesystemslib.signer\n"
+        "import sys; from pathlib import Path; from gate.signing.local_keys import LocalKeys\n"
+        "import gate.signing.keys, securesystemslib.signer\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "made = []; local = LocalKeys(Path(sys.argv[1]), made.append)\n"
         "print(local.signing_key().public.key_id, local.trust().measurers[0].key_id, len(made))"

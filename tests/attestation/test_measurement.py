@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.measurement import CodeVersion, MeasurementPredicate
-from gate.attestation.statements import verify_measurement
 from gate.errors import Untrusted
 from gate.records.evidence import Evidence
 from gate.records.runtime import RuntimeIdentity
+from gate.signing.predicates import CodeVersion, MeasurementPredicate
+from gate.signing.statement import SignedStatement
+from gate.signing.verification import verify_measurement
 from gate.storage.digest import Digest
 from tests import builders
 from tests.attestation import signing

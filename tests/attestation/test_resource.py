@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.attestation.resource import file_resource, registered, resource_of
+from gate.signing.subjects import file_resource, registered, resource_uri
 from tests import builders
 
 
 @given(st.text(min_size=1).filter(lambda name: name.isprintable()))
 def test_a_name_comes_back_whatever_is_in_it(name: str) -> None:
     registry = "https://mlflow.example.org/x#/models/y"
-    assert registered(resource_of(registry, name)) == (registry, name)
+    assert registered(resource_uri(registry, name)) == (registry, name)
 
 
 def test_no_name_makes_it_anothers() -> None:
-    one = resource_of("https://a", "b#/models/c")
+    one = resource_uri("https://a", "b#/models/c")
     assert registered(one) == ("https://a", "b#/models/c")
-    assert one != resource_of("https://a#/models/b", "c")
+    assert one != resource_uri("https://a#/models/b", "c")
 
 
 @pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])

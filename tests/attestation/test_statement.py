@@ -9,10 +9,10 @@ from google.protobuf import json_format
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement as InToto
 
-from gate.attestation.approval import Approval
-from gate.attestation.resource import file_resource
-from gate.attestation.statement import Resource, Statement, resources
 from gate.errors import EvidenceError
+from gate.signing.predicates import Approval
+from gate.signing.statement import Resource, Statement, resources
+from gate.signing.subjects import file_resource
 from tests import builders
 from tests.attestation import signing
 

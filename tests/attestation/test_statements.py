@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.approval import Approval
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.resource import resource_of
-from gate.attestation.statements import (
-    Statements,
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision
+from gate.errors import Untrusted
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.signing.predicates import Approval
+from gate.signing.statement import SignedStatement
+from gate.signing.subjects import resource_uri
+from gate.signing.trust import Trust
+from gate.signing.verification import (
+    StatementPair,
     summary_in,
     verify_files,
     verify_measurement,
     verify_resource,
     verify_summary,
 )
-from gate.attestation.trust import Trust
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision
-from gate.errors import Untrusted
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 from tests import builders
 from tests.attestation import signing
@@ -40,7 +40,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "attestation"
 
 def test_what_was_signed_is_believed_after_a_way_over_the_disk(tmp_path: Path) -> None:
     signing.statements(EVIDENCE, DECISION).write(tmp_path)
-    beside = Statements.beside(tmp_path)
+    beside = StatementPair.beside(tmp_path)
     (who,) = beside.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
     assert who.key_id == key().public.key_id
 
@@ -56,7 +56,7 @@ def test_a_rejection_is_signed_too() -> None:
 def test_a_comparison_with_a_number_that_is_none_is_believed(tmp_path: Path) -> None:
     decision = decided(incumbent=builders.incumbent(noise_ratio=math.nan))
     signing.statements(EVIDENCE, decision).write(tmp_path)
-    assert Statements.beside(tmp_path).verify(EVIDENCE, decision, trust=signing.trust(), now=NOW)
+    assert StatementPair.beside(tmp_path).verify(EVIDENCE, decision, trust=signing.trust(), now=NOW)
 
 
 def decided(**fields: object) -> Decision:
@@ -99,7 +99,7 @@ def test_an_old_statement_is_refused() -> None:
 
 def test_the_two_can_t_take_each_others_place() -> None:
     both = signing.statements(EVIDENCE, DECISION)
-    swapped = Statements(both.decision, both.evidence)
+    swapped = StatementPair(both.decision, both.evidence)
     with pytest.raises(Untrusted, match="is of type"):
         swapped.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
     review = Approval.of(
@@ -155,10 +155,10 @@ REGISTRY = "https://mlflow.example.org"
 @pytest.mark.parametrize(
     ("resource", "good"),
     [
-        (resource_of(REGISTRY, "digits"), True),
-        (resource_of(REGISTRY, "letters"), False),
-        (resource_of("https://other.example.org", "digits"), False),
-        (resource_of(f"{REGISTRY}#/models/x", "digits"), False),
+        (resource_uri(REGISTRY, "digits"), True),
+        (resource_uri(REGISTRY, "letters"), False),
+        (resource_uri("https://other.example.org", "digits"), False),
+        (resource_uri(f"{REGISTRY}#/models/x", "digits"), False),
         ("urn:sha256:0", False),
         ("digits", False),
     ],
@@ -182,20 +182,20 @@ def test_files_are_named_by_name_and_digest() -> None:
 
 def test_a_missing_statement_is_named(tmp_path: Path) -> None:
     with pytest.raises(Untrusted, match=r"no statement evidence\.dsse\.json"):
-        Statements.beside(tmp_path)
+        StatementPair.beside(tmp_path)
     signing.statements(EVIDENCE, DECISION).write(tmp_path)
     (tmp_path / "decision.dsse.json").unlink()
     (tmp_path / "decision.dsse.json").symlink_to(tmp_path / "evidence.dsse.json")
     with pytest.raises(Untrusted, match="it is a link"):
-        Statements.beside(tmp_path)
+        StatementPair.beside(tmp_path)
 
 
 def test_statements_of_the_first_version_still_verify() -> None:
-    trust = Trust.of_file(GOLDEN / "trust.yaml")
+    trust = Trust.from_file(GOLDEN / "trust.yaml")
     evidence = Evidence.load(GOLDEN / "evidence.json")
     decision = Decision.load(GOLDEN / "decision.json")
     Policy.from_json((GOLDEN / "policy.json").read_text())
-    found = Statements.beside(GOLDEN)
+    found = StatementPair.beside(GOLDEN)
     (who,) = found.verify(evidence, decision, trust=trust, now=NOW)
     assert who.name == "key 0"
     verify_files(found.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})

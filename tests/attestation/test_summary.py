@@ -6,8 +6,8 @@ import pytest
 from google.protobuf import json_format
 from in_toto_attestation.predicates.vsa.v1 import vsa_pb2
 
-from gate.attestation.summary import SUMMARY_TYPE, Summary
-from gate.decision.decision import decide
+from gate.decision.decide import decide
+from gate.signing.predicates import SUMMARY_TYPE, VerificationSummary
 from tests import builders
 from tests.attestation import signing
 
@@ -15,8 +15,10 @@ PASSED = signing.judged()
 FAILED = signing.judged(runtimes=())
 
 
-def summary(which=PASSED, precision: str = "exact") -> Summary:
-    return Summary.of(which[1], precision=precision, resource="urn:sha256:0", version="1.2")
+def summary(which=PASSED, precision: str = "exact") -> VerificationSummary:
+    return VerificationSummary.of(
+        which[1], precision=precision, resource="urn:sha256:0", version="1.2"
+    )
 
 
 def test_in_toto_reads_the_predicate() -> None:
@@ -68,6 +70,6 @@ def test_it_comes_back_with_the_incumbent() -> None:
         update={"incumbent": builders.incumbent()}
     )
     found = summary((evidence, decision))
-    assert Summary.from_json(found.to_json()) == found
+    assert VerificationSummary.from_json(found.to_json()) == found
     assert found.incumbent == builders.incumbent()
     assert found.about({"model.onnx": found.model}).predicate_type == SUMMARY_TYPE

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import PublicKey
-from gate.attestation.statement import Statement, resources
-from gate.attestation.trust import Trust, TrustedKey, time_of
 from gate.errors import PolicyError, Untrusted
+from gate.signing.keys import PublicKey
+from gate.signing.statement import SignedStatement, Statement, resources
+from gate.signing.trust import Trust, TrustedKey, time_of
 from tests import builders
 from tests.attestation import signing
 from tests.attestation.signing import NOW, key, trusted
@@ -224,7 +223,7 @@ def test_a_file_that_is_no_trust(tmp_path: Path, plain: dict[str, Any], section:
     path = tmp_path / "trust.yaml"
     YAML().dump({"trust": plain} if section else plain, path)
     with pytest.raises(PolicyError, match=r"trust\.yaml:\d+: "):
-        Trust.of_file(path)
+        Trust.from_file(path)
 
 
 def test_a_file_with_times_as_yaml_writes_them(tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_a_file_with_times_as_yaml_writes_them(tmp_path: Path) -> None:
         f"measurers:\n  - name: ci\n    public: |\n      {body}\n"
         "    valid_from: 2026-01-31T12:00:00+02:00\n    valid_until: 2027-01-31\n"
     )
-    (found,) = Trust.of_file(path).measurers
+    (found,) = Trust.from_file(path).measurers
     assert time_of(found.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
     assert time_of(found.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
     assert found.key_id == key(0).public.key_id
@@ -243,7 +242,7 @@ def test_a_file_with_times_as_yaml_writes_them(tmp_path: Path) -> None:
 def test_what_it_refuses_names_the_file_that_it_was_read_from(tmp_path: Path) -> None:
     path = tmp_path / "trust.yaml"
     path.write_text(json.dumps(signing.trust(key(1)).to_plain()))
-    trust = Trust.of_file(path)
+    trust = Trust.from_file(path)
     assert trust.to_plain() == signing.trust(key(1)).to_plain()  # it is no part of it
     with pytest.raises(Untrusted, match=f"trusted as measurers by {path}, expected 1"):
         signers(trust, signed(0))

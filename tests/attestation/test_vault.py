@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 import pytest
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Signer, SSlibKey
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import SigningKey, read_public
-from gate.attestation.vault import PIN_VARIABLE, VAULTS, is_in_vault
 from gate.errors import KeyUnusable
+from gate.signing.keys import PIN_VARIABLE, VAULTS, SigningKey, is_in_vault, read_public
+from gate.signing.statement import SignedStatement
 from tests.attestation import signing
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.files import verify_model
-from gate.attestation.statements import Statements
-from gate.attestation.trust import Trust
-from gate.attestation.verdict import Beside, verify_verdict
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.errors import StorageError
 from gate.policy.policy import Policy
+from gate.signing.subjects import verify_model
+from gate.signing.trust import Trust
+from gate.signing.verification import Beside, StatementPair, verify_verdict
 from gate.storage.digest import Digest
 from tests import builders
 from tests.attestation import signing
@@ -37,7 +36,7 @@ def beside(made: Released, **fields: Any) -> Beside:
 
 
 def look(made: Released, things: Beside | None = None, **spoiled: Any):
-    given: dict[str, Any] = {"trust": Trust.of_file(made.trust), "now": datetime.now(UTC)}
+    given: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
     signed = spoiled.pop("signed", made.statements.decision)
     return verify_verdict(signed, things or beside(made), **given | spoiled)
 
@@ -201,6 +200,6 @@ def test_a_file_that_cannot_be_read_is_no_verdict_on_it(tmp_path: Path) -> None:
 
 def test_the_statements_survive_the_disk(tmp_path: Path) -> None:
     made = release(tmp_path)
-    again = Statements.beside(tmp_path)
+    again = StatementPair.beside(tmp_path)
     assert look(made, signed=again.decision).trusted
     assert verify_model(again.evidence, made.model, model=made.decision.subject_sha256)

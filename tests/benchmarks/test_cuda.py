@@ -34,8 +34,8 @@ from benchmarks.cuda.store import Kept, Store
 from benchmarks.cuda.subjects import DIGITS_CLASSES, DIGITS_SIDE, MODELS
 from benchmarks.cuda.summary import Summary
 from gate.records.evidence import Evidence
-from gate.runtimes import registry
-from gate.runtimes.cuda import cuda_traces
+from gate.runtimes import selection
+from gate.runtimes.ort import cuda_traces
 from gate.storage.digest import Digest
 from gate.storage.yaml_section import load_section
 from pipelines.params import ModelParams, PrepareParams
@@ -60,7 +60,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run makes a runtime findable in its process."""
-    monkeypatch.setattr(registry, "BUILTIN", dict(registry.BUILTIN))
+    monkeypatch.setattr(selection, "BUILTIN", dict(selection.BUILTIN))
 
 
 def matrix(model: str = "digits", setting: str = "default", role: Any = "ort-cuda") -> Cell:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.operators.__main__ import bound, cases, main
 from benchmarks.operators.measuring import Row, worst
-from gate.parity.rounding import operators
+from gate.reference import error_models
 
 FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
 
@@ -26,8 +26,8 @@ def test_a_row_is_within_its_bound(name, tmp_path, capsys):
 
 @pytest.mark.parametrize(("name", "part"), [("sigmoid", "absolute"), ("cumsum", "terms")])
 def test_a_model_that_is_too_narrow_is_told(name, part, monkeypatch, capsys):
-    narrow = replace(operators.MODELS[name], **{part: 0.0 if part == "absolute" else None})
-    monkeypatch.setitem(operators.MODELS, name, narrow)
+    narrow = replace(error_models.MODELS[name], **{part: 0.0 if part == "absolute" else None})
+    monkeypatch.setitem(error_models.MODELS, name, narrow)
     assert main(["--only", name]) == 1
     assert "!" in capsys.readouterr().out
 
@@ -42,7 +42,7 @@ def test_every_row_that_onnx_has_is_measured():
     measured = {case.operator for case in cases()}
     rows = [
         (names, model)
-        for table in (operators._FUNCTIONS, operators._SUMS)
+        for table in (error_models._FUNCTIONS, error_models._SUMS)
         for names, model in table.items()
     ]
     unmeasured = {

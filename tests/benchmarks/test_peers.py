@@ -18,7 +18,7 @@ from benchmarks.peers import comparator, escapes, loop, ours, race, verification
 from benchmarks.peers.__main__ import require_extra
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.export import export_model
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 
 JUDGES: dict[str, Judge] = {
     "allclose": loop.allclose,

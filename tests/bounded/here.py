@@ -9,26 +9,24 @@ from typing import Any
 
 import pytest
 
-import gate.golden.foreign
-import gate.onnxfile.foreign
-from gate.bounded.limits import ChildLimits
-
-READERS = (gate.onnxfile.foreign, gate.golden.foreign)
+import gate.golden.verify
+import gate.onnx_file.sandboxed_reading
+from gate.sandbox.limits import SandboxLimits
 
 
 def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on in this test; `tests/bounded` and the tests of hostile files have children."""
-    for reader in READERS:
-        monkeypatch.setattr(reader, "call", _call)
+    monkeypatch.setattr(gate.onnx_file.sandboxed_reading, "run_in_sandbox", _call)
+    monkeypatch.setattr(gate.golden.verify, "run_in_sandbox", _call)
 
 
 def always_read_here() -> None:
     """In a process that is made for one thing."""
-    for reader in READERS:
-        reader.call = _call
+    gate.onnx_file.sandboxed_reading.run_in_sandbox = _call
+    gate.golden.verify.run_in_sandbox = _call
 
 
-def _call(function: str, arguments: Mapping[str, Any], *, limits: ChildLimits, what: str) -> Any:
+def _call(function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str) -> Any:
     module, _, name = function.partition(":")
     value = getattr(importlib.import_module(module), name)(**json.loads(json.dumps(arguments)))
     return json.loads(json.dumps(value))

@@ -16,17 +16,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gate.bounded.call import call, call_here
-from gate.bounded.limits import ChildLimits
 from gate.errors import DigestMismatch, EvidenceError, GateError, LimitExceeded, StorageError
+from gate.sandbox.limits import SandboxLimits
+from gate.sandbox.process import run_in_child, run_in_sandbox
 
-SHORT = ChildLimits(1.0, 200 * 10**6)
-LONG = ChildLimits(30.0, 200 * 10**6)
+SHORT = SandboxLimits(1.0, 200 * 10**6)
+LONG = SandboxLimits(30.0, 200 * 10**6)
 GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-def _call(function: str, *, limits: ChildLimits = LONG, **arguments):
-    return call(f"tests.bounded.behaviour:{function}", arguments, limits=limits, what="the work")
+def _call(function: str, *, limits: SandboxLimits = LONG, **arguments):
+    return run_in_sandbox(
+        f"tests.bounded.behaviour:{function}", arguments, limits=limits, what="the work"
+    )
 
 
 def _runs(pid: int) -> bool:
@@ -179,8 +181,8 @@ def test_what_the_child_started_ends_with_it(tmp_path, stay):
 def test_it_dies_with_its_parent(tmp_path):
     pid = tmp_path / "pid"
     code = (
-        "from gate.bounded.call import call; from gate.bounded.limits import ChildLimits;"
-        "call('tests.bounded.behaviour:for_ever', {'pid': %r}, limits=ChildLimits(99, 1 << 30), what='')"
+        "from gate.sandbox.process import run_in_sandbox as call; from gate.sandbox.limits import SandboxLimits as SandboxLimits;"
+        "call('tests.bounded.behaviour:for_ever', {'pid': %r}, limits=SandboxLimits(99, 1 << 30), what='')"
     )
     parent = subprocess.Popen([sys.executable, "-c", code % str(pid)])
     while not (pid.exists() and pid.read_text()):
@@ -193,13 +195,13 @@ def test_it_dies_with_its_parent(tmp_path):
 
 def test_a_child_in_our_place_has_our_environment_and_group(monkeypatch):
     monkeypatch.setenv("OF_THE_REFERENCE", "needed")
-    its = call_here("tests.bounded.behaviour:surroundings", {}, limits=LONG, what="the work")
+    its = run_in_child("tests.bounded.behaviour:surroundings", {}, limits=LONG, what="the work")
     assert its["environment"]["OF_THE_REFERENCE"] == "needed"
 
 
 def test_a_child_that_answered_ends_without_taking_its_objects_apart(capfd, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which C libraries hear of, too
-    done = call_here("tests.bounded.behaviour:part", {}, limits=LONG, what="the work")
+    done = run_in_child("tests.bounded.behaviour:part", {}, limits=LONG, what="the work")
     assert done == "done"
     printed = sorted(capfd.readouterr().out.splitlines())
     assert printed == ["Python", "a C library", "exit handler", "thread"]
@@ -209,10 +211,10 @@ def test_a_child_that_answered_ends_without_taking_its_objects_apart(capfd, monk
 def test_an_interrupt_ends_both_once_the_child_has_cleaned_up(tmp_path, both):
     pid, cleaned = tmp_path / "pid", tmp_path / "cleaned"
     code = (
-        "import signal, gate.bounded.call as c; from gate.bounded.limits import ChildLimits\n"
+        "import signal, gate.sandbox.process as c; from gate.sandbox.limits import SandboxLimits as SandboxLimits\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "try: c.call_here('tests.bounded.behaviour:clean_up', {'pid': %r, 'cleaned': %r},"
-        " limits=ChildLimits(99, 1 << 30), what='')\n"
+        "try: c.run_in_child('tests.bounded.behaviour:clean_up', {'pid': %r, 'cleaned': %r},"
+        " limits=SandboxLimits(99, 1 << 30), what='')\n"
         "except KeyboardInterrupt: raise SystemExit(130)"
     )
     parent = subprocess.Popen(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.bounded import chromium
+from gate import installation
 
 STUB = "echo 'Command requires the chromium snap to be installed.' >&2; exit 1"
 """Ubuntu's transitional package."""
@@ -19,23 +19,23 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> N
         program.write_text(f"#!/bin/sh\necho run >> {folder}/runs\n{script}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(chromium, "find_spec", lambda _: "there")
+    monkeypatch.setattr(installation, "find_spec", lambda _: "there")
 
 
 def test_without_playwright_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chromium, "find_spec", lambda _: None)
-    reason = chromium.chromium_missing("browser")
+    monkeypatch.setattr(installation, "find_spec", lambda _: None)
+    reason = installation.chromium_missing("browser")
     assert reason == "Playwright is not installed: pip install 'parity-gate[browser]'"
 
 
 def test_any_of_its_names_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch)
-    assert chromium.chromium_missing("browser") == (
+    assert installation.chromium_missing("browser") == (
         "no Chromium is installed: apt-get install chromium"
     )
     programs(tmp_path, monkeypatch, google_chrome="echo Google Chrome 140.0")
-    assert chromium.chromium_path() == str(tmp_path / "google-chrome")
-    assert chromium.chromium_missing("browser") is None
+    assert installation.chromium_path() == str(tmp_path / "google-chrome")
+    assert installation.chromium_missing("browser") is None
     assert (tmp_path / "runs").read_text() == "run\n"  # it is asked once
 
 
@@ -43,16 +43,16 @@ def test_any_of_its_names_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_one_that_does_not_run_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    monkeypatch.setattr(chromium, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(installation, "_ANSWER_S", 0.3)
     programs(tmp_path, monkeypatch, chromium_browser=script)
-    assert chromium.chromium_path() is None
-    assert "no Chromium is installed" in str(chromium.chromium_missing("browser"))
+    assert installation.chromium_path() is None
+    assert "no Chromium is installed" in str(installation.chromium_missing("browser"))
     programs(tmp_path, monkeypatch, google_chrome="echo Google Chrome 140.0")
-    assert chromium.chromium_path() == str(tmp_path / "google-chrome")
+    assert installation.chromium_path() == str(tmp_path / "google-chrome")
 
 
 def test_one_that_is_no_program_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "chromium").write_bytes(b"\x7fELF nothing")
     (tmp_path / "chromium").chmod(0o755)
     programs(tmp_path, monkeypatch)
-    assert chromium.chromium_path() is None
+    assert installation.chromium_path() is None

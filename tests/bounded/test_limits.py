@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from gate.bounded import limits
-from gate.bounded.limits import ChildLimits, bytes_of, memory_text, seconds_of, time_text
+from gate.sandbox import limits
+from gate.sandbox.limits import SandboxLimits, memory_text, parse_duration, parse_size, time_text
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from gate.bounded.limits import ChildLimits, bytes_of, memory_text, seconds_of, 
     [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 h ", 7200), ("0.5", 0.5)],
 )
 def test_times(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_times(text, seconds):
     ],
 )  # fmt: skip
 def test_sizes(text, size):
-    assert bytes_of(text) == size
+    assert parse_size(text) == size
 
 
 NONE = ["", "0", "0s", "-1", "-5m", "nan", "inf", "1e9", "5 days", "h", "3x", "1m30s", "\u0661"]
@@ -34,9 +34,9 @@ NONE = ["", "0", "0s", "-1", "-5m", "nan", "inf", "1e9", "5 days", "h", "3x", "1
 @pytest.mark.parametrize("text", NONE)
 def test_what_is_no_limit(text):
     with pytest.raises(ValueError, match="write 90s"):
-        seconds_of(text)
+        parse_duration(text)
     with pytest.raises(ValueError, match="write 8GB"):
-        bytes_of(text)
+        parse_size(text)
 
 
 def test_for_people():
@@ -48,12 +48,12 @@ def test_for_people():
 
 def test_of_a_command_and_of_the_service(monkeypatch):
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**9)
-    assert ChildLimits.of_command(None, None, usual_s=60.0) == ChildLimits(60.0, 10**9)
-    assert ChildLimits.of_command(5.0, 7, usual_s=60.0) == ChildLimits(5.0, 7)
-    assert ChildLimits.of_service() == ChildLimits(600.0, 10**9)  # of a small machine
+    assert SandboxLimits.of_command(None, None, usual_s=60.0) == SandboxLimits(60.0, 10**9)
+    assert SandboxLimits.of_command(5.0, 7, usual_s=60.0) == SandboxLimits(5.0, 7)
+    assert SandboxLimits.of_service() == SandboxLimits(600.0, 10**9)  # of a small machine
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**12)
-    assert ChildLimits.of_service() == ChildLimits(600.0, 4 * 2**30)
-    assert ChildLimits.of_service(5.0, 7) == ChildLimits(5.0, 7)
+    assert SandboxLimits.of_service() == SandboxLimits(600.0, 4 * 2**30)
+    assert SandboxLimits.of_service(5.0, 7) == SandboxLimits(5.0, 7)
 
 
 @pytest.mark.parametrize(

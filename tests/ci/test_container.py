@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from gate.commands.serve import command as serve
+from gate.commands.service import serve_command as serve
 from gate.service import app
 from tests.test_code_blocks import check_shell, parse_gate
 

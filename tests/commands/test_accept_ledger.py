@@ -9,10 +9,10 @@ import pytest
 
 from gate import cli
 from gate.errors import PastChanged
+from gate.ledger.database import DEFAULT
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.service.keeper import keepers
-from gate.state.address import DEFAULT
+from gate.service.reconciler import keepers
 from tests.ledger.rows import put, rows
 
 

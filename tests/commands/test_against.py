@@ -13,12 +13,12 @@ import torch
 from mlflow import MlflowClient
 
 from gate import cli
-from gate.attestation.keys import SigningKey
-from gate.commands.against import champion_shown
+from gate.commands.loaders import champion_shown
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.model.loading import build_model
-from gate.registry.mlflow.registry import MlflowRegistry
 from gate.registry.registered_model import RegisteredModel
+from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
 from tests.small_project import _export, made
@@ -148,8 +148,8 @@ def test_without_the_ledger_it_takes_statements_that_somebody_believes(place: Pa
     assert incumbent["outputs"][0]["champion_accuracy"] == 1.0
 
     SigningKey.make(place / "other.pem")
-    cli.main(["keys", "trust", "other.pub", "--trust", "other.yaml", "--as", "measurer"])
-    capsys.readouterr()
+    cli.main(["keys", "trust", "other.pub", "--as", "measurer"])
+    Path("other.yaml").write_text(capsys.readouterr().out)
     others = (*alone, "--trust", "other.yaml")
     code, told = check(capsys, place / "worse.onnx", "worse_models:build", "left", *others)
     assert (code, told["decision"].get("incumbent")) == (0, None)  # the service will say

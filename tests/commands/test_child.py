@@ -15,10 +15,15 @@ import psutil
 import pytest
 
 from gate import cli
-from gate.bounded.limits import ChildLimits
-from gate.commands.child import Line, in_child, limit_options
-from gate.commands.outcome import Outcome, Printed
-from gate.commands.status import Status
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    Line,
+    Printed,
+    limit_options,
+    run_with_limits,
+)
+from gate.sandbox.limits import SandboxLimits
 from tests.onnxfile import hostile
 
 REFERENCE = """
@@ -115,9 +120,9 @@ def _command() -> click.Command:
     @click.command("check")
     @click.argument("model")
     @limit_options(60.0)
-    @in_child
-    def command(model: str) -> Outcome:
-        return Outcome(Status.DONE, {"model": model}, lambda _: None)
+    @run_with_limits
+    def command(model: str) -> CommandResult:
+        return CommandResult(ExitCode.DONE, {"model": model}, lambda _: None)
 
     return command
 
@@ -125,19 +130,19 @@ def _command() -> click.Command:
 @pytest.mark.parametrize("line", [None, Line(("check", "m"), child=False)])
 def test_in_a_child_no_further_child_is_started(line: Line | None) -> None:
     done = _command().main(["m"], standalone_mode=False, obj=line)
-    assert isinstance(done, Outcome)
+    assert isinstance(done, CommandResult)
 
 
 def test_the_child_gets_the_line_and_the_limits(monkeypatch) -> None:
-    import gate.bounded.call as calling
+    from gate.sandbox import process
 
     def call_here(function, arguments, *, limits, what):
         assert (function, arguments) == ("gate.cli:in_child", {"arguments": ("check", "m")})
-        assert limits == ChildLimits(5.0, 10**9)
+        assert limits == SandboxLimits(5.0, 10**9)
         assert what.endswith(" m")
         return {"code": 1, "json": "{}"}
 
-    monkeypatch.setattr(calling, "call_here", call_here)
+    monkeypatch.setattr(process, "run_in_child", call_here)
     monkeypatch.setenv("GATE_TIME_LIMIT", "5s")
     arguments = ["m", "--memory-limit", "1GB"]
     line = Line(("check", "m"), child=True)

@@ -16,10 +16,9 @@ import pytest
 
 from gate import cli
 from gate.commands.ci_files import CiFile, CiFilesCommand
-from gate.commands.outcome import Outcome
-from gate.commands.status import Status
+from gate.commands.result import CommandResult, ExitCode
 from gate.errors import EvidenceError
-from gate.storage import atomic
+from gate.storage import files as atomic
 from tests.commands.running import Capture, runner
 from tests.small_project import made
 
@@ -105,8 +104,8 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
     return replace
 
 
-def done() -> Outcome:
-    return Outcome(Status.DONE, {"text": "done"}, lambda console: console.print("told"))
+def done() -> CommandResult:
+    return CommandResult(ExitCode.DONE, {"text": "done"}, lambda console: console.print("told"))
 
 
 Command = Callable[[Callable[[], Any]], None]
@@ -188,19 +187,19 @@ def test_an_interrupted_command_leaves_no_file_of_the_build_before(
 
     (tmp_path / "note").write_text("of the build before")
     command(interrupted)
-    assert cli.main(["doctor", "--note", "note"]) == Status.INTERRUPTED
+    assert cli.main(["doctor", "--note", "note"]) == ExitCode.INTERRUPTED
     assert not (tmp_path / "note").exists()
 
 
-@pytest.mark.parametrize("status", [Status.DONE, Status.REJECTED])
+@pytest.mark.parametrize("status", [ExitCode.DONE, ExitCode.REJECTED])
 def test_a_full_disk_afterwards_changes_no_exit_code_and_is_said(
     command: Command,
     tmp_path: Path,
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
-    status: Status,
+    status: ExitCode,
 ) -> None:
-    command(lambda: Outcome(status, {"text": "done"}, lambda console: None))
+    command(lambda: CommandResult(status, {"text": "done"}, lambda console: None))
     write = atomic.write_text
 
     def full(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
 from tests.deploy.models import check_whole
 from tests.golden_vectors import vectors
@@ -53,7 +53,7 @@ def test_deploy_look_and_roll_back(folder: Path, capsys) -> None:
     back = _json(capsys, ["deploy", "digits", *STORE, "--rollback"], 0)
     assert (back["outcome"], back["manifest"]["rolled_back_to"]) == ("rolled_back", 1)
     assert _json(capsys, ["deploy", "digits", *STORE, "--rollback"], 1)["outcome"] == "refused"
-    assert check_whole(Store(folder / "srv")).release == 3
+    assert check_whole(ModelStore(folder / "srv")).release == 3
     assert cli.main(["deployed", *STORE]) == 0
     assert "digits" in capsys.readouterr().out
 
@@ -64,7 +64,7 @@ def test_refusals_exit_with_1(folder: Path, capsys) -> None:
     assert "refused: model.onnx has digest" in capsys.readouterr().out
     wrong = ["deploy", "digits", *STORE, "--file", "model.onnx", "--golden", "next/golden"]
     assert cli.main(wrong) == 1
-    assert not Store(folder / "srv").names()
+    assert not ModelStore(folder / "srv").names()
     good = str(Digest.of_file(Path("model.onnx")))
     assert cli.main([*DEPLOY, "--sha256", good]) == 0
 

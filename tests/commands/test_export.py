@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from gate import cli
-from gate.commands import export as exporting
+from gate.commands import export
 from gate.storage.digest import Digest
 from tests.commands.running import runner
 from tests.exhaustive import exhaustive
@@ -143,7 +143,7 @@ def test_the_file_says_by_which_spec_its_input_is_made(capsys, tmp_path: Path) -
     more = ["--preprocessing", str(spec)]
     code, plain = _json(capsys, *BUILD, "--output", "spec.onnx", *more)
     assert code == 0
-    digest = str(PreprocessSpec.of_file(spec).digest())
+    digest = str(PreprocessSpec.from_file(spec).digest())
     assert plain["source"]["preprocess_sha256"] == digest
     assert _metadata(Path("spec.onnx"))["parity_gate.preprocess_sha256"] == digest
     spec.write_text("preprocessing:\n  resize: {size: [8, 0]}\n")
@@ -338,19 +338,20 @@ def test_a_file_that_fails_the_self_check_never_takes_the_place_of_the_old_one(
 
 
 def test_the_first_argument_may_be_a_subcommand(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gate.commands.outcome import Outcome
-    from gate.commands.status import Status
+    from gate.commands.result import CommandResult, ExitCode
 
     @click.command("compare")
     @click.option("--fast", is_flag=True)
-    def compare(fast: bool) -> Outcome:
+    def compare(fast: bool) -> CommandResult:
         """Examples: none."""
-        return Outcome(Status.REJECTED, {"fast": fast}, lambda out: out.print(f"fast {fast}"))
+        return CommandResult(
+            ExitCode.REJECTED, {"fast": fast}, lambda out: out.print(f"fast {fast}")
+        )
 
     module = types.ModuleType("gate_test_compare")
     module.command = compare
     monkeypatch.setitem(sys.modules, "gate_test_compare", module)
-    monkeypatch.setitem(exporting.SUBCOMMANDS, "compare", "gate_test_compare")
+    monkeypatch.setitem(export.SUBCOMMANDS, "compare", "gate_test_compare:command")
     assert _run(capsys, "compare", "--fast") == (1, "fast True\n", "")
     code, out, _ = _run(capsys, "compare", "--help")
     assert code == 0

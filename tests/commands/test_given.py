@@ -14,8 +14,8 @@ from gate import cli
 
 CHECK = ("check", "model.onnx", "--reference", "mine:build", "--inputs", "x.npy")
 PROMOTE = ("promote", "model.onnx", "--name", "m", "--report", "report")
-HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "mlflow", "pydantic", "gate.bounded.call")
-"""`gate.bounded.call` starts the child."""
+HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "mlflow", "pydantic", "gate.sandbox.process")
+"""`gate.sandbox.process` starts the child."""
 
 WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "file": (("check", "modl.onnx", *CHECK[2:]), "OnnxFileError", "Did you mean model.onnx?"),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.keys import SigningKey
-from gate.commands.handing_in import hand_over, is_handed_in, refused
+from gate.commands.promote import hand_over, is_handed_in, refused
 from gate.ledger.ledger import Ledger
-from gate.registry.port import CANDIDATE, CHAMPION
+from gate.registry.interface import CANDIDATE, CHAMPION
 from gate.registry.registered_model import RegisteredModel
+from gate.signing.keys import SigningKey
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.signed import Signing, trust_in

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from gate.policy.policy import Policy
-from gate.policy.scope import Precision
+from gate.policy.policy import Policy, Precision
 from tests.commands.running import Capture, runner
 from tests.exhaustive import exhaustive
 
@@ -33,13 +32,13 @@ def contents() -> dict[str, bytes]:
 def test_the_policy_is_what_applies_without_one(capsys: Capture) -> None:
     assert run(capsys)[0] == 0
     assert list(contents()) == ["gate.yaml"]
-    assert Policy.of_file(Path("gate.yaml")) == Policy.default()
+    assert Policy.from_file(Path("gate.yaml")) == Policy.default()
 
 
 @pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
 def test_it_may_be_that_of_other_files(capsys: Capture, precision: Precision) -> None:
     assert run(capsys, "--precision", precision)[0] == 0
-    assert Policy.of_file(Path("gate.yaml")) == Policy.built_in(precision)
+    assert Policy.from_file(Path("gate.yaml")) == Policy.built_in(precision)
 
 
 def test_nothing_is_overwritten_and_a_second_time_changes_nothing(capsys: Capture) -> None:

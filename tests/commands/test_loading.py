@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from gate.commands.loading import loading
+from gate.commands.progress import loading
 
 
 def test_the_collector_rests_meanwhile_and_nothing_is_said_where_nobody_looks(

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from gate import cli
-from gate.records.localisation import Localisation
+from gate.records.localization import Localization
 from tests.commands.running import runner
 from tests.small_project import made
 
@@ -56,7 +56,7 @@ class TestAnswer:
         arguments = ("good.onnx", *REFERENCE, *INPUTS, "--runtime", runtime)
         code, told = _json(capsys, *arguments)
         assert (code, told.pop("exit_code")) == (0, 0)
-        found = Localisation.from_json(json.dumps(told))
+        found = Localization.from_json(json.dumps(told))
         assert (found.runtime, found.samples, found.first_divergence) == (runtime, 8, None)
         assert {row.verdict for row in found.layers} == {"ok"}
         assert [row.module for row in found.layers][:4] == ["1", "2", "3", "4"]
@@ -65,7 +65,7 @@ class TestAnswer:
     def test_a_wrong_file(self, capsys, runtime: str) -> None:
         code, told = _json(capsys, "bad.onnx", *REFERENCE, *INPUTS, "--runtime", runtime)
         assert (code, told.pop("exit_code")) == (1, 1)
-        found = Localisation.from_json(json.dumps(told))
+        found = Localization.from_json(json.dumps(told))
         assert found.first_divergence == "4"
         assert "`4.weight` of the file is another: 1 of 720 elements differ" in found.cause
         assert [row.title for row in found.layers if row.verdict == "source"] == ["4"]
@@ -126,14 +126,14 @@ class TestAnswer:
         arguments = ("bad.onnx", *REFERENCE, *INPUTS, "--report", str(report))
         code, out, _ = _run(capsys, *arguments)
         assert code == 1
-        found = Localisation.load(report / "localisation.json")
+        found = Localization.load(report / "localisation.json")
         assert found.first_divergence == "4"
         chart = report / "plots" / "localisation.svg"
         assert chart.read_bytes().startswith(b"<svg ")
         assert out.rstrip().endswith(f"report  {chart}")
 
     def test_the_policys_switches_are_in_force(self, capsys, monkeypatch, tmp_path: Path) -> None:
-        from gate.localisation import locate
+        from gate.localize import locate
 
         seen, switched = [], locate.deterministic
 

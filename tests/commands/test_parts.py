@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gate import cli
-from gate.onnxfile.release_file import ReleaseFile
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.release_file import ReleaseFile
 from tests.commands.running import runner
 from tests.parts import tiny
 

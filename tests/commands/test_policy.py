@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from gate.policy.policy import Policy
-from gate.policy.scope import Precision
+from gate.policy.policy import Policy, Precision
 from tests.commands.running import Capture, runner
 
 PARAMS = str(Path(__file__).parents[2] / "params.yaml")
@@ -54,7 +53,7 @@ def test_show_prints_what_is_asked_and_the_digest(capsys: Capture) -> None:
 def test_check_says_what_is_demanded(capsys: Capture) -> None:
     code, checked = as_json(capsys, "check", PARAMS)
     assert code == 0
-    assert checked["digest"] == str(Policy.of_file(Path(PARAMS)).digest())
+    assert checked["digest"] == str(Policy.from_file(Path(PARAMS)).digest())
     by_name = {each["name"]: each for each in checked["runtimes"]}
     assert "noise_ratio" in by_name["ort-cpu"]["bounds"]
     assert "ort-cpu (always): max_abs_diff" in run(capsys, "check", PARAMS)[1]

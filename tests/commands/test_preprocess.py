@@ -12,8 +12,8 @@ import onnx
 import pytest
 from PIL import Image
 
-from gate.onnxfile.subject import read_subject
-from gate.preprocess.by.pillow import preprocess
+from gate.onnx_file.reading import read_subject
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
@@ -84,13 +84,13 @@ def test_the_table_and_the_picture(capsys) -> None:
     with Image.open("report/plots/preprocessing.png") as drawn:
         assert drawn.size > (1000, 600)
     assert PreprocessingParity.load(Path("report/preprocessing.json")).images == 3
-    assert PreprocessSpec.of_file(Path("report/preprocessing-spec.json")) == SMALL
+    assert PreprocessSpec.from_file(Path("report/preprocessing-spec.json")) == SMALL
 
 
 def test_tensors_of_an_own_consumer(capsys) -> None:
     pixels = [read_picture(path) for path in sorted(Path("photos").iterdir())]
-    np.save("good.npy", np.stack([preprocess(one, SMALL) for one in pixels]))
-    np.save("bad.npy", np.stack([preprocess(one[..., ::-1], SMALL) for one in pixels]))
+    np.save("good.npy", np.stack([pillow_preprocess(one, SMALL) for one in pixels]))
+    np.save("bad.npy", np.stack([pillow_preprocess(one[..., ::-1], SMALL) for one in pixels]))
     assert compare(capsys, "--tensors", "phone=good.npy")[1]["within"] == {"phone": True}
     code, plain = compare(capsys, "--tensors", "phone=bad.npy", "--implementations", "onnx")
     assert (code, plain["within"]) == (1, {"onnx": True, "phone": False})
@@ -98,7 +98,7 @@ def test_tensors_of_an_own_consumer(capsys) -> None:
 
 
 def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("gate.preprocess.by.opencv.find_spec", lambda _: None)
+    monkeypatch.setattr("gate.preprocess.implementations.find_spec", lambda _: None)
     code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json",
                        "--implementations", "onnx,opencv")  # fmt: skip
     assert code == 2

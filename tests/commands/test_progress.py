@@ -22,8 +22,8 @@ from rich.progress import Progress
 
 from gate import cli
 from gate.commands import progress
-from gate.commands.child import Line
-from gate.commands.progress import Bar, bar, spinner
+from gate.commands.progress import Bar, progress_bar, spinner
+from gate.commands.result import Line
 from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
 from tests.parts import tiny as parts
 from tests.scale import tiny as small
@@ -155,7 +155,7 @@ def test_beside_json_there_is_none(monkeypatch) -> None:
 
 def test_afterwards_nobody_listens(monkeypatch) -> None:
     before = (STEPS.level, STEPS.propagate, list(STEPS.handlers))
-    with pytest.raises(KeyError), bar("measuring"):
+    with pytest.raises(KeyError), progress_bar("measuring"):
         raise KeyError
     assert (STEPS.level, STEPS.propagate, STEPS.handlers) == before
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
@@ -163,7 +163,7 @@ def test_afterwards_nobody_listens(monkeypatch) -> None:
 
 
 def test_what_a_library_prints_is_captured_without_the_bar(capfd) -> None:
-    from gate.export.capture import captured
+    from gate.export.export_warnings import captured
 
     with progress._own_stderr() as stream, captured() as capture:
         print("ours", file=stream, flush=True)

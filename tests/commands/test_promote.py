@@ -13,12 +13,11 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from gate import cli
-from gate.attestation.keys import SigningKey
-from gate.commands.promoted import promoted
-from gate.ledger.addresses import plain
-from gate.ledger.entry import LedgerEntry
+from gate.commands.promote import promoted
+from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.ledger import Ledger
-from gate.registry.release import Promotion
+from gate.registry.release import PromotionResult
+from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
@@ -338,7 +337,7 @@ def test_the_policy_says_who_moves_champion_and_an_option_says_otherwise(
 
 
 def test_outcome_and_reason_have_a_line_each(capsys) -> None:
-    outcome = Promotion("passed", "2", "1", "PASS on ort-cpu; waits for review: gate approve")
+    outcome = PromotionResult("passed", "2", "1", "PASS on ort-cpu; waits for review: gate approve")
     shown = promoted(outcome, name="small", digest=None, uri="sqlite:///x.db", verdict="PASS")
     stream = io.StringIO()
     shown.show(Console(file=stream, width=200))

@@ -10,11 +10,11 @@ import pytest
 
 from gate import cli
 from gate.decision.champion import Champion
-from gate.decision.decision import decide
-from gate.records.localisation import Explanation
-from gate.report.folder import write
-from gate.story.change import change_of
-from gate.story.making import story_of
+from gate.decision.decide import decide
+from gate.records.localization import Explanation
+from gate.report.folder import write_report
+from gate.summary.champion_changes import compare_with_champion
+from gate.summary.summarize import summarize
 from tests.builders import incumbent, policy
 from tests.commands.running import runner
 from tests.report import stories
@@ -38,11 +38,11 @@ def reused_charts() -> None:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     for name, case in (("good", stories.passed()), ("bad", stories.rejected())):
-        write(
+        write_report(
             folder / name,
             case.decision,
             case.evidence,
-            story=story_of(case.decision, case.evidence, explanation=case.explanation),
+            story=summarize(case.decision, case.evidence, explanation=case.explanation),
             explanation=case.explanation,
         )
     return folder
@@ -113,12 +113,12 @@ def test_two_are_compared(capsys, reports: Path) -> None:
 def test_the_change_beside_the_evidence_is_told_again(capsys, reports: Path) -> None:
     case = stories.passed()
     champion = Champion(state="first", absent="no version of digits serves yet")
-    change_of(case.decision, case.evidence, champion).save(reports / "good/change.json")
+    compare_with_champion(case.decision, case.evidence, champion).save(reports / "good/change.json")
     told = _json(capsys, "good")[1]["story"]["change"]["absent"]
     assert told == "no version of digits serves yet"
     # Of another measurement it says nothing here.
     other = case.evidence.model_copy(update={"measured_at": "2020-01-01T00:00:00+00:00"})
-    change_of(case.decision, other, champion).save(reports / "good/change.json")
+    compare_with_champion(case.decision, other, champion).save(reports / "good/change.json")
     told = _json(capsys, "good")[1]["story"]["change"]["absent"]
     assert told == "nobody asked for the version that serves"
 

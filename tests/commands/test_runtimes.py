@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gate import cli
-from gate.doctor import examine
+from gate.commands.doctor import examine_machine
 from tests.exhaustive import exhaustive
 from tests.runtimes import acme
 
@@ -32,7 +32,7 @@ def test_all_are_listed_with_reasons(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "acme-parity 1.2" in shown
     assert "chip: no ACME chip on this machine" in shown
-    found = examine(tmp_path, registry="here", preflight=lambda: None).findings
+    found = examine_machine(tmp_path, registry="here", preflight=lambda: None).findings
     states = {finding.name: finding.state for finding in found}
     assert (states["acme"], states["chip"]) == ("ok", "absent")
     assert "ort" not in states

@@ -8,14 +8,14 @@ import pytest
 
 from gate import cli
 from gate.errors import StorageError
-from gate.runtimes.browser import package
+from gate.runtimes import browser_page
 from tests.runtimes import acme
 
 
 @pytest.mark.parametrize("name", ["browser-wasm", "browser-webgpu"])
 def test_it_is_brought_once(monkeypatch, capsys, name):
     answers = [True, False]
-    monkeypatch.setattr(package, "install", lambda: answers.pop(0))
+    monkeypatch.setattr(browser_page, "install", lambda: answers.pop(0))
     assert cli.main(["runtimes", "install", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["installed"] is True
     assert cli.main(["runtimes", "install", name]) == 0
@@ -35,7 +35,7 @@ def test_what_cannot_be_brought_says_why(monkeypatch, tmp_path, capsys, name, wo
     def broken():
         raise StorageError("no registry answers")
 
-    monkeypatch.setattr(package, "install", broken)
+    monkeypatch.setattr(browser_page, "install", broken)
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Acme"})
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["runtimes", "install", name]) == 2

@@ -18,10 +18,10 @@ import pytest
 from mlflow import MlflowClient
 
 from gate import cli
-from gate.attestation.keys import SigningKey
-from gate.attestation.statements import Statements, summary_in
-from gate.golden.record import Golden
+from gate.golden.manifest import GoldenManifest
 from gate.ledger.ledger import Ledger
+from gate.signing.keys import SigningKey
+from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.registry.servers import empty_database
@@ -269,7 +269,7 @@ def test_without_a_key_the_folders_own_signs_and_says_whose_word_that_is(
 
 def test_a_rejected_verdict_is_signed_too(place: Place) -> None:
     assert check(Path("report"), "--key", str(place.folder / "ci.pem"), file="bad.onnx") == 1
-    verdict = Statements.beside(Path("report")).decision
+    verdict = StatementPair.beside(Path("report")).decision
     assert verdict.signers([place.key.public]) == (place.key.public,)
     assert summary_in(verdict).verification_result == "FAILED"
     digest = Digest.of_file(made() / "bad.onnx")
@@ -280,13 +280,13 @@ def test_what_is_signed_is_what_was_computed_and_not_what_lies_on_the_disk(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody exchanges golden.json the moment it is written."""
-    save = Golden.save
+    save = GoldenManifest.save
 
-    def exchanged(self: Golden, path: Path) -> None:
+    def exchanged(self: GoldenManifest, path: Path) -> None:
         output = self.outputs[0].model_copy(update={"max_abs_diff": 1e9})
         save(self.model_copy(update={"outputs": (output,)}), path)
 
-    monkeypatch.setattr(Golden, "save", exchanged)
+    monkeypatch.setattr(GoldenManifest, "save", exchanged)
     bound = ("--key", str(place.folder / "ci.pem"), "--name", "small", "--tracking-uri", place.uri)
     assert check(tmp_path / "report", *bound) == 0
     trust = ("--trust", place.trust(), *bound[:2])

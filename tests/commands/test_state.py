@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 
 from gate import cli
-from gate.attestation.keys import SigningKey
-from gate.attestation.local import LocalKeys
-from gate.commands.state import read_ledger, written_ledger
+from gate.commands.history import exported
+from gate.commands.loaders import read_ledger, written_ledger
 from gate.errors import Untrusted
-from gate.ledger.head import Head, HeadFile
-from gate.ledger.jsonl import exported
-from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION
+from gate.ledger.database import DEFAULT
+from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
 from gate.registry.promotion import promote
-from gate.service.keyring import write
-from gate.state.address import DEFAULT
+from gate.service.settings import write
+from gate.signing.keys import SigningKey, read_public
+from gate.signing.local_keys import LocalKeys
 from gate.storage.digest import Digest
+from pipelines.trust_file import EditedTrust, KeyTerms
 from tests.ledger.keys import Writers
 from tests.ledger.rows import rows
-from tests.ledger.test_jsonl import GOLDEN
 from tests.ledger.test_signature import entry
 from tests.registry.conftest import _files_are_read_here, _no_dvc_experiment  # noqa: F401
 from tests.registry.releases import NAME, onnx_file, release
@@ -98,62 +97,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, plain
 
 
-@pytest.mark.rows(2)
-def test_an_older_ledger_is_imported_and_everything_goes_on(
-    here: Path,
-    url: str,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = Before(here)
-    kept = (here / OLD).read_bytes()
-    for arguments in COMMANDS.values():
-        more = ["-o", "out"] if "export" in arguments else []
-        code, plain = call(capsys, *arguments, *more, "--state", url)
-        assert (code, plain["error"]["type"]) == (2, "EvidenceError"), arguments
-        assert f"gate history import {OLD}" in plain["error"]["message"]
-        assert rows(url) == []
-    assert (before.champion, (here / OLD).read_bytes()) == ("2", kept)
-
-    state = ("--state", url)
-    imported = ("history", "import", OLD, *state, "--key", "key.pem")
-    code, plain = call(capsys, *imported)
-    assert (code, plain["lines"], plain["was_there"]) == (0, 2, False)
-    assert b"".join(row.line + b"\n" for row in rows(url)[:2]) == kept
-    code, plain = call(capsys, *imported)
-    assert (code, plain["was_there"], len(rows(url))) == (0, True, 3)
-
-    code, plain = call(capsys, "rollback", NAME, "--yes", *state, "--key", "key.pem")
-    assert (code, plain["outcome"], before.champion) == (0, "rolled_back", "1")
-    place = {"state": url, "key": "key.pem", "trust": None}
-    assert before.promote(3, written_ledger(place)) == "3"  # type: ignore[arg-type]
-    look = (*COMMANDS["reconcile"], *state, "--key", "key.pem")
-    code, plain = call(capsys, *look)
-    assert [one["outcome"] for one in plain["models"][NAME]] == ["deployed"]
-    assert (here / ".gate/store/ledger-head.json").exists()
-    actions = [entry.action for entry in Ledger(url).entries()]
-    assert actions == [
-        "promoted", "promoted", "ledger_imported", "rolled_back", "promoted", "deployed",
-    ]  # fmt: skip
-    assert all(row.signature for row in rows(url)[2:])
-    assert call(capsys, *look)[1]["models"][NAME] == []
-    assert before.champion == "3"
-
-
-def test_an_older_copy_than_the_store_saw_is_not_imported(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Before(here)
-    assert call(capsys, "history", "import", OLD)[0] == 0
-    look = COMMANDS["reconcile"]
-    assert call(capsys, *look)[0] == 0
-    (here / ".gate/state.db").unlink()
-    lines = (here / OLD).read_bytes().splitlines(keepends=True)
-    (here / OLD).write_bytes(lines[0])
-    code, plain = call(capsys, "history", "import", OLD)
-    assert (code, plain["error"]["type"]) == (2, "PastChanged")
-    assert rows(here / ".gate/state.db") == []
-
-
 @pytest.mark.parametrize("moved", ["--ledger", "--inbox", "GATE_LEDGER", "GATE_INBOX"])
 def test_what_was_said_before_is_answered(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moved: str
@@ -169,14 +112,6 @@ def test_what_was_said_before_is_answered(
         assert "gate history import" in printed
         assert "hunter2" not in printed
     assert not (here / ".gate").exists()
-
-
-def test_the_variable_of_before_may_stand_there_while_its_ledger_is_imported(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GATE_LEDGER", str(GOLDEN / "ledger-v1.jsonl"))
-    code, plain = call(capsys, "history", "import", str(GOLDEN / "ledger-v1.jsonl"))
-    assert (code, plain["lines"], plain["moves"]) == (0, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +154,8 @@ def test_the_key_of_the_folder_signs_where_there_is_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = ("accept-ledger", "--reason", "the disk died")
-    head = Head(lines=9, sha256=Digest.of_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
-    keeper = HeadFile(Path(".gate/store/ledger-head.json"), place="the store")
+    head = LedgerHead(lines=9, sha256=Digest.of_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
+    keeper = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
     keeper.replace(head)
     assert call(capsys, *lost)[0] == 0
     own = Writers(here / ".gate/keys").key("local")
@@ -268,8 +203,9 @@ def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
         assert "gate keys trust --as writer" in json.dumps(plain)
     assert call(capsys, "history")[1]["total"] == 1  # to be looked at
     trust = Path(".gate/trust.yaml")
-    added = ("keys", "trust", "key.pub", "--trust", str(trust), "--as", "writer")
-    assert call(capsys, *added)[0] == 0
+    edited = EditedTrust(trust)
+    edited.trust(read_public("key.pub"), ["writers"], KeyTerms())
+    edited.save()
     assert call(capsys, *READING["checkpoint"])[0] == 0
 
 

@@ -10,11 +10,10 @@ import pytest
 from mlflow import MlflowClient
 
 from gate import cli
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.errors import RegistryUnavailable
+from gate.mlflow_client.runs import REFERENCE, RunLogger, RunReference
 from gate.policy.policy import Policy
-from gate.tracking.page import RunPage
-from gate.tracking.runs import REFERENCE, RunReference
 from tests.registry.servers import empty_database
 from tests.small_project import made
 
@@ -108,7 +107,7 @@ def test_the_verdict_stands_where_the_server_fails_afterwards(
     def lost(*_: object, **__: object) -> None:
         raise RegistryUnavailable("the server went away")
 
-    monkeypatch.setattr(RunPage, "table", lost)
+    monkeypatch.setattr(RunLogger, "table", lost)
     assert cli.main(_check("good.onnx", "--track", "--report", "report")) == 0
     text = capsys.readouterr().out
     assert "PASS" in text

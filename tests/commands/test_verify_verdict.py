@@ -197,7 +197,9 @@ def test_a_release_is_computed_again_where_somebody_vouches_for_it(
 def test_a_release_that_nobody_vouches_for_is_not_run(
     made: Released, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gate.golden.foreign.verify_within", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(
+        "gate.golden.verify.verify_golden_in_sandbox", lambda *_, **__: pytest.fail("ran")
+    )
     array = next((made.folder / "golden").glob("output-*.bin"))
     array.write_bytes(bytes(array.stat().st_size))
     code, plain = release_as_json(capsys, *vouched(made))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.policy.policy import Bounds, RuntimePolicy
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES
 from tests import builders

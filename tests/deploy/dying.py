@@ -13,8 +13,8 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from gate.deploy.deploy import deploy, rollback
-from gate.deploy.store import Store
+from gate.deploy.deploy import deploy, rollback_deployment
+from gate.deploy.store import ModelStore
 from tests.bounded.here import always_read_here
 from tests.deploy import models
 from tests.deploy.models import NAME
@@ -54,11 +54,11 @@ def die(root: Path, files: Path, seeds: tuple[int, ...], survived: int, answers:
     for owner, name in CHANGES:
         setattr(owner, name, wrapped(name, getattr(owner, name)))
     always_read_here()
-    store = Store(root, keep=1)
+    store = ModelStore(root, keep=1)
     if slots:
         deploy(store, NAME, slots)
     else:
-        rollback(store, NAME)
+        rollback_deployment(store, NAME)
 
 
 def _place(root: Path, name: str, arguments: tuple[Any, ...]) -> str | None:

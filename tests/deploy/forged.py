@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate.deploy.manifest import EXACT, MANIFEST, Manifest, Slot, StoredFile, url_of
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, MANIFEST, Manifest, ModelStore, Slot, StoredFile, url_of
 from gate.storage.digest import Digest
 
 
-def store_of(root: Path, data: bytes, *, name: str = "digits") -> tuple[Store, Path]:
+def store_of(root: Path, data: bytes, *, name: str = "digits") -> tuple[ModelStore, Path]:
     """A store in which `data` serves as a model, and where its file lies."""
-    digest, store = Digest.of_bytes(data), Store(root)
+    digest, store = Digest.of_bytes(data), ModelStore(root)
     path = store.content(digest) / "model.onnx"
     path.parent.mkdir(parents=True)
     path.write_bytes(data)

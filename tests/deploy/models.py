@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gate.deploy.manifest import Manifest
-from gate.deploy.source import SlotSource
-from gate.deploy.staging import prove
-from gate.deploy.store import Store
-from gate.golden.folder import read_golden
-from gate.golden.writing import ExpectedOutput
-from gate.onnxfile.foreign import release_within
-from gate.onnxfile.subject import read_subject
+from gate.deploy.deploy import SlotSource, prove
+from gate.deploy.store import Manifest, ModelStore
+from gate.golden.folder import ExpectedOutput, read_golden
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sandboxed_reading import release_within
 from gate.storage.digest import Digest
 from tests.golden_vectors import vectors
 from tests.registry import parts
@@ -63,7 +60,7 @@ def spoiled(good: SlotSource, spoil: Callable[[Path], None]) -> SlotSource:
     )
 
 
-def check_whole(store: Store, name: str = NAME) -> Manifest:
+def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
     """The name points at a release whose every byte is there."""
     live = store.live(name)
     assert live is not None
@@ -78,7 +75,7 @@ def check_whole(store: Store, name: str = NAME) -> Manifest:
     return live
 
 
-def check_contents(store: Store) -> None:
+def check_contents(store: ModelStore) -> None:
     """Whatever is in the store is whole, and is what its folder is called."""
     for folder in (store.root / "store").iterdir() if (store.root / "store").exists() else ():
         model, of_parts = folder / "model.onnx", folder / "release.yaml"
@@ -89,9 +86,9 @@ def check_contents(store: Store) -> None:
         assert seen.hex == folder.name
 
 
-def check_tidy(store: Store) -> None:
+def check_tidy(store: ModelStore) -> None:
     """Nothing is left over: no temporary file, no release or bytes that nobody needs."""
-    assert list(store.workshop.iterdir()) == [] if store.workshop.exists() else True
+    assert list(store.staging_folder.iterdir()) == [] if store.staging_folder.exists() else True
     needed: set[str] = set()
     for name in store.names():
         live = store.live(name)

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
-from gate.deploy.deploy import deploy, rollback
+from gate.deploy.deploy import deploy, rollback_deployment
 from gate.deploy.serving import store_app
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from tests.browser import chromium
 from tests.deploy import models
 from tests.deploy.models import NAME
@@ -49,7 +49,7 @@ def page() -> Iterator[Page]:
 
 @pytest.mark.slow
 def test_a_plain_reload_shows_what_serves(tmp_path: Path, page: Page) -> None:
-    store = Store(tmp_path / "srv")
+    store = ModelStore(tmp_path / "srv")
     sources = [models.source(tmp_path, seed) for seed in (1, 2)]
     assert deploy(store, NAME, {"exact": sources[0]}).outcome == "deployed"
     app = Starlette(routes=[Route("/", _page), Mount("/models", store_app(store))])
@@ -72,6 +72,6 @@ def test_a_plain_reload_shows_what_serves(tmp_path: Path, page: Page) -> None:
         assert deploy(store, NAME, {"exact": sources[1]}).outcome == "deployed"
         page.reload()
         shows(sources[1], 2)
-        assert rollback(store, NAME).outcome == "rolled_back"
+        assert rollback_deployment(store, NAME).outcome == "rolled_back"
         page.reload()
         shows(sources[0], 3)

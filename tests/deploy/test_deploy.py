@@ -12,18 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gate.deploy import deploy as deploying
-from gate.deploy import staging
-from gate.deploy.deploy import Deployment, deploy, rollback, serves
-from gate.deploy.manifest import Manifest
-from gate.deploy.source import SlotSource
-from gate.deploy.store import Store
-from gate.errors import DigestMismatch, RegistryUnavailable, StorageError
-from gate.golden import foreign
-from gate.golden.folder import GOLDEN_JSON, read_golden
-from gate.golden.writing import ExpectedOutput
+from gate.deploy import deploy as staging
+from gate.deploy.deploy import Deployment, SlotSource, deploy, rollback_deployment, serves
+from gate.deploy.store import Manifest, ModelStore
+from gate.errors import DigestMismatch, RegistryUnavailable, StorageError, TooLarge
+from gate.golden import verify
+from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
 from gate.storage.digest import Digest
-from gate.storage.quota import TooLarge
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
 from tests.golden_vectors import vectors
@@ -31,18 +26,18 @@ from tests.registry.releases import onnx_file
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "srv")
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "srv")
 
 
-def _deploy(store: Store, tmp_path: Path, *seeds: int) -> Deployment:
+def _deploy(store: ModelStore, tmp_path: Path, *seeds: int) -> Deployment:
     for seed in seeds:
         last = deploy(store, NAME, {"exact": models.source(tmp_path, seed)})
         assert last.outcome in ("deployed", "unchanged"), last.reason
     return last
 
 
-def test_a_deployed_model_is_found_under_its_name(store: Store, tmp_path: Path) -> None:
+def test_a_deployed_model_is_found_under_its_name(store: ModelStore, tmp_path: Path) -> None:
     source = models.source(tmp_path)
     done = deploy(store, NAME, {"exact": source})
     assert done.outcome == "deployed"
@@ -60,7 +55,7 @@ def test_a_deployed_model_is_found_under_its_name(store: Store, tmp_path: Path) 
     assert not os.access(store.live_path(NAME) / "model.onnx", os.W_OK) or os.getuid() == 0
 
 
-def test_external_data_comes_along(store: Store, tmp_path: Path) -> None:
+def test_external_data_comes_along(store: ModelStore, tmp_path: Path) -> None:
     source = models.external(tmp_path)
     assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
     slot = check_whole(store).slots["exact"]
@@ -70,7 +65,7 @@ def test_external_data_comes_along(store: Store, tmp_path: Path) -> None:
     assert deploy(store, NAME, {"exact": source}).outcome == "unchanged"
 
 
-def test_deploying_again_changes_nothing(store: Store, tmp_path: Path) -> None:
+def test_deploying_again_changes_nothing(store: ModelStore, tmp_path: Path) -> None:
     _deploy(store, tmp_path, 1)
 
     def times() -> dict[Path, int]:
@@ -83,7 +78,7 @@ def test_deploying_again_changes_nothing(store: Store, tmp_path: Path) -> None:
     assert times() == before
 
 
-def test_slots_move_together(store: Store, tmp_path: Path) -> None:
+def test_slots_move_together(store: ModelStore, tmp_path: Path) -> None:
     first = {"exact": models.source(tmp_path, 1), "quantized": models.source(tmp_path, 2)}
     assert deploy(store, NAME, first).outcome == "deployed"
     assert set(check_whole(store).slots) == {"exact", "quantized"}
@@ -95,13 +90,13 @@ def test_slots_move_together(store: Store, tmp_path: Path) -> None:
     assert live.slots["exact"].sha256 == first["exact"].sha256
     assert deploy(store, NAME, {"exact": first["exact"]}).outcome == "deployed"
     assert set(check_whole(store).slots) == {"exact"}
-    assert rollback(store, NAME).outcome == "rolled_back"
+    assert rollback_deployment(store, NAME).outcome == "rolled_back"
     assert set(check_whole(store).slots) == {"exact", "quantized"}
     check_tidy(store)
 
 
 def test_earlier_releases_are_kept_and_no_more(tmp_path: Path) -> None:
-    store = Store(tmp_path / "srv", keep=2)
+    store = ModelStore(tmp_path / "srv", keep=2)
     _deploy(store, tmp_path, 1, 2, 3, 4, 5)
     live = check_whole(store)
     assert [earlier.release for earlier in live.previous] == [4, 3]
@@ -110,32 +105,32 @@ def test_earlier_releases_are_kept_and_no_more(tmp_path: Path) -> None:
 
 
 def test_rolling_back_goes_further_each_time(tmp_path: Path) -> None:
-    store = Store(tmp_path / "srv", keep=2)
+    store = ModelStore(tmp_path / "srv", keep=2)
     _deploy(store, tmp_path, 1, 2, 3)
     digests = {seed: models.source(tmp_path, seed).sha256 for seed in (1, 2, 3)}
     for seed, number in ((2, 4), (1, 5)):
-        back = rollback(store, NAME)
+        back = rollback_deployment(store, NAME)
         assert back.outcome == "rolled_back"
         live = check_whole(store)
         assert (live.slots["exact"].sha256, live.release) == (digests[seed], number)
         assert live.rolled_back_to == seed
-    end = rollback(store, NAME)
+    end = rollback_deployment(store, NAME)
     assert end.outcome == "refused"
     assert check_whole(store).release == 5
     check_tidy(store)
     assert _deploy(store, tmp_path, 3).outcome == "deployed"
-    assert rollback(store, NAME).outcome == "rolled_back"
+    assert rollback_deployment(store, NAME).outcome == "rolled_back"
     assert check_whole(store).slots["exact"].sha256 == digests[1]
 
 
-def test_nothing_to_roll_back(store: Store, tmp_path: Path) -> None:
-    assert rollback(store, NAME).outcome == "refused"
+def test_nothing_to_roll_back(store: ModelStore, tmp_path: Path) -> None:
+    assert rollback_deployment(store, NAME).outcome == "refused"
     _deploy(store, tmp_path, 1)
-    assert rollback(store, NAME).outcome == "refused"
+    assert rollback_deployment(store, NAME).outcome == "refused"
     check_whole(store)
 
 
-def test_names_share_bytes_and_keep_their_own_releases(store: Store, tmp_path: Path) -> None:
+def test_names_share_bytes_and_keep_their_own_releases(store: ModelStore, tmp_path: Path) -> None:
     _deploy(store, tmp_path, 1)
     assert deploy(store, "other", {"exact": models.source(tmp_path, 1)}).outcome == "deployed"
     _deploy(store, tmp_path, 2, 3, 4, 5, 6)
@@ -196,7 +191,7 @@ def _loosen(path: Path) -> None:
         (_forget, "no golden vectors came"),
     ],
 )
-def test_spoiled_bytes_never_serve(store: Store, tmp_path: Path, spoil, reason: str) -> None:
+def test_spoiled_bytes_never_serve(store: ModelStore, tmp_path: Path, spoil, reason: str) -> None:
     spoiled = models.spoiled(models.source(tmp_path, 2), spoil)
     refused = deploy(store, NAME, {"exact": spoiled})
     assert refused.outcome == "refused"
@@ -210,7 +205,9 @@ def test_spoiled_bytes_never_serve(store: Store, tmp_path: Path, spoil, reason: 
     check_tidy(store)
 
 
-def test_another_whole_file_is_refused_by_its_digest_alone(store: Store, tmp_path: Path) -> None:
+def test_another_whole_file_is_refused_by_its_digest_alone(
+    store: ModelStore, tmp_path: Path
+) -> None:
     """It loads, and nothing else contradicts it."""
     wanted = models.source(tmp_path, 1).sha256
     other = SlotSource.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=wanted)
@@ -228,7 +225,7 @@ def test_vectors_of_unknown_digest_are_computed_too(store, tmp_path, spoil, reas
     assert reason in refused.reason
 
 
-def test_vectors_of_another_file_are_refused(store: Store, tmp_path: Path) -> None:
+def test_vectors_of_another_file_are_refused(store: ModelStore, tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx", seed=5)
     _, golden = vectors.made(tmp_path / "other", seed=6)
     refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden)})
@@ -240,7 +237,7 @@ def test_vectors_of_another_file_are_refused(store: Store, tmp_path: Path) -> No
     ("wanted", "answer"),
     [((1, 2), True), ((1, 3), False), ((3, 2), False), ((1,), False), ((2, 1), False)],
 )
-def test_what_serves_is_every_slot(store: Store, tmp_path: Path, wanted, answer: bool) -> None:
+def test_what_serves_is_every_slot(store: ModelStore, tmp_path: Path, wanted, answer: bool) -> None:
     def slots(*seeds: int) -> dict[str, SlotSource]:
         labels = ("exact", "quantized")
         return {
@@ -255,7 +252,7 @@ def test_what_serves_is_every_slot(store: Store, tmp_path: Path, wanted, answer:
     assert done.outcome == ("unchanged" if answer else "deployed")
 
 
-def test_damaged_bytes_are_seen_only_by_a_thorough_look(store: Store, tmp_path: Path) -> None:
+def test_damaged_bytes_are_seen_only_by_a_thorough_look(store: ModelStore, tmp_path: Path) -> None:
     slots = {"exact": models.source(tmp_path)}
     deploy(store, NAME, slots)
     path = store.live_path(NAME) / "model.onnx"
@@ -265,7 +262,7 @@ def test_damaged_bytes_are_seen_only_by_a_thorough_look(store: Store, tmp_path: 
     assert not serves(store, NAME, slots)
 
 
-def test_without_vectors_a_model_must_load(store: Store, tmp_path: Path) -> None:
+def test_without_vectors_a_model_must_load(store: ModelStore, tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     done = deploy(store, NAME, {"exact": SlotSource.local(path)})
     assert done.outcome == "deployed"
@@ -283,7 +280,7 @@ def test_what_onnx_runtime_can_not_load_is_refused(store, tmp_path, monkeypatch)
     def broken(model: object) -> None:
         raise RuntimeError("no kernel for this operator\nand more")
 
-    monkeypatch.setattr(foreign, "open_on_cpu", broken)
+    monkeypatch.setattr(verify, "open_on_cpu", broken)
     source = SlotSource.local(onnx_file(tmp_path / "model.onnx"))
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
@@ -291,7 +288,7 @@ def test_what_onnx_runtime_can_not_load_is_refused(store, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [DigestMismatch("gone"), TooLarge("too much")])
-def test_what_fetching_refuses_is_refused(store: Store, tmp_path: Path, error) -> None:
+def test_what_fetching_refuses_is_refused(store: ModelStore, tmp_path: Path, error) -> None:
     def fetch(folder: Path) -> Path:
         raise error
 
@@ -300,7 +297,7 @@ def test_what_fetching_refuses_is_refused(store: Store, tmp_path: Path, error) -
 
 
 @pytest.mark.parametrize("error", [RegistryUnavailable("down"), OSError(errno.ENOSPC, "full")])
-def test_what_is_broken_is_an_error(store: Store, tmp_path: Path, error) -> None:
+def test_what_is_broken_is_an_error(store: ModelStore, tmp_path: Path, error) -> None:
     _deploy(store, tmp_path, 1)
 
     def fetch(folder: Path) -> Path:
@@ -313,7 +310,7 @@ def test_what_is_broken_is_an_error(store: Store, tmp_path: Path, error) -> None
     check_tidy(store)
 
 
-def test_a_file_from_elsewhere_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_file_from_elsewhere_is_refused(store: ModelStore, tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
     source = SlotSource(Digest.of_file(path), lambda folder: path, golden_required=False)
     refused = deploy(store, NAME, {"exact": source})
@@ -322,16 +319,16 @@ def test_a_file_from_elsewhere_is_refused(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", ".hidden", "a b", "ä", "x" * 101])
-def test_names_that_are_no_names(store: Store, tmp_path: Path, name: str) -> None:
+def test_names_that_are_no_names(store: ModelStore, tmp_path: Path, name: str) -> None:
     with pytest.raises(StorageError, match="can't be the name"):
         deploy(store, name, {"exact": models.source(tmp_path)})
     with pytest.raises(StorageError, match="can't be the name"):
         deploy(store, NAME, {"exact": models.source(tmp_path), name: models.source(tmp_path)})
     with pytest.raises(StorageError):
-        rollback(store, name)
+        rollback_deployment(store, name)
 
 
-def test_the_exact_model_is_always_there(store: Store, tmp_path: Path) -> None:
+def test_the_exact_model_is_always_there(store: ModelStore, tmp_path: Path) -> None:
     for slots in ({}, {"quantized": models.source(tmp_path)}):
         with pytest.raises(StorageError, match="needs the slot 'exact'"):
             deploy(store, NAME, slots)
@@ -340,7 +337,7 @@ def test_the_exact_model_is_always_there(store: Store, tmp_path: Path) -> None:
 # Damage in the store.
 
 
-def _spoil_stored(store: Store, release: int | None = None) -> Path:
+def _spoil_stored(store: ModelStore, release: int | None = None) -> Path:
     live = store.live(NAME) if release is None else store.release(NAME, release)
     assert live is not None
     slot = live.slots["exact"]
@@ -350,7 +347,7 @@ def _spoil_stored(store: Store, release: int | None = None) -> Path:
     return path
 
 
-def test_damaged_bytes_are_mended_by_deploying_again(store: Store, tmp_path: Path) -> None:
+def test_damaged_bytes_are_mended_by_deploying_again(store: ModelStore, tmp_path: Path) -> None:
     _deploy(store, tmp_path, 1)
     _spoil_stored(store)
     assert _deploy(store, tmp_path, 1).outcome == "deployed"
@@ -358,7 +355,7 @@ def test_damaged_bytes_are_mended_by_deploying_again(store: Store, tmp_path: Pat
     check_tidy(store)
 
 
-def test_damaged_vectors_are_mended(store: Store, tmp_path: Path) -> None:
+def test_damaged_vectors_are_mended(store: ModelStore, tmp_path: Path) -> None:
     live = _deploy(store, tmp_path, 1).manifest
     assert live is not None
     golden = live.slots["exact"].golden
@@ -369,10 +366,10 @@ def test_damaged_vectors_are_mended(store: Store, tmp_path: Path) -> None:
     check_whole(store)
 
 
-def test_a_rollback_to_damaged_bytes_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_rollback_to_damaged_bytes_is_refused(store: ModelStore, tmp_path: Path) -> None:
     _deploy(store, tmp_path, 1, 2)
     _spoil_stored(store, release=1)
-    refused = rollback(store, NAME)
+    refused = rollback_deployment(store, NAME)
     assert refused.outcome == "refused"
     assert "release 1 can't serve again" in refused.reason
     live = store.live(NAME)
@@ -380,18 +377,18 @@ def test_a_rollback_to_damaged_bytes_is_refused(store: Store, tmp_path: Path) ->
     assert live.release == 2
 
 
-def test_a_rollback_computes_again(store: Store, tmp_path: Path, monkeypatch) -> None:
+def test_a_rollback_computes_again(store: ModelStore, tmp_path: Path, monkeypatch) -> None:
     _deploy(store, tmp_path, 1, 2)
 
     def other(path: Path, golden: Path | None, limits: object) -> None:
         raise staging.NotDeployed("this machine computes something else")
 
     monkeypatch.setattr(staging, "_run", other)
-    assert rollback(store, NAME).outcome == "refused"
+    assert rollback_deployment(store, NAME).outcome == "refused"
     assert check_whole(store).release == 2
 
 
-def test_a_damaged_manifest_is_told(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_told(store: ModelStore, tmp_path: Path) -> None:
     _deploy(store, tmp_path, 1)
     path = store.live_link(NAME) / "manifest.json"
     path.chmod(0o644)
@@ -402,13 +399,13 @@ def test_a_damaged_manifest_is_told(store: Store, tmp_path: Path) -> None:
         _deploy(store, tmp_path, 2)
 
 
-def test_the_disk_is_full(store: Store, tmp_path: Path, monkeypatch) -> None:
+def test_the_disk_is_full(store: ModelStore, tmp_path: Path, monkeypatch) -> None:
     _deploy(store, tmp_path, 1)
 
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(deploying, "settle", full)
+    monkeypatch.setattr(staging, "fsync_tree", full)
     with pytest.raises(StorageError, match="No space left"):
         _deploy(store, tmp_path, 2)
     monkeypatch.undo()
@@ -420,7 +417,7 @@ def test_the_disk_is_full(store: Store, tmp_path: Path, monkeypatch) -> None:
 # Two at once, and a reader meanwhile.
 
 
-def test_two_at_once_wait_for_each_other(store: Store, tmp_path: Path) -> None:
+def test_two_at_once_wait_for_each_other(store: ModelStore, tmp_path: Path) -> None:
     inside, most = [0], [0]
 
     def slow(source: SlotSource) -> SlotSource:
@@ -450,7 +447,7 @@ def test_two_at_once_wait_for_each_other(store: Store, tmp_path: Path) -> None:
     assert check_whole(store).release == 3
 
 
-def test_whoever_waits_too_long_is_told(store: Store, tmp_path: Path) -> None:
+def test_whoever_waits_too_long_is_told(store: ModelStore, tmp_path: Path) -> None:
     with (
         store.alone(),
         pytest.raises(StorageError, match="another deployment"),
@@ -463,12 +460,12 @@ def test_whoever_waits_too_long_is_told(store: Store, tmp_path: Path) -> None:
 
 def test_keep_must_leave_something(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Keep at least 1"):
-        Store(tmp_path, keep=0)
+        ModelStore(tmp_path, keep=0)
 
 
 def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answers) -> None:
     """What was deployed twice ago is gone: only who reads what still serves must find it."""
-    store, reads, failures, seen = Store(root), 0, [], set()
+    store, reads, failures, seen = ModelStore(root), 0, [], set()
     while not stop.is_set():
         try:
             release = store.live_link(NAME).resolve()
@@ -489,7 +486,7 @@ def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answ
 @pytest.mark.proof
 def test_the_name_never_vanishes(tmp_path: Path) -> None:
     """200 deployments, as few kept as can be, and a reader that looks all the time."""
-    store = Store(tmp_path / "srv", keep=1)
+    store = ModelStore(tmp_path / "srv", keep=1)
     sources = [models.source(tmp_path, seed) for seed in range(5)]
     deploy(store, NAME, {"exact": sources[4]})
     context = multiprocessing.get_context("spawn")

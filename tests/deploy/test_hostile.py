@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from gate.deploy.deploy import deploy
-from gate.deploy.source import SlotSource
-from gate.deploy.store import Store
+from gate.deploy.deploy import SlotSource, deploy
+from gate.deploy.store import ModelStore
 from gate.errors import LimitExceeded
 from gate.storage.digest import Digest
 from tests.bounded.peak import bounded_growth
@@ -39,7 +38,7 @@ def _files_are_read_here() -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("make", (hostile.READ | hostile.LOADED).values())
 def test_what_has_no_end_is_refused_without_a_verdict(tmp_path: Path, make) -> None:
-    store = Store(tmp_path / "srv")
+    store = ModelStore(tmp_path / "srv")
     assert deploy(store, NAME, {"exact": models.source(tmp_path)}).outcome == "deployed"
     path = make(tmp_path / "hostile.onnx")
     source = SlotSource(Digest.of_file(path), _copy(path), golden_required=False, limits=TIGHT)
@@ -58,7 +57,7 @@ def test_a_local_file_is_read_in_a_child(tmp_path: Path) -> None:
 
 
 def test_a_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
-    store = Store(tmp_path / "srv")
+    store = ModelStore(tmp_path / "srv")
     path, golden = vectors.made(tmp_path)
     source = SlotSource.local(path, golden=golden, limits=ROOMY)
     assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
@@ -80,4 +79,4 @@ def test_the_commands_say_that_they_could_not_judge(tmp_path, monkeypatch, capsy
     plain = json.loads(capsys.readouterr().out)
     reason = plain["reason"] if "reason" in plain else plain["error"]["message"]
     assert "-limit" in reason
-    assert not Store(tmp_path / "srv").names()
+    assert not ModelStore(tmp_path / "srv").names()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.deploy.deploy import Deployment, deploy, rollback
-from gate.deploy.store import Store
+from gate.deploy.deploy import Deployment, deploy, rollback_deployment
+from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
 from tests.deploy import dying, models
 from tests.deploy.models import NAME, check_contents, check_tidy, check_whole
@@ -74,7 +74,7 @@ def _die(
     ],
 )
 def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, before) -> None:
-    pristine = Store(tmp_path / "pristine", keep=1)
+    pristine = ModelStore(tmp_path / "pristine", keep=1)
     files = tmp_path / "files"
     for seeds in before:
         assert deploy(pristine, NAME, _slots(files, seeds)).outcome == "deployed"
@@ -82,7 +82,7 @@ def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, be
     old = check_whole(pristine) if before else None
     changes: list[str] = []
     for survived in range(1000):
-        store = Store(tmp_path / f"srv-{survived}", keep=1)
+        store = ModelStore(tmp_path / f"srv-{survived}", keep=1)
         shutil.copytree(pristine.root, store.root, symlinks=True) if before else None
         changes, killed = _die(context, store.root, files, THIRD, survived)
         check_contents(store)
@@ -113,26 +113,26 @@ def test_a_killed_deployment_is_finished_by_the_next(context, tmp_path: Path, be
     assert graves == (3 if len(before) == 2 else 0)
 
 
-def _rolled(store: Store):
-    done: Deployment = rollback(store, NAME)
+def _rolled(store: ModelStore):
+    done: Deployment = rollback_deployment(store, NAME)
     assert done.outcome == "rolled_back", done.reason
     return check_whole(store)
 
 
 def test_a_killed_rollback_is_finished_by_the_next(context, tmp_path: Path) -> None:
-    pristine, files = Store(tmp_path / "pristine", keep=1), tmp_path / "files"
+    pristine, files = ModelStore(tmp_path / "pristine", keep=1), tmp_path / "files"
     for seeds in (FIRST, SECOND):
         assert deploy(pristine, NAME, _slots(files, seeds)).outcome == "deployed"
     changes: list[str] = []
     for survived in range(1000):
-        store = Store(tmp_path / f"srv-{survived}", keep=1)
+        store = ModelStore(tmp_path / f"srv-{survived}", keep=1)
         shutil.copytree(pristine.root, store.root, symlinks=True)
         changes, killed = _die(context, store.root, files, (), survived)
         live = check_whole(store)
         assert live.release == (3 if LIVE in changes else 2)
         assert len(live.slots) == (1 if LIVE in changes else 2)
         if LIVE not in changes:
-            assert rollback(store, NAME).outcome == "rolled_back"
+            assert rollback_deployment(store, NAME).outcome == "rolled_back"
         live = check_whole(store)
         assert (live.release, live.rolled_back_to) == (3, 1)
         assert deploy(store, NAME, _slots(files, FIRST)).outcome == "unchanged"
@@ -146,12 +146,12 @@ def test_a_killed_rollback_is_finished_by_the_next(context, tmp_path: Path) -> N
 @exhaustive
 @pytest.mark.proof
 def test_a_killed_deployment_never_mixes_the_parts_of_two_releases(context, tmp_path: Path) -> None:
-    pristine, files = Store(tmp_path / "pristine", keep=1), tmp_path / "files"
+    pristine, files = ModelStore(tmp_path / "pristine", keep=1), tmp_path / "files"
     old, new = models.source(files, 101), models.source(files, 102)
     assert deploy(pristine, NAME, {"exact": old}).outcome == "deployed"
     changes: list[str] = []
     for survived in range(1000):
-        store = Store(tmp_path / f"srv-{survived}", keep=1)
+        store = ModelStore(tmp_path / f"srv-{survived}", keep=1)
         shutil.copytree(pristine.root, store.root, symlinks=True)
         changes, killed = _die(context, store.root, files, (102,), survived)
         check_contents(store)

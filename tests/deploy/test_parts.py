@@ -16,11 +16,9 @@ from onnx import helper
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from gate.deploy.deploy import deploy, rollback
-from gate.deploy.manifest import EXACT, QUANTIZED, Manifest, Slot
+from gate.deploy.deploy import SlotSource, deploy, rollback_deployment
 from gate.deploy.serving import store_app
-from gate.deploy.source import SlotSource
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, QUANTIZED, Manifest, ModelStore, Slot
 from gate.storage.digest import Digest
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
@@ -29,11 +27,11 @@ from tests.registry import parts
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "srv")
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "srv")
 
 
-def test_all_parts_are_in_the_manifest(store: Store, tmp_path: Path) -> None:
+def test_all_parts_are_in_the_manifest(store: ModelStore, tmp_path: Path) -> None:
     source = models.of_parts(tmp_path, 1)
     done = deploy(store, NAME, {EXACT: source})
     assert done.outcome == "deployed", done.reason
@@ -53,15 +51,15 @@ def test_all_parts_are_in_the_manifest(store: Store, tmp_path: Path) -> None:
     check_tidy(store)
 
 
-def test_a_rollback_brings_all_parts_back(store: Store, tmp_path: Path) -> None:
+def test_a_rollback_brings_all_parts_back(store: ModelStore, tmp_path: Path) -> None:
     for seed in (1, 2):
         assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, seed)}).outcome == "deployed"
-    assert rollback(store, NAME).outcome == "rolled_back"
+    assert rollback_deployment(store, NAME).outcome == "rolled_back"
     slot = check_whole(store).slots[EXACT]
     assert slot.parts["head"].sha256 == Digest.of_file(tmp_path / "parts-1" / "head.onnx")
 
 
-def test_one_file_and_a_release_follow_each_other(store: Store, tmp_path: Path) -> None:
+def test_one_file_and_a_release_follow_each_other(store: ModelStore, tmp_path: Path) -> None:
     single = models.source(tmp_path, 1)
     for source in (single, models.of_parts(tmp_path, 1), single):
         assert deploy(store, NAME, {EXACT: source}).outcome == "deployed"
@@ -116,7 +114,7 @@ def _no_list(path: Path) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_spoiled_release_never_serves(
-    store: Store, tmp_path: Path, spoil: Callable[[Path], None], wanted: str
+    store: ModelStore, tmp_path: Path, spoil: Callable[[Path], None], wanted: str
 ) -> None:
     assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)}).outcome == "deployed"
     bad = models.spoiled(models.of_parts(tmp_path, 2), spoil)
@@ -126,7 +124,9 @@ def test_a_spoiled_release_never_serves(
     assert check_whole(store).release == 1
 
 
-def test_a_part_that_computes_something_else_never_serves(store: Store, tmp_path: Path) -> None:
+def test_a_part_that_computes_something_else_never_serves(
+    store: ModelStore, tmp_path: Path
+) -> None:
     """Whole and of the right digest, but its vectors were of another file."""
     path = parts.files(tmp_path / "parts")
     golden = tmp_path / "golden"
@@ -143,7 +143,7 @@ def test_a_part_that_computes_something_else_never_serves(store: Store, tmp_path
     assert "part head: output 'logits': max_abs_diff" in done.reason
 
 
-def test_without_vectors_each_part_is_loaded(store: Store, tmp_path: Path) -> None:
+def test_without_vectors_each_part_is_loaded(store: ModelStore, tmp_path: Path) -> None:
     path = parts.files(tmp_path / "parts")
     assert deploy(store, NAME, {EXACT: SlotSource.local(path)}).outcome == "deployed"
     other = parts.files(tmp_path / "other", seed=1)
@@ -156,7 +156,7 @@ def test_without_vectors_each_part_is_loaded(store: Store, tmp_path: Path) -> No
     assert "can't load the part head" in done.reason
 
 
-def test_a_release_and_its_twin_are_replaced_together(store: Store, tmp_path: Path) -> None:
+def test_a_release_and_its_twin_are_replaced_together(store: ModelStore, tmp_path: Path) -> None:
     def slots(seed: int) -> dict[str, SlotSource]:
         twin = models.of_parts(tmp_path / "twins", seed)
         return {EXACT: models.of_parts(tmp_path, seed), QUANTIZED: twin}
@@ -166,7 +166,7 @@ def test_a_release_and_its_twin_are_replaced_together(store: Store, tmp_path: Pa
     live = check_whole(store)
     assert set(live.slots) == {EXACT, QUANTIZED}
     assert all(set(slot.parts) == set(parts.NAMES) for slot in live.slots.values())
-    assert rollback(store, NAME).outcome == "rolled_back"
+    assert rollback_deployment(store, NAME).outcome == "rolled_back"
     for label, folder in ((EXACT, tmp_path), (QUANTIZED, tmp_path / "twins")):
         there = Digest.of_file(folder / "parts-1" / "head.onnx")
         assert check_whole(store).slots[label].parts["head"].sha256 == there
@@ -189,7 +189,7 @@ def _one_part(folder: Path) -> SlotSource:
     ids=["twin of a file", "twin of a release", "other parts"],
 )
 def test_slots_of_other_parts_are_not_mixed(
-    store: Store,
+    store: ModelStore,
     tmp_path: Path,
     exact: Callable[[Path], SlotSource],
     twin: Callable[[Path], SlotSource],
@@ -201,7 +201,7 @@ def test_slots_of_other_parts_are_not_mixed(
     assert store.live(NAME) is None
 
 
-def test_parts_are_named_by_digest_only(store: Store, tmp_path: Path) -> None:
+def test_parts_are_named_by_digest_only(store: ModelStore, tmp_path: Path) -> None:
     """By their names, one after the other, a client could get those of two releases."""
     twin = models.of_parts(tmp_path / "twin", 2)
     deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1), QUANTIZED: twin})
@@ -219,7 +219,7 @@ def test_parts_are_named_by_digest_only(store: Store, tmp_path: Path) -> None:
                 assert Digest.of_bytes(answer.content) == entry.sha256
 
 
-def test_a_manifest_names_only_parts_that_it_holds(store: Store, tmp_path: Path) -> None:
+def test_a_manifest_names_only_parts_that_it_holds(store: ModelStore, tmp_path: Path) -> None:
     done = deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
     assert done.manifest is not None
     slot = done.manifest.slots[EXACT]
@@ -256,7 +256,7 @@ class Readers:
 @pytest.mark.proof
 def test_no_reader_ever_gets_parts_of_two_releases(tmp_path: Path) -> None:
     """On the disk and over HTTP, while releases follow each other."""
-    store = Store(tmp_path / "srv", keep=2)
+    store = ModelStore(tmp_path / "srv", keep=2)
     sources = [models.of_parts(tmp_path, seed) for seed in (1, 2)]
     deploy(store, NAME, {EXACT: sources[0]})
 
@@ -290,7 +290,7 @@ def _all_of(folder: Path) -> bytes:
     return b"".join((folder / f"{name}.onnx").read_bytes() for name in parts.NAMES)
 
 
-def test_a_consumer_computes_with_what_it_resolved(store: Store, tmp_path: Path) -> None:
+def test_a_consumer_computes_with_what_it_resolved(store: ModelStore, tmp_path: Path) -> None:
     """The folder is resolved once: a release that goes live meanwhile changes nothing in it."""
     deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
     folder = store.live_path(NAME).resolve()

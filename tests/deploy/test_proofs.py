@@ -18,10 +18,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from gate.deploy.deploy import deploy
+from gate.deploy.deploy import deploy, prove
 from gate.deploy.serving import store_app
-from gate.deploy.staging import prove
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
 from tests.deploy import models
 from tests.deploy.forged import store_of
@@ -61,7 +60,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 class Served:
     """A deployed model behind a socket, and what was found damaged."""
 
-    def __init__(self, store: Store, source) -> None:
+    def __init__(self, store: ModelStore, source) -> None:
         self.store, self.source = store, source
         self.damaged: Counter[str] = Counter()
         slot = store.live(NAME).slots["exact"]
@@ -78,7 +77,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    store, source = Store(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
+    store, source = ModelStore(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
     deploy(store, NAME, {"exact": source})
     made = Served(store, source)
     app = store_app(store, damaged=lambda name: made.damaged.update([name]))

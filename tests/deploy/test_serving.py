@@ -11,10 +11,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from gate.deploy.deploy import deploy, rollback
-from gate.deploy.manifest import Manifest
+from gate.deploy.deploy import deploy, rollback_deployment
 from gate.deploy.serving import store_app
-from gate.deploy.store import Store
+from gate.deploy.store import Manifest, ModelStore
 from gate.golden.verify import verify_golden
 from gate.storage.digest import Digest
 from tests.deploy import models
@@ -24,19 +23,19 @@ from tests.deploy.servers import serving
 YEAR = "public, max-age=31536000, immutable"
 
 
-def _app(store: Store, **options) -> Starlette:
+def _app(store: ModelStore, **options) -> Starlette:
     return Starlette(routes=[Mount("/models", store_app(store, **options))])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "srv", keep=1)
+def store(tmp_path: Path) -> ModelStore:
+    made = ModelStore(tmp_path / "srv", keep=1)
     deploy(made, NAME, {"exact": models.source(tmp_path, 1)})
     return made
 
 
 @pytest.fixture
-def client(store: Store) -> Iterator[httpx.Client]:
+def client(store: ModelStore) -> Iterator[httpx.Client]:
     with serving(_app(store)) as address, httpx.Client(base_url=f"{address}/models/") as opened:
         yield opened
 
@@ -45,7 +44,7 @@ def _manifest(client: httpx.Client) -> Manifest:
     return Manifest.from_json(client.get(f"{NAME}/manifest.json").raise_for_status().content)
 
 
-def test_the_stable_names(client: httpx.Client, store: Store) -> None:
+def test_the_stable_names(client: httpx.Client, store: ModelStore) -> None:
     live = store.live(NAME)
     assert live is not None
     answer = client.get(f"{NAME}/manifest.json")
@@ -91,7 +90,7 @@ def test_a_consumer_proves_what_it_downloaded(client: httpx.Client, tmp_path: Pa
     assert verify_golden(folder / "model.onnx", folder / "golden").passed
 
 
-def test_external_data_is_served(client: httpx.Client, store: Store, tmp_path: Path) -> None:
+def test_external_data_is_served(client: httpx.Client, store: ModelStore, tmp_path: Path) -> None:
     deploy(store, NAME, {"exact": models.external(tmp_path)})
     slot = _manifest(client).slots["exact"]
     (data,) = slot.external_data
@@ -112,7 +111,7 @@ def test_what_the_client_has_is_not_sent_again(client: httpx.Client, known: str)
 
 
 def test_a_tag_is_of_the_bytes_whatever_the_clock_says(
-    client, store: Store, tmp_path: Path
+    client, store: ModelStore, tmp_path: Path
 ) -> None:
     """Same size, same time: another model all the same."""
     before = client.get(f"{NAME}/model.onnx")
@@ -125,12 +124,12 @@ def test_a_tag_is_of_the_bytes_whatever_the_clock_says(
     assert after.status_code == 200
     assert len(after.content) == len(before.content)
     assert after.content != before.content
-    rollback(store, NAME)
+    rollback_deployment(store, NAME)
     again = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": after.headers["etag"]})
     assert again.content == before.content
 
 
-def test_an_older_manifest_still_finds_its_bytes(client, store: Store, tmp_path: Path) -> None:
+def test_an_older_manifest_still_finds_its_bytes(client, store: ModelStore, tmp_path: Path) -> None:
     old = _manifest(client).slots["exact"]
     deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
     assert client.get(f"{NAME}/{old.model.url}").status_code == 200
@@ -199,7 +198,9 @@ def test_what_is_no_range_gets_the_whole_file(client: httpx.Client, asked: str) 
     assert answer.headers["content-length"] == str(len(answer.content))
 
 
-def test_a_range_of_other_bytes_gets_the_whole_file(client, store: Store, tmp_path: Path) -> None:
+def test_a_range_of_other_bytes_gets_the_whole_file(
+    client, store: ModelStore, tmp_path: Path
+) -> None:
     tag = client.head(f"{NAME}/model.onnx").headers["etag"]
     asked = {"Range": "bytes=10-", "If-Range": tag}
     assert client.get(f"{NAME}/model.onnx", headers=asked).status_code == 206
@@ -234,7 +235,7 @@ def test_everything_else_is_not_there(client: httpx.Client, path: str) -> None:
     assert b"Traceback" not in answer
 
 
-def test_digests_of_another_name_are_not_there(client, store: Store, tmp_path: Path) -> None:
+def test_digests_of_another_name_are_not_there(client, store: ModelStore, tmp_path: Path) -> None:
     other = models.source(tmp_path, 9)
     deploy(store, "other", {"exact": other})
     assert client.get(f"other/sha256/{other.sha256.hex}/model.onnx").status_code == 200
@@ -247,15 +248,15 @@ def test_nothing_can_be_changed(client: httpx.Client, method: str) -> None:
         assert client.request(method, path).status_code == 405
 
 
-def test_a_damaged_or_empty_store_is_a_404(store: Store, tmp_path: Path, client) -> None:
+def test_a_damaged_or_empty_store_is_a_404(store: ModelStore, tmp_path: Path, client) -> None:
     (store.live_link(NAME) / "manifest.json").chmod(0o644)
     (store.live_link(NAME) / "manifest.json").write_text("{}")
     assert client.get(f"{NAME}/model.onnx").status_code == 404
-    with serving(_app(Store(tmp_path / "nothing"))) as address:
+    with serving(_app(ModelStore(tmp_path / "nothing"))) as address:
         assert httpx.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
 
 
-def test_other_origins_only_if_configured(store: Store) -> None:
+def test_other_origins_only_if_configured(store: ModelStore) -> None:
     page = {"Origin": "https://page.example"}
     with serving(_app(store)) as address:
         answer = httpx.get(f"{address}/models/{NAME}/model.onnx", headers=page)
@@ -274,7 +275,7 @@ def test_other_origins_only_if_configured(store: Store) -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_file_under_way_outlives_its_release(store: Store, tmp_path: Path, client) -> None:
+def test_a_file_under_way_outlives_its_release(store: ModelStore, tmp_path: Path, client) -> None:
     """Whoever began to read reads to the end, even when the bytes are pruned meanwhile."""
     live = store.live(NAME)
     assert live is not None
@@ -285,7 +286,7 @@ def test_a_file_under_way_outlives_its_release(store: Store, tmp_path: Path, cli
         assert Digest.of_bytes(answer.read()) == live.slots["exact"].sha256
 
 
-def test_no_file_stays_open(store: Store, client: httpx.Client) -> None:
+def test_no_file_stays_open(store: ModelStore, client: httpx.Client) -> None:
     slot = store.live(NAME).slots["exact"]
     path = store.file(slot.sha256, slot.model).resolve()
     for headers in ({}, {"Range": "bytes=0-1"}, {"Range": "bytes=999999-"}, {"If-None-Match": "*"}):

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.deploy.deploy import deploy
-from gate.deploy.source import SlotSource, copy_at_most, fetched
-from gate.deploy.store import Store
-from gate.errors import DigestMismatch, OnnxFileError, StorageError
+from gate.deploy.deploy import SlotSource, copy_at_most, deploy, fetched
+from gate.deploy.store import ModelStore
+from gate.errors import DigestMismatch, OnnxFileError, StorageError, TooLarge
 from gate.storage.digest import Digest
-from gate.storage.quota import TooLarge
 from tests.deploy.models import NAME
 from tests.golden_vectors import vectors
 
@@ -32,7 +30,7 @@ def test_a_copy_stops_at_the_limit(tmp_path: Path) -> None:
 def test_the_files_of_a_source_count_together(tmp_path: Path) -> None:
     path, golden = vectors.made(tmp_path)
     total = path.stat().st_size + sum(file.stat().st_size for file in golden.iterdir())
-    store = Store(tmp_path / "srv")
+    store = ModelStore(tmp_path / "srv")
     small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
     refused = deploy(store, NAME, {"exact": small})
     assert refused.outcome == "refused"
@@ -49,12 +47,12 @@ def test_what_is_fetched_is_limited_too(tmp_path: Path) -> None:
     source = SlotSource(DIGEST, burst, max_bytes=1000)
     with pytest.raises(TooLarge):
         fetched(source, tmp_path / "in")
-    assert deploy(Store(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
+    assert deploy(ModelStore(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
 
 
 def test_a_local_file_must_be_what_was_named(tmp_path: Path) -> None:
     path, golden = vectors.made(tmp_path)
-    store = Store(tmp_path / "srv")
+    store = ModelStore(tmp_path / "srv")
     refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden, sha256=DIGEST)})
     assert refused.outcome == "refused"
     assert "expected" in refused.reason

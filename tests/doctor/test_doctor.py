@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli, doctor
-from gate.doctor import Diagnosis, Symptom, cuda, examine, session
+from gate import cli, installation
+from gate.commands import doctor
+from gate.commands.doctor import Diagnosis, Symptom, examine_machine
 from gate.errors import RegistryUnavailable
-from gate.package import extras
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
-from gate.runtimes import listing
+from gate.runtimes import ort, selection
 
 
 @pytest.fixture(scope="module")
-def rows() -> tuple[listing.Listed, ...]:
+def rows() -> tuple[selection.Listed, ...]:
     """What other runtimes say, which takes seconds: they run in processes of their own."""
-    return listing.listed()
+    return selection.listed()
 
 
 @pytest.fixture(autouse=True)
-def _listed_once(monkeypatch: pytest.MonkeyPatch, rows: tuple[listing.Listed, ...]) -> None:
-    monkeypatch.setattr(listing, "listed", lambda: rows)
-    monkeypatch.setattr(doctor, "deaths", dict)
+def _listed_once(monkeypatch: pytest.MonkeyPatch, rows: tuple[selection.Listed, ...]) -> None:
+    monkeypatch.setattr(selection, "listed", lambda: rows)
+    monkeypatch.setattr(installation, "deaths", dict)
 
 
 def _fine() -> None:
@@ -35,12 +35,12 @@ def _fine() -> None:
 
 
 def _examine(folder: Path) -> dict[str, Symptom]:
-    diagnosis = examine(folder, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(folder, registry="sqlite:///here", preflight=_fine)
     return {finding.name: finding for finding in diagnosis.findings}
 
 
 def test_this_machine_can_judge_on_the_cpu(tmp_path: Path) -> None:
-    diagnosis = examine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
     assert diagnosis.can_judge
     states = {finding.name: finding.state for finding in diagnosis.findings}
     assert states["ort-cpu"] == states["torch"] == states["MLflow"] == states["DVC"] == "ok"
@@ -55,23 +55,23 @@ def test_a_provider_counts_only_if_it_ran_a_model() -> None:
     """What is listed proves nothing: on a machine without CUDA the session falls back."""
     import onnxruntime
 
-    active, _ = session.active_provider(CPU_PROVIDER)
+    active, _ = doctor.active_provider(CPU_PROVIDER)
     assert active == CPU_PROVIDER
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime knows no CUDA")
-    active, said = session.active_provider(CUDA_PROVIDER)
-    found = cuda._cuda_session(device=True)
+    active, said = doctor.active_provider(CUDA_PROVIDER)
+    found = doctor._cuda_session(device=True)
     assert (found.state == "ok") == (active == CUDA_PROVIDER)
     if active != CUDA_PROVIDER:
-        assert session.reason_of(said) in found.seen
+        assert doctor.reason_of(said) in found.seen
 
 
 class TestWithoutCuda:
     @pytest.fixture(autouse=True)
     def _no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cuda, "cuda_absent_reason", lambda: "no CUDA device on this machine")
-        monkeypatch.setattr(cuda, "active_provider", lambda _: (CPU_PROVIDER, ""))
-        monkeypatch.setattr(cuda, "_loads", lambda _: False)
+        monkeypatch.setattr(ort, "cuda_absent_reason", lambda: "no CUDA device on this machine")
+        monkeypatch.setattr(doctor, "active_provider", lambda _: (CPU_PROVIDER, ""))
+        monkeypatch.setattr(doctor, "_loads", lambda _: False)
 
     def test_it_is_absent_and_the_cpu_can_judge(self, tmp_path: Path) -> None:
         found = _examine(tmp_path)
@@ -89,15 +89,15 @@ class TestWithoutCuda:
 class TestWithADevice:
     @pytest.fixture(autouse=True)
     def _device(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cuda, "cuda_absent_reason", lambda: None)
-        monkeypatch.setattr(cuda, "cuda_unusable_reason", lambda: None)
-        monkeypatch.setattr(cuda, "_device", lambda: "a card")
+        monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
+        monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
+        monkeypatch.setattr(doctor, "_device", lambda: "a card")
 
     def test_a_fallback_to_the_cpu_is_missing_with_the_reason(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         said = "[E:onnxruntime] Failed to load x with error: libcudnn.so.9: cannot open\n\x1b[m"
-        monkeypatch.setattr(cuda, "active_provider", lambda _: (CPU_PROVIDER, said))
+        monkeypatch.setattr(doctor, "active_provider", lambda _: (CPU_PROVIDER, said))
         found = _examine(tmp_path)["ort-cuda"]
         assert found.state == "missing"
         assert "libcudnn.so.9: cannot open" in found.seen
@@ -107,7 +107,7 @@ class TestWithADevice:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         lacking = {"libcuda.so.1", "libcurand.so.10"}
-        monkeypatch.setattr(cuda, "_loads", lambda name: name not in lacking)
+        monkeypatch.setattr(doctor, "_loads", lambda name: name not in lacking)
         found = _examine(tmp_path)["CUDA libraries"]
         assert found.state == "missing"
         assert found.seen == "not there: libcuda.so.1, libcurand.so.10"
@@ -117,25 +117,25 @@ class TestWithADevice:
     def test_a_device_that_cannot_be_used_is_missing(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(cuda, "cuda_unusable_reason", lambda: "PyTorch sees none")
+        monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: "PyTorch sees none")
         assert _examine(tmp_path)["CUDA device"].state == "missing"
 
     def test_all_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(cuda, "_loads", lambda _: True)
-        monkeypatch.setattr(cuda, "active_provider", lambda name: (name, ""))
+        monkeypatch.setattr(doctor, "_loads", lambda _: True)
+        monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
         found = _examine(tmp_path)
         assert found["CUDA device"].state == found["ort-cuda"].state == "ok"
         assert found["CUDA libraries"].state == "ok"
 
 
 def test_names_of_libraries_follow_the_cuda_version() -> None:
-    assert "libcufft.so.11" in cuda._library_names(12)
-    assert "libcufft.so.12" in cuda._library_names(13)
+    assert "libcufft.so.11" in doctor._library_names(12)
+    assert "libcufft.so.12" in doctor._library_names(13)
 
 
 def test_a_library_is_there_only_if_it_loads() -> None:
-    assert cuda._loads("libc.so.6")
-    assert not cuda._loads("libnowhere.so.1")
+    assert doctor._loads("libc.so.6")
+    assert not doctor._loads("libnowhere.so.1")
     assert ctypes.CDLL("libc.so.6")
 
 
@@ -151,19 +151,19 @@ def test_without_a_needed_package_nothing_can_be_judged(
         return real(module)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    diagnosis = examine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
     found = {finding.name: finding for finding in diagnosis.findings}
     assert not diagnosis.can_judge
     assert found[name].state == "missing"
     assert "libgomp" in found[name].seen
-    package = {"onnxruntime": next(iter(extras.onnx_runtimes()))}.get(name, name)
+    package = {"onnxruntime": next(iter(installation.onnx_runtimes()))}.get(name, name)
     assert found[name].remedy.endswith(f"pip install --force-reinstall {package}")
 
 
 def test_what_kills_a_process_is_not_imported_but_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor, "deaths", lambda: {"onnxruntime": "importing it kills"})
+    monkeypatch.setattr(installation, "deaths", lambda: {"onnxruntime": "importing it kills"})
     monkeypatch.setattr(doctor, "active_provider", lambda _: pytest.fail("this would be the end"))
     found = _examine(tmp_path)
     assert found["onnxruntime"].state == found["ort-cpu"].state == "missing"
@@ -177,7 +177,7 @@ def test_what_kills_a_process_is_not_imported_but_named(
 def test_without_a_package_cuda_is_not_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: set[str]
 ) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda name: name not in lacks)
+    monkeypatch.setattr(installation, "is_installed", lambda name: name not in lacks)
     found = _examine(tmp_path)["CUDA"]
     assert found.state == "absent"
     assert set(found.seen.removeprefix("not tried without ").split(" and ")) == lacks
@@ -190,8 +190,8 @@ def test_a_broken_runtime_is_reported_and_does_not_end_the_doctor(
         raise RuntimeError("1 + 1 gave 3")
 
     monkeypatch.setattr(doctor, "active_provider", broken)
-    monkeypatch.setattr(cuda, "cuda_absent_reason", lambda: 1 / 0)
-    diagnosis = examine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    monkeypatch.setattr(ort, "cuda_absent_reason", lambda: 1 / 0)
+    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
     found = {finding.name: finding for finding in diagnosis.findings}
     assert not diagnosis.can_judge
     assert "1 + 1 gave 3" in found["ort-cpu"].seen
@@ -213,7 +213,7 @@ def test_a_registry_that_is_down_does_not_hinder_judging(tmp_path: Path) -> None
     def down() -> None:
         raise RegistryUnavailable("no answer from http://127.0.0.1:1")
 
-    diagnosis = examine(tmp_path, registry="http://127.0.0.1:1", preflight=down)
+    diagnosis = examine_machine(tmp_path, registry="http://127.0.0.1:1", preflight=down)
     found = {finding.name: finding for finding in diagnosis.findings}
     assert found["MLflow"].state == "missing"
     assert diagnosis.can_judge
@@ -255,7 +255,7 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         bad = Diagnosis((Symptom("torch", "missing", "gone", "Install it again.", needed=True),))
-        monkeypatch.setattr(doctor, "examine", lambda *_, **__: bad)
+        monkeypatch.setattr(doctor, "examine_machine", lambda *_, **__: bad)
         assert cli.main(["doctor"]) == 2
         text = capsys.readouterr().out
         assert "torch: Install it again." in text

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gate.policy.policy import Bounds
-from gate.records.names import DECISION_STATEMENT
-from gate.registry.records import RECORDS
+from gate.policy.sections import Bounds
+from gate.records.layout import DECISION_STATEMENT, RECORDS
 from gate.registry.release import Release
 from tests import builders
 from tests.end_to_end.forging import FORGED, PLAIN, STATEMENTS, Forge, Victim

@@ -13,11 +13,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gate.attestation.keys import SigningKey
-from gate.ledger.addresses import plain
+from gate.ledger.entry import plain
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
-from gate.registry.hand_in import hand_in
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.registry.promotion import submit
+from gate.signing.keys import SigningKey
 from tests.registry.releases import evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.signed import Signing
@@ -45,7 +45,7 @@ def main() -> None:
         made = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)
         made = replace(made, model_name=order["model"], run_id=run_id)
         signing = Signing(SigningKey.load(key), plain(registry.identity), order["model"])
-        done = hand_in(registry, signing.signed(made, POLICY), policy=POLICY)
+        done = submit(registry, signing.signed(made, POLICY), policy=POLICY)
         print(json.dumps({"version": done.version, "reason": done.reason}), flush=True)
 
 

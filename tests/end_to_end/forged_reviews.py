@@ -11,14 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.attestation.approval import Reviewable
-from gate.attestation.keys import SigningKey
-from gate.records.names import DECISION
-from gate.registry.page.reviewer import STATEMENT_TAG
-from gate.registry.port import Tag
-from gate.registry.records import RECORDS
+from gate.records.layout import DECISION, RECORDS
+from gate.registry.interface import Tag
 from gate.registry.release import Release
-from gate.registry.signed_review import Submission
+from gate.registry.reviews import STATEMENT_TAG, ReviewSubmission
+from gate.signing.keys import SigningKey
+from gate.signing.predicates import Reviewable
 from tests import builders
 from tests.end_to_end.alterations import edited
 from tests.end_to_end.forging import FORGED, STATEMENTS, Victim
@@ -47,7 +45,7 @@ class Watched(Victim):
         return self.hands.put(folder, made)
 
     def reviewable(self, number: str) -> Reviewable:
-        return Submission.read(self.stack.registry, self.name, number).of
+        return ReviewSubmission.read(self.stack.registry, self.name, number).of
 
     def actions(self) -> list[tuple[str, str | None]]:
         """What the ledger says of the model."""
@@ -63,7 +61,7 @@ class Watched(Victim):
 
 def approve(victim: Victim, number: str, *names: str) -> None:
     """As `gate approve` does, with the keys of these reviewers, or of all."""
-    of = Submission.read(victim.stack.registry, victim.name, number)
+    of = ReviewSubmission.read(victim.stack.registry, victim.name, number)
     for name in names or REVIEWERS:
         of.review(victim.stack.registry, "approved", victim.hands.keys[name])
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gate.records.names import DECISION, DECISION_STATEMENT, EVIDENCE, EVIDENCE_STATEMENT
-from gate.registry.records import RECORDS
+from gate.records.layout import DECISION, DECISION_STATEMENT, EVIDENCE, EVIDENCE_STATEMENT, RECORDS
 from tests.end_to_end.alterations import (
     by_a_weaker_policy,
     changed,

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gate.policy.policy import Policy
-from gate.records.names import DECISION_STATEMENT, EVIDENCE_STATEMENT
-from gate.registry.judged import GoldenFolder
-from gate.registry.records import RECORDS
-from gate.registry.release import Release
+from gate.records.layout import DECISION_STATEMENT, EVIDENCE_STATEMENT, RECORDS
+from gate.registry.release import GoldenFolder, Release
 from tests import builders
 from tests.end_to_end.hands import Hands
 from tests.end_to_end.signed import SignedStack

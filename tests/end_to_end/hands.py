@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.trust import TrustedKey
-from gate.ledger.addresses import plain
+from gate.ledger.entry import plain
+from gate.mlflow_client.connection import lent
 from gate.policy.policy import Policy
-from gate.preprocess.beside import PREPROCESSING, SPEC
-from gate.records.names import POLICY
-from gate.registry.mlflow.process import lent
-from gate.registry.port import CANDIDATE, GOLDEN
-from gate.registry.records import RECORDS, Records
+from gate.records.layout import GOLDEN, POLICY, PREPROCESSING, QUANTIZED, RECORDS, SPEC
+from gate.registry.interface import CANDIDATE
+from gate.registry.quantized_twin import write_twin
 from gate.registry.release import Release
-from gate.registry.twin import QUANTIZED, lay_out
+from gate.registry.version_files import Records
+from gate.signing.keys import SigningKey
+from gate.signing.trust import TrustedKey
 from tests.end_to_end.stack import webhooks_allowed
 from tests.registry.servers import ADMIN, Server, add_user, let_edit, make_run, serving
 from tests.registry.signed import Signing, files_of
@@ -135,7 +134,7 @@ class Hands:
             (folder / PREPROCESSING).mkdir()
             shutil.copyfile(release.preprocessing, folder / PREPROCESSING / SPEC)
         if release.twin is not None:
-            lay_out(release.twin, folder / QUANTIZED)
+            write_twin(release.twin, folder / QUANTIZED)
         return folder
 
     def uploaded(self, folder: Path) -> str:

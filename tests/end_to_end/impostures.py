@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import rollback
 from tests.end_to_end.alterations import signed_by, without
 from tests.end_to_end.forging import FORGED, STATEMENTS, Forge, Victim

@@ -22,23 +22,22 @@ from typing import Any
 import mlflow
 import onnxruntime
 
-import gate.ledger.lease
 import gate.ledger.lock
+from gate.ledger.database import StateDatabase
 from gate.ledger.journal import Journal
 from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.process import quiet_process
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.service.port import Failed
+from gate.mlflow_client.connection import quiet_process
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.service.monitoring import Failed
 from gate.service.reconciler import reconciler
-from gate.service.settings import Settings
-from gate.state.state import State
+from gate.service.settings import ServiceSettings
 from tests.bounded.here import always_read_here
 
 __all__ = ["main", "mlflow", "onnxruntime"]
 
 LEASE_S = 0.6
 LASTING = (
-    (os, "replace"), (os, "symlink"), (State, "writing"), (Journal, "begin"), (Ledger, "append"),
+    (os, "replace"), (os, "symlink"), (StateDatabase, "writing"), (Journal, "begin"), (Ledger, "append"),
     (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
     (MlflowRegistry, "set_description"),
 )  # fmt: skip
@@ -46,8 +45,8 @@ LASTING = (
 
 
 def main() -> None:
-    settings = Settings.of(**json.loads(sys.argv[1]))
-    gate.ledger.lease.LEASE_S = gate.ledger.lock.LEASE_S = LEASE_S
+    settings = ServiceSettings.of(**json.loads(sys.argv[1]))
+    gate.ledger.lock.LEASE_S = gate.ledger.lock.LEASE_S = LEASE_S
     quiet_process()
     always_read_here()
     stopped = 0
@@ -68,7 +67,7 @@ def main() -> None:
             _answer(killed=True)
 
 
-def _child(settings: Settings, order: dict[str, Any]) -> None:
+def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
     try:
         with counted(order.get("at"), order.get("signal", signal.SIGKILL)) as steps:
             done = reconciler(settings)(settings.models[0], cause="delivery 1")

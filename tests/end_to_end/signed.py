@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 from ruamel.yaml import YAML
 
-from gate.attestation.trust import Trust
-from gate.deploy.manifest import MANIFEST
+from gate.deploy.store import MANIFEST
 from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
-from gate.service import keyring
+from gate.service import settings
+from gate.signing.trust import Trust
 from tests.end_to_end.hands import SERVICE, Keys, acting_as
 from tests.end_to_end.stack import Stack
 from tests.registry.servers import ADMIN
@@ -50,7 +50,7 @@ class SignedStack(Stack):
         self.folder.mkdir()
         YAML(typ="safe").dump({"gate": self.policy.to_plain()}, self.folder / "policy.yaml")
         save(trust, self.folder / "trust.yaml")
-        keyring.write(self.folder / "secrets", ["s" * 40])
+        settings.write(self.folder / "secrets", ["s" * 40])
         self.again()
 
     def again(self) -> None:

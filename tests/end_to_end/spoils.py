@@ -13,8 +13,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from gate.ledger.journal import Journal
-from gate.preprocess.beside import PREPROCESSING, SPEC
-from gate.registry.port import CHAMPION, PREVIOUS, Tag
+from gate.records.layout import PREPROCESSING, SPEC
+from gate.registry.interface import CHAMPION, PREVIOUS, Tag
 from tests.end_to_end.proxy import PAGE
 from tests.end_to_end.stack import Stack
 from tests.golden_vectors.test_pictures import EPS

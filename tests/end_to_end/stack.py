@@ -20,17 +20,16 @@ import httpx
 from ruamel.yaml import YAML
 
 from gate import cli
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.connection import lent
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
-from gate.registry.judged import GoldenFolder
-from gate.registry.mlflow.process import lent
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import Promotion, promote
-from gate.service import keyring
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
+from gate.registry.promotion import promote
+from gate.registry.release import GoldenFolder, PromotionResult
+from gate.service import settings
 from pipelines.stack import encryption_key
 from tests import builders
 from tests.golden_vectors import vectors
@@ -78,8 +77,8 @@ class Stack:
         return MlflowRegistry(self.server.uri)
 
     @property
-    def store(self) -> Store:
-        return Store(self.folder / "store")
+    def store(self) -> ModelStore:
+        return ModelStore(self.folder / "store")
 
     def lines(self) -> list[tuple[str, str | None]]:
         return [(e.action, e.version) for e in self.entries()]
@@ -87,7 +86,7 @@ class Stack:
     def entries(self) -> list[LedgerEntry]:
         return [entry for entry in self.ledger.entries() if entry.model == self.model]
 
-    def hand_in(self, seed: int) -> Promotion:
+    def hand_in(self, seed: int) -> PromotionResult:
         """Measure, decide, promote: as a pipeline does, with golden vectors."""
         place = self.folder / f"release-{self.model}-{seed}"
         path = onnx_file(place / "model.onnx", seed=seed)
@@ -207,7 +206,7 @@ def stack(
     Stack."""
     made = Stack(folder, server, model, **given)
     YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
-    keyring.write(folder / "secrets", ["s" * 40])
+    settings.write(folder / "secrets", ["s" * 40])
     made.registry.ensure_model(model)
     made.launch()
     try:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
-from gate.registry.mlflow.process import lent
+from gate.mlflow_client.connection import lent
 from tests.end_to_end.stack import Stack, until
 from tests.exhaustive import exhaustive
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.trust import Trust
 from gate.errors import GateError
-from gate.ledger.audit import audit
-from gate.ledger.chain import Row
-from gate.ledger.ledger import Ledger
-from gate.ledger.signature import sign
-from gate.registry.port import Tag
-from gate.service.keeper import keepers
+from gate.ledger.entry import Row
+from gate.ledger.ledger import Ledger, sign
+from gate.ledger.maintenance import audit_ledger
+from gate.registry.interface import Tag
+from gate.service.reconciler import keepers
+from gate.signing.keys import SigningKey
+from gate.signing.trust import Trust
 from gate.storage.digest import Digest, canonical_json
 from tests.end_to_end.forging import PLAIN, Victim, plain_release
 from tests.end_to_end.hands import Hands, Keys, guarded_mlflow
@@ -154,7 +153,7 @@ def test_by_a_forged_past_nothing_is_done(victim: Victim, title: str) -> None:
     assert (stack.served(MODEL), stack.serves()) == (before, champion)
     trust = Trust(measurers=keys.listed("ci"), writers=keys.listed("writer"))
     with pytest.raises(GateError):
-        audit(Ledger(place, trust=trust, keepers=keepers(stack.folder / "store")))
+        audit_ledger(Ledger(place, trust=trust, keepers=keepers(stack.folder / "store")))
     put(place, past)
     assert until(lambda: stack.ready() == (200, "ok"), SETTLED_S)
     victim.tag(number, Tag.VERDICT, "PASS")  # an event

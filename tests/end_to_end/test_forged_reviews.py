@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.trust import Trust
 from gate.ledger.entry import LedgerEntry
-from gate.registry.port import CHAMPION, Tag, Version
+from gate.registry.interface import CHAMPION, Tag, Version
+from gate.signing.trust import Trust
 from tests.end_to_end import forged_reviews
 from tests.end_to_end.forged_reviews import REVIEWERS, SIGNED, Watched, approve
 from tests.end_to_end.forging import RIGHT, plain_release

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.trust import Trust
 from gate.ledger.entry import LedgerEntry
 from gate.policy.policy import Policy
-from gate.registry.port import CANDIDATE, CHAMPION, Tag, Version
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag, Version
+from gate.signing.trust import Trust
 from gate.storage.digest import Digest
 from tests.end_to_end import forgeries
 from tests.end_to_end.forgeries import stays

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gate.ledger.chain import Row
-from gate.registry.port import Tag
+from gate.ledger.entry import Row
+from gate.registry.interface import Tag
 from tests.end_to_end.proxy import Proxy, proxy
 from tests.end_to_end.stack import Stack, stack, until
 from tests.end_to_end.test_events import served

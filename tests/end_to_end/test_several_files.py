@@ -18,10 +18,9 @@ from onnx import helper
 from torch import nn
 
 from gate import cli
-from gate.deploy.manifest import EXACT, Manifest
+from gate.deploy.store import EXACT, Manifest
 from gate.model.loading import build_model
-from gate.parts.calls import Calls
-from gate.parts.chain import ChainedModel
+from gate.multi_file.chain_model import CallRecorder, ChainModel
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive, some
 from tests.registry.servers import empty_database
@@ -100,9 +99,9 @@ class Place:
         """Each part, on what the chain gives it."""
         with np.load(self.folder / "x.npz") as samples:
             rows = dict(samples)
-        kind, calls = self.kind, Calls()
+        kind, calls = self.kind, CallRecorder()
         named = {part: part for part in kind.parts}
-        chain = ChainedModel.of(model, chain=kind.chain, references=named, inputs=tuple(rows))
+        chain = ChainModel.of(model, chain=kind.chain, references=named, inputs=tuple(rows))
         calls.record(chain, rows)
         for part in kind.parts:
             example = self.folder / f"{part}.npz"

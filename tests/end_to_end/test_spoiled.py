@@ -19,10 +19,9 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.errors import GateError
-from gate.registry.judged import GoldenFolder
-from gate.registry.mlflow.process import lent
+from gate.mlflow_client.connection import lent
 from gate.registry.promotion import promote
-from gate.registry.release import Release
+from gate.registry.release import GoldenFolder, Release
 from tests import builders
 from tests.end_to_end import spoils
 from tests.end_to_end.spoils import DAMAGED_STORE, Victim

@@ -22,15 +22,14 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.trust import Trust, TrustedKey
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.errors import StateUnavailable
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
+from gate.signing.keys import SigningKey
+from gate.signing.trust import Trust, TrustedKey
 from tests import small_project
 from tests.end_to_end.ci import POLICY
 from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
@@ -85,7 +84,7 @@ class World:
     def entries(self, model: str) -> list[LedgerEntry]:
         """What the ledger says of a model, of which a trusted writer signed the end; nothing while
         nobody can know."""
-        trust = Trust.of_file(self.replicas[0].folder / "trust.yaml")
+        trust = Trust.from_file(self.replicas[0].folder / "trust.yaml")
         with contextlib.suppress(StateUnavailable):
             entries = Ledger(self.database.url, trust=trust).entries()
             return [entry for entry in entries if entry.model == model]
@@ -99,7 +98,7 @@ class World:
 
     def live(self, host: Host, model: str) -> str | None:
         """The number of the version whose bytes a replica has deployed."""
-        manifest = Store(host.folder / "store").live(model)
+        manifest = ModelStore(host.folder / "store").live(model)
         if manifest is None:
             return None
         wanted = manifest.slots[EXACT].sha256

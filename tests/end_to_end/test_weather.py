@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gate.deploy.manifest import EXACT
+from gate.deploy.store import EXACT
 from gate.errors import GateError
-from gate.registry.doubts import Doubts, Reading
-from gate.registry.port import CHAMPION
+from gate.registry.doubts import MismatchMemory
+from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
-from gate.registry.registered_model import RegisteredModel
+from gate.registry.registered_model import Reading, RegisteredModel
 from tests.bounded.here import read_here
 from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
 from tests.exhaustive import some
@@ -60,7 +60,7 @@ def model(begun: tuple[Model, KeptFolder], monkeypatch: pytest.MonkeyPatch) -> M
     read_here(monkeypatch)
     made, beginning = begun
     beginning.again()
-    made.reading = Reading(doubts=Doubts(0.0, wait=None))
+    made.reading = Reading(doubts=MismatchMemory(0.0, wait=None))
     return made
 
 

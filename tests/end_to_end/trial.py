@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gate.ledger.entry import LedgerEntry
-from gate.registry.port import CHAMPION
+from gate.registry.interface import CHAMPION
 from tests.end_to_end.forging import Victim
 from tests.end_to_end.stack import until
 

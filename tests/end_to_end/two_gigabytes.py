@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from gate.api import check
+from gate.data.samples import SampleSet
 from gate.export.export import export_model
-from gate.front_door import Reference, check
 from gate.ledger.ledger import Ledger
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.measure.job import EvaluationData, Reference
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.records.export import ExportSettings
 from gate.registry.promotion import promote
 from gate.registry.release import Release
 from gate.storage.digest import Digest
@@ -57,7 +58,7 @@ def main(folder: Path) -> None:
     ids = np.random.default_rng(0).integers(0, WORDS, size=(16, 6))
     settings = ExportSettings(strategy="direct", output_names=("logits",))
     exported = export_model(model, {"ids": ids}, settings=settings, output=folder / "model.onnx")
-    workload = Workload(Samples.of({"ids": ids}), batch_size=8)
+    workload = EvaluationData(SampleSet.from_arrays({"ids": ids}), batch_size=8)
     reference = Reference(model, Source(factory="words"), exported.record)
     judged = check(exported.path, reference=reference, workload=workload, policy=policy())
     del model, reference

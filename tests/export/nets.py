@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 
 SIDE = 6
 CLASSES = 3

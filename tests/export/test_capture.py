@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.export.capture import captured, place
+from gate.export.export_warnings import captured, place
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -
 
 BUFFERED = """
 import ctypes
-from gate.export.capture import captured
+from gate.export.export_warnings import captured
 libc = ctypes.CDLL(None)
 libc.puts(b"C before")
 with captured() as capture:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from gate.decision.decision import Verdict
+from gate.api import check
+from gate.decision.check_result import Verdict
 from gate.errors import ExportError
-from gate.export.capture import captured
-from gate.export.custom import Symbolics, overriding, registered
-from gate.export.verify import foreign_objection, foreign_operators
-from gate.front_door import Reference, check
-from gate.parity.workload import Workload
+from gate.export.export_warnings import captured
+from gate.export.torchscript_settings import CustomSymbolics, overriding, registered
+from gate.export.verify_export import foreign_objection, foreign_operators
+from gate.measure.job import EvaluationData, Reference
 from tests.export import custom_example
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +68,8 @@ def test_the_example_is_exported_and_passes_the_gate(tmp_path: Path, strategy: s
     np.save(tmp_path / "samples.npy", SAMPLES.numpy())
     verdicted = check(
         path,
-        reference=Reference.load("tests.export.custom_example:build"),
-        workload=Workload.open(tmp_path / "samples.npy"),
+        reference=Reference.from_factory("tests.export.custom_example:build"),
+        workload=EvaluationData.open(tmp_path / "samples.npy"),
     )
     failed = [one for one in verdicted.decision.checks if one.verdict in ("FAIL", "ERROR")]
     assert verdicted.decision.verdict is Verdict.PASS, failed
@@ -85,8 +85,8 @@ def test_a_wrong_symbolic_function_is_rejected(tmp_path: Path) -> None:
     np.save(tmp_path / "samples.npy", SAMPLES.numpy())
     verdicted = check(
         path,
-        reference=Reference.load("tests.export.custom_example:build"),
-        workload=Workload.open(tmp_path / "samples.npy"),
+        reference=Reference.from_factory("tests.export.custom_example:build"),
+        workload=EvaluationData.open(tmp_path / "samples.npy"),
     )
     assert verdicted.decision.verdict is Verdict.FAIL
 
@@ -235,7 +235,7 @@ def test_a_module_that_cannot_be_imported_is_told(module_of: Callable[[str], str
 
 
 def test_the_table_of_dynamo_is_what_was_registered() -> None:
-    symbolics = Symbolics(18)
+    symbolics = CustomSymbolics(18)
     custom_example.register(symbolics)
     assert symbolics.translations == {TARGET: custom_example.translation}
 

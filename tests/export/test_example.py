@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gate.errors import ExportError
-from gate.export.example import Example
+from gate.export.request import Example
 
 ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
 TWO = ONE + 10

@@ -18,10 +18,10 @@ from torch import nn
 from gate.errors import ExportError, StorageError
 from gate.export import export as exporting
 from gate.export.export import Exported, export_model, staged
-from gate.onnxfile import gathered
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file import reading
+from gate.onnx_file.reading import read_subject
 from gate.records.evidence import TensorSpec
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from gate.storage.digest import Digest
 from tests.export import nets
 from tests.export.nets import images, seeded, settings
@@ -441,7 +441,7 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_error(
     def full(path: Path, text: str) -> None:
         raise StorageError("disk full")
 
-    monkeypatch.setattr(exporting.atomic, "write_text", full)
+    monkeypatch.setattr(exporting.files, "write_text", full)
     with pytest.raises(ExportError, match="linalg_eigvals") as caught:
         export(seeded(nets.Unsupported), output)
     assert "log" not in str(caught.value)
@@ -474,7 +474,7 @@ def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.slow
 def test_resnet18(output: Path) -> None:
-    from gate.export.self_check import self_check
+    from gate.export.export import self_check
     from gate.model.loading import torchvision_model
 
     torch.manual_seed(0)
@@ -491,7 +491,7 @@ def test_resnet18(output: Path) -> None:
 
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathered, "SINGLE_FILE_LIMIT", 1500)
+    monkeypatch.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
 
 
 def wide(*, seed: int = 0) -> nn.Module:
@@ -539,7 +539,7 @@ def test_a_failure_leaves_the_old_model_with_its_weights(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken, pytest.raises(StorageError, match="No space left"):
-        broken.setattr(exporting.atomic, "sync", full)
+        broken.setattr(exporting.files, "sync", full)
         export(wide(seed=1), output)
     assert read_subject(output) == first
 
@@ -548,7 +548,7 @@ def test_a_single_file_takes_the_place_of_one_with_data(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as small:
-        small.setattr(gathered, "SINGLE_FILE_LIMIT", 1500)
+        small.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
         export(wide(), output)
     (output.parent / "model.onnx.mine.data").write_bytes(b"another's")
     export(wide(), output)

@@ -16,7 +16,7 @@ from torch import nn
 from gate import cli
 from gate.errors import ExportError
 from gate.export.export import export_model
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from tests.exhaustive import exhaustive
 from tests.export import failing
 

@@ -18,14 +18,14 @@ from torchvision.models.maxvit import MaxVit
 from torchvision.models.vision_transformer import VisionTransformer
 
 from benchmarks import torchvision_models
-from gate.decision.checks import Verdict
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from tests.exhaustive import exhaustive
 from tests.export import custom_example
 
@@ -35,19 +35,19 @@ Arrays = dict[str, NDArray[Any]]
 
 def judged(
     model: nn.Module, arrays: Arrays, folder: Path, **settings: Any
-) -> tuple[Exported, Verdicted]:
+) -> tuple[Exported, EvaluationResult]:
     output = folder / "model.onnx"
     asked = ExportSettings(**{"batch_size": BATCH, "opset": "auto", **settings})
     exported = export_model(model, arrays, settings=asked, output=output)
     verdicted = check(
         output,
         reference=Reference(model, Source(factory="tests:model"), exported.record),
-        workload=Workload(Samples.of(arrays), batch_size=4),
+        workload=EvaluationData(SampleSet.from_arrays(arrays), batch_size=4),
     )
     return exported, verdicted
 
 
-def assert_passes(verdicted: Verdicted) -> None:
+def assert_passes(verdicted: EvaluationResult) -> None:
     problems = [f"{c.name}: {c.observed} {c.explanation}" for c in verdicted.decision.problems]
     assert verdicted.decision.verdict is Verdict.PASS, problems
 
@@ -65,7 +65,7 @@ def test_torchvision(tmp_path: Path, name: str) -> None:
     assert_passes(verdicted)
 
 
-def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, Verdicted]:
+def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, EvaluationResult]:
     seen = torchvision_models.images(16, "a small one", seed=1, side=SIDE)
     images = torchvision_models.images(SAMPLES, "a small one", seed=2, side=SIDE)
     return judged(torchvision_models.calibrated(model, seen), {"input": images}, folder)

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from gate.errors import ExportError
-from gate.export.export import Exported, export_model
-from gate.export.self_check import self_check
-from gate.records.strategy import ExportSettings
+from gate.export.export import Exported, export_model, self_check
+from gate.records.export import ExportSettings
 
 EXAMPLE = {"x": np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)}
 WIDE = {"x": {1: "width"}}

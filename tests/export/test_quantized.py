@@ -13,14 +13,13 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from gate.decision.checks import Verdict
+from gate.api import check as check_
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
 from gate.errors import ExportError, OnnxFileError
-from gate.export.quantize_settings import QuantizeSettings
-from gate.export.quantized import quantize
-from gate.front_door import Reference, check
-from gate.onnxfile.origin import QUANTIZED_FROM, quantized_from
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.export.quantize import QuantizeSettings, quantize
+from gate.measure.job import EvaluationData, Reference
+from gate.onnx_file.tested_file import QUANTIZED_FROM, quantized_from
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
@@ -173,8 +172,8 @@ def twin(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(path: Path, policy: Policy | None):
-    workload = Workload(Samples.of({"input": images(128, seed=2)}), batch_size=16)
-    return check(
+    workload = EvaluationData(SampleSet.from_arrays({"input": images(128, seed=2)}), batch_size=16)
+    return check_(
         path, reference=Reference(Net().eval(), Source(factory="net")), workload=workload,
         policy=policy,
     ).decision  # fmt: skip
@@ -201,7 +200,7 @@ def test_a_wrong_twin_fails_its_own_policy(exact: Path, tmp_path: Path) -> None:
 
 def _lenient() -> Policy:
     """As the built-in one, for a network with noise as weights."""
-    from gate.policy.policy import Bounds, ConfidenceBands, RuntimePolicy
+    from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 
     bounds = Bounds(
         top1_agreement=0.9,

@@ -13,7 +13,7 @@ from torch import nn
 from gate import cli
 from gate.errors import ExportRefused
 from gate.export.export import export_model
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from tests.export.nets import images, seeded
 
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from gate.export.example import Example
-from gate.export.request import Request
-from gate.export.sanity import Objection, Sanity
-from gate.export.strategies.exporter import neutral
-from gate.records.strategy import ExportSettings
+from gate.export.request import Example, ExportRequest
+from gate.export.strategies import neutral
+from gate.export.verify_export import CheckFailure, NumericalCheck
+from gate.records.export import ExportSettings
 
 
 class Scaled(nn.Module):
@@ -69,12 +68,12 @@ def written(model: nn.Module, path: Path, *, batch: bool = True) -> Path:
     return path
 
 
-def objection(model: nn.Module, path: Path) -> Objection | None:
+def objection(model: nn.Module, path: Path) -> CheckFailure | None:
     arrays: dict[str, Any] = {"x": np.random.default_rng(0).random((5, 3)).astype(np.float32) + 0.5}
     model = model.eval()
     with neutral(model):
-        request = Request.of(model, Example(arrays), ExportSettings(batch_size=2))
-        return Sanity(request).objection(path)
+        request = ExportRequest.of(model, Example(arrays), ExportSettings(batch_size=2))
+        return NumericalCheck(request).objection(path)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,8 +11,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from gate.errors import ExportError
-from gate.export.export import Exported, export_model
-from gate.export.self_check import self_check
+from gate.export.export import Exported, export_model, self_check
 from tests.export import nets
 from tests.export.nets import images, seeded, settings
 

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from gate.errors import ExportError
-from gate.export.export import Exported, export_model, log_of
-from gate.export.self_check import self_check
-from gate.export.switches import Switches
-from gate.onnxfile.walk import nodes_of
-from gate.records.strategy import ExportSettings
+from gate.export.export import Exported, export_model, log_of, self_check
+from gate.export.torchscript_settings import TorchScriptSettings
+from gate.onnx_file.reading import nodes_of
+from gate.records.export import ExportSettings
 from tests.exhaustive import exhaustive
 
 
@@ -208,7 +207,7 @@ def test_a_pytorch_without_the_switch(
     monkeypatch.setattr(torch.onnx, "export", export)
     settings = ExportSettings(strategy="direct", opset=15, **asked)
     with pytest.raises(ExportError, match=f"export.{next(iter(asked))} is set, and .* has no such"):
-        Switches(settings).check(Twice())
-    plain = Switches(ExportSettings())
+        TorchScriptSettings(settings).check(Twice())
+    plain = TorchScriptSettings(ExportSettings())
     plain.check(Twice())
     assert plain.keywords(Twice()) == {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from gate.export.telltale import hazards, tracer_warnings
+from gate.export.export_warnings import hazards, tracer_warnings
 
 TORCH = Path(torch.__file__).parent
 

@@ -24,15 +24,13 @@ from onnx import numpy_helper
 from benchmarks.corpus import judge
 from benchmarks.corpus.registry import ENTRIES
 from benchmarks.corpus.run import run
-from gate.export.quantize_settings import QuantizeSettings
-from gate.export.quantized import quantize
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.elsewhere.packing import Packing
-from gate.parity.elsewhere.sending import Sending
-from gate.parity.workload import Workload
+from gate.api import EvaluationResult, check
+from gate.distributed.external_runtime import Packing, Sending
+from gate.export.quantize import QuantizeSettings, quantize
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
-from gate.runtimes.recording.manifest import Whence
+from gate.runtimes.recording_format import RecordingSource
 from tests import small_project
 from tests.frozen.store import BUILT_IN, write_input
 from tests.parity import tiny
@@ -62,11 +60,11 @@ def chosen_entries() -> list[str]:
     return [*CORRECT, *sorted(first.values())]
 
 
-def corpus_entry(name: str) -> Verdicted | None:
+def corpus_entry(name: str) -> EvaluationResult | None:
     """None: the check raised an error and measured nothing."""
-    kept: list[Verdicted] = []
+    kept: list[EvaluationResult] = []
 
-    def kept_check(*arguments: Any, **options: Any) -> Verdicted:
+    def kept_check(*arguments: Any, **options: Any) -> EvaluationResult:
         kept.append(check(*arguments, **options))
         return kept[0]
 
@@ -82,17 +80,19 @@ def project() -> Iterator[Path]:
         yield folder
 
 
-def labels() -> Verdicted:
+def labels() -> EvaluationResult:
     """Logits with labels."""
     with project():
         return check(
             Path("good.onnx"),
-            reference=Reference.load("small_models:build", checkpoint=Path("weights.safetensors")),
-            workload=Workload.open(Path("images.npy"), labels=Path("labels.npy")),
+            reference=Reference.from_factory(
+                "small_models:build", checkpoint=Path("weights.safetensors")
+            ),
+            workload=EvaluationData.open(Path("images.npy"), labels=Path("labels.npy")),
         )
 
 
-def reduced() -> Verdicted:
+def reduced() -> EvaluationResult:
     """Weights in float16, by the built-in policy of `--precision reduced`."""
     with project():
         model = onnx.load("good.onnx")
@@ -105,7 +105,7 @@ def reduced() -> Verdicted:
         return _small("rounded.onnx", Policy.reduced())
 
 
-def twin() -> Verdicted:
+def twin() -> EvaluationResult:
     """The int8 twin, by the built-in policy of quantized files."""
     with project():
         batches = iter(np.load("images.npy")[:32].reshape(2, 16, 1, 8, 8))
@@ -116,27 +116,27 @@ def twin() -> Verdicted:
         return _small(made.path.name, Policy.quantized())
 
 
-def _small(file: str, policy: Policy) -> Verdicted:
+def _small(file: str, policy: Policy) -> EvaluationResult:
     return check(
         Path(file),
-        reference=Reference.load("small_models:build"),
-        workload=Workload.open(Path("images.npy")),
+        reference=Reference.from_factory("small_models:build"),
+        workload=EvaluationData.open(Path("images.npy")),
         policy=policy,
     )
 
 
-def parts(**files: str) -> Verdicted:
+def parts(**files: str) -> EvaluationResult:
     """A release of several files."""
     with tempfile.TemporaryDirectory() as place:
         tiny_parts.exported(Path(place))
         return check(
             tiny_parts.release(Path(place), **files),
-            reference=Reference.load("tests.parts.tiny:build"),
-            workload=Workload.open(Path(place, "x.npy"), batch_size=8),
+            reference=Reference.from_factory("tests.parts.tiny:build"),
+            workload=EvaluationData.open(Path(place, "x.npy"), batch_size=8),
         )
 
 
-def recorded() -> Verdicted:
+def recorded() -> EvaluationResult:
     """A runtime on another machine, whose outputs were recorded."""
     model, samples = tiny.net(), tiny.samples()
     with tempfile.TemporaryDirectory() as place:
@@ -144,18 +144,18 @@ def recorded() -> Verdicted:
         good = tiny.export(model, folder / "model.onnx")
         Sending(good, samples, Policy.default(), model).write(folder / "sent")
         consumer.run(good.path, folder / "sent", folder / "outputs")
-        whence = Whence.model_validate(consumer.META)
+        whence = RecordingSource.model_validate(consumer.META)
         Packing(good.subject, folder / "sent", folder / "outputs", whence).write(folder / "phone")
         return check(
             good.path,
             reference=Reference(model, Source(factory="tests")),
-            workload=Workload(samples, recordings={"phone": folder / "phone"}),
+            workload=EvaluationData(samples, recordings={"phone": folder / "phone"}),
         )
 
 
-def cases() -> dict[str, Callable[[], Verdicted | None]]:
+def cases() -> dict[str, Callable[[], EvaluationResult | None]]:
     """By the name of the input."""
-    made: dict[str, Callable[[], Verdicted | None]] = {
+    made: dict[str, Callable[[], EvaluationResult | None]] = {
         "run/labels": labels,
         "run/reduced": reduced,
         "run/twin": twin,
@@ -170,7 +170,7 @@ def cases() -> dict[str, Callable[[], Verdicted | None]]:
     return {re.sub(r"[^\w.-]+", "-", name): measure for name, measure in made.items()}
 
 
-def records(verdicted: Verdicted) -> dict[str, Any]:
+def records(verdicted: EvaluationResult) -> dict[str, Any]:
     """All that the decision and its texts are made of, without the machine and the time."""
     incumbent, policy = verdicted.decision.incumbent, verdicted.policy
     name = next((name for name, make in BUILT_IN.items() if make() == policy), None)

@@ -13,21 +13,19 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from gate.decision.checks import CheckResult
-from gate.decision.decision import Decision, decide
+from gate.decision.check_result import CheckResult
+from gate.decision.decide import Decision, decide
+from gate.mlflow_client.runs import headline_tags, judged_name, status_of
 from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
-from gate.records.localisation import Explanation
-from gate.report.ci import CiResult
-from gate.report.junit import junit
-from gate.report.markdown import describe
-from gate.report.page import page
-from gate.report.report import Report
-from gate.report.terminal import print_story
-from gate.story.making import story_of
-from gate.story.story import Change, Story
-from gate.tracking.names import headline_tags, judged_name, status_of
+from gate.records.localization import Explanation
+from gate.report.ci_formats import CiResult, junit_xml
+from gate.report.html_page import Report, render_page
+from gate.report.markdown import summary_markdown
+from gate.report.terminal import print_summary
+from gate.summary.summarize import summarize
+from gate.summary.summary import Change, Summary
 from tests.frozen.store import BUILT_IN, FOLDER, assert_frozen, input_names, json_lines, read_input
 from tests.reused_charts import reused_charts
 
@@ -41,8 +39,8 @@ NAMES = [
 ]
 POLICIES: dict[str, Callable[[], Policy]] = {
     "reduced": Policy.reduced,
-    "waivers": lambda: Policy.of_file(FOLDER / "policies" / "waivers.yaml"),
-    "strict": lambda: Policy.of_file(FOLDER / "policies" / "strict.yaml"),
+    "waivers": lambda: Policy.from_file(FOLDER / "policies" / "waivers.yaml"),
+    "strict": lambda: Policy.from_file(FOLDER / "policies" / "strict.yaml"),
 }
 EVERY_POLICY = [name for name in NAMES if not name.startswith("corpus-fault")]
 """Inputs that are decided by each of these policies, too."""
@@ -60,7 +58,7 @@ class Records(NamedTuple):
     policy: Policy
     evidence: Evidence
     explanation: Explanation
-    incumbent: Incumbent | None
+    incumbent: ChampionComparison | None
     change: Change | None
 
     @classmethod
@@ -78,7 +76,7 @@ class Records(NamedTuple):
             policy() if policy else record(Policy, "policy"),
             record(Evidence, "evidence"),
             record(Explanation, "explanation"),
-            record(Incumbent, "incumbent"),
+            record(ChampionComparison, "incumbent"),
             record(Change, "change"),
         )
 
@@ -87,8 +85,8 @@ class Records(NamedTuple):
             policy or self.policy, self.evidence, incumbent=self.incumbent, decided_at=DECIDED_AT
         )
 
-    def story(self, decision: Decision) -> Story:
-        found = story_of(
+    def story(self, decision: Decision) -> Summary:
+        found = summarize(
             decision, self.evidence, explanation=self.explanation, change=self.change,
             confidence=self.policy.confidence,
         )  # fmt: skip
@@ -128,8 +126,8 @@ def test_texts(name: str) -> None:
     if name in EVERY_SURFACE:
         result = CiResult(command="check", exit_code=_EXIT_CODES[decision.verdict], story=story)
         texts |= {
-            "markdown": describe(story, {"MLflow run": "#/experiments/1/runs/2"}),
-            "junit": junit(result),
+            "markdown": summary_markdown(story, {"MLflow run": "#/experiments/1/runs/2"}),
+            "junit": junit_xml(result),
             "html": html(Report(story, records.evidence, decision, records.explanation)),
         }
     if name == EVERY_SURFACE[0]:
@@ -146,14 +144,14 @@ def _finding(finding: Any) -> str:
     return _json({**finding.to_plain(), "checks": checks})
 
 
-def terminal(story: Story, *, verbose: bool = False) -> str:
+def terminal(story: Summary, *, verbose: bool = False) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=80, height=50, color_system=None, force_terminal=False)
-    print_story(story, console, verbose=verbose)
+    print_summary(story, console, verbose=verbose)
     return stream.getvalue()
 
 
-def mlflow(decision: Decision, story: Story) -> str:
+def mlflow(decision: Decision, story: Summary) -> str:
     verdict, headline = decision.verdict, story.headline
     name = judged_name(verdict, decision.subject_sha256, headline)
     return _json({"name": name, "status": status_of(verdict), "tags": headline_tags(headline)})
@@ -161,7 +159,7 @@ def mlflow(decision: Decision, story: Story) -> str:
 
 def html(report: Report) -> str:
     """The text of the page without its charts, and a digest of its markup."""
-    body = page(report).partition("<body>")[2]
+    body = render_page(report).partition("<body>")[2]
     for element in ("script", "style", "svg"):
         body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)
     body = re.sub(r"data:image/[^\"]*", "", body)

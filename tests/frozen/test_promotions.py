@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.errors import GateError, RegistryUnavailable
 from gate.ledger.ledger import Ledger
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
 from tests.bounded.here import read_here
 from tests.end_to_end import test_weather
 from tests.frozen.store import assert_frozen, json_lines
@@ -44,7 +43,7 @@ class SimulatedModel(Model):
         self.name, self.run_id = NAME, "run"
         self.place, self.policy = Place(folder, REVIEWED), REVIEWED
         self.registry: Any = Watched(self.place.registry)
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
         self.trust = self.reading = None
 
 

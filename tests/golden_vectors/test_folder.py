@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
-from gate.golden.record import Golden, GoldenModel
-from gate.golden.writing import ExpectedOutput, write_golden
-from gate.storage import atomic
+from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden, write_golden
+from gate.golden.manifest import GoldenManifest, GoldenModel
+from gate.storage import files
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
@@ -34,7 +33,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None
     whole = answers.dtype.kind != "f" or not np.isnan(answers).any()
     folder = tmp_path_factory.mktemp("golden")
 
-    def write() -> Golden:
+    def write() -> GoldenManifest:
         return write_golden(
             folder, model=MODEL, inputs={"x": given},
             outputs={"y": ExpectedOutput(answers, 0.5)}, origin=vectors.origin(),
@@ -77,7 +76,7 @@ def test_a_crash_at_any_file_leaves_whole_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, folder = vectors.made(tmp_path)
-    real = atomic.write_bytes
+    real = files.write_bytes
     for survived in range(4):
         left = [survived]
 
@@ -87,7 +86,7 @@ def test_a_crash_at_any_file_leaves_whole_vectors(
             left[0] -= 1
             real(target, data)
 
-        monkeypatch.setattr(atomic, "write_bytes", write)
+        monkeypatch.setattr(files, "write_bytes", write)
         other = {"input": vectors.inputs() + survived + 1}
         try:
             vectors.golden_of(folder, path, inputs=other)
@@ -256,7 +255,7 @@ def test_another_record_than_the_pinned_one_is_not_parsed(tmp_path: Path, monkey
     pinned = read_golden(folder).sha256
     assert read_golden(folder, sha256=pinned).sha256 == pinned
     (folder / GOLDEN_JSON).write_text((folder / GOLDEN_JSON).read_text() + " ")
-    monkeypatch.setattr(Golden, "from_json", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr(GoldenManifest, "from_json", lambda _: pytest.fail("it was parsed"))
     with pytest.raises(DigestMismatch, match=f"expected {pinned}"):
         read_golden(folder, sha256=pinned)
 
@@ -276,7 +275,7 @@ def test_sparse_arrays_fill_no_memory(tmp_path: Path) -> None:
 
 
 def test_vectors_that_nobody_would_read_again_are_not_written(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("gate.golden.writing.SIZE_LIMIT", 100)
+    monkeypatch.setattr("gate.golden.folder.SIZE_LIMIT", 100)
     with pytest.raises(EvidenceError, match="at most 100 are read again"):
         vectors.made(tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 
 from gate import cli
 from gate.golden.folder import GOLDEN_JSON, read_golden
-from gate.golden.record import Golden
+from gate.golden.manifest import GoldenManifest
 from gate.golden.verify import verify_golden
 from tests.bounded.here import read_here
 from tests.registry import parts, releases
@@ -53,7 +53,7 @@ def _added(path: Path) -> None:
 
 
 def _forgotten(path: Path) -> None:
-    def drop(golden: Golden) -> Golden:
+    def drop(golden: GoldenManifest) -> GoldenManifest:
         return golden.model_copy(update={"parts": {"encoder": golden.parts["encoder"]}})
 
     _edit(path, drop)
@@ -62,7 +62,7 @@ def _forgotten(path: Path) -> None:
 def _wrong(path: Path) -> None:
     """The head's vectors are the encoder's."""
 
-    def mix(golden: Golden) -> Golden:
+    def mix(golden: GoldenManifest) -> GoldenManifest:
         head, encoder = golden.parts["head"], golden.parts["encoder"]
         mixed = head.model_copy(
             update={
@@ -80,9 +80,9 @@ def _wrong(path: Path) -> None:
     _edit(path, mix)
 
 
-def _edit(path: Path, change: Callable[[Golden], Golden]) -> None:
+def _edit(path: Path, change: Callable[[GoldenManifest], GoldenManifest]) -> None:
     folder = golden_of(path)
-    change(Golden.load(folder / GOLDEN_JSON)).save(folder / GOLDEN_JSON)
+    change(GoldenManifest.load(folder / GOLDEN_JSON)).save(folder / GOLDEN_JSON)
 
 
 def _renew(path: Path) -> None:
@@ -122,7 +122,7 @@ def test_vectors_name_no_file_elsewhere(release: Path, name: str) -> None:
     record = text.replace('"file": "head.onnx"', '"file": "' + name.replace("\\", "\\\\") + '"')
     assert record != text
     (golden_of(release) / GOLDEN_JSON).write_text(record)
-    with pytest.raises(Exception, match="not a whole Golden record"):
+    with pytest.raises(Exception, match="not a whole Golden.* record"):
         verify_golden(release, golden_of(release))
 
 

@@ -15,15 +15,20 @@ import pytest
 from PIL import Image
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
-from gate.golden.pictures import add_pictures
-from gate.golden.record import GoldenModel
+from gate.golden.folder import (
+    GOLDEN_JSON,
+    ExpectedOutput,
+    add_pictures,
+    files_of,
+    read_golden,
+    write_golden,
+)
+from gate.golden.manifest import GoldenModel
 from gate.golden.tolerance import refit
 from gate.golden.verify import verify_golden
-from gate.golden.writing import ExpectedOutput, write_golden
-from gate.onnxfile.subject import read_subject
-from gate.policy.policy import PreprocessingPolicy
-from gate.preprocess.by.pillow import preprocess
+from gate.onnx_file.reading import read_subject
+from gate.policy.sections import PreprocessingPolicy
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.storage.digest import Digest
@@ -50,7 +55,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
     """Vectors of the pictures 1 and 3, with them."""
-    samples = np.stack([preprocess(read_picture(photos[place]), SMALL) for place in (1, 3)])
+    samples = np.stack([pillow_preprocess(read_picture(photos[place]), SMALL) for place in (1, 3)])
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     logits = session.run(None, {"x": samples})[0]
     write_golden(
@@ -213,7 +218,7 @@ def test_pictures_of_another_release_are_not_opened(
 def test_a_picture_that_nobody_could_read_again_is_not_written(
     folder: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gate.golden.pictures.PIXEL_LIMIT", 60 * 71 - 1)
+    monkeypatch.setattr("gate.golden.folder.PIXEL_LIMIT", 60 * 71 - 1)
     with pytest.raises(EvidenceError, match="pixels, at most 4259 are read again"):
         add_pictures(folder, SMALL, photos)
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from gate.errors import DigestMismatch
 from gate.golden.folder import read_golden
-from gate.golden.tolerance import refit, tolerances
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.golden.tolerance import refit, tolerances_for
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.instruments import EPSILON
 from tests import builders
@@ -32,7 +33,7 @@ def policy(**bounds: Any) -> Policy:
 
 
 def tolerance(seen: Evidence, **bounds: Any) -> float:
-    return tolerances(policy(**bounds), seen)["logits"].max_abs_diff
+    return tolerances_for(policy(**bounds), seen)["logits"].max_abs_diff
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,10 @@ def test_an_output_that_was_not_measured_must_be_equal() -> None:
     seen = builders.evidence()
     more = (*seen.subject.outputs, TensorSpec(name="more", dtype="float32", shape=("batch", 2)))
     subject = seen.subject.model_copy(update={"outputs": more})
-    found = tolerances(policy(noise_diff=32.0), seen.model_copy(update={"subject": subject}))
+    found = tolerances_for(policy(noise_diff=32.0), seen.model_copy(update={"subject": subject}))
     assert found["more"].max_abs_diff == 0.0
     unmeasured = seen.model_copy(update={"runtimes": ()})
-    assert tolerances(policy(noise_diff=32.0), unmeasured)["logits"].max_abs_diff == 0.0
+    assert tolerances_for(policy(noise_diff=32.0), unmeasured)["logits"].max_abs_diff == 0.0
 
 
 def test_the_served_runtime_counts() -> None:
@@ -104,9 +105,9 @@ def test_the_served_runtime_counts() -> None:
 
 def test_agreement_is_asked_of_logits_only() -> None:
     seen = vectors.evidence()
-    assert tolerances(policy(top1_agreement=0.9), seen)["logits"].top1_agreement == 0.9
+    assert tolerances_for(policy(top1_agreement=0.9), seen)["logits"].top1_agreement == 0.9
     seen = vectors.evidence(classification=None)
-    assert tolerances(policy(), seen)["logits"].top1_agreement is None
+    assert tolerances_for(policy(), seen)["logits"].top1_agreement is None
 
 
 def test_another_policy_fits_the_same_vectors(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_part_of_a_quantized_release_has_the_bounds_that_name_its_output(
         logits=named,
         runtimes={"ort-cpu": runtime, "ort-cpu-optimized": runtime},
     )
-    found = tolerances(twin.of_part(["logits"]), vectors.evidence())["logits"]
+    found = tolerances_for(twin.of_part(["logits"]), vectors.evidence())["logits"]
     assert found.max_abs_diff == pytest.approx(expected)
     assert found.top1_agreement == (0.9 if named else None)
-    assert tolerances(twin, vectors.evidence())["logits"].max_abs_diff == 0.5
+    assert tolerances_for(twin, vectors.evidence())["logits"].max_abs_diff == 0.5

@@ -17,11 +17,9 @@ from onnx import TensorProto, helper
 
 from gate import cli
 from gate.errors import DigestMismatch, EvidenceError, StorageError
-from gate.golden.comparison import compare
-from gate.golden.folder import read_golden
-from gate.golden.result import GoldenResult
-from gate.golden.verify import verify_golden
-from gate.golden.writing import ExpectedOutput, write_golden
+from gate.golden.folder import ExpectedOutput, read_golden, write_golden
+from gate.golden.manifest import GoldenResult
+from gate.golden.verify import compare, verify_golden
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors

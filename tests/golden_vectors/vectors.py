@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate.golden.record import Golden, GoldenModel, Origin
-from gate.golden.writing import ExpectedOutput, write_golden
-from gate.onnxfile.subject import read_subject
+from gate.golden.folder import ExpectedOutput, write_golden
+from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
+from gate.onnx_file.reading import read_subject
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 from tests import builders
@@ -41,7 +41,7 @@ def golden_model(path: Path) -> GoldenModel:
     return GoldenModel(sha256=subject.sha256, file=path.name, external_data=subject.external_data)
 
 
-def golden_of(folder: Path, path: Path, **overrides: Any) -> Golden:
+def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
     """Vectors of a file of `onnx_file`, by numpy as the reference."""
     given = inputs()
     fields: dict[str, Any] = {

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 
 FEATURES = 6
 
@@ -92,10 +92,12 @@ def exported(model: nn.Module, path: Path) -> Path:
     return path
 
 
-def judged(model: nn.Module, onnx: Path, samples: int, policy: Policy | None = None) -> Verdicted:
+def judged(
+    model: nn.Module, onnx: Path, samples: int, policy: Policy | None = None
+) -> EvaluationResult:
     return check(
         onnx,
         reference=Reference(model, Source(factory="tests:net")),
-        workload=Workload(Samples.of({"input": inputs(samples)})),
+        workload=EvaluationData(SampleSet.from_arrays({"input": inputs(samples)})),
         policy=policy,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gate.decision.checks import Verdict
+from gate.decision.check_result import Verdict
 from gate.policy.policy import Policy
 from tests.guesses.nets import Net, exported, judged
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
 from gate.errors import DataError
-from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.export.export_warnings import captured
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 
@@ -46,11 +46,11 @@ class Ranked(nn.Module):
         return values, places
 
 
-def judged(model: nn.Module, exported: nn.Module, path: Path, rows: np.ndarray) -> Verdicted:
+def judged(model: nn.Module, exported: nn.Module, path: Path, rows: np.ndarray) -> EvaluationResult:
     policy = Policy.default().model_copy(update={"nonfinite": "same_places"})
     return check(
         written(exported, path), reference=Reference(model.eval(), Source(factory="tests")),
-        workload=Workload(Samples.of({"input": rows})), policy=policy,
+        workload=EvaluationData(SampleSet.from_arrays({"input": rows})), policy=policy,
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_without_the_policy_the_way_out_is_named(tmp_path: Path) -> None:
     path = written(Imputing(), tmp_path / "model.onnx")
     with pytest.raises(DataError, match="nonfinite: same_places"):
         check(path, reference=Reference(Imputing().eval(), Source(factory="tests")),
-              workload=Workload(Samples.of({"input": rows(gaps=True)})))  # fmt: skip
+              workload=EvaluationData(SampleSet.from_arrays({"input": rows(gaps=True)})))  # fmt: skip
 
 
 def test_the_order_of_what_is_equal_is_nobodys_promise(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.front_door import Verdicted
+from gate.api import EvaluationResult
+from gate.data.samples import SampleSet
+from gate.decision.check_result import CheckResult, Verdict
 from gate.golden.verify import verify_golden
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.golden import write_golden_of
-from gate.policy.policy import Instruments, Policy
+from gate.measure.artifacts import write_golden_of
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from tests.guesses import nets
 from tests.guesses.nets import HEADS, Net, exported, judged
 
@@ -42,7 +43,7 @@ def quick(**fields: object) -> Policy:
     return Policy.default().model_copy(update={"instruments": QUICK, **fields})
 
 
-def named(verdicted: Verdicted, name: str, output: str | None = None) -> list[CheckResult]:
+def named(verdicted: EvaluationResult, name: str, output: str | None = None) -> list[CheckResult]:
     return [
         check
         for check in verdicted.decision.checks
@@ -215,8 +216,11 @@ def test_nan_in_the_same_places_passes_where_the_policy_says_so(tmp_path: Path) 
     allowed = judged(net, path, 48, quick(nonfinite="same_places"))
     assert allowed.decision.verdict is Verdict.PASS, allowed.decision.problems
     golden = tmp_path / "golden"
-    samples, candidate = Samples.of({"input": nets.inputs(48)}), Candidate(path, read_subject(path))
-    write_golden_of(golden, Case(net, candidate, samples, policy=allowed.policy), evidence=allowed.evidence)  # fmt: skip
+    samples, candidate = (
+        SampleSet.from_arrays({"input": nets.inputs(48)}),
+        TestedFile(path, read_subject(path)),
+    )
+    write_golden_of(golden, MeasurementJob(net, candidate, samples, policy=allowed.policy), evidence=allowed.evidence)  # fmt: skip
     assert verify_golden(path, golden).passed
     moved = exported(Net(lambda net, x: torch.log(x + 0.5)), tmp_path / "moved.onnx")
     assert not verify_golden(moved, golden).passed

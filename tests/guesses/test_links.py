@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from gate.decision.checks import Verdict
+from gate.decision.check_result import Verdict
 from gate.errors import DigestMismatch
-from gate.onnxfile.candidate import Candidate, WithData
-from gate.onnxfile.subject import read_subject
-from gate.policy.policy import Instruments, Policy
+from gate.onnx_file.reading import WithData, read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from gate.storage.digest import Digest
 from tests.guesses.nets import Net, exported, judged, with_scale
 
@@ -87,7 +88,7 @@ def test_a_wrong_weight_behind_a_link_is_found_and_located(net: Net, plain: Path
 
 def test_what_runs_is_what_was_hashed(plain: Path) -> None:
     path = cached(plain, "hub")
-    candidate = Candidate(path, read_subject(path))
+    candidate = TestedFile(path, read_subject(path))
     loaded = candidate.loadable()
     assert isinstance(loaded, WithData)
     blob = path.with_name("model.onnx_data").resolve()

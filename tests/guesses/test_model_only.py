@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
 from gate.errors import GateError
-from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, check
-from gate.localisation.locate import locate
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.workload import Workload
-from gate.policy.policy import Instruments, Policy
+from gate.export.export_warnings import captured
+from gate.localize.locate import locate
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from gate.records.evidence import Source
 
 POLICY = Policy.default().model_copy(update={"instruments": Instruments(search_inputs=4)})
@@ -62,18 +62,18 @@ def file_without_mask(model: Tagger, path: Path) -> Path:
     return path
 
 
-def samples(mask: int | None = 1, **others: np.ndarray) -> Samples:
+def samples(mask: int | None = 1, **others: np.ndarray) -> SampleSet:
     """48 samples; a mask of ones, or one that varies."""
     random = np.random.default_rng(0)
     ids = random.integers(0, 30, (48, 7))
     masks = random.integers(0, 2, ids.shape) if mask is None else np.full(ids.shape, mask)
-    return Samples.of({"ids": ids, "mask": masks, **others})
+    return SampleSet.from_arrays({"ids": ids, "mask": masks, **others})
 
 
-def judged(model: Tagger, path: Path, given: Samples) -> Verdicted:
+def judged(model: Tagger, path: Path, given: SampleSet) -> EvaluationResult:
     return check(
         file_without_mask(model, path), reference=Reference(model, Source(factory="tests")),
-        workload=Workload(given), policy=POLICY,
+        workload=EvaluationData(given), policy=POLICY,
     )  # fmt: skip
 
 
@@ -106,8 +106,10 @@ def test_one_that_is_baked_in_fails(tmp_path: Path, mask: int | None) -> None:
 def test_it_is_localised_with_what_only_the_model_takes(tmp_path: Path) -> None:
     model = Tagger(masked=True).eval()
     path = file_without_mask(model, tmp_path / "model.onnx")
-    candidate = Candidate(path, read_subject(path))
-    found = locate(Case(model, candidate, samples(None), policy=POLICY), runtime="ort-cpu")
+    candidate = TestedFile(path, read_subject(path))
+    found = locate(
+        MeasurementJob(model, candidate, samples(None), policy=POLICY), runtime="ort-cpu"
+    )
     assert found.first_divergence is not None
 
 
@@ -133,6 +135,6 @@ def test_a_wrapper_gets_the_samples_in_their_order(tmp_path: Path) -> None:
     path = file_without_mask(tagger, tmp_path / "model.onnx")
     seen = check(
         path, reference=Reference(Any(tagger).eval(), Source(factory="tests")),
-        workload=Workload(samples(None)), policy=POLICY,
+        workload=EvaluationData(samples(None)), policy=POLICY,
     )  # fmt: skip
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.front_door import Reference, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
-from gate.policy.policy import Instruments, Policy
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from gate.records.evidence import Source
 from tests.exhaustive import exhaustive
 from tests.guesses.nets import FEATURES, Net, exported
@@ -73,6 +74,6 @@ def test_no_verdict_gets_worse(files, net: int, seed: int) -> None:
 
 
 def verdict_of(model: nn.Module, onnx: Path, rows: np.ndarray) -> Verdict:
-    workload = Workload(Samples.of({"input": rows}), batch_size=50)
+    workload = EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=50)
     reference = Reference(model, Source(factory="tests:net"))
     return check(onnx, reference=reference, workload=workload, policy=POLICY).decision.verdict

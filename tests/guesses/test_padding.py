@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.export.capture import captured
-from gate.front_door import Reference, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.export.export_warnings import captured
+from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
 
 LENGTH = 16
@@ -61,7 +61,7 @@ def test_padded_text_passes(tmp_path: Path, causal: bool) -> None:
             dynamic_shapes=({0: dynamic.AUTO, 1: dynamic.DYNAMIC},) * 2, verbose=False,
         )  # fmt: skip
     seen = check(path, reference=Reference(model, Source(factory="tests")),
-                 workload=Workload(Samples.of(arrays)))  # fmt: skip
+                 workload=EvaluationData(SampleSet.from_arrays(arrays)))  # fmt: skip
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
     sizes = [p for r in seen.evidence.runtimes for p in r.probes if p.kind == "size"]
     assert any(probe.inapplicable is None for probe in sizes)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import keeps_double
-from gate.parity.workload import Workload
-from gate.policy.policy import Instruments, Policy
+from gate.measure.job import EvaluationData, Reference, keeps_double
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from gate.records.evidence import Source, Subject, TensorSpec
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from tests import builders
 
 POLICY = Policy.default().model_copy(
@@ -60,8 +60,8 @@ def exported_as_it_is(model: nn.Module, path: Path, dtype: type = np.float32) ->
     return path
 
 
-def judged(model: nn.Module, onnx: Path, dtype: type = np.float32) -> Verdicted:
-    workload = Workload(Samples.of({"input": inputs(40, dtype)}))
+def judged(model: nn.Module, onnx: Path, dtype: type = np.float32) -> EvaluationResult:
+    workload = EvaluationData(SampleSet.from_arrays({"input": inputs(40, dtype)}))
     reference = Reference(model, Source(factory="tests:net"))
     return check(onnx, reference=reference, workload=workload, policy=POLICY)
 
@@ -182,6 +182,6 @@ def test_a_buffer_of_float64_in_a_model_of_float32_stays_so(
     path = exported_as_it_is(Clock(kept_in), tmp_path / "model.onnx")
     seen = check(
         path, reference=Reference(Clock(torch.float64).eval(), Source(factory="tests")),
-        workload=Workload(Samples.of({"input": inputs(48, np.float32)})), policy=POLICY,
+        workload=EvaluationData(SampleSet.from_arrays({"input": inputs(48, np.float32)})), policy=POLICY,
     )  # fmt: skip
     assert seen.decision.verdict is verdict, seen.decision.problems

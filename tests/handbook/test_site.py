@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 import gate
 from gate import cli
-from gate.story.policy_fields import policy_fields
+from gate.summary.policy_docs import policy_fields
 from handbook import hooks
 from handbook.commands import command_pages, subcommands
 from handbook.library import library_page

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.trust import Trust, TrustedKey
+from gate.signing.keys import SigningKey
+from gate.signing.trust import Trust, TrustedKey
 
 
 class Writers:

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from gate.ledger.chain import Row
-from gate.ledger.entry import LedgerEntry
+from gate.ledger.database import LINES, LOCKS, METADATA, NOTES, StateDatabase
+from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger, insert
-from gate.ledger.tables import LINES, LOCKS, METADATA, NOTES
-from gate.state.state import State
 
-Place = Path | str | State
+Place = Path | str | StateDatabase
 
 
 def rows(place: Place) -> list[Row]:
@@ -28,7 +26,7 @@ def lines(place: Place) -> list[bytes]:
 
 def put(place: Place, kept: Sequence[Row]) -> None:
     """These rows, and no others."""
-    state = place if isinstance(place, State) else State(place)
+    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     with state.writing() as connection:
         LINES.drop(connection, checkfirst=True)  # and what would refuse it
         METADATA.create_all(connection)
@@ -48,7 +46,7 @@ def replace(place: Place, old: bytes, new: bytes) -> None:
 
 def spoil_note(place: Place, name: str, text: str) -> None:
     """Its signature, if it has one, stays."""
-    state = place if isinstance(place, State) else State(place)
+    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     with state.writing() as connection:
         METADATA.create_all(connection)
         changed = sa.update(NOTES).where(NOTES.c.name == name).values(text=text)
@@ -58,14 +56,14 @@ def spoil_note(place: Place, name: str, text: str) -> None:
 
 def notes(place: Place) -> dict[str, str]:
     """By name."""
-    state = place if isinstance(place, State) else State(place)
+    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     with state.reading() as connection:
         return {row.name: row.text for row in connection.execute(sa.select(NOTES))}
 
 
 def holders(place: Place) -> dict[str, str]:
     """Who holds which lock."""
-    state = place if isinstance(place, State) else State(place)
+    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     with state.reading() as connection:
         return {row.name: row.holder for row in connection.execute(sa.select(LOCKS))}
 

@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 
 from gate.errors import EvidenceError, PastChanged, StateUnavailable
-from gate.ledger import acceptance
-from gate.ledger.acceptance import accept
+from gate.ledger import maintenance
 from gate.ledger.entry import LedgerEntry, actor
-from gate.ledger.head import HeadFile
-from gate.ledger.ledger import Ledger
+from gate.ledger.ledger import Ledger, StoredHead
+from gate.ledger.maintenance import accept_rewrite
 from tests.ledger.rows import put, replace, rows
 from tests.ledger.test_head import CHANGED, Away, older_copy
 
 
 @pytest.fixture
-def keepers(tmp_path: Path) -> list[HeadFile]:
-    return [HeadFile(tmp_path / name / "head.json", place=f"the {name}") for name in ("a", "b")]
+def keepers(tmp_path: Path) -> list[StoredHead]:
+    return [StoredHead(tmp_path / name / "head.json", place=f"the {name}") for name in ("a", "b")]
 
 
 @pytest.fixture
-def kept_ledger(ledger: Ledger, keepers: list[HeadFile]) -> Ledger:
+def kept_ledger(ledger: Ledger, keepers: list[StoredHead]) -> Ledger:
     made = Ledger(ledger.state, keepers=keepers)
     for reason in ("one", "two", "three"):
         line = LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
@@ -36,25 +35,25 @@ def kept_ledger(ledger: Ledger, keepers: list[HeadFile]) -> Ledger:
 @pytest.mark.parametrize("spoil", CHANGED)
 def test_what_is_accepted_leaves_a_line_and_goes_on(kept_ledger: Ledger, keepers, spoil) -> None:
     spoil(kept_ledger.state)
-    lost = accept(Ledger(Path(kept_ledger.place)), keepers, reason="the disk died")
+    lost = accept_rewrite(Ledger(Path(kept_ledger.place)), keepers, reason="the disk died")
     assert ["the a saw 3 lines" in lost[0], "the b saw 3 lines" in lost[1]] == [True, True]
     line = kept_ledger.entries()[-1]
     assert (line.action, line.actor) == ("ledger_accepted", actor())
     assert "the disk died" in line.reason
     assert lost[0] in line.reason
     assert len(Ledger(kept_ledger.state, keepers=keepers).entries()) == len(kept_ledger.entries())
-    assert accept(Ledger(kept_ledger.state), keepers, reason="again") == ()
+    assert accept_rewrite(Ledger(kept_ledger.state), keepers, reason="again") == ()
 
 
 def test_where_all_agree_nothing_is_written(kept_ledger: Ledger, keepers) -> None:
     before = rows(kept_ledger.state)
-    assert accept(Ledger(kept_ledger.state), keepers, reason="to be sure") == ()
+    assert accept_rewrite(Ledger(kept_ledger.state), keepers, reason="to be sure") == ()
     assert rows(kept_ledger.state) == before
 
 
 def test_a_damaged_head_is_accepted_too(kept_ledger: Ledger, keepers) -> None:
     keepers[0].path.write_text("{")
-    (lost,) = accept(Ledger(kept_ledger.state), keepers, reason="a bad disk")
+    (lost,) = accept_rewrite(Ledger(kept_ledger.state), keepers, reason="a bad disk")
     assert "is damaged" in lost
     assert len(kept_ledger.entries()) == 4
 
@@ -63,7 +62,7 @@ def test_a_broken_chain_is_not_accepted(kept_ledger: Ledger, keepers) -> None:
     good = rows(kept_ledger.state)
     replace(kept_ledger.state, b'"one"', b'"eno"')
     with pytest.raises(EvidenceError, match="the chain is broken"):
-        accept(Ledger(kept_ledger.state), keepers, reason="never mind")
+        accept_rewrite(Ledger(kept_ledger.state), keepers, reason="never mind")
     put(kept_ledger.state, good)
     assert len(kept_ledger.entries()) == 3
 
@@ -72,14 +71,14 @@ def test_a_keeper_that_is_away_is_not_passed_over(kept_ledger: Ledger, keepers) 
     before = rows(kept_ledger.state)
     away = [*keepers, Away(keepers[0].path, place="the inbox")]
     with pytest.raises(StateUnavailable):
-        accept(Ledger(kept_ledger.state), away, reason="never mind")
+        accept_rewrite(Ledger(kept_ledger.state), away, reason="never mind")
     assert rows(kept_ledger.state) == before
 
 
 def test_what_is_lost_after_an_acceptance_is_seen_again(kept_ledger: Ledger, keepers) -> None:
     good = rows(kept_ledger.state)
     older_copy(kept_ledger.state)
-    accept(Ledger(kept_ledger.state), keepers, reason="the disk died")
+    accept_rewrite(Ledger(kept_ledger.state), keepers, reason="the disk died")
     put(kept_ledger.state, good)
     with pytest.raises(PastChanged):
         kept_ledger.verify()
@@ -95,7 +94,7 @@ class TestBesideAHealthyService:
     def test_a_line_while_the_lock_is_waited_for(
         self, kept_ledger: Ledger, keepers, added: LedgerEntry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = acceptance.promotion_lock
+        real = maintenance.promotion_lock
 
         @contextmanager
         def late(ledger: Ledger, **given: Any) -> Iterator[None]:
@@ -103,8 +102,8 @@ class TestBesideAHealthyService:
             with real(ledger, **given):
                 yield
 
-        monkeypatch.setattr(acceptance, "promotion_lock", late)
-        assert accept(Ledger(kept_ledger.state), keepers, reason="to be sure") == ()
+        monkeypatch.setattr(maintenance, "promotion_lock", late)
+        assert accept_rewrite(Ledger(kept_ledger.state), keepers, reason="to be sure") == ()
         assert [line.reason for line in kept_ledger.entries()][3:] == ["a look"]
 
     def test_a_line_that_needs_no_lock(
@@ -119,5 +118,5 @@ class TestBesideAHealthyService:
             return answer()
 
         monkeypatch.setattr(keepers[1], "head", overtaken)
-        assert accept(Ledger(kept_ledger.state), keepers, reason="to be sure") == ()
+        assert accept_rewrite(Ledger(kept_ledger.state), keepers, reason="to be sure") == ()
         assert [line.reason for line in kept_ledger.entries()][3:] == ["a look"]

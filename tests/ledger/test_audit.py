@@ -7,31 +7,29 @@ from pathlib import Path
 import pytest
 
 from gate.errors import EvidenceError, PastChanged, Untrusted
-from gate.ledger.acceptance import accept
-from gate.ledger.audit import audit
-from gate.ledger.head import HeadFile
-from gate.ledger.ledger import Ledger
+from gate.ledger.ledger import Ledger, StoredHead
+from gate.ledger.maintenance import accept_rewrite, audit_ledger
 from tests.ledger.keys import Writers
 from tests.ledger.rows import put, replace, rows
 from tests.ledger.test_signature import entry, signed, writers  # noqa: F401
 
 
 def test_all_lines_of_a_trusted_writer(signed: Ledger, writers: Writers) -> None:  # noqa: F811
-    found = audit(signed)
+    found = audit_ledger(signed)
     assert (found.lines, found.head) == (3, signed.digest(3))
     assert found.by_key == {writers.key("ci").public.key_id: 3}
     assert found.accepted == ()
 
 
 def test_where_nobody_is_trusted_only_the_chain_is_proven(both: Ledger) -> None:
-    assert audit(both).lines == 0
+    assert audit_ledger(both).lines == 0
     both.append(entry("one"))
     both.append(entry("two"))
-    assert (audit(both).lines, audit(both).by_key) == (2, {})
+    assert (audit_ledger(both).lines, audit_ledger(both).by_key) == (2, {})
     replace(both.state, b'"one"', b'"eno"')
     both.entries()  # its last line is as it was
     with pytest.raises(EvidenceError, match=":2: the chain is broken"):
-        audit(both)
+        audit_ledger(both)
 
 
 @pytest.mark.parametrize("spoiled", [None, "[]", "{}"])
@@ -43,9 +41,9 @@ def test_a_signature_that_was_lost_inside_is_seen_and_can_be_accepted(
     put(signed.state, [first, second._replace(signature=spoiled), third])
     assert len(signed.entries()) == 3  # the last signature vouches for what it says
     with pytest.raises(Untrusted, match=r":2: this line has .*signature"):
-        audit(signed)
+        audit_ledger(signed)
     signed.append(entry("looked at", action="ledger_accepted"))
-    assert audit(signed).accepted == (2,)
+    assert audit_ledger(signed).accepted == (2,)
 
 
 def test_what_a_revoked_key_signed_is_refused_until_a_trusted_writer_vouches(
@@ -54,31 +52,31 @@ def test_what_a_revoked_key_signed_is_refused_until_a_trusted_writer_vouches(
 ) -> None:
     trust = writers.trusting(("ci", "new"), revoked=("ci",))
     now = Ledger(signed.state, key=writers.key("new"), trust=trust)
-    for use in (now.entries, lambda: audit(now), lambda: now.append(entry("four"))):
+    for use in (now.entries, lambda: audit_ledger(now), lambda: now.append(entry("four"))):
         with pytest.raises(Untrusted, match="is revoked"):
             use()
-    (why,) = accept(now, [], reason="all lines were compared with last week's copy")
+    (why,) = accept_rewrite(now, [], reason="all lines were compared with last week's copy")
     assert "is revoked" in why
     assert [e.action for e in now.entries()][3:] == ["ledger_accepted"]
-    found = audit(now)
+    found = audit_ledger(now)
     assert found.accepted == (1, 2, 3)
     assert found.by_key == {writers.key("new").public.key_id: 1}
-    assert accept(now, [], reason="again") == ()
+    assert accept_rewrite(now, [], reason="again") == ()
 
 
 def test_who_is_not_trusted_accepts_nothing(signed: Ledger, writers: Writers) -> None:  # noqa: F811
     trust = writers.trusting(("ci", "new"), revoked=("ci",))
     for key in (None, writers.key("ci"), writers.key("stranger")):
         with pytest.raises(Untrusted, match="nothing is written"):
-            accept(Ledger(signed.state, key=key, trust=trust), [], reason="never mind")
+            accept_rewrite(Ledger(signed.state, key=key, trust=trust), [], reason="never mind")
     assert len(rows(signed.state)) == 3
 
 
 def test_another_past_is_seen_too(both: Ledger, tmp_path: Path) -> None:
-    keeper = HeadFile(tmp_path / "store" / "head.json", place="the store")
+    keeper = StoredHead(tmp_path / "store" / "head.json", place="the store")
     ledger = Ledger(both.state, keepers=[keeper])
     for reason in ("one", "two"):
         ledger.append(entry(reason))
     put(both.state, rows(both.state)[:1])
     with pytest.raises(PastChanged):
-        audit(ledger)
+        audit_ledger(ledger)

@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gate.errors import EvidenceError
-from gate.ledger import chain as chain_module
-from gate.ledger.chain import Chain
-from gate.ledger.entry import LedgerEntry
+from gate.ledger import entry as chain_module
+from gate.ledger.entry import HashChain, LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.ledger.rows import Place, lines, put, put_lines, replace, rows
@@ -29,7 +28,7 @@ class Reader:
         self.parsed: list[int] = []
         self.reasons: list[str] = []
         self._ledger = Ledger(place)
-        self.chain = Chain(self._ledger.place, self._parse)
+        self.chain = HashChain(self._ledger.place, self._parse)
 
     def _parse(self, line: bytes, number: int) -> LedgerEntry:
         self.parsed.append(number)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.envelope import SignedStatement
 from gate.errors import EvidenceError, PastChanged, Untrusted
-from gate.ledger.checkpoint import Checkpoint, checkpoint_signers
 from gate.ledger.ledger import Ledger
+from gate.ledger.maintenance import Checkpoint, checkpoint_signers
+from gate.signing.statement import SignedStatement
 from tests.ledger.keys import Writers
 from tests.ledger.rows import put, rows
 from tests.ledger.test_signature import chained, entry

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from gate.errors import EvidenceError, PastChanged, StateUnavailable, StorageError
+from gate.ledger.database import StateDatabase
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.head import Head, HeadFile, Keepers
-from gate.ledger.ledger import Ledger
-from gate.state.state import State
+from gate.ledger.ledger import Keepers, Ledger, LedgerHead, StoredHead
 from gate.storage.digest import Digest
 from tests.ledger.rows import Place, lines, put, replace, rows
 from tests.registry.simulator import Crash
@@ -25,17 +24,19 @@ def entry(reason: str) -> LedgerEntry:
     return LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
 
 
-def head(lines: int, text: str = "") -> Head:
-    return Head(lines=lines, sha256=Digest.of_bytes(text.encode()), at="2026-01-01T00:00:00+00:00")
+def head(lines: int, text: str = "") -> LedgerHead:
+    return LedgerHead(
+        lines=lines, sha256=Digest.of_bytes(text.encode()), at="2026-01-01T00:00:00+00:00"
+    )
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> HeadFile:
-    return HeadFile(tmp_path / "store" / "head.json", place="the store")
+def file(tmp_path: Path) -> StoredHead:
+    return StoredHead(tmp_path / "store" / "head.json", place="the store")
 
 
 @pytest.fixture
-def kept_ledger(ledger: Ledger, file: HeadFile) -> Ledger:
+def kept_ledger(ledger: Ledger, file: StoredHead) -> Ledger:
     """Three lines that the store saw."""
     made = Ledger(ledger.state, keepers=[file])
     for reason in ("one", "two", "three"):
@@ -65,7 +66,7 @@ def edited_last_line(place: Place) -> None:
 
 
 def removed(place: Place) -> None:
-    state = place if isinstance(place, State) else State(place)
+    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     Path(state.place).unlink()
 
 
@@ -91,7 +92,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("anew", [True, False], ids=["at start", "while it runs"])
 @pytest.mark.parametrize("spoil", CHANGED)
-def test_another_past_is_refused(kept_ledger: Ledger, file: HeadFile, spoil, anew: bool) -> None:
+def test_another_past_is_refused(kept_ledger: Ledger, file: StoredHead, spoil, anew: bool) -> None:
     good = rows(kept_ledger.state)
     spoil(kept_ledger.state)
     spoiled = rows(kept_ledger.state)
@@ -111,7 +112,7 @@ def test_another_past_is_refused(kept_ledger: Ledger, file: HeadFile, spoil, ane
 
 
 def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
-    kept_ledger: Ledger, ledger: Ledger, file: HeadFile
+    kept_ledger: Ledger, ledger: Ledger, file: StoredHead
 ) -> None:
     ledger.append(entry("four"))
     assert len(kept_ledger.entries()) == 4
@@ -123,7 +124,7 @@ def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
     assert len(Ledger(moved, keepers=[file]).entries()) == 4
 
 
-def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: HeadFile) -> None:
+def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: StoredHead) -> None:
     ledger.append(entry("one"))
     made = Ledger(ledger.state, keepers=[file])
     made.verify()
@@ -133,13 +134,13 @@ def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: HeadFile) -> Non
 
 
 def test_who_read_a_line_less_a_moment_ago_reads_again(
-    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+    kept_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another replica adds a line, and shows it, between our reading and our asking."""
     other = Ledger(ledger.state, keepers=[file])
     answer = file.head
 
-    def overtaken() -> Head | None:
+    def overtaken() -> LedgerHead | None:
         monkeypatch.setattr(file, "head", answer)
         other.append(entry("four"))
         return answer()
@@ -150,12 +151,12 @@ def test_who_read_a_line_less_a_moment_ago_reads_again(
 
 
 def test_lines_that_come_after_every_question_are_no_other_past(
-    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+    kept_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other replica never rests: each answer tells of a line more than was read before."""
     other, asks = Ledger(ledger.state, keepers=[file]), file.head
 
-    def overtaken() -> Head | None:
+    def overtaken() -> LedgerHead | None:
         with monkeypatch.context() as quiet:
             quiet.setattr(file, "head", asks)
             other.append(entry("more"))
@@ -172,7 +173,7 @@ def test_lines_that_come_after_every_question_are_no_other_past(
         ours.verify()
 
 
-def test_only_a_longer_head_is_kept_whoever_comes_last(file: HeadFile) -> None:
+def test_only_a_longer_head_is_kept_whoever_comes_last(file: StoredHead) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda lines: file.keep(head(lines)), [5, 31, 7, 30, 2, 31, 1, 12]))
     assert file.head() == head(31)
@@ -184,7 +185,7 @@ def test_only_a_longer_head_is_kept_whoever_comes_last(file: HeadFile) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"lines": 3}', "[]"])
 def test_a_damaged_head_is_refused_until_somebody_says_so(
-    kept_ledger: Ledger, file: HeadFile, text: str
+    kept_ledger: Ledger, file: StoredHead, text: str
 ) -> None:
     file.path.write_text(text)
     for ledger in (kept_ledger, Ledger(kept_ledger.state, keepers=[file])):
@@ -194,25 +195,25 @@ def test_a_damaged_head_is_refused_until_somebody_says_so(
     assert file.head() == head(3)
 
 
-def test_a_link_is_no_head(kept_ledger: Ledger, file: HeadFile, tmp_path: Path) -> None:
+def test_a_link_is_no_head(kept_ledger: Ledger, file: StoredHead, tmp_path: Path) -> None:
     file.path.rename(tmp_path / "elsewhere")
     file.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(EvidenceError, match="is damaged"):
         kept_ledger.verify()
 
 
-class Away(HeadFile):
+class Away(StoredHead):
     """A keeper that can't be asked."""
 
-    def head(self) -> Head | None:
+    def head(self) -> LedgerHead | None:
         raise StateUnavailable("the database is away")
 
-    def keep(self, head: Head) -> None:
+    def keep(self, head: LedgerHead) -> None:
         raise StateUnavailable("the database is away")
 
 
 def test_one_keeper_is_enough_while_another_is_away(
-    kept_ledger: Ledger, file: HeadFile, caplog: pytest.LogCaptureFixture
+    kept_ledger: Ledger, file: StoredHead, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = Ledger(kept_ledger.state, keepers=[Away(file.path, place="the inbox"), file])
     both.append(entry("four"))
@@ -223,17 +224,17 @@ def test_one_keeper_is_enough_while_another_is_away(
         both.entries()
 
 
-def test_without_any_keeper_nothing_is_read(kept_ledger: Ledger, file: HeadFile) -> None:
+def test_without_any_keeper_nothing_is_read(kept_ledger: Ledger, file: StoredHead) -> None:
     with pytest.raises(StateUnavailable):
         Ledger(kept_ledger.state, keepers=[Away(file.path, place="the inbox")]).entries()
 
 
 def test_a_head_that_can_not_be_kept_stops_what_would_be_done_by_it(
-    kept_ledger: Ledger, ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+    kept_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.append(entry("four"))
     with monkeypatch.context() as full:
-        full.setattr("gate.ledger.head.write_text", _no_room)
+        full.setattr("gate.ledger.ledger.write_text", _no_room)
         with pytest.raises(StorageError):
             kept_ledger.entries()
     assert len(kept_ledger.entries()) == 4
@@ -247,11 +248,11 @@ def _no_room(*_: object) -> None:
 
 
 def test_a_line_that_no_keeper_saw_is_written_once(
-    kept_ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch
+    kept_ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line is on disk: that must not look as if it were not."""
     with monkeypatch.context() as full:
-        full.setattr("gate.ledger.head.write_text", _no_room)
+        full.setattr("gate.ledger.ledger.write_text", _no_room)
         kept_ledger.append(entry("four"))
     assert [e.reason for e in kept_ledger.entries()][3:] == ["four"]
     kept = file.head()
@@ -260,10 +261,10 @@ def test_a_line_that_no_keeper_saw_is_written_once(
 
 
 def test_no_keeper_keeps_a_past_that_another_contradicts(
-    ledger: Ledger, file: HeadFile, tmp_path: Path
+    ledger: Ledger, file: StoredHead, tmp_path: Path
 ) -> None:
     """It would have to be told again when the right ledger is back."""
-    late = HeadFile(tmp_path / "inbox" / "head.json", place="the inbox")
+    late = StoredHead(tmp_path / "inbox" / "head.json", place="the inbox")
     made = Ledger(ledger.state, keepers=[late, file])
     for reason in ("one", "two", "three"):
         made.append(entry(reason))
@@ -286,7 +287,7 @@ def test_without_keepers_nothing_is_kept(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
-    ledger: Ledger, file: HeadFile, monkeypatch: pytest.MonkeyPatch, step: str
+    ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """And one that was crashed before it was kept is kept by whoever reads next."""
     made = Ledger(ledger.state, keepers=[file])

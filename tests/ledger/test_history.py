@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.ledger.entry import Action, LedgerEntry
-from gate.ledger.history import Histories, History
+from gate.ledger.history import HistoryCache, ModelHistory
 from gate.storage.digest import Digest
 
 ACTIONS = get_args(Action)
@@ -22,10 +22,10 @@ def entry(action: str, version: str | None = "1", **fields) -> LedgerEntry:
     return LedgerEntry(action=action, version=version, actor="me", **given_ | fields)
 
 
-def history(*lines: str) -> History:
+def history(*lines: str) -> ModelHistory:
     """Each line: an action and a version, or an action that is about none."""
     parts = (line.split() for line in lines)
-    return History(tuple(entry(action, *(rest or [None])) for action, *rest in parts))
+    return ModelHistory(tuple(entry(action, *(rest or [None])) for action, *rest in parts))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -106,9 +106,9 @@ def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, action
 
 def test_the_last_line_with_digests_vouches():
     old, new = entry("passed"), entry("promoted", sha256=Digest.of_bytes(b"other"))
-    assert History((old, new)).vouching_for("1") == new
-    assert History((old, entry("promoted", sha256=None))).vouching_for("1") == old
-    assert History((entry("promoted", sha256=None),)).vouching_for("1") is None
+    assert ModelHistory((old, new)).vouching_for("1") == new
+    assert ModelHistory((old, entry("promoted", sha256=None))).vouching_for("1") == old
+    assert ModelHistory((entry("promoted", sha256=None),)).vouching_for("1") is None
 
 
 @pytest.mark.parametrize(
@@ -146,17 +146,17 @@ def test_a_promotion_is_deployed_by_what_follows_it(lines, word):
 
 def test_another_version_under_the_number_was_not_deployed():
     other = entry("deployed", sha256=Digest.of_bytes(b"other"))
-    assert not History((entry("promoted"), other)).was_deployed("1")
-    assert not History((other,)).was_deployed("1")
+    assert not ModelHistory((entry("promoted"), other)).was_deployed("1")
+    assert not ModelHistory((other,)).was_deployed("1")
 
 
 BACK = "rolled_back 1 2"
 """From version 2 to version 1."""
 
 
-def with_previous(*lines: str) -> History:
+def with_previous(*lines: str) -> ModelHistory:
     parts = (line.split() for line in lines)
-    return History(
+    return ModelHistory(
         tuple(
             entry(action, version, previous_version=previous[0] if previous else None)
             for action, version, *previous in parts
@@ -190,29 +190,29 @@ def test_a_rollback_counts_until_the_version_passes_anew_or_is_gone_back_to(line
 def test_which_versions_hold_these_bytes():
     other = entry("promoted", "3", sha256=Digest.of_bytes(b"other"))
     again = entry("promoted", "4", sha256=Digest.of_bytes(b"other"))
-    one = History(
+    one = ModelHistory(
         (entry("passed", "2"), entry("promoted", "4"), other, again, entry("refused", "5"))
     )
-    assert one.holding(DIGEST) == ("2",)
+    assert one.versions_with_bytes(DIGEST) == ("2",)
 
 
 def test_the_last_promotion():
     first, last = entry("promoted"), entry("promoted", reason="again")
-    assert History((first, last, entry("passed"))).promotion_of("1") is last
-    assert History((entry("passed"),)).promotion_of("1") is None
+    assert ModelHistory((first, last, entry("passed"))).promotion_of("1") is last
+    assert ModelHistory((entry("passed"),)).promotion_of("1") is None
 
 
 def test_a_deployment_of_other_bytes_under_the_number_is_none():
     other = entry("deployed", sha256=Digest.of_bytes(b"other"))
-    assert History((other,)).deployment_of(entry("promoted")) is None
+    assert ModelHistory((other,)).deployment_of(entry("promoted")) is None
 
 
 def test_a_move_is_told_by_its_operation():
-    moved = History((entry("promoted", operation="ab"), entry("deployed")))
-    assert moved.tells_of("ab")
-    assert not moved.tells_of("cd")
-    dropped = History((entry("conflict", operation="ab"),))
-    assert (dropped.tells_of("ab"), dropped.dropped("ab")) == (False, True)
+    moved = ModelHistory((entry("promoted", operation="ab"), entry("deployed")))
+    assert moved.has_operation("ab")
+    assert not moved.has_operation("cd")
+    dropped = ModelHistory((entry("conflict", operation="ab"),))
+    assert (dropped.has_operation("ab"), dropped.dropped("ab")) == (False, True)
     assert (moved.dropped("ab"), dropped.dropped("cd")) == (False, False)
 
 
@@ -220,7 +220,7 @@ VERSIONS = st.sampled_from(["1", "2", "3", None])
 LINES = st.lists(st.builds(entry, st.sampled_from(ACTIONS), VERSIONS), max_size=12)
 
 
-def of(one: History, version: str) -> tuple[object, ...]:
+def of(one: ModelHistory, version: str) -> tuple[object, ...]:
     return (one.vouching_for(version), one.was_served(version), one.standing(version),
             one.since_passed(version))  # fmt: skip
 
@@ -229,12 +229,12 @@ def of(one: History, version: str) -> tuple[object, ...]:
 def test_lines_about_one_version_say_nothing_of_another(lines):
     for version in ("1", "2", "3"):
         alone = tuple(line for line in lines if line.version == version)
-        assert of(History(tuple(lines)), version) == of(History(alone), version)
+        assert of(ModelHistory(tuple(lines)), version) == of(ModelHistory(alone), version)
 
 
 @given(LINES)
 def test_what_serves_is_what_served_last(lines):
-    one = History(tuple(lines))
+    one = ModelHistory(tuple(lines))
     assert one.serving in (None, *one.served[:1])
     assert set(one.served) == {v for v in ("1", "2", "3") if one.was_served(v)}
     assert len(set(one.served)) == len(one.served)
@@ -242,7 +242,7 @@ def test_what_serves_is_what_served_last(lines):
 
 @given(LINES)
 def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
-    one = History(tuple(lines))
+    one = ModelHistory(tuple(lines))
     standing = {v: one.standing(v) for v in ("1", "2", "3")}
     waiting = {v: line for v, line in standing.items() if line and line.action == "passed"}
     assert {line.version: line for line in one.waiting} == waiting
@@ -251,7 +251,7 @@ def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
 
 @given(LINES, st.sampled_from(["conflict", "deployed", "not_deployed"]))
 def test_some_lines_change_neither_what_serves_nor_what_waits(lines, action):
-    one, other = History(tuple(lines)), History((*lines, entry(action)))
+    one, other = ModelHistory(tuple(lines)), ModelHistory((*lines, entry(action)))
     assert (one.serving, one.served, one.waiting) == (other.serving, other.served, other.waiting)
 
 
@@ -265,11 +265,11 @@ LINES = st.lists(
 A_DIGEST = Digest.of_bytes(b"x")
 
 
-def answers(one: History) -> list[object]:
+def answers(one: ModelHistory) -> list[object]:
     """All that can be asked."""
     said: list[object] = [
         one.passed_any, one.change, one.last_move, one.serving, one.served, one.waiting,
-        one.holding(A_DIGEST), one.served_before("1", "2"),
+        one.versions_with_bytes(A_DIGEST), one.served_before("1", "2"),
     ]  # fmt: skip
     for version in ("1", "2", "3"):
         vouched = one.vouching_for(version)
@@ -288,13 +288,13 @@ def test_a_history_that_grew_says_what_one_made_anew_says(lines, stops) -> None:
                     registry=registry, sha256=A_DIGEST, actor="me", at="2026", reason=str(place))
         for place, (action, version, previous, model, registry) in enumerate(lines)
     )  # fmt: skip
-    histories, names = Histories(), frozenset({"here", "there"})
+    histories, names = HistoryCache(), frozenset({"here", "there"})
     for stop in [*sorted(stops), len(entries)]:
         read = entries[:stop]
         plain = tuple(e for e in read if e.model == "digits" and e.registry in names)
         grown = histories.of(read, "digits", registries=names)
         assert grown.entries == plain
-        assert answers(grown) == answers(History(plain))
+        assert answers(grown) == answers(ModelHistory(plain))
 
 
 def test_a_ledger_that_was_read_anew_has_another_history() -> None:
@@ -302,7 +302,7 @@ def test_a_ledger_that_was_read_anew_has_another_history() -> None:
         lines = (f"promoted {version}" for version in versions)
         return history(*lines).entries
 
-    histories = Histories()
+    histories = HistoryCache()
     first, name = read("1", "2"), frozenset({"here"})
     assert histories.of(first, "digits", registries=name).serving == "2"
     for other in (read("1"), read("1", "3"), read("4", "5", "6"), ()):
@@ -328,7 +328,7 @@ MADE = "2026-03-01T12:00:00.123+00:00"
     ],
 )
 def test_a_version_is_judged_by_a_line_since_the_registry_made_it(action, fields, judged):
-    one = History((entry(action, **fields),))
+    one = ModelHistory((entry(action, **fields),))
     assert one.judged("1", made_at=MADE) is judged
     assert one.judged("2", made_at=MADE) is False
     assert one.judged("1", made_at=None) is (action not in ("conflict", "deployed"))
@@ -336,7 +336,7 @@ def test_a_version_is_judged_by_a_line_since_the_registry_made_it(action, fields
 
 def test_what_the_gate_passed_before_anything_was_signed():
     lines = [entry("promoted", "1"), entry("promoted", "2", signers=("k",)), entry("promoted", "3")]
-    one = History(tuple(lines))
-    found = {number: one.predates_signing(number) for number in "1234"}
+    one = ModelHistory(tuple(lines))
+    found = {number: one.passed_before_signing(number) for number in "1234"}
     assert found == {"1": True, "2": False, "3": False, "4": False}
-    assert History((*lines, entry("promoted", "1"))).predates_signing("1") is False
+    assert ModelHistory((*lines, entry("promoted", "1"))).passed_before_signing("1") is False

@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.errors import EvidenceError
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.journal import Journal
-from gate.registry import champion
-from gate.registry.port import CHAMPION, PREVIOUS
+from gate.registry import alias
+from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
-from gate.service.port import Failed
+from gate.service.monitoring import Failed
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
 from tests.ledger.rows import notes, spoil_note
@@ -72,7 +72,7 @@ def test_a_damaged_journal_is_set_aside_once(tmp_path, text):
     journal = Journal(place.ledger, model="digits", registry="simulator")
     spoil_note(place.ledger.state, journal.name, text)
     for _ in range(2):
-        with champion.alone(place.model()) as finished:
+        with alias.promotion_lock(place.model()) as finished:
             assert finished is None
     ((aside, kept),) = notes(place.ledger.state).items()
     assert "damaged" in aside
@@ -90,7 +90,7 @@ def test_a_move_whose_journal_was_damaged_is_judged_like_one_by_hand(tmp_path, g
     place = Place(tmp_path)
     for seed in (1, 2):
         place.promote(seed)
-    store = Store(tmp_path / "store")
+    store = ModelStore(tmp_path / "store")
     look = Reconciler(place.registry, place.ledger, place.policy, store=store)
     look("digits", cause="timer")
     target = "1" if good else place.hand_made(5)
@@ -99,7 +99,7 @@ def test_a_move_whose_journal_was_damaged_is_judged_like_one_by_hand(tmp_path, g
         place.registry, CrashingLedger(place.ledger.state, "before"), "digits"
     )
     with pytest.raises(Crash):
-        champion.move(crashing, entry)
+        alias.move_alias(crashing, entry)
     assert place.champion == target
     name = Journal(place.ledger, model="digits", registry="simulator").name
     spoil_note(place.ledger.state, name, notes(place.ledger.state)[name][:40])
@@ -119,7 +119,7 @@ def test_a_damaged_journal_of_one_model_is_none_of_another_s(tmp_path):
     place.promote(1)
     name = Journal(place.ledger, model="letters", registry="simulator").name
     spoil_note(place.ledger.state, name, "{")
-    with champion.alone(place.model()):
+    with alias.promotion_lock(place.model()):
         assert place.lines() == [("promoted", "1")]
     assert notes(place.ledger.state) == {name: "{"}
 

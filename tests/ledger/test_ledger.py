@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
 from gate.errors import EvidenceError, StateUnavailable, StorageError
+from gate.ledger import database
 from gate.ledger import entry as entry_module
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.state import database
 from gate.storage.digest import Digest
 from tests.ledger.rows import Place, parsed_lines, put, put_lines, replace, rows
 from tests.ledger.rows import lines as kept_lines

@@ -16,13 +16,12 @@ import pytest
 import sqlalchemy as sa
 
 from gate.errors import PromotionConflict, StateUnavailable
-from gate.ledger import lease, lock
+from gate.ledger import lock
+from gate.ledger.database import LOCKS
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.holder import Holder
 from gate.ledger.journal import Journal
 from gate.ledger.ledger import Ledger
-from gate.ledger.lock import promotion_lock
-from gate.ledger.tables import LOCKS
+from gate.ledger.lock import LockOwner, promotion_lock
 from tests.ledger.rows import holders
 from tests.service.postgres import MISSING, Postgres, postgres, program
 
@@ -39,7 +38,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _be_short(put: Callable[[object, str, float], None]) -> None:
-    for module in (lease, lock):
+    for module in (lock, lock):
         put(module, "LEASE_S", 0.5)
 
 
@@ -138,7 +137,9 @@ class TestAnotherHost:
     """Whose processes nobody here knows of."""
 
     def held(self, ledger: Ledger, **values: object) -> None:
-        stranger = Holder(pid=1, host="elsewhere", since="2026-01-01", machine="another", start="1")
+        stranger = LockOwner(
+            pid=1, host="elsewhere", since="2026-01-01", machine="another", start="1"
+        )
         change(ledger, token="theirs", holder=stranger.to_json(), **values)
 
     def test_its_lease_is_waited_for(self, both: Ledger) -> None:
@@ -207,25 +208,25 @@ def test_a_ledger_that_nobody_uses_any_more_lets_go_of_the_database(both_urls: s
 
 class TestHolder:
     def test_this_process_lives(self) -> None:
-        assert not Holder.this_process(since="now").is_dead()
+        assert not LockOwner.this_process(since="now").is_dead()
 
     def test_a_process_that_has_its_number_now_is_another(self) -> None:
-        me = Holder.this_process(since="now")
+        me = LockOwner.this_process(since="now")
         assert me.start is not None
         assert me.model_copy(update={"start": "1"}).is_dead()
 
     def test_no_process_has_its_number(self) -> None:
-        me = Holder.this_process(since="now")
+        me = LockOwner.this_process(since="now")
         assert me.model_copy(update={"pid": 2**22 + 1}).is_dead()
 
     @pytest.mark.parametrize("machine", [None, "another"])
     def test_of_another_machine_nobody_knows(self, machine: str | None) -> None:
-        me = Holder.this_process(since="now")
+        me = LockOwner.this_process(since="now")
         assert not me.model_copy(update={"pid": 2**22 + 1, "machine": machine}).is_dead()
 
     def test_without_proc_nobody_knows(self, monkeypatch, tmp_path) -> None:
-        monkeypatch.setattr("gate.ledger.holder._PROC", tmp_path)
-        assert not Holder.this_process(since="now").is_dead()
+        monkeypatch.setattr("gate.ledger.lock._PROC", tmp_path)
+        assert not LockOwner.this_process(since="now").is_dead()
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from gate.errors import EvidenceError, KeyUnusable, StorageError, Untrusted
-from gate.ledger.jsonl import import_jsonl
-from gate.ledger.ledger import Ledger
-from gate.ledger.opening import USUAL, require_imported, require_writable
+from gate.ledger.ledger import USUAL, Ledger, require_imported, require_writable
 from tests.ledger.keys import Writers
 from tests.ledger.test_jsonl import GOLDEN
 from tests.ledger.test_signature import entry
@@ -32,9 +30,6 @@ def test_an_older_ledger_is_not_forgotten(both: Ledger) -> None:
         with pytest.raises(EvidenceError, match=re.escape(f"gate history import {USUAL}")) as found:
             require(both)
         assert both.place in str(found.value)
-    import_jsonl(both, USUAL)
-    require_writable(both)
-    require_imported(Ledger(both.state))
 
 
 def test_it_is_found_beside_the_file_too(tmp_path: Path) -> None:

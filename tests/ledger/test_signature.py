@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from gate.errors import EvidenceError, KeyUnusable, Untrusted
-from gate.ledger.addresses import NOTE, declare, same
-from gate.ledger.chain import Row
-from gate.ledger.entry import LedgerEntry
+from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.journal import Journal
-from gate.ledger.ledger import Ledger
+from gate.ledger.ledger import Ledger, sign
+from gate.ledger.maintenance import NOTE, declare_addresses, same
 from gate.ledger.notes import Notes
-from gate.ledger.signature import sign
 from gate.storage.digest import Digest, canonical_json
 from tests.ledger.keys import Writers
 from tests.ledger.rows import put, rows, spoil_note
@@ -201,7 +199,7 @@ class TestNotes:
         spoil_note(signed.state, NOTE, '[["http://a", "http://evil"]]')
         with pytest.raises(Untrusted, match="--same-registry"):
             same(signed, "http://a")
-        declare(signed, "http://a", ["http://b"])
+        declare_addresses(signed, "http://a", ["http://b"])
         assert same(signed, "http://a") == {"http://a", "http://b"}
 
 

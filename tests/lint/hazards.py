@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gate.decision.checks import Verdict
+from gate.decision.check_result import Verdict
 from gate.errors import ModelError
 
 WIDTH = 6

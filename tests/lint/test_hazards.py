@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.export.capture import captured
-from gate.front_door import Reference, Verdicted, check
-from gate.lint import lint_model
-from gate.lint.rulebook import RULES
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
-from gate.policy.policy import Instruments, Policy
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.export.export_warnings import captured
+from gate.lint.lint import lint_model
+from gate.lint.rules import RULES
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from gate.records.evidence import Source
 from tests.lint.hazards import CASES, Case, MaskOfRows, NegativeIndices, Net, rows
 
@@ -71,12 +72,12 @@ def export(model: nn.Module, example: tuple[Any, ...], path: Path, **how: Any) -
         )
 
 
-def judge(model: nn.Module, case: Case, path: Path) -> Verdicted:
+def judge(model: nn.Module, case: Case, path: Path) -> EvaluationResult:
     arrays = {name: make().numpy() for name, make in case.inputs.items()}
     return check(
         path,
         reference=Reference(model, Source(factory="tests")),
-        workload=Workload(Samples.of(arrays), batch_size=case.batch_size),
+        workload=EvaluationData(SampleSet.from_arrays(arrays), batch_size=case.batch_size),
         policy=POLICY,
     )
 

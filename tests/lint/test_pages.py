@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.lint import lint_model
-from gate.lint.rulebook import RULES
+from gate.lint.lint import lint_model
+from gate.lint.rules import RULES
 from tests.lint.written import module
 
 DOCS = Path(__file__).parents[2] / "docs" / "lint"

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torchvision import models
 
-from gate.lint import lint_model
-from gate.lint.rulebook import RULES
-from gate.records.lint import LEVELS, at_least
+from gate.lint.lint import lint_model
+from gate.lint.rules import RULES
+from gate.records.export import LEVELS, at_least
 from tests.exhaustive import further_as_proofs
 from tests.lint.written import forward, lint, module, told
 
@@ -243,12 +243,12 @@ def test_a_file_that_changed_since_is_said_to_be_unread() -> None:
 
 
 def test_what_the_rules_stumble_over_is_said_to_be_unread(monkeypatch) -> None:
-    from gate.lint import walk
+    from gate.lint import forward_visitor
 
     def stumble(*_: object) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(walk, "run", stumble)
+    monkeypatch.setattr(forward_visitor, "run", stumble)
     (unread,) = lint_model(forward("return x")).unread
     assert unread.reason == "the rules can't follow it: RuntimeError: odd"
 

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from torch import nn
 
-from gate.lint import LintReport, lint_model
+from gate.lint.lint import LintReport, lint_model
 
 _PRELUDE = """\
 import math

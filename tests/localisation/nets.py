@@ -15,14 +15,14 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn import functional
 
-from gate.export.capture import captured
-from gate.localisation import locate as locating
-from gate.localisation.bench import BUDGET
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.policy.policy import DeterminismPolicy
-from gate.records.localisation import LayerRow, Localisation
+from gate.data.samples import SampleSet
+from gate.export.export_warnings import captured
+from gate.localize import locate
+from gate.localize.model_runner import BUDGET
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.sections import DeterminismPolicy
+from gate.records.localization import LayerRow, Localization
 from gate.records.runtime import RuntimeName
 from tests.parity import tiny
 
@@ -171,7 +171,7 @@ def export(
     by: Exporter = "direct",
     outputs: tuple[str, ...] = ("logits",),
     **settings: Any,
-) -> Candidate:
+) -> TestedFile:
     """The file of a copy of `model`, batch axis dynamic."""
     model, given = copy.deepcopy(model), (torch.from_numpy(example[:2]),)
     with captured(), torch.no_grad():
@@ -198,27 +198,27 @@ def export(
 
 def found(
     model: nn.Module,
-    candidate: Candidate,
+    candidate: TestedFile,
     inputs: np.ndarray | Mapping[str, np.ndarray],
     *,
     runtime: RuntimeName = "ort-cpu",
     limit: int = 6,
     budget: int = BUDGET,
-) -> Localisation:
+) -> Localization:
     """What `locate` finds."""
-    samples = Samples.of(inputs if isinstance(inputs, Mapping) else {"input": inputs})
-    case = Case(model, candidate, samples, policy=POLICY)
-    with mock.patch.object(locating, "BUDGET", budget):
-        return locating.locate(case, runtime=runtime, limit=limit)
+    samples = SampleSet.from_arrays(inputs if isinstance(inputs, Mapping) else {"input": inputs})
+    case = MeasurementJob(model, candidate, samples, policy=POLICY)
+    with mock.patch.object(locate, "BUDGET", budget):
+        return locate.locate(case, runtime=runtime, limit=limit)
 
 
-def layers(record: Localisation) -> dict[str, LayerRow]:
+def layers(record: Localization) -> dict[str, LayerRow]:
     """The rows of module calls by their titles; code and outputs of the file have rows of others."""
     own = [row for row in record.layers if not row.kind.startswith(("code", "output"))]
     return {row.title: row for row in own}
 
 
-def verdicts(record: Localisation, verdict: str) -> list[str]:
+def verdicts(record: Localization, verdict: str) -> list[str]:
     """Titles of the rows with this verdict, in their order."""
     return [row.title for row in record.layers if row.verdict == verdict]
 

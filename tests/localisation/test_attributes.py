@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.localisation.tensors.weights import comparison
+from gate.localize.layer_weights import comparison
 from tests.localisation import nets
 
 

@@ -11,17 +11,17 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.localisation import verdicts
-from gate.localisation.cause import Detective, Suspect
-from gate.localisation.graph import FileGraph
-from gate.localisation.layout import Layout
-from gate.localisation.locate import locate
-from gate.localisation.rows import Deviation
-from gate.localisation.values import ComputedValue
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.records.localisation import Localisation
+from gate.data.samples import SampleSet
+from gate.localize import layer_deviations
+from gate.localize.diagnosis import Diagnoser, DivergentValue
+from gate.localize.file_graph import FileGraph
+from gate.localize.layer_deviations import Deviation
+from gate.localize.locate import locate
+from gate.localize.model_runner import ComputedValue
+from gate.localize.value_matching import ValueLayout
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.localization import Localization
 from tests.localisation import nets
 from tests.localisation.nets import (
     IMAGES,
@@ -45,12 +45,12 @@ INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Tokens: TOKENS}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Callable[..., tuple[nn.Module, Candidate]]:
+def made(tmp_path_factory) -> Callable[..., tuple[nn.Module, TestedFile]]:
     """A net with its file, exported once; unfolded: BatchNorm has nodes of its own."""
-    kept: dict[tuple, tuple[nn.Module, Candidate]] = {}
+    kept: dict[tuple, tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
 
-    def make(kind: type[nn.Module], *, unfolded: bool = False) -> tuple[nn.Module, Candidate]:
+    def make(kind: type[nn.Module], *, unfolded: bool = False) -> tuple[nn.Module, TestedFile]:
         if (kind, unfolded) not in kept:
             model, path = nets.made(kind), folder / f"{kind.__name__}-{unfolded}.onnx"
             names = ("left", "right", "most") if kind is Shared else ("logits",)
@@ -296,9 +296,9 @@ def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
     model, candidate = made(Residual, unfolded=True) if kind == "unfolded" else made(kind)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
 
-    def told(spoil: Spoil) -> Localisation:
+    def told(spoil: Spoil) -> Localization:
         edited = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
-        case = Case(model, edited, Samples.of({"input": IMAGES}), policy)
+        case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
         return locate(case, runtime="ort-cpu", limit=6)
 
     assert told(in_16_bits).first_divergence is None
@@ -310,11 +310,11 @@ def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
     "spoil", [initializer("head.weight", bfloat), through(TensorProto.BFLOAT16)]
 )
 def test_bfloat16_is_not_excused_by_what_does_not_allow_it(made, tmp_path, monkeypatch, spoil):
-    monkeypatch.setattr(verdicts, "REDUCED_UNIT", 16.0)  # else this net hardly minds
+    monkeypatch.setattr(layer_deviations, "REDUCED_UNIT", 16.0)  # else this net hardly minds
     model, candidate = made(Residual)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
     edited = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
-    case = Case(model, edited, Samples.of({"input": IMAGES}), policy)
+    case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
     found = locate(case, runtime="ort-cpu", limit=6)
     assert "bfloat16" in found.cause
     assert found.remedy.startswith("Convert to float16")
@@ -369,7 +369,7 @@ def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, ro
     alone.update(right, wrong.astype(np.float32))
     alone.update_noise(right, wrong.astype(np.float32), right.astype(np.float64).ravel())
     value = ComputedValue(1, "", "Linear", 0, None, (0,), right.shape, right.reshape(-1), None)
-    suspect = Suspect(value, "logits", missing=False, folded=None, alone=alone)
-    cause = Detective(model, graph, Layout(), cuda="cuda" in runtime).cause(suspect)
+    suspect = DivergentValue(value, "logits", missing=False, folded=None, alone=alone)
+    cause = Diagnoser(model, graph, ValueLayout(), cuda="cuda" in runtime).cause(suspect)
     assert ("is that of TF32" in cause.text) == named
     assert ("determinism.tf32: false" in cause.remedy) == named

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.localisation.clues import Clues
-from gate.localisation.names import ModuleScope
-from gate.localisation.values import ComputedValue
+from gate.localize.model_runner import ComputedValue
+from gate.localize.module_paths import ModuleScope, NameHints
 
 
 def value(number: int, path: str, kind: str, *inputs: int) -> ComputedValue:
@@ -34,4 +33,4 @@ VALUES = [value(0, "", ""), value(1, "c", "Conv2d", 0), value(2, "n", "BatchNorm
 )
 def test_a_layer_whose_batchnorm_was_folded_in(nodes, folded):
     scoped = [(op, None if path is None else ModuleScope(path, 0)) for op, path in nodes]
-    assert Clues(VALUES, scoped).folded == ({1: 2} if folded else {})
+    assert NameHints(VALUES, scoped).folded == ({1: 2} if folded else {})

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.decision import Decision, decide
-from gate.localisation import explanation
-from gate.localisation.explanation import Case, explain
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
+from gate.data.samples import SampleSet
+from gate.decision.decide import Decision, decide
+from gate.localize import locate as explanation
+from gate.localize.locate import locate_failure
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import Evidence, TensorSpec
-from gate.records.localisation import Explanation, Localisation
+from gate.records.localization import Explanation, Localization
 from tests import builders
 from tests.builders import absent, digest, output_parity, runtime_evidence
 from tests.localisation import nets
@@ -43,7 +44,7 @@ def bad(name, *, sample: int | None = 3):
 def case(tmp_path):
     model = tiny.net()
     candidate = tiny.export(model, tmp_path / "m.onnx")
-    return Case(model, candidate, tiny.samples(20), builders.policy())
+    return MeasurementJob(model, candidate, tiny.samples(20), builders.policy())
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def asked(monkeypatch):
     def locate(case, *, runtime, limit, refused):
         assert runtime in refused
         calls.append((runtime, next(case.samples.batches(limit))["input"]))
-        return Localisation(
+        return Localization(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),
             first_divergence=None, cause="",
         )  # fmt: skip
@@ -64,7 +65,7 @@ def asked(monkeypatch):
 
 
 def test_a_pass_is_not_explained(case, asked):
-    assert explain(case, *judged()) == Explanation()
+    assert locate_failure(case, *judged()) == Explanation()
     assert asked == []
 
 
@@ -77,7 +78,7 @@ def test_a_pass_is_not_explained(case, asked):
 def test_what_is_no_wrong_number_is_not_explained(case, asked, runtime):
     evidence, decision = judged(cpu=runtime)
     assert not decision.passed
-    assert explain(case, evidence, decision) == Explanation()
+    assert locate_failure(case, evidence, decision) == Explanation()
     assert asked == []
 
 
@@ -96,7 +97,7 @@ def test_what_breaks_with_optimisations_on_only_is_explained_by_the_optimiser(
         ),
     )  # fmt: skip
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
-    told = explain(case, *judged(optimized=broken))
+    told = locate_failure(case, *judged(optimized=broken))
     assert [runtime for runtime, _ in asked] == ["ort-cpu-optimized"]
     assert (told.localisation is not None) is optimiser
     assert told.failure is None
@@ -107,7 +108,7 @@ def test_what_breaks_with_optimisations_off_too_is_not_explained(case, asked):
         "cpu": runtime_evidence("ort-cpu", **BREAKS),
         "optimized": runtime_evidence("ort-cpu-optimized", **BREAKS),
     }
-    assert explain(case, *judged(**broken)) == Explanation()
+    assert locate_failure(case, *judged(**broken)) == Explanation()
     assert asked == []
 
 
@@ -117,7 +118,7 @@ def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(ca
 
     monkeypatch.setattr(explanation, "locate", locate)
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
-    assert explain(case, *judged(optimized=broken)) == Explanation()
+    assert locate_failure(case, *judged(optimized=broken)) == Explanation()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(ca
      ({"optimized": bad("ort-cpu-optimized")}, "ort-cpu-optimized")],
 )  # fmt: skip
 def test_the_first_runtime_that_failed_is_explained(case, asked, runtimes, first):
-    assert explain(case, *judged(**runtimes)).localisation is not None
+    assert locate_failure(case, *judged(**runtimes)).localisation is not None
     assert [runtime for runtime, _ in asked] == [first]
 
 
@@ -135,15 +136,17 @@ def test_the_first_runtime_that_failed_is_explained(case, asked, runtimes, first
     [(3, [3, 0, 1, 2, 4, 5, 6, 7]), (17, [17, 0, 1, 2, 3, 4, 5, 6]), (None, list(range(8)))],
 )
 def test_the_worst_sample_comes_first(case, asked, sample, places):
-    explain(case, *judged(cpu=bad("ort-cpu", sample=sample)))
+    locate_failure(case, *judged(cpu=bad("ort-cpu", sample=sample)))
     np.testing.assert_array_equal(asked[0][1], tiny.images(20)[places])
 
 
 def test_a_fixed_batch_is_taken_whole(case, asked):
     fixed = TensorSpec(name="input", dtype="float32", shape=(5, 3, 8, 8))
     subject = case.candidate.subject.model_copy(update={"inputs": (fixed,)})
-    whole = Case(case.model, Candidate(case.candidate.path, subject), case.samples, case.policy)
-    explain(whole, *judged(cpu=bad("ort-cpu", sample=12)))
+    whole = MeasurementJob(
+        case.model, TestedFile(case.candidate.path, subject), case.samples, case.policy
+    )
+    locate_failure(whole, *judged(cpu=bad("ort-cpu", sample=12)))
     np.testing.assert_array_equal(asked[0][1], tiny.images(20)[10:15])
 
 
@@ -152,7 +155,7 @@ def test_what_breaks_is_told_and_not_raised(case, monkeypatch):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(explanation, "locate", locate)
-    told = explain(case, *judged(cpu=bad("ort-cpu")))
+    told = locate_failure(case, *judged(cpu=bad("ort-cpu")))
     assert told == Explanation(failure="RuntimeError: no room")
 
 
@@ -182,15 +185,15 @@ def off_on(name: str, **fields: object) -> tuple[Evidence, Decision]:
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory) -> Callable[[nn.Module, float], Case]:
+def limited(tmp_path_factory) -> Callable[[nn.Module, float], MeasurementJob]:
     """A file of another activation, or of another limit in code, than the model that it is for."""
     folder = tmp_path_factory.mktemp("limited")
 
-    def make(act: nn.Module, highest: float) -> Case:
+    def make(act: nn.Module, highest: float) -> MeasurementJob:
         path = folder / f"{type(act).__name__}-{highest}.onnx"
         candidate = nets.export(Limited(act, highest), path, nets.VECTORS)
-        samples = Samples.of({"input": nets.VECTORS})
-        return Case(Limited(nn.ReLU6(), 2.0).eval(), candidate, samples, nets.POLICY)
+        samples = SampleSet.from_arrays({"input": nets.VECTORS})
+        return MeasurementJob(Limited(nn.ReLU6(), 2.0).eval(), candidate, samples, nets.POLICY)
 
     return make
 
@@ -206,7 +209,7 @@ def limited(tmp_path_factory) -> Callable[[nn.Module, float], Case]:
 def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
     limited, act, highest, module, fault
 ):
-    found = explain(limited(act, highest), *off_on("magnitudes")).localisation
+    found = locate_failure(limited(act, highest), *off_on("magnitudes")).localisation
     assert (found.probe, found.first_divergence) == ("magnitudes", module)
     assert fault in found.fault
 
@@ -219,4 +222,4 @@ def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
 )  # fmt: skip
 def test_where_the_input_of_a_probe_shows_no_layer_nothing_is_added(limited, probe):
     case = limited(nn.ReLU(), 2.0)
-    assert explain(case, *off_on(**probe)) == Explanation()
+    assert locate_failure(case, *off_on(**probe)) == Explanation()

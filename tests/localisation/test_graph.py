@@ -8,11 +8,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.localisation.graph import FileGraph, reference_name
-from gate.localisation.runs import PieceSession
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.policy.runtimes import plain_setup
+from gate.localize.file_graph import FileGraph, SubgraphSession, reference_name
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
 
 SIZE = 20
 WEIGHT = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
@@ -38,7 +37,7 @@ def written(folder, nodes, *, initializers=(), inputs=(), ir: int = 9, external:
     path = folder / "m.onnx"
     data = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
     onnx.save(model, path, **(data if external else {}))
-    return Candidate(path, read_subject(path))
+    return TestedFile(path, read_subject(path))
 
 
 def chain(folder, **settings):
@@ -56,7 +55,7 @@ def chain(folder, **settings):
 
 def run(piece, **fed):
     """What the piece computes; `fed`: references, by the names of the tensors."""
-    opened = PieceSession(piece, plain_setup("ort-cpu"))
+    opened = SubgraphSession(piece, plain_setup("ort-cpu"))
     return opened({"x": X}, fed)
 
 
@@ -193,7 +192,7 @@ class TestErrors:
         )  # fmt: skip
         data = tmp_path / "m.data"
         data.write_bytes(data.read_bytes()[:-8])
-        described = Candidate(candidate.path, candidate.subject.model_copy(update={
+        described = TestedFile(candidate.path, candidate.subject.model_copy(update={
             "sha256": type(candidate.subject.sha256).of_manifest(tmp_path, ["m.onnx", "m.data"]),
         }))  # fmt: skip
         with pytest.raises(OnnxFileError, match=r"m\.onnx can't be read.*export it again"):

@@ -16,6 +16,7 @@ import torch
 from onnx import helper
 from torch import nn
 
+from gate.data.samples import SampleSet
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -25,12 +26,11 @@ from gate.errors import (
     OnnxFileError,
     StorageError,
 )
-from gate.localisation.locate import locate
-from gate.localisation.runs import PieceSession
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.records.localisation import Localisation
+from gate.localize.file_graph import SubgraphSession
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.localization import Localization
 from tests.localisation import nets
 from tests.localisation.nets import (
     IMAGES,
@@ -54,16 +54,16 @@ from tests.parity import tiny
 
 OUTPUTS = {Shared: ("left", "right", "most"), Flat: ("left", "right", "most")}
 INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Tokens: TOKENS}
-Made = Callable[..., tuple[nn.Module, Candidate]]
+Made = Callable[..., tuple[nn.Module, TestedFile]]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Made:
     """A net with its file; each is exported once."""
-    kept: dict[tuple, tuple[nn.Module, Candidate]] = {}
+    kept: dict[tuple, tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
 
-    def make(kind: type[nn.Module], by: Exporter = "direct") -> tuple[nn.Module, Candidate]:
+    def make(kind: type[nn.Module], by: Exporter = "direct") -> tuple[nn.Module, TestedFile]:
         if (kind, by) not in kept:
             model, path = nets.made(kind), folder / f"{kind.__name__}-{by}.onnx"
             names = OUTPUTS.get(kind, ("logits",))
@@ -401,7 +401,7 @@ class TestOneFault:
         assert "checkpoint" in told.remedy
 
 
-def _assert_spreads(told: Localisation) -> None:
+def _assert_spreads(told: Localization) -> None:
     """Right before the source; after it something is propagated, and an output is."""
     listed = [row.verdict for row in told.layers]
     at = listed.index("source")
@@ -465,7 +465,7 @@ class _Nowhere(nn.Module):
 
 
 @pytest.fixture
-def plain(tmp_path) -> Candidate:
+def plain(tmp_path) -> TestedFile:
     """The file of two linear layers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval()
@@ -498,7 +498,7 @@ class TestErrors:
         def fail(*_args, **_more):
             raise RuntimeError("no kernel")
 
-        monkeypatch.setattr(PieceSession, "__call__", fail)
+        monkeypatch.setattr(SubgraphSession, "__call__", fail)
         with pytest.raises(EvidenceError, match=r"plain\.onnx.*layer by layer: .*no kernel"):
             found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
 
@@ -537,7 +537,7 @@ class TestErrors:
         plain.path.write_bytes(b"\xff" * 40)
         described = plain.subject.model_copy(update={"sha256": tiny.Digest.of_file(plain.path)})
         with pytest.raises(OnnxFileError, match="can't be read as an ONNX graph.*export it again"):
-            found(nn.Linear(6, 3), Candidate(plain.path, described), VECTORS)
+            found(nn.Linear(6, 3), TestedFile(plain.path, described), VECTORS)
 
     def test_of_a_file_that_changes_meanwhile(self, made, tmp_path):
         model, candidate = made(Shared)
@@ -602,7 +602,7 @@ class TestNotFinite:
         assert told.first_divergence == "head"
         assert name in told.cause
         assert verdicts(told, "propagated") == ["(model)", "(model)"]
-        Localisation.from_json(told.to_json())
+        Localization.from_json(told.to_json())
 
 
 class _Log(nn.Module):
@@ -753,7 +753,7 @@ def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypa
     def stop(*_):
         raise raised
 
-    monkeypatch.setattr("gate.localisation.measuring.Measuring._compare", stop)
+    monkeypatch.setattr("gate.localize.layer_deviations.Measuring._compare", stop)
     model, candidate = made(Residual)
     before = _condition(model), _state()
     with pytest.raises((raised, GateError)):
@@ -780,7 +780,7 @@ def test_a_model_in_training_mode_is_compared_in_eval_mode(made):
 def test_the_samples_of_a_library_caller(made):
     """Without a budget or a limit."""
     model, candidate = made(Shared)
-    told = locate(Case(model, candidate, Samples.of({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
+    told = locate(MeasurementJob(model, candidate, SampleSet.from_arrays({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
     assert told.samples == 8
 
 

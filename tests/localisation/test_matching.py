@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gate.localisation.layout import difference
+from gate.localize.value_matching import difference
 from tests.localisation import nets
 from tests.localisation.nets import (
     VECTORS,

@@ -12,9 +12,9 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from gate.localisation import measuring
-from gate.localisation.runs import PieceSession
-from gate.records.localisation import Localisation
+from gate.localize import layer_deviations
+from gate.localize.file_graph import SubgraphSession
+from gate.records.localization import Localization
 from tests.localisation import nets
 from tests.localisation.nets import IMAGES, TOKENS, VECTORS, change, found, layers, middle, node
 from tests.parity import tiny
@@ -51,7 +51,7 @@ def fused(activation: nn.Module, tmp_path):
     return model, nets.export(model, tmp_path / "m.onnx", VECTORS)
 
 
-def whole(told: Localisation) -> dict[str, str]:
+def whole(told: Localization) -> dict[str, str]:
     """Verdicts of the unmarked outputs by level."""
     kind = "output of the whole file, "
     return {
@@ -90,7 +90,7 @@ class TestOptimiser:
         assert told.blame is None
 
     def test_a_runtime_that_is_wrong_with_optimisations_off_only(self, tmp_path, monkeypatch):
-        class Spoils(PieceSession):
+        class Spoils(SubgraphSession):
             """Stands for a fault of a plain kernel."""
 
             def __init__(self, piece, setup):
@@ -101,7 +101,7 @@ class TestOptimiser:
                 arrays = super().__call__(*arguments, **options)
                 return {name: a * 1.01 if self._off else a for name, a in arrays.items()}
 
-        monkeypatch.setattr(measuring, "PieceSession", Spoils)
+        monkeypatch.setattr(layer_deviations, "SubgraphSession", Spoils)
         model, candidate = fused(nn.GELU(), tmp_path)
         told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
         assert whole(told) == {"optimised": "ok", "not optimised": "source"}
@@ -159,7 +159,7 @@ class TestBudget:
     def test_bounds_what_the_runtime_returns_at_a_time(self, tmp_path, monkeypatch):
         returned, sessions = [], []
 
-        class Counts(PieceSession):
+        class Counts(SubgraphSession):
             def __init__(self, *arguments):
                 super().__init__(*arguments)
                 sessions.append(self)
@@ -169,8 +169,8 @@ class TestBudget:
                 returned.append(sum(array.nbytes for array in arrays.values()))
                 return arrays
 
-        for place in ("measuring", "finder"):
-            monkeypatch.setattr(f"gate.localisation.{place}.PieceSession", Counts)
+        monkeypatch.setattr("gate.localize.layer_deviations.SubgraphSession", Counts)
+        monkeypatch.setattr("gate.localize.value_matching.SubgraphSession", Counts)
         model = nets.made(nets.Residual)
         candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
         found(model, candidate, IMAGES)
@@ -181,7 +181,7 @@ class TestBudget:
         assert max(returned) <= 12_000 < most
 
     def test_statistics_are_kept_and_no_tensors(self):
-        few, many = measuring.Deviation(), measuring.Deviation()
+        few, many = layer_deviations.Deviation(), layer_deviations.Deviation()
         for count, deviation in ((1, few), (9, many)):
             for _ in range(count):
                 deviation.update(IMAGES, IMAGES + 1)
@@ -243,7 +243,9 @@ def test_a_model_that_takes_another_way_every_time_is_an_error(tmp_path):
     torch.manual_seed(0)
     model = _Wanders().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    with pytest.raises(measuring.AnotherWay, match="Give samples that take the same branches"):
+    with pytest.raises(
+        layer_deviations.ForwardPathChanged, match="Give samples that take the same branches"
+    ):
         found(model, candidate, VECTORS)
 
 

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 from torch import nn
 
-from gate.localisation.names import ModuleScope, Paths
+from gate.localize.module_paths import ModulePaths, ModuleScope
 
 
 class Block(nn.Module):
@@ -38,8 +38,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def paths() -> Paths:
-    return Paths(Net())
+def paths() -> ModulePaths:
+    return ModulePaths(Net())
 
 
 @pytest.mark.parametrize(

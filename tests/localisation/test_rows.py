@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gate.localisation.rows import Deviation
+from gate.localize.layer_deviations import Deviation
 
 NAN, INF = math.nan, math.inf
 NUMBERS = st.floats(-1e6, 1e6, width=32)

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 from torch import nn
 
-from gate.localisation.settings import another_function, differing, training
+from gate.localize.diagnosis import another_function, differing, training
 
 
 def node(op: str, inputs: int = 1, **attributes: object):

@@ -8,19 +8,27 @@ import torch
 from torch import nn
 
 from gate.errors import EvidenceError
-from gate.localisation.listeners import AnotherWay, Exchanges, Keeps
-from gate.localisation.tape import listening
-from gate.localisation.values import ELEMENTS, Survey, places, sketch, sketch_of
+from gate.localize.model_runner import (
+    ELEMENTS,
+    CaptureOutputs,
+    ForwardPathChanged,
+    ReplaceOutputs,
+    ValueSurvey,
+    listening,
+    places,
+    sketch,
+    sketch_of,
+)
 
 
-def surveyed(model: nn.Module, *given, **named) -> Survey:
-    survey = Survey()
+def surveyed(model: nn.Module, *given, **named) -> ValueSurvey:
+    survey = ValueSurvey()
     with torch.no_grad(), listening(model.eval(), survey.hear):
         model(*given, **named)
     return survey
 
 
-def told(survey: Survey) -> list[tuple[str, str, int]]:
+def told(survey: ValueSurvey) -> list[tuple[str, str, int]]:
     """Module, kind and call of each value."""
     return [(value.path, value.kind, value.call) for value in survey.values]
 
@@ -134,21 +142,21 @@ class TestListeners:
 
     def test_values_are_kept_as_they_were(self, model):
         survey = surveyed(model, X)
-        keeps = Keeps(survey, {2, 3}, whole=True)
+        keeps = CaptureOutputs(survey, {2, 3}, whole=True)
         forward(model, keeps.hear)
         assert set(keeps.kept) == {2, 3}
         assert keeps.kept[2].shape == (2, 3)
         np.testing.assert_array_equal(keeps.kept[3], np.maximum(keeps.kept[2], 0))
 
     def test_or_only_their_sketches(self, model):
-        keeps = Keeps(surveyed(model, X), {2}, whole=False)
+        keeps = CaptureOutputs(surveyed(model, X), {2}, whole=False)
         forward(model, keeps.hear)
         assert keeps.kept[2].shape == (6,)
 
     def test_a_value_is_exchanged_for_all_that_follows(self, model):
         survey = surveyed(model, X)
-        exchanges = Exchanges(survey, {2: np.full((2, 3), 5, np.float32)})
-        keeps = Keeps(survey, {3}, whole=True)
+        exchanges = ReplaceOutputs(survey, {2: np.full((2, 3), 5, np.float32)})
+        keeps = CaptureOutputs(survey, {3}, whole=True)
 
         def both(moment, tensor):
             other = exchanges.hear(moment, tensor)
@@ -162,7 +170,7 @@ class TestListeners:
     def test_the_references_stay_as_they_are(self, model):
         """ReLU in place would change them."""
         reference = np.full((2, 3), -5, np.float32)
-        forward(model, Exchanges(surveyed(model, X), {2: reference}).hear)
+        forward(model, ReplaceOutputs(surveyed(model, X), {2: reference}).hear)
         assert (reference == -5).all()
 
     @pytest.mark.parametrize(
@@ -177,12 +185,14 @@ class TestListeners:
     )
     def test_another_way_is_an_error_that_names_the_module(self, other, module):
         survey = surveyed(nn.Sequential(nn.Linear(3, 3), nn.Flatten()), X)
-        keeps = Keeps(survey, set(range(len(survey.values))), whole=True)
-        with pytest.raises(AnotherWay, match=f"at module '{module}'.*take the same branches"):
+        keeps = CaptureOutputs(survey, set(range(len(survey.values))), whole=True)
+        with pytest.raises(
+            ForwardPathChanged, match=f"at module '{module}'.*take the same branches"
+        ):
             forward(other.eval(), keeps.hear)
 
     def test_another_way_is_evidence_that_is_missing(self):
-        assert issubclass(AnotherWay, EvidenceError)
+        assert issubclass(ForwardPathChanged, EvidenceError)
 
 
 class TestSketch:

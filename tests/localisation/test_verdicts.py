@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.localisation.measuring import LayerDeviations
-from gate.localisation.verdicts import Limits, worst
-from gate.policy.runtimes import plain_setup
+from gate.localize.layer_deviations import DeviationLimits, LayerDeviations, worst
+from gate.policy.runtime_options import plain_setup
 
 
 class Fixed:
@@ -22,8 +21,8 @@ class Fixed:
         self.ratio, self.peak = ratio, peak
 
 
-def limits_of(runtime: str, *, float64: bool = True) -> Limits:
-    return Limits(runtime, plain_setup(runtime), float64=float64)
+def limits_of(runtime: str, *, float64: bool = True) -> DeviationLimits:
+    return DeviationLimits(runtime, plain_setup(runtime), float64=float64)
 
 
 CPU, CUDA = limits_of("ort-cpu"), limits_of("ort-cuda")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gate.errors import ModelError
-from gate.model.call import Call, is_plain, leaves
+from gate.model.forward_signature import ForwardSignature, is_plain, leaves
 
 T = torch.zeros(2)
 
@@ -107,7 +107,7 @@ def test_what_leaves_names_call_puts_together_again(returned: dict[str, Any]):
     model = module(lambda **arguments: seen.update(arguments))
     taken = {name.partition(".")[0] for name in tensors}
     model.forward.__signature__ = signature(*taken)
-    Call(model, tuple(tensors))(model, list(tensors.values()))
+    ForwardSignature(model, tuple(tensors))(model, list(tensors.values()))
     assert {leaf.name: float(leaf.tensor) for leaf in leaves(seen)} == {
         name: float(tensor) for name, tensor in tensors.items()
     }
@@ -153,24 +153,24 @@ def typed(boxes: Boxes, pair: Pair, several: list[torch.Tensor]) -> Any:
 )
 def test_names_become_arguments(function: Any, names: tuple[str, ...], expected: Any):
     model = module(function)
-    assert Call(model, names)(model, [A, B][: len(names)]) == expected
+    assert ForwardSignature(model, names)(model, [A, B][: len(names)]) == expected
 
 
 def test_dataclasses_named_tuples_and_lists_are_made_where_forward_asks_for_them():
     model = module(typed)
     names = ("boxes.corners", "pair.mean", "pair.spread", "several.0")
-    boxes, pair, several = Call(model, names)(model, [A, B, C, A])
+    boxes, pair, several = ForwardSignature(model, names)(model, [A, B, C, A])
     assert (boxes, pair, several) == (Boxes(A), Pair(B, C), [A])
 
 
 def test_the_first_names_that_fit_are_taken():
     model = module(lambda p, q: (p, q))
-    assert Call(model, ("a", "b"), ("q", "p"))(model, [A, B]) == (B, A)
+    assert ForwardSignature(model, ("a", "b"), ("q", "p"))(model, [A, B]) == (B, A)
 
 
 def test_a_forward_without_signature_takes_positions():
     model = module(dict)
-    assert Call(model, ("x",))(model, [[("a", 1)]]) == {"a": 1}
+    assert ForwardSignature(model, ("x",))(model, [[("a", 1)]]) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_a_forward_without_signature_takes_positions():
     ],
 )
 def test_plain_calls_are_those_by_position(function: Any, names: tuple[str, ...], plain: bool):
-    assert Call(module(function), names).plain == plain
+    assert ForwardSignature(module(function), names).plain == plain
 
 
 def test_names_are_sorted_as_forward_lists_them():
-    call = Call(module(lambda a, b, *, c: None), ("c", "b.y", "a", "b.x"))
+    call = ForwardSignature(module(lambda a, b, *, c: None), ("c", "b.y", "a", "b.x"))
     assert call.sorted(("c", "b.y", "a", "b.x")) == ("a", "b.y", "b.x", "c")
-    assert Call(module(lambda *x: None), ("c", "a")).sorted(("c", "a")) == ("c", "a")
+    assert ForwardSignature(module(lambda *x: None), ("c", "a")).sorted(("c", "a")) == ("c", "a")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ class Deep(nn.Module):
 def test_inner_annotations_are_followed():
     names = ["boxes.0.mean", "boxes.0.spread", "levels.low.0", "both.0.corners", "both.0.scores",
              "both.1.0"]  # fmt: skip
-    boxes, levels, both = Call(Deep(), names)(Deep(), [T] * len(names))
+    boxes, levels, both = ForwardSignature(Deep(), names)(Deep(), [T] * len(names))
     assert boxes == [Pair(T, T)]
     assert type(levels["low"]) is list
     assert type(both) is tuple
@@ -238,9 +238,9 @@ def test_what_an_argument_is_put_together_of():
         def forward(self, x, parts, *, last: torch.Tensor | None = None):
             return x
 
-    call = Call(Some(), ["x", "parts.0", "last"])
+    call = ForwardSignature(Some(), ["x", "parts.0", "last"])
     assert call.structured == {"parts": None}
     assert call.keyword_only == ("last",)
     assert call.takes_none
-    plain = Call(nn.Linear(2, 2), ["input"])
+    plain = ForwardSignature(nn.Linear(2, 2), ["input"])
     assert (plain.structured, plain.keyword_only, plain.takes_none) == ({}, (), False)

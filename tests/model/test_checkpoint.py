@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gate.errors import CheckpointError, StorageError
-from gate.model.loading import load_checkpoint, save_checkpoint
+from gate.model.checkpoint import load_checkpoint, save_checkpoint
 from gate.storage.digest import Digest
 from tests.export.nets import Masked, Small, Tied, seeded
 

@@ -19,11 +19,10 @@ import torch
 from torch import fx, nn
 
 from gate.errors import EvidenceError
-from gate.export.capture import captured
-from gate.model.code import code_of, modules_of
-from gate.model.loading import build_model
-from gate.model.modules import changed_files, imported_names, verify_unchanged
-from gate.records.model_code import ModelCode
+from gate.export.export_warnings import captured
+from gate.model.loading import build_model, collect_code, modules_of
+from gate.model.source_code import changed_files, imported_names, verify_unchanged
+from gate.records.evidence import ModelCode
 
 FILES = {
     "mine_/__init__.py": "",
@@ -86,7 +85,7 @@ def forget(*tops: str) -> None:
 
 
 def code() -> ModelCode:
-    return code_of(build_model("mine_.models:build"), factory="mine_.models:build")
+    return collect_code(build_model("mine_.models:build"), factory="mine_.models:build")
 
 
 def edit(name: str, before: str, after: str) -> None:
@@ -110,7 +109,7 @@ def test_the_same_in_another_folder_and_process(place: Path, tmp_path: Path) -> 
     other = tmp_path / "other place"
     shutil.copytree(place / "mine_", other / "mine_")
     program = (
-        "from gate.model.code import code_of\nfrom gate.model.loading import build_model\n"
+        "from gate.model.loading import collect_code as code_of\nfrom gate.model.loading import build_model\n"
         "print(code_of(build_model('mine_.models:build'), factory='mine_.models:build').digest())"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -175,13 +174,13 @@ def test_what_is_loaded_is_not_what_the_file_says(place: Path) -> None:
 
 
 def test_of_torch_alone_there_are_only_packages() -> None:
-    found = code_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), factory="torch.nn:Sequential")
+    found = collect_code(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), factory="torch.nn:Sequential")
     assert (found.files, set(found.packages), found.unread) == ({}, {"torch"}, {})
 
 
 def test_a_distribution_with_another_name_than_its_modules(place: Path) -> None:
     write({"lone_.py": "from torch import nn\nimport PIL.Image, yaml_that_is_not_there\n"})
-    found = code_of(nn.ReLU(), factory="lone_:build")
+    found = collect_code(nn.ReLU(), factory="lone_:build")
     assert set(found.files) == {"lone_"}
     assert {name.lower() for name in found.packages} == {"torch", "pillow"}
 
@@ -189,13 +188,13 @@ def test_a_distribution_with_another_name_than_its_modules(place: Path) -> None:
 def test_a_loose_file_among_the_packages_is_the_users(place: Path, monkeypatch) -> None:
     write({"site-packages/lone_.py": "FACTOR = 1\n"})
     monkeypatch.setattr(sys, "path", [str(place / "site-packages"), *sys.path])
-    assert set(code_of(nn.ReLU(), factory="lone_:build").files) == {"lone_"}
+    assert set(collect_code(nn.ReLU(), factory="lone_:build").files) == {"lone_"}
 
 
 def test_the_chain_of_a_release_is_code_of_the_model(place: Path) -> None:
     (place / "between_.py").write_text("def run(parts, batch): return parts['a'](batch['input'])")
     importlib.invalidate_caches()
-    assert set(code_of(nn.ReLU(), chain="between_:run").files) == {"between_"}
+    assert set(collect_code(nn.ReLU(), chain="between_:run").files) == {"between_"}
 
 
 def test_functions_that_hang_on_modules(place: Path) -> None:
@@ -213,7 +212,7 @@ def test_functions_that_hang_on_modules(place: Path) -> None:
     ):
         model = nn.Sequential(nn.Linear(2, 2))
         hang(model[0])
-        assert set(code_of(model).files) == {"lone_"}
+        assert set(collect_code(model).files) == {"lone_"}
 
 
 # --- what can't be read is said -------------------------------------------------------------------
@@ -224,13 +223,13 @@ def of_module(name: str) -> nn.Module:
 
 
 def test_a_class_that_was_typed_in() -> None:
-    assert "typed in" in code_of(of_module("__main__")).unread["__main__"]
+    assert "typed in" in collect_code(of_module("__main__")).unread["__main__"]
 
 
 def test_a_module_that_was_made_while_running(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lone_", types.ModuleType("lone_"))
-    assert "no source file" in code_of(of_module("lone_")).unread["lone_"]
-    assert "no source file" in code_of(of_module("never_was")).unread["never_was"]
+    assert "no source file" in collect_code(of_module("lone_")).unread["lone_"]
+    assert "no source file" in collect_code(of_module("never_was")).unread["never_was"]
 
 
 def test_bytecode_without_source(place: Path) -> None:
@@ -239,14 +238,14 @@ def test_bytecode_without_source(place: Path) -> None:
     Path("byte_.py").unlink()
     import byte_  # noqa: F401
 
-    assert "bytecode" in code_of(of_module("byte_")).unread["byte_"]
+    assert "bytecode" in collect_code(of_module("byte_")).unread["byte_"]
 
 
 def test_an_extension_module(place: Path) -> None:
     import _ctypes_test as extension
 
     shutil.copy(extension.__file__, Path("lone_" + Path(extension.__file__).name[12:]))
-    found = code_of(nn.ReLU(), factory="lone_:build")
+    found = collect_code(nn.ReLU(), factory="lone_:build")
     assert "extension module" in found.unread["lone_"]
 
 
@@ -255,15 +254,15 @@ def test_a_file_that_vanished(place: Path) -> None:
     import lone_  # noqa: F401
 
     Path("lone_.py").unlink()
-    assert "not there" in code_of(of_module("lone_")).unread["lone_"]
+    assert "not there" in collect_code(of_module("lone_")).unread["lone_"]
 
 
 def test_torchscript_and_generated_code() -> None:
     plain = nn.Sequential(nn.ReLU())
     with captured():
-        scripted = code_of(nn.Sequential(torch.jit.script(plain)))
+        scripted = collect_code(nn.Sequential(torch.jit.script(plain)))
     assert any("TorchScript" in why for why in scripted.unread.values())
-    assert any("torch.fx" in why for why in code_of(fx.symbolic_trace(plain)).unread.values())
+    assert any("torch.fx" in why for why in collect_code(fx.symbolic_trace(plain)).unread.values())
 
 
 def test_an_archive_is_read(place: Path, monkeypatch) -> None:

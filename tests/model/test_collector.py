@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from gate.model.collector import resting_collector
+from gate.model.factory import paused_gc
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _as_it_was():
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_collector_rests_meanwhile(fails) -> None:
     try:
-        with resting_collector():
+        with paused_gc():
             assert not gc.isenabled()
             if fails:
                 raise KeyError
@@ -30,7 +30,7 @@ def test_the_collector_rests_meanwhile(fails) -> None:
 
 
 def test_what_was_loaded_counts_as_old() -> None:
-    with resting_collector():
+    with paused_gc():
         loaded = [[] for _ in range(5000)]
     assert len(gc.get_objects(generation=0)) < len(loaded)
     assert len(gc.get_objects(generation=2)) > len(loaded)
@@ -38,6 +38,6 @@ def test_what_was_loaded_counts_as_old() -> None:
 
 def test_who_has_no_collector_gets_none() -> None:
     gc.disable()
-    with resting_collector():
+    with paused_gc():
         pass
     assert not gc.isenabled()

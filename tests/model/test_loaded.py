@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.model import loaded
+from gate.model import source_code
 
 SOURCE = """
 class MakesUp:
@@ -44,11 +44,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_object_that_makes_up_its_attributes_is_not_asked(source: str) -> None:
-    assert not loaded.differs("made_up", source.encode())
+    assert not source_code.differs("made_up", source.encode())
 
 
 @pytest.mark.parametrize(
     ("old", "new"), [("x * 2", "x * 3"), ("cls()", "None"), ("return 1", "return 2")]
 )
 def test_each_kind_of_method_is_compared(source: str, old: str, new: str) -> None:
-    assert loaded.differs("made_up", source.replace(old, new).encode())
+    assert source_code.differs("made_up", source.replace(old, new).encode())

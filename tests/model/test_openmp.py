@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gate.model.openmp import wait_asleep
+from gate.installation import wait_asleep
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 

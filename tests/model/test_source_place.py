@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gate.model.source_place import below_import_path, file_below, source_place
+from gate.model.source_code import below_import_path, file_below, source_place
 
 
 def test_the_file_below_the_longest_import_path(tmp_path: Path, monkeypatch) -> None:

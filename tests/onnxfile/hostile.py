@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.bounded.limits import ChildLimits
+from gate.sandbox.limits import SandboxLimits
 
-TIGHT = ChildLimits(3.0, 300 * 10**6)
-ROOMY = ChildLimits(60.0, TIGHT.memory_bytes)
+TIGHT = SandboxLimits(3.0, 300 * 10**6)
+ROOMY = SandboxLimits(60.0, TIGHT.memory_bytes)
 """For good files, of which reading takes half a second and 60 MB."""
 PARENT_BYTES = 150 * 10**6
 """What may be added to the process that watches."""

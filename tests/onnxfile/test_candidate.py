@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from gate.errors import DigestMismatch, StorageError
-from gate.onnxfile.candidate import Candidate, WithData
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import WithData, read_subject
+from gate.onnx_file.tested_file import TestedFile
 from tests.export.graphs import adder, external, put
 
 
-def candidate(path: Path) -> Candidate:
-    return Candidate(path, read_subject(path))
+def candidate(path: Path) -> TestedFile:
+    return TestedFile(path, read_subject(path))
 
 
 def test_a_file_alone_is_its_bytes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, GateError
-from gate.onnxfile.description import verify_description, verify_files
+from gate.onnx_file.sandboxed_reading import verify_description, verify_files
 from tests.registry import parts, releases
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gate.errors import DigestMismatch
-from gate.onnxfile.export_note import ExportNote, note_path
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import ExportNote, note_path
 from tests import builders
 from tests.export.graphs import adder, put
 

@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import OnnxFileError
-from gate.onnxfile.external_data import external_files
-from gate.onnxfile.subject import read_subject, verify_file
+from gate.onnx_file.reading import external_files, read_subject, verify_file
 from gate.storage.digest import Digest
 from tests.export.graphs import adder, external
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
-from gate.onnxfile import foreign
-from gate.onnxfile.foreign import origin_within, subject_within
-from gate.onnxfile.origin import quantized_from
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file import sandboxed_reading
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sandboxed_reading import origin_within, read_subject_in_sandbox
+from gate.onnx_file.tested_file import quantized_from
 from tests.bounded.peak import bounded_growth
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import PARENT_BYTES, ROOMY, TIGHT
@@ -22,7 +22,7 @@ from tests.registry.releases import onnx_file, onnx_file_with_data, twin_file
 def test_the_child_says_the_same(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path / "model.onnx")
     here = read_subject(path)
-    assert subject_within(path, ROOMY) == here == subject_within(path, None)
+    assert read_subject_in_sandbox(path, ROOMY) == here == read_subject_in_sandbox(path, None)
 
 
 def test_the_origin_of_a_twin(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_origin_of_a_twin(tmp_path: Path) -> None:
     assert origin_within(exact, ROOMY) is None
 
 
-@pytest.mark.parametrize("read", [subject_within, origin_within])
+@pytest.mark.parametrize("read", [read_subject_in_sandbox, origin_within])
 @pytest.mark.parametrize("make", hostile.READ.values(), ids=hostile.READ)
 def test_reading_has_an_end(tmp_path: Path, make, read) -> None:
     path = make(tmp_path / "model.onnx")
@@ -43,7 +43,7 @@ def test_reading_has_an_end(tmp_path: Path, make, read) -> None:
 def test_large_external_data_is_hashed_and_not_held(tmp_path: Path) -> None:
     path = hostile.sparse_data(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES):
-        subject = subject_within(path, ROOMY)
+        subject = read_subject_in_sandbox(path, ROOMY)
     assert subject.size_bytes > ROOMY.memory_bytes
 
 
@@ -58,7 +58,7 @@ def test_a_bad_file_is_refused_in_the_same_words(tmp_path: Path, data: bytes | N
     with pytest.raises(OnnxFileError) as here:
         read_subject(path)
     with pytest.raises(OnnxFileError) as there:
-        subject_within(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT)
     assert str(there.value) == str(here.value)
 
 
@@ -66,9 +66,9 @@ def test_what_fills_the_memory_is_not_even_opened(tmp_path: Path, monkeypatch) -
     path = tmp_path / "model.onnx"
     with path.open("wb") as stream:
         stream.truncate(TIGHT.memory_bytes + 1)
-    monkeypatch.setattr(foreign, "call", None)
+    monkeypatch.setattr(sandboxed_reading, "run_in_sandbox", None)
     with pytest.raises(LimitExceeded, match="has 300 MB.*was not read.*--memory-limit"):
-        subject_within(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT)
 
 
 def test_what_is_no_protobuf_by_its_size_is_not_read(tmp_path: Path) -> None:
@@ -93,6 +93,6 @@ def test_what_a_child_says_is_not_believed(tmp_path: Path, monkeypatch, lie, err
     path = onnx_file(tmp_path / "models" / "model.onnx")
     (tmp_path / "private").write_text("secret")
     plain = read_subject(path).to_plain() | lie
-    monkeypatch.setattr(foreign, "call", lambda *_, **__: plain)
+    monkeypatch.setattr(sandboxed_reading, "run_in_sandbox", lambda *_, **__: plain)
     with pytest.raises(error):
-        subject_within(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT)

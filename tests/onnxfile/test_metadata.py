@@ -4,7 +4,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gate.onnxfile.metadata import described, impersonal, stamp
+from gate.onnx_file.tested_file import described, impersonal, stamp
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gate.onnxfile.native_stderr import captured_stderr
+from gate.onnx_file.sessions import captured_stderr
 
 
 def test_the_descriptor_is_heard(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from gate.errors import OnnxFileError
-from gate.onnxfile.origin import QUANTIZED_FROM, quantized_from
+from gate.onnx_file.tested_file import QUANTIZED_FROM, quantized_from
 from tests.export.graphs import adder, put
 
 

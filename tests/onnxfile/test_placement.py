@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gate.errors import EvidenceError
-from gate.onnxfile.placement import read_placement
+from gate.onnx_file.sessions import read_placement
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 

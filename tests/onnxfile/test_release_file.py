@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import GateError, OnnxFileError
-from gate.onnxfile.release_file import PartEntry, ReleaseFile, is_release, release_text
+from gate.onnx_file.release_file import PartEntry, ReleaseFile, is_release_file, release_text
 from gate.storage.yaml_section import load_section
 
 
@@ -33,8 +33,8 @@ def test_parts_are_read_in_their_order(folder: Path) -> None:
     release = ReleaseFile.load(path)
     assert list(release.parts) == ["z", "a"]
     assert release.parts["z"].reference == "x.y"
-    assert is_release(path)
-    assert not is_release(folder / "a.onnx")
+    assert is_release_file(path)
+    assert not is_release_file(folder / "a.onnx")
 
 
 @pytest.mark.parametrize(

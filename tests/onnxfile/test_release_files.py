@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gate.errors import GateError, LimitExceeded, OnnxFileError
-from gate.onnxfile.foreign import release_within, subject_within
-from gate.onnxfile.release_file import ReleaseFile, is_release, onnx_files
+from gate.onnx_file.release_file import ReleaseFile, is_release_file, onnx_files
+from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox, release_within
 from gate.storage.digest import Digest
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import ROOMY, TIGHT
@@ -19,7 +19,7 @@ from tests.registry import parts, releases
 
 def test_one_digest_is_of_all_files(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
-    subject = subject_within(path, None)
+    subject = read_subject_in_sandbox(path, None)
     names = ("release.yaml", "encoder.onnx", "head.onnx")
     assert subject.sha256 == Digest.of_manifest(tmp_path, names)
     assert subject.size_bytes == sum((tmp_path / name).stat().st_size for name in names)
@@ -38,7 +38,7 @@ def test_the_data_of_its_parts_is_its_own(tmp_path: Path) -> None:
     path.write_text(
         "chain: a.b:run\nparts: {encoder: {file: encoder.onnx}, head: {file: ./sub/head.onnx}}\n"
     )
-    subject = subject_within(path, None)
+    subject = read_subject_in_sandbox(path, None)
     assert subject.external_data == ("encoder.onnx", "sub/head.onnx", "sub/weights.data")
     assert subject.parts["head"].file == "sub/head.onnx"
     assert onnx_files(path)["head"] == tmp_path / "sub" / "head.onnx"
@@ -46,14 +46,14 @@ def test_the_data_of_its_parts_is_its_own(tmp_path: Path) -> None:
 
 def test_the_child_says_the_same(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
-    assert release_within(path, ROOMY).subject() == subject_within(path, None)
+    assert release_within(path, ROOMY).subject() == read_subject_in_sandbox(path, None)
 
 
 def test_reading_a_part_has_an_end(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     next(iter(hostile.READ.values()))(tmp_path / "head.onnx")
     with pytest.raises(LimitExceeded):
-        subject_within(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT)
 
 
 def _bomb(path: Path) -> None:
@@ -89,9 +89,9 @@ def test_a_release_holds_no_release(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     (tmp_path / "inner.yml").write_text(path.read_text())
     path.write_text(path.read_text().replace("head.onnx", "inner.yml"))
-    assert is_release(tmp_path / "inner.yml")
+    assert is_release_file(tmp_path / "inner.yml")
     with pytest.raises(OnnxFileError, match="a release is made of files, not of releases"):
-        subject_within(path, None)
+        read_subject_in_sandbox(path, None)
 
 
 def test_a_release_file_may_be_a_link(tmp_path: Path) -> None:

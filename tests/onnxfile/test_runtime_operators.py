@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import OnnxFileError
-from gate.onnxfile.runtime_operators import DOMAIN, in_own_domain
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import DOMAIN, in_own_domain, read_subject
 
 
 def model_of(op_type: str, *, opset: int) -> onnx.ModelProto:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gate.errors import EvidenceError
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.session import open_on_cpu, open_session, quiet_options, session_options
-from gate.onnxfile.subject import read_subject
-from gate.policy.runtimes import plain_setup
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sessions import open_on_cpu, open_session, quiet_options, session_options
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
 from gate.records.runtime import CPU_PROVIDER
 from tests.export.graphs import adder, external, put
 from tests.parity.test_cuda_logic import NO_DEVICE
@@ -33,7 +33,7 @@ def test_data_behind_a_link_is_handed_over_in_memory(tmp_path: Path) -> None:
     straight = open_on_cpu(path)
     (tmp_path / "w.bin").rename(tmp_path / "blob")
     (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
-    loadable = Candidate(path, read_subject(path)).loadable()
+    loadable = TestedFile(path, read_subject(path)).loadable()
     linked = open_session(loadable, quiet_options(), plain_setup("ort-cpu"))
     feed = {one.name: X for one in straight.get_inputs()}
     assert np.array_equal(linked.run(None, feed)[0], straight.run(None, feed)[0])

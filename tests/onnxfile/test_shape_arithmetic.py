@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-from gate.onnxfile.shape_arithmetic import shape_arithmetic
+from gate.onnx_file.sessions import shape_arithmetic
 
 
 def model(*, inner=None):

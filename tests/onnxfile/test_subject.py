@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import OnnxFileError
-from gate.onnxfile.subject import read_subject, verify_file
+from gate.onnx_file.reading import read_subject, verify_file
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
 from tests.export.graphs import adder, put

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.onnxfile.walk import nodes_of, subgraphs, tensors_of
+from gate.onnx_file.reading import nodes_of, subgraphs, tensors_of
 
 
 def tensor(name: str) -> TensorProto:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
+from gate import cli, installation
 from gate.errors import GateError, PackageMissing
-from gate.package import extras
 from tests.attestation.released import release
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT, run_without
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL = {
-    module for modules in extras.EXTRAS.values() for module in modules
+    module for modules in installation.EXTRAS.values() for module in modules
 } | {"torch", "torchvision", "onnxruntime", "pandas", "alembic", "sklearn", "flask"}  # fmt: skip
 """All that the core does without."""
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
@@ -44,7 +43,6 @@ LINES = {
     "absolve": ("mine", "1", "--reason", "a bad disk"),
     "history": (),
     "history export": (),
-    "history import": ("plan.json",),
     "history checkpoint": (),
     "accept-ledger": ("--reason", "meant"),
     "verify-release": ("model.onnx", "--golden", "golden"),
@@ -63,19 +61,19 @@ def test_every_command_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
     for name in ("folder", "golden", "photos"):
         (tmp_path / name).mkdir()
     (tmp_path / "mine.py").write_text("def build(): ...\n")
-    assert LINES.keys() == extras.COMMANDS.keys()
+    assert LINES.keys() == installation.COMMANDS.keys()
     lines = [[*command.split(), *rest] for command, rest in LINES.items()]
     answers = run_without(OPTIONAL, lines, folder=tmp_path)
     for command, answer in zip(LINES, answers, strict=True):
-        needs = dict.fromkeys(extras.remedy(name) for name in extras.COMMANDS[command])
+        needs = dict.fromkeys(installation.remedy(name) for name in installation.COMMANDS[command])
         assert answer == (2, "", f"error: gate {command} {'; it '.join(needs)}\n")
 
 
 def test_commands_that_need_nothing_are_those_of_the_core() -> None:
-    first = {command.split()[0] for command in extras.COMMANDS}
+    first = {command.split()[0] for command in installation.COMMANDS}
     assert set(cli.COMMANDS) - first == {
-        "report", "verify-verdict", "keys", "attest", "deployed", "runtimes", "record", "doctor",
-        "completion", "init", "policy",
+        "report", "verify-verdict", "keys", "deployed", "runtimes", "record", "doctor",
+        "init", "policy",
     }  # fmt: skip
 
 
@@ -120,7 +118,7 @@ def test_with_onnx_runtime_a_release_is_computed_again(tmp_path: Path) -> None:
 @pytest.mark.proof
 def test_the_service_begins_without_what_only_others_need(tmp_path: Path) -> None:
     """It asks for a registry that is not there; that is as far as a test without a server goes."""
-    mine = {"onnxruntime", *extras.EXTRAS["service"]}
+    mine = {"onnxruntime", *installation.EXTRAS["service"]}
     (tmp_path / "secrets").write_text(f"{'a' * 64}\n")
     (tmp_path / "secrets").chmod(0o600)
     serve, history, database = run_without(
@@ -139,10 +137,10 @@ def test_the_service_begins_without_what_only_others_need(tmp_path: Path) -> Non
 
 def test_a_module_of_somebody_else_is_not_ours_to_name() -> None:
     error = ModuleNotFoundError("No module named 'mypackage'", name="mypackage.models")
-    assert extras.extra_of(error) is None
-    assert extras.missing(error) is None
-    assert extras.missing(ImportError("sqlalchemy")) is None
-    found = extras.missing(ModuleNotFoundError(name="sqlalchemy.orm"))
+    assert installation.extra_of(error) is None
+    assert installation.missing(error) is None
+    assert installation.missing(ImportError("sqlalchemy")) is None
+    found = installation.missing(ModuleNotFoundError(name="sqlalchemy.orm"))
     assert str(found) == "needs parity-gate[registry]: pip install 'parity-gate[registry]'"
 
 
@@ -150,10 +148,10 @@ def test_an_empty_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.Monke
     """pip leaves one of two packages that wrote into it, and Python takes it for a package."""
     (tmp_path / "leftpackage").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert not extras.is_installed("leftpackage")
+    assert not installation.is_installed("leftpackage")
     (tmp_path / "leftpackage" / "__init__.py").touch()
     importlib.invalidate_caches()
-    assert extras.is_installed("leftpackage")
+    assert installation.is_installed("leftpackage")
 
 
 def test_what_is_missing_could_not_be_judged() -> None:
@@ -161,10 +159,10 @@ def test_what_is_missing_could_not_be_judged() -> None:
 
 
 def test_extras_install_what_is_said_to_come_with_them() -> None:
-    for extra, modules in extras.EXTRAS.items():
+    for extra, modules in installation.EXTRAS.items():
         for module in modules:
             assert PACKAGES.get(module, module) in _names(extra), (extra, module)
-    for module, extra in extras._FURTHER.items():
+    for module, extra in installation._FURTHER.items():
         assert PACKAGES.get(module, module) in _names(extra), (extra, module)
 
 

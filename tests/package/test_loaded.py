@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gate import installation
 from gate.errors import PackageBroken, PackageMissing
-from gate.package import extras, loaded
 from tests.golden_vectors import vectors
 from tests.hidden import CALLS, ROOT
 
@@ -69,13 +69,13 @@ def test_a_broken_pytorch_is_named(tmp_path: Path) -> None:
 
 
 def test_a_package_that_loads_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert loaded.find_broken("verify-release") is None
-    assert loaded.find_broken("keys") is None
-    assert loaded.onnx_runtime().InferenceSession
-    monkeypatch.setattr(extras, "is_installed", lambda _: False)
-    assert loaded.find_broken("verify-release") is None  # it is not there: another error
+    assert installation.find_broken("verify-release") is None
+    assert installation.find_broken("keys") is None
+    assert installation.onnx_runtime().InferenceSession
+    monkeypatch.setattr(installation, "is_installed", lambda _: False)
+    assert installation.find_broken("verify-release") is None  # it is not there: another error
     with pytest.raises(PackageMissing) as raised:
-        loaded.onnx_runtime()
+        installation.onnx_runtime()
     assert not isinstance(raised.value, PackageBroken)
 
 
@@ -91,5 +91,5 @@ def test_an_import_that_kills_is_tried_in_another_process(
 ) -> None:
     _fake(tmp_path, "deadlypackage", text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    assert loaded._death("deadlypackage") == how
-    loaded._death.cache_clear()
+    assert installation._death("deadlypackage") == how
+    installation._death.cache_clear()

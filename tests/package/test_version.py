@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gate
-from gate.package import version
+from gate import installation
 from tests.hidden import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,11 +42,11 @@ def _checkout(folder: Path, head: str, **files: str) -> Path:
 def test_what_is_checked_out(
     tmp_path: Path, head: str, files: dict[str, str], commit: str | None
 ) -> None:
-    assert version.commit_of(_checkout(tmp_path, head, **files)) == commit
+    assert installation.commit_of(_checkout(tmp_path, head, **files)) == commit
 
 
 def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path: Path) -> None:
-    assert version.commit_of(tmp_path) is None
+    assert installation.commit_of(tmp_path) is None
 
 
 def test_git_says_the_same_of_this_checkout() -> None:
@@ -55,18 +55,18 @@ def test_git_says_the_same_of_this_checkout() -> None:
     )
     if done.returncode != 0:
         pytest.skip("no checkout")
-    assert version.commit_of(ROOT) == done.stdout.strip()
+    assert installation.commit_of(ROOT) == done.stdout.strip()
 
 
 def test_a_wheel_says_what_it_was_made_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "gate" / "package"
-    monkeypatch.setattr(version, "_HERE", here)
-    assert re.fullmatch(r"\d+\.\d+\.\d+", version.version_text())
+    monkeypatch.setattr(installation, "_HERE", here)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", installation.version_text())
     here.mkdir(parents=True)
-    (here / version.COMMIT_FILE).write_text(f"{COMMIT}\n")
-    assert version.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
+    (here / installation.COMMIT_FILE).write_text(f"{COMMIT}\n")
+    assert installation.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
 
 
 def test_the_version_has_one_place() -> None:

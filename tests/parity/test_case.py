@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.parity.case import Case
+from gate.measure.job import MeasurementJob
 from tests.parity import tiny
 
 
@@ -13,10 +13,12 @@ from tests.parity import tiny
     [(2, 32, 2), (15, 32, 15), (16, 32, 8), (17, 32, 9), (32, 32, 16), (33, 32, 32), (16, 8, 8)],
 )
 def test_what_would_be_one_batch_is_cut_into_two(model, good, count, batch_size, taken) -> None:
-    case = Case(model, good, tiny.samples(count), tiny.policy("ort-cpu"), batch_size=batch_size)
+    case = MeasurementJob(
+        model, good, tiny.samples(count), tiny.policy("ort-cpu"), batch_size=batch_size
+    )
     assert case.bind().batch_size == taken
 
 
 def test_whoever_computes_a_few_says_how_many(model, good) -> None:
-    case = Case(model, good, tiny.samples(16), tiny.policy("ort-cpu"))
+    case = MeasurementJob(model, good, tiny.samples(16), tiny.policy("ort-cpu"))
     assert case.bind(batch_size=16).batch_size == 16

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.parity.comparison import OutputComparison
-from gate.parity.output_check import OutputCheck
-from gate.parity.statistics.mismatches import MOST, Mismatches
-from gate.parity.statistics.output import Span
-from gate.parity.units.fold import PairwiseFold
-from gate.parity.units.unit import cut
-from gate.records.output_parity import OutputParity
+from gate.measure.runtime_measurement import OutputComparison
+from gate.measure.session_runner import OutputCheck
+from gate.measure.work_units import split_into_units
+from gate.records.outputs import OutputParity
+from gate.statistics.output import MOST, IntegerMismatches, Span
+from gate.statistics.serialization import PairwiseMerge
 
 SAMPLES, BATCH, LEAD = 700, 16, 64
 NAMES = ("logits", "labels")
@@ -36,7 +35,7 @@ def sides() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def compared(sides: tuple[np.ndarray, ...], edges: list[tuple[int, int]]) -> OutputComparison:
     """`edges`: the units."""
     comparison = OutputComparison(OutputCheck("ort-cpu", NAMES))
-    fold = PairwiseFold(OutputComparison.merge)
+    fold = PairwiseMerge(OutputComparison.merge)
     for start, stop in edges:
         for at in range(start, stop, BATCH):
             rows = slice(at, min(at + BATCH, stop))
@@ -58,13 +57,13 @@ def picked(output: OutputParity) -> dict[str, object]:
 
 
 def test_counts_do_not_depend_on_where_it_is_cut(sides) -> None:
-    units = cut(SAMPLES, batch_size=BATCH, lead=LEAD)
+    units = split_into_units(SAMPLES, batch_size=BATCH, lead=LEAD)
     assert len(units) > 8
     one = compared(sides, [(0, SAMPLES)])
     many = compared(sides, [(unit.start, unit.stop) for unit in units])
-    assert many.doubtful == one.doubtful
-    assert {100, 350, 699} <= set(many.doubtful)
-    assert many.torn == one.torn == [100, 350, 699]
+    assert many.outliers == one.outliers
+    assert {100, 350, 699} <= set(many.outliers)
+    assert many.mismatched_integers == one.mismatched_integers == [100, 350, 699]
     for whole, merged in zip(one.result(), many.result(), strict=True):
         assert picked(merged) == picked(whole)
         assert merged.mean_abs_diff == pytest.approx(whole.mean_abs_diff, rel=1e-12)
@@ -108,13 +107,13 @@ def test_the_axis_of_samples_is_the_same_in_a_last_batch_of_any_size(last: int) 
     c[:, -1] *= -1.0
     unit.update([r], [c], Span(16, last))
     unit.update_late([r], [c], Span(16, last))
-    assert comparison.merge(unit).doubtful == [16 + last - 1]
+    assert comparison.merge(unit).outliers == [16 + last - 1]
 
 
 def test_units_with_too_many_differences_keep_none() -> None:
-    merged = Mismatches()
+    merged = IntegerMismatches()
     for unit in range(3):
-        part = Mismatches()
+        part = IntegerMismatches()
         part.update(np.ones((1, MOST // 2 + 1)), np.ones((1, MOST // 2 + 1)), start=unit)
         merged = merged.merge(part)
     assert merged.doubtful == []

@@ -8,31 +8,31 @@ import onnxruntime
 import pytest
 import torch
 
-from gate.decision.checks import Verdict
-from gate.decision.rules import all_checks
+from gate.data.input_binding import bind_inputs
+from gate.decision.check_result import Verdict
+from gate.decision.decide import iter_checks
 from gate.errors import RuntimeAbsent
-from gate.parity.arrays.binding import bind
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.parity.runners.torch_runner import TorchRunner
-from gate.runtimes import cuda as environment
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.reference.torch_session import TorchSession
+from gate.runtimes import ort
 from gate.runtimes.ort import OrtCpu
-from gate.runtimes.torch_cuda import TorchCuda
+from gate.runtimes.torch_cuda import TorchCudaRuntime
 from tests.parity import tiny
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-NO_DEVICE = pytest.mark.skipif(bool(environment.cuda_traces()), reason="a CUDA device is here")
+NO_DEVICE = pytest.mark.skipif(bool(ort.cuda_traces()), reason="a CUDA device is here")
 
 
 @pytest.fixture
 def said_to_be_there(monkeypatch):
-    monkeypatch.setattr(environment, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
+    monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
 
 
 @NO_DEVICE
 def test_without_a_device_the_runtimes_are_absent_with_a_reason(model, good):
     policy = tiny.policy("ort-cpu", "torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    cpu, *cuda = measure(Case(model, good, tiny.samples(), policy=policy)).runtimes
+    cpu, *cuda = measure(MeasurementJob(model, good, tiny.samples(), policy=policy)).runtimes
     assert cpu.outputs
     for runtime in cuda:
         assert "no CUDA device on this machine" in runtime.absent_reason
@@ -50,7 +50,7 @@ def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     policy = tiny.policy("torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    by_torch, *by_ort = measure(Case(model, good, tiny.samples(), policy=policy)).runtimes
+    by_torch, *by_ort = measure(MeasurementJob(model, good, tiny.samples(), policy=policy)).runtimes
     assert by_torch.absent_reason is None
     assert "PyTorch sees none" in by_torch.failure
     assert ("CUDA_VISIBLE_DEVICES is" in by_torch.failure) is (visible is not None)
@@ -66,19 +66,19 @@ def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good,
     def stays(*_, **__):
         raise RuntimeAbsent("the model runs on the CPU alone")
 
-    monkeypatch.setattr(environment, "cuda_traces", lambda: ["a device"])
-    monkeypatch.setattr(TorchCuda, "open", stays)
+    monkeypatch.setattr(ort, "cuda_traces", lambda: ["a device"])
+    monkeypatch.setattr(TorchCudaRuntime, "open", stays)
     for required, verdict in (("when_present", Verdict.WAIVED), ("always", Verdict.ERROR)):
         named = tiny.policy("ort-cpu", "torch-cuda").runtimes
         by_cuda = named["torch-cuda"].model_copy(update={"required": required})
         policy = tiny.policy(runtimes={**named, "torch-cuda": by_cuda})
-        measurement = measure(Case(model, good, tiny.samples(), policy=policy))
+        measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
         by_torch = measurement.runtimes[1]
         assert by_torch.absent_reason == "the model runs on the CPU alone"
         assert by_torch.failure is None
         (check,) = [
             check
-            for check in all_checks(policy, tiny.evidence(good, measurement))
+            for check in iter_checks(policy, tiny.evidence(good, measurement))
             if check.runtime == "torch-cuda"
         ]
         assert check.verdict is verdict
@@ -91,7 +91,9 @@ def test_a_runtime_of_the_file_can_not_call_itself_absent_once_it_is_there(
         raise RuntimeAbsent("the file runs elsewhere alone")
 
     monkeypatch.setattr(OrtCpu, "open", leaves)
-    (by_ort,) = measure(Case(model, good, tiny.samples(), policy=tiny.policy("ort-cpu"))).runtimes
+    (by_ort,) = measure(
+        MeasurementJob(model, good, tiny.samples(), policy=tiny.policy("ort-cpu"))
+    ).runtimes
     assert by_ort.absent_reason is None
     assert "the file runs elsewhere alone" in by_ort.failure
 
@@ -126,13 +128,13 @@ def pretended(monkeypatch, said_to_be_there):
 
 
 def checks(candidate, measurement, policy):
-    found = all_checks(policy, tiny.evidence(candidate, measurement))
+    found = iter_checks(policy, tiny.evidence(candidate, measurement))
     return {check.name: check for check in found}
 
 
 def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, pretended):
     policy = tiny.policy("ort-cuda")
-    measurement = measure(Case(model, good, tiny.samples(), policy=policy))
+    measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
     (runtime,) = measurement.runtimes
     assert runtime.providers_active == (CUDA, CPU)
     assert CUDA not in runtime.nodes_per_provider
@@ -155,14 +157,14 @@ def test_provider_options_are_those_that_the_session_reports(
 ):
     monkeypatch.setattr(SaysCuda, "options", reported)
     policy = tiny.policy("ort-cuda")
-    measurement = measure(Case(model, good, tiny.samples(), policy=policy))
+    measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
     assert measurement.runtimes[0].session_options["device_id"] == "0"
     assert checks(good, measurement, policy)["session"].verdict is verdict
 
 
 def test_torch_reports_the_device_of_its_outputs(model, good):
-    binding = bind(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4)
-    runner = TorchRunner(model, binding, device="cpu")
+    binding = bind_inputs(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4)
+    runner = TorchSession(model, binding, device="cpu")
     with torch.inference_mode():
         runner.run({"input": tiny.images(4)})
     assert runner.proof().providers_active == (CPU,)
@@ -170,9 +172,9 @@ def test_torch_reports_the_device_of_its_outputs(model, good):
 
 def test_a_model_that_comes_back_to_the_cpu_is_not_proven_on_cuda(model, good, monkeypatch):
     """A runner on 'cuda' whose outputs are on the CPU says CPU first, and the rule refuses it."""
-    runner = TorchRunner(
+    runner = TorchSession(
         model,
-        bind(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4),
+        bind_inputs(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4),
         device="cpu",
     )
     runner._devices = {"cpu", "cuda"}

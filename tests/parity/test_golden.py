@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
 from gate.export.export import export_model
-from gate.front_door import Reference, Verdicted, check
 from gate.golden.folder import read_golden
-from gate.golden.record import Golden
+from gate.golden.manifest import GoldenManifest
 from gate.golden.verify import verify_golden
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.golden import SAMPLES, write_golden_of
-from gate.parity.workload import Workload
-from gate.policy.policy import Instruments, Policy
-from gate.records.strategy import ExportSettings
+from gate.measure.artifacts import SAMPLES, write_golden_of
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.records.export import ExportSettings
 from tests.small_project import change_one_weight, made
 
 POLICY = Policy.default(task="classification").model_copy(
@@ -37,24 +37,24 @@ def project() -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(project: Path) -> tuple[Reference, Workload, Verdicted]:
+def judged(project: Path) -> tuple[Reference, EvaluationData, EvaluationResult]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.syspath_prepend(str(project))
-        reference = Reference.load("small_models:build")
-    workload = Workload.open(project / "images.npy")
+        reference = Reference.from_factory("small_models:build")
+    workload = EvaluationData.open(project / "images.npy")
     return reference, workload, check(
         project / "good.onnx", reference=reference, workload=workload, policy=POLICY
     )  # fmt: skip
 
 
-def _write(folder: Path, path: Path, judged, **changed) -> Golden:
+def _write(folder: Path, path: Path, judged, **changed) -> GoldenManifest:
     reference, workload, verdicted = judged
     fields = {"model": reference.model, "samples": workload.samples} | changed
     return write_golden_of(
         folder,
-        Case(
-            fields["model"], Candidate(path, read_subject(path)), fields["samples"], policy=POLICY
+        MeasurementJob(
+            fields["model"], TestedFile(path, read_subject(path)), fields["samples"], policy=POLICY
         ),
         evidence=verdicted.evidence,
     )
@@ -120,7 +120,7 @@ def test_the_model_and_the_switches_stay_as_they_were(
 
 @pytest.mark.parametrize(("given", "kept"), [(1, 1), (3, 3), (8, 8), (9, 8), (64, 8)])
 def test_a_handful_is_kept(tmp_path: Path, project: Path, judged, given: int, kept: int) -> None:
-    samples = Samples.of({"input": np.load(project / "images.npy")[:given]})
+    samples = SampleSet.from_arrays({"input": np.load(project / "images.npy")[:given]})
     assert _write(tmp_path, project / "good.onnx", judged, samples=samples).samples == kept
 
 
@@ -157,7 +157,7 @@ def test_a_fixed_batch_is_filled(tmp_path: Path, project: Path, judged) -> None:
 
 def test_what_can_not_be_made_is_told(tmp_path: Path, project: Path, judged) -> None:
     path = project / "good.onnx"
-    wrong = Samples.of({"input": np.zeros((4, 1, 8, 7), np.float32)})
+    wrong = SampleSet.from_arrays({"input": np.zeros((4, 1, 8, 7), np.float32)})
     with pytest.raises(InputMismatch):
         _write(tmp_path, path, judged, samples=wrong)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
-from gate.parity.case import Case
-from gate.parity.measure import measure
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
 from gate.policy.policy import Policy
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES
-from gate.runtimes.cuda import cuda_absent_reason
+from gate.runtimes.ort import cuda_absent_reason
 from tests.parity import tiny
 
 ABSENT = cuda_absent_reason()
@@ -22,7 +22,9 @@ def test_every_runtime_is_proven_and_passes(tmp_path):
     model = tiny.net()
     candidate = tiny.export(model, tmp_path / "model.onnx")
     policy = Policy.default()
-    measurement = measure(Case(model, candidate, tiny.samples(64), policy=policy, batch_size=8))
+    measurement = measure(
+        MeasurementJob(model, candidate, tiny.samples(64), policy=policy, batch_size=8)
+    )
     evidence = tiny.evidence(candidate, measurement)
     decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00")
     assert decision.verdict is Verdict.PASS, [check.explanation for check in decision.problems]

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import DigestMismatch
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.incumbent import Compared, measure_incumbent
-from gate.parity.runners.latency import Stopwatch
+from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.cost_meter import Stopwatch
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
-from gate.records.incumbent import Incumbent
 from tests import builders
 from tests.registry import releases
 
@@ -65,11 +65,11 @@ def champion(path: Path, **overrides: Any) -> Champion:
     return Champion(**fields | overrides)
 
 
-def compared(new: Path, old: Champion, **overrides: Any) -> Incumbent:
-    samples = Samples.of({"input": overrides.pop("x", inputs())})
+def compared(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
+    samples = SampleSet.from_arrays({"input": overrides.pop("x", inputs())})
     evidence: Evidence = overrides.pop("evidence", None) or releases.evidence(new)
     fields = {"labels": None, "batch_size": 8, "policy": Policy.default()} | overrides
-    beside = Compared(Candidate(new, read_subject(new)), samples, **fields)
+    beside = Compared(TestedFile(new, read_subject(new)), samples, **fields)
     return measure_incumbent(old, beside=beside, evidence=evidence)
 
 
@@ -122,7 +122,7 @@ def test_who_goes_first_changes_from_batch_to_batch(
             turns.append(self)
             super().add(seconds, batch_size=batch_size)
 
-    monkeypatch.setattr("gate.parity.incumbent.Stopwatch", Watched)
+    monkeypatch.setattr("gate.measure.champion.Stopwatch", Watched)
     compared(new, champion(old))
     first, second = turns[:2]
     assert first is not second

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gate.errors import EvidenceError
-from gate.parity.kept_answers import KeptAnswers
-from gate.runtimes.recording.rows import row_digests
+from gate.reference.cache import OutputCache
+from gate.runtimes.recording_format import row_digests
 
 ROOM = 2**10
 
@@ -30,7 +30,7 @@ def asked(kept, batch, compute):
 
 
 def test_the_same_batch_is_computed_once():
-    kept, compute = KeptAnswers(room=ROOM), Counting()
+    kept, compute = OutputCache(room=ROOM), Counting()
     for _ in range(3):
         assert np.array_equal(asked(kept, {"x": np.arange(4.0)}, compute)[0], np.arange(4.0) * 2)
     assert compute.ran == 1
@@ -48,14 +48,14 @@ def test_the_same_batch_is_computed_once():
     ids=["values", "order", "dtype", "shape", "names"],
 )
 def test_another_batch_is_another(other):
-    kept, compute = KeptAnswers(room=ROOM), Counting()
+    kept, compute = OutputCache(room=ROOM), Counting()
     asked(kept, {"x": np.arange(4.0)}, compute)
     asked(kept, other, compute)
     assert compute.ran == 2
 
 
 def test_that_there_is_no_answer_is_kept_too():
-    kept, computed = KeptAnswers(room=ROOM), []
+    kept, computed = OutputCache(room=ROOM), []
     for _ in range(2):
         assert asked(kept, {"x": np.arange(4.0)}, computed.append) is None
     assert len(computed) == 1
@@ -63,11 +63,11 @@ def test_that_there_is_no_answer_is_kept_too():
 
 def test_nobody_changes_what_another_gets():
     with pytest.raises(ValueError, match="read-only"):
-        asked(KeptAnswers(room=ROOM), {"x": np.arange(4.0)}, Counting())[0][0] = 7.0
+        asked(OutputCache(room=ROOM), {"x": np.arange(4.0)}, Counting())[0][0] = 7.0
 
 
 def test_what_is_refused_is_refused_again():
-    kept, compute = KeptAnswers(room=ROOM), Counting()
+    kept, compute = OutputCache(room=ROOM), Counting()
     for _ in range(2):
         with pytest.raises(EvidenceError, match="odd"):
             asked(kept, {"x": np.arange(3.0)}, compute)
@@ -75,7 +75,7 @@ def test_what_is_refused_is_refused_again():
 
 
 def test_what_is_kept_is_bounded():
-    kept, compute = KeptAnswers(room=100), Counting()
+    kept, compute = OutputCache(room=100), Counting()
     for _ in range(2):
         for first in range(4):  # 32 bytes each
             asked(kept, {"x": np.arange(first, first + 4.0)}, compute)

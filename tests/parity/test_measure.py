@@ -12,14 +12,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy as Policy_
+from gate.policy.sections import Bounds, Instruments
+from gate.policy.sections import RuntimePolicy as RuntimePolicy_
 from gate.storage.digest import Digest
 from tests.parity import tiny
 
@@ -35,7 +37,7 @@ def test_a_correct_export_passes(model, good):
     samples = tiny.samples(21)
     labels = np.arange(21) % tiny.CLASSES
     seen = []
-    measurement = measure(Case(model, good, samples, policy=policy, batch_size=4, labels=labels), progress=lambda done, total: seen.append((done, total)))  # fmt: skip
+    measurement = measure(MeasurementJob(model, good, samples, policy=policy, batch_size=4, labels=labels), progress=lambda done, total: seen.append((done, total)))  # fmt: skip
 
     total = seen[-1][1]
     assert seen[:6] == [(done, total) for done in (4, 8, 12, 16, 20, 21)]
@@ -71,7 +73,9 @@ def test_numbers_are_those_of_a_plain_loop(model, good):
     import onnxruntime
 
     x = tiny.images(9)
-    (runtime,) = measure(Case(model, good, Samples.of({"x": x}), policy=tiny.policy())).runtimes
+    (runtime,) = measure(
+        MeasurementJob(model, good, SampleSet.from_arrays({"x": x}), policy=tiny.policy())
+    ).runtimes
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(good.path), options)
@@ -85,16 +89,18 @@ def test_numbers_are_those_of_a_plain_loop(model, good):
 
 def pointed(*names, **overrides):
     bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0, threshold_crossing=0.5)
-    runtimes = {name: RuntimePolicy(required="always", bounds=bounds) for name in names}
+    runtimes = {name: RuntimePolicy_(required="always", bounds=bounds) for name in names}
     fields = {"operating_points": (0.5, 0.9), "instruments": Instruments.none()}
-    return Policy(**{"runtimes": runtimes} | fields | overrides)
+    return Policy_(**{"runtimes": runtimes} | fields | overrides)
 
 
 @pytest.mark.parametrize("batch_size", [3, 20])
 def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, batch_size):
     bad = tiny.edit(good, tmp_path / "bad.onnx", swapped_head)
     samples, labels = tiny.samples(20), np.arange(20) % tiny.CLASSES
-    case = Case(model, bad, samples, policy=pointed(*CPU), batch_size=batch_size, labels=labels)
+    case = MeasurementJob(
+        model, bad, samples, policy=pointed(*CPU), batch_size=batch_size, labels=labels
+    )
     measurement = measure(case)
     with torch.no_grad():
         r = model(torch.from_numpy(tiny.images(20))).double()
@@ -150,7 +156,7 @@ def test_probabilities_have_their_points_without_a_softmax(model, tmp_path):
     with torch.no_grad():
         p = own(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
     policy = pointed("ort-cpu", outputs={"p": "probabilities"})
-    measurement = measure(Case(own, good, tiny.samples(20), policy=policy))
+    measurement = measure(MeasurementJob(own, good, tiny.samples(20), policy=policy))
     (output,) = measurement.runtimes[0].outputs
     assert output.classification.normalised
     assert [c.reference_above for c in output.classification.crossings] == [
@@ -168,7 +174,9 @@ def test_probabilities_have_their_points_without_a_softmax(model, tmp_path):
 
 def test_a_runtime_that_breaks_has_no_rows(model, good, tmp_path):
     bad = tiny.edit(good, tmp_path / "bad.onnx", extra_output)
-    assert measure(Case(model, bad, tiny.samples(), policy=tiny.policy())).samples.rows == {}
+    assert (
+        measure(MeasurementJob(model, bad, tiny.samples(), policy=tiny.policy())).samples.rows == {}
+    )
 
 
 def swapped_head(proto):
@@ -200,7 +208,7 @@ def divided_by_zero(proto):
 def test_a_file_with_other_numbers_is_measured_and_fails(model, good, tmp_path, spoil):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
     policy = tiny.policy(*CPU)
-    measurement = measure(Case(model, bad, tiny.samples(), policy=policy))
+    measurement = measure(MeasurementJob(model, bad, tiny.samples(), policy=policy))
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         (output,) = runtime.outputs
@@ -247,7 +255,7 @@ def double_output(proto):
 def test_other_outputs_are_a_failure_in_words(model, good, tmp_path, spoil, words):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
     policy = tiny.policy(*CPU)
-    measurement = measure(Case(model, bad, tiny.samples(), policy=policy))
+    measurement = measure(MeasurementJob(model, bad, tiny.samples(), policy=policy))
     for runtime in measurement.runtimes:
         assert words in runtime.failure
         assert runtime.outputs == ()
@@ -260,22 +268,26 @@ def test_a_missing_output_is_a_failure(good):
             y = super().forward(x)
             return y, y
 
-    measurement = measure(Case(TwoOutputs(), good, tiny.samples(), policy=tiny.policy()))
+    measurement = measure(MeasurementJob(TwoOutputs(), good, tiny.samples(), policy=tiny.policy()))
     assert "the model returns 2" in measurement.runtimes[0].failure
 
 
 def test_a_renamed_output_is_measured_under_the_file_s_name(model, tmp_path):
     renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
-    (runtime,) = measure(Case(model, renamed, tiny.samples(), policy=tiny.policy())).runtimes
+    (runtime,) = measure(
+        MeasurementJob(model, renamed, tiny.samples(), policy=tiny.policy())
+    ).runtimes
     assert [output.name for output in runtime.outputs] == ["scores"]
 
 
 def test_another_file_than_the_described_one_is_a_failure_of_every_runtime(model, good, tmp_path):
     renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
-    wrong = Candidate(
+    wrong = TestedFile(
         renamed.path, good.subject.model_copy(update={"sha256": renamed.subject.sha256})
     )
-    (runtime,) = measure(Case(model, wrong, tiny.samples(), policy=tiny.policy())).runtimes
+    (runtime,) = measure(
+        MeasurementJob(model, wrong, tiny.samples(), policy=tiny.policy())
+    ).runtimes
     assert "['scores']" in runtime.failure
     assert "['logits']" in runtime.failure
 
@@ -287,7 +299,9 @@ def test_a_batch_size_that_is_baked_in_is_a_failure(tmp_path):
 
     baked = tiny.export(Baked(), tmp_path / "baked.onnx")
     policy = tiny.policy()
-    measurement = measure(Case(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2))
+    measurement = measure(
+        MeasurementJob(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2)
+    )
     assert measurement.runtimes[0].failure is not None
     assert judged(baked, measurement, policy).verdict is Verdict.FAIL
 
@@ -304,17 +318,21 @@ def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
             return self.same @ x.flatten(1) if len(x) == 3 else x.flatten(1)
 
     baked = tiny.export(Rows(), tmp_path / "rows.onnx", example={"input": tiny.images(3)})
-    measurement = measure(Case(Rows(), baked, tiny.samples(4), policy=tiny.policy(), batch_size=2))
+    measurement = measure(
+        MeasurementJob(Rows(), baked, tiny.samples(4), policy=tiny.policy(), batch_size=2)
+    )
     assert str(measurement.runtimes[0].failure).endswith("It computes batches of 3.")
 
 
 def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
-    measurement = measure(Case(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32))
+    measurement = measure(
+        MeasurementJob(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32)
+    )
     assert measurement.runtimes[0].latency.batch_size == 2
     assert measurement.runtimes[0].outputs[0].samples == 6
     with pytest.raises(InputMismatch, match="7 samples are no multiple"):
-        measure(Case(model, fixed, tiny.samples(7), policy=tiny.policy()))
+        measure(MeasurementJob(model, fixed, tiny.samples(7), policy=tiny.policy()))
 
 
 TWO = {
@@ -337,8 +355,10 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names)
         arrays = {name: TWO[name] for name in names}
     np.savez(tmp_path / "x.npz", **arrays)
     policy = tiny.policy(*CPU, task="classification", logits=("sum",))
-    samples = Samples.open(tmp_path / "x.npz")
-    measurement = measure(Case(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4))
+    samples = SampleSet.open(tmp_path / "x.npz")
+    measurement = measure(
+        MeasurementJob(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4)
+    )
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         assert [(o.name, o.dtype) for o in runtime.outputs] == [
@@ -362,7 +382,9 @@ def test_a_file_exchanged_for_a_moment_is_never_measured(model, good, tmp_path):
         def __deepcopy__(self, memo):
             return self
 
-    (runtime,) = measure(Case(Swapping(), bad, tiny.samples(8), policy=tiny.policy())).runtimes
+    (runtime,) = measure(
+        MeasurementJob(Swapping(), bad, tiny.samples(8), policy=tiny.policy())
+    ).runtimes
     assert bad.path.read_bytes() == judged_bytes
     assert "digest" in runtime.failure
     assert runtime.outputs == ()
@@ -377,7 +399,9 @@ class MeanAndSpread(nn.Module):
 def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
     (runtime,) = measure(
-        Case(MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
+        MeasurementJob(
+            MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        )
     ).runtimes
     assert [output.name for output in runtime.outputs] == list(names)
     assert all(output.max_abs_diff < 1e-5 for output in runtime.outputs)
@@ -386,7 +410,9 @@ def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names)
 def test_exchanged_names_fail(tmp_path):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("spread", "mean"))
     (runtime,) = measure(
-        Case(MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
+        MeasurementJob(
+            MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        )
     ).runtimes
     assert "the same names in another order" in (runtime.failure or "")
 
@@ -406,7 +432,9 @@ def test_a_number_is_no_name_of_an_output(tmp_path):
     candidate = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
     assert onnx.load(candidate.path).graph.output[1].name.isdecimal()
     (runtime,) = measure(
-        Case(MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
+        MeasurementJob(
+            MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        )
     ).runtimes
     assert runtime.failure is None
 
@@ -422,7 +450,9 @@ class SpreadAndMean(MeanAndSpread):
 def test_the_order_of_named_outputs_counts(tmp_path):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("mean", "spread"))
     (runtime,) = measure(
-        Case(SpreadAndMean(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
+        MeasurementJob(
+            SpreadAndMean(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        )
     ).runtimes
     assert "the same names in another order" in (runtime.failure or "")
     assert runtime.outputs == ()
@@ -447,7 +477,7 @@ class Pairs(MeanAndSpread):
 def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
     candidate = tiny.export(Pairs(), tmp_path / "model.onnx", outputs=names)
     (runtime,) = measure(
-        Case(Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
+        MeasurementJob(Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert (words or "") in (runtime.failure or "")
     assert (runtime.failure is None) == (words is None)
@@ -457,7 +487,9 @@ def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
 def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
     (runtime,) = measure(
-        Case(MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
+        MeasurementJob(
+            MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
+        )
     ).runtimes
     assert "for some of them only" in (runtime.failure or "")
     assert runtime.outputs == ()
@@ -476,7 +508,7 @@ def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
 )
 def test_samples_that_do_not_fit_name_both_sides(model, good, arrays, words):
     with pytest.raises(InputMismatch, match=words) as caught:
-        measure(Case(model, good, Samples.of(arrays), policy=tiny.policy()))
+        measure(MeasurementJob(model, good, SampleSet.from_arrays(arrays), policy=tiny.policy()))
     assert "'input' float32 (batch, 3, 8, 8)" in str(caught.value)
     assert f"'{next(iter(arrays))}' " in str(caught.value)
 
@@ -485,7 +517,11 @@ def test_nan_in_inputs_is_a_data_error(model, good):
     x = tiny.images(9)
     x[6, 0, 0, 0] = np.nan
     with pytest.raises(DataError, match="'input'.*sample 6"):
-        measure(Case(model, good, Samples.of({"input": x}), policy=tiny.policy(), batch_size=4))
+        measure(
+            MeasurementJob(
+                model, good, SampleSet.from_arrays({"input": x}), policy=tiny.policy(), batch_size=4
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -499,12 +535,12 @@ def test_nan_in_inputs_is_a_data_error(model, good):
 )
 def test_labels_that_do_not_match_are_a_data_error(model, good, labels, words):
     with pytest.raises(DataError, match=words):
-        measure(Case(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels))
+        measure(MeasurementJob(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels))
 
 
 def test_a_batch_size_below_one_is_refused(model, good):
     with pytest.raises(InputMismatch, match="batch size is 0"):
-        measure(Case(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0))
+        measure(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0))
 
 
 class NoLogits(nn.Module):
@@ -530,7 +566,9 @@ def test_outputs_that_are_no_logits(tmp_path):
         ' "bounds": {"max_abs_diff": 1e-4}}}}'
     )
     assert bounds
-    measurement = measure(Case(model, candidate, tiny.samples(20), policy=policy, batch_size=8))
+    measurement = measure(
+        MeasurementJob(model, candidate, tiny.samples(20), policy=policy, batch_size=8)
+    )
     outputs = {output.name: output for output in measurement.runtimes[0].outputs}
     assert [(o.dtype, o.samples) for o in outputs.values()] == [
         ("float32", 20), ("int64", 20), ("float32", 20)
@@ -547,7 +585,7 @@ def test_the_file_is_hashed_again_after_measuring(model, good, tmp_path):
         mine.path.write_bytes(good.path.read_bytes() + b"\0")
 
     with pytest.raises(DigestMismatch, match="model.onnx"):
-        measure(Case(model, mine, tiny.samples(), policy=tiny.policy()), progress=tamper)
+        measure(MeasurementJob(model, mine, tiny.samples(), policy=tiny.policy()), progress=tamper)
 
 
 def test_external_data_is_hashed_too(model, good, tmp_path):
@@ -556,15 +594,17 @@ def test_external_data_is_hashed_too(model, good, tmp_path):
     onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     manifest = Digest.of_manifest(tmp_path, ["model.onnx", "w.bin"])
     subject = good.subject.model_copy(update={"sha256": manifest, "external_data": ("w.bin",)})
-    candidate = Candidate(path, subject)
-    (runtime,) = measure(Case(model, candidate, tiny.samples(), policy=tiny.policy())).runtimes
+    candidate = TestedFile(path, subject)
+    (runtime,) = measure(
+        MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy())
+    ).runtimes
     assert runtime.outputs[0].max_abs_diff < 1e-5
 
     data = bytearray((tmp_path / "w.bin").read_bytes())
     data[100] ^= 1
     (tmp_path / "w.bin").write_bytes(bytes(data))
     with pytest.raises(DigestMismatch):
-        measure(Case(model, candidate, tiny.samples(), policy=tiny.policy()))
+        measure(MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy()))
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07"])
@@ -573,7 +613,7 @@ def test_a_file_that_is_no_model_fails_every_runtime(model, good, tmp_path, data
     path.write_bytes(data)
     subject = good.subject.model_copy(update={"sha256": Digest.of_bytes(data)})
     measurement = measure(
-        Case(model, Candidate(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
+        MeasurementJob(model, TestedFile(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
     )
     for runtime in measurement.runtimes:
         assert runtime.failure
@@ -611,7 +651,7 @@ class NoCopy(nn.Module):
 )
 def test_a_reference_that_can_not_be_computed_is_an_error(good, broken, error, words):
     with pytest.raises(error, match=words):
-        measure(Case(broken(), good, tiny.samples(), policy=tiny.policy()))
+        measure(MeasurementJob(broken(), good, tiny.samples(), policy=tiny.policy()))
 
 
 def test_the_caller_s_model_is_never_changed(good):
@@ -629,7 +669,7 @@ def test_the_caller_s_model_is_never_changed(good):
     model.conv.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
-    measure(Case(model, good, tiny.samples(), policy=tiny.policy()))
+    measure(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
     assert [module.training for module in model.modules()] == modes
     assert [p.requires_grad for p in model.parameters()][:2] == [False, True]
     for name, value in model.state_dict().items():
@@ -639,7 +679,9 @@ def test_the_caller_s_model_is_never_changed(good):
 
 def test_the_reference_is_in_eval_mode_whatever_the_caller_s_model_is_in(model, good):
     training = copy.deepcopy(model).train()
-    (runtime,) = measure(Case(training, good, tiny.samples(), policy=tiny.policy())).runtimes
+    (runtime,) = measure(
+        MeasurementJob(training, good, tiny.samples(), policy=tiny.policy())
+    ).runtimes
     assert runtime.outputs[0].max_abs_diff < 1e-5
 
 
@@ -653,18 +695,21 @@ def test_an_in_place_model_does_not_change_what_the_file_gets(tmp_path):
             return (x * 2.0).flatten(1)
 
     file = tiny.export(OutOfPlace(), tmp_path / "m.onnx")
-    (runtime,) = measure(Case(InPlace(), file, tiny.samples(), policy=tiny.policy())).runtimes
+    (runtime,) = measure(
+        MeasurementJob(InPlace(), file, tiny.samples(), policy=tiny.policy())
+    ).runtimes
     assert runtime.outputs[0].max_abs_diff == 0.0
 
 
 def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
-    from gate.policy.policy import Policy, RuntimePolicy
+    from gate.policy.policy import Policy
+    from gate.policy.sections import RuntimePolicy
 
     wanted = tiny.policy(*CPU)
     policy = Policy(
         runtimes={**wanted.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
     )
-    measurement = measure(Case(model, good, tiny.samples(), policy=policy))
+    measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
     assert [runtime.runtime for runtime in measurement.runtimes] == ["ort-cpu"]
 
 
@@ -682,7 +727,9 @@ def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
         return original(self, batch)
 
     monkeypatch.setattr(OrtSession, "run", run)
-    measurement = measure(Case(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4))
+    measurement = measure(
+        MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4)
+    )
     healthy, broken = measurement.runtimes
     assert healthy.outputs[0].samples == 20
     assert broken.failure.startswith("MemoryError: Failed to allocate 8 GiB Use a smaller batch")
@@ -697,7 +744,9 @@ def test_control_c_passes_through_and_restores_the_switches(model, good):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(Case(model, good, tiny.samples(), policy=tiny.policy()), progress=interrupt)
+        measure(
+            MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()), progress=interrupt
+        )
     assert torch.backends.cudnn.deterministic is before
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
@@ -718,7 +767,7 @@ def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_c
 
     monkeypatch.setattr(OrtSession, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        measure(Case(model, good, tiny.samples(), policy=tiny.policy()))
+        measure(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
 
 
 class Drawing(nn.Module):
@@ -738,16 +787,16 @@ class Drawing(nn.Module):
 )
 def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread):
     """Its noise floor is as large as its dice, so that everything would lie within it."""
-    from gate.front_door import Reference, check
-    from gate.parity.arrays.samples import Samples
-    from gate.parity.workload import Workload
+    from gate.api import check
+    from gate.data.samples import SampleSet
+    from gate.measure.job import EvaluationData, Reference
     from gate.records.evidence import Source
     from tests.registry.releases import onnx_file
 
     rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     verdicted = check(
         onnx_file(tmp_path / "m.onnx"), reference=Reference(model, Source(factory="x")),
-        workload=Workload(Samples.of({"input": rows}), batch_size=8),
+        workload=EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=8),
     )  # fmt: skip
     seen = verdicted.evidence.reference_spread
     assert spread[0] <= seen <= spread[1]
@@ -755,11 +804,11 @@ def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread
     assert found.verdict == ("ERROR" if spread[1] else "PASS")
 
 
-def measuring_peak(candidate: Candidate, inputs: Mapping[str, np.ndarray]) -> int:
+def measuring_peak(candidate: TestedFile, inputs: Mapping[str, np.ndarray]) -> int:
     """Bytes that measuring takes beside the samples themselves."""
     count = len(inputs["input"])
     policy = tiny.policy("ort-cpu", instruments=Instruments.none())
-    case = Case(nn.Linear(3, 10), candidate, Samples.of(inputs), policy, batch_size=1000, labels=np.arange(count) % 10)  # fmt: skip
+    case = MeasurementJob(nn.Linear(3, 10), candidate, SampleSet.from_arrays(inputs), policy, batch_size=1000, labels=np.arange(count) % 10)  # fmt: skip
     tracemalloc.start()
     try:
         measurement = measure(case)
@@ -774,8 +823,8 @@ def test_memory_does_not_grow_with_the_samples(tmp_path, monkeypatch):
     """Of a row a sample in the table, of digests, labels and times; labels are given whole."""
     from tests.registry.releases import onnx_file
 
-    monkeypatch.setattr("gate.parity.arrays.mapped._CHUNK_BYTES", 1 << 16)
-    monkeypatch.setattr("gate.parity.statistics.row_spool._HELD_BYTES", 1 << 14)
+    monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1 << 14)
     candidate = tiny.candidate(onnx_file(tmp_path / "m.onnx"))
     images = np.random.default_rng(0).normal(size=(30_000, 3)).astype(np.float32)
     measuring_peak(candidate, {"input": images[:500]})  # what is made once for all
@@ -790,9 +839,9 @@ def test_rows_without_room_change_nothing_else(model, good, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     policy = tiny.policy("ort-cpu", instruments=Instruments.none())
-    case = Case(model, good, tiny.samples(), policy=policy, batch_size=4)
+    case = MeasurementJob(model, good, tiny.samples(), policy=policy, batch_size=4)
     whole = measure(case)
-    monkeypatch.setattr("gate.parity.statistics.row_spool._HELD_BYTES", 1)
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     measurement = measure(case)
     assert measurement.runtimes[0].outputs == whole.runtimes[0].outputs != ()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gate.errors import EvidenceError
-from gate.parity.reference_answers import ReferenceAnswers
+from gate.reference.cache import ReferenceCache
 from tests.parity.probes import benches
 
 X = benches.vectors()
@@ -158,4 +158,4 @@ def test_without_a_float64_reference_there_is_no_truth():
 
 def test_a_reference_without_any_answer_is_a_defect():
     with pytest.raises(AssertionError):
-        ReferenceAnswers(lambda _batch: None, lambda _batch: None).reference(MIXED)
+        ReferenceCache(lambda _batch: None, lambda _batch: None).reference(MIXED)

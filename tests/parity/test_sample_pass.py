@@ -10,38 +10,37 @@ import numpy as np
 import pytest
 import torch
 
+from gate.data.array_files import HeldShard, MappedRows
+from gate.data.samples import SampleSet
 from gate.errors import DigestMismatch, EvidenceError
-from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.samples import Samples
-from gate.parity.arrays.shards import HeldShard
-from gate.parity.case import Case
-from gate.parity.sample_pass import SamplePass
-from gate.parity.units.exchange import floor_of
-from gate.parity.units.part import LeadState, TrackPart
+from gate.measure.job import MeasurementJob
+from gate.measure.run import SamplePass
+from gate.measure.runtime_measurement import floor_of
+from gate.measure.work_units import FirstUnitState, RuntimeUnitResult
 from gate.policy.policy import Policy
 from gate.storage.digest import Digest
 from tests.parity import tiny
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory) -> MeasurementJob:
     """Of a file that is a little off, in every sample."""
     model = tiny.net()
     file = tiny.export(model, tmp_path_factory.mktemp("pass") / "model.onnx")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.0 + 1e-5)
-    return Case(model, file, tiny.samples(120), tiny.policy("ort-cpu"), batch_size=4)
+    return MeasurementJob(model, file, tiny.samples(120), tiny.policy("ort-cpu"), batch_size=4)
 
 
-def ready(case: Case, *, noise: bool) -> Iterator[SamplePass]:
+def ready(case: MeasurementJob, *, noise: bool) -> Iterator[SamplePass]:
     with SamplePass.open(case, noise=noise) as sample_pass:
         sample_pass.open_runtimes()
         yield sample_pass
 
 
 @pytest.fixture
-def here(case: Case) -> Iterator[SamplePass]:
+def here(case: MeasurementJob) -> Iterator[SamplePass]:
     """The lead is done."""
     for sample_pass in ready(case, noise=True):
         sample_pass.run(sample_pass.units[0], lambda _count: None)
@@ -50,16 +49,16 @@ def here(case: Case) -> Iterator[SamplePass]:
 
 
 @pytest.fixture
-def there(case: Case) -> Iterator[SamplePass]:
+def there(case: MeasurementJob) -> Iterator[SamplePass]:
     yield from ready(case, noise=False)
 
 
 def test_the_floor_stays_what_the_head_gave(here: SamplePass, there: SamplePass) -> None:
     lead = here.lead()
-    there.judge_by(LeadState.from_json(lead.to_json()))
+    there.judge_by(FirstUnitState.from_json(lead.to_json()))
     part = there.part(there.units[2])
     assert [floor_of(track) for track in there.tracks] == list(lead.floors.values())
-    assert '"RuntimeFloor"' in lead.to_json()
+    assert '"NoiseFloor"' in lead.to_json()
     assert there.tracks[0].suspicion > 1.0  # else it would not be asked for
     assert part.unit == here.units[2]
 
@@ -77,19 +76,19 @@ def test_what_was_measured_there_is_taken_here(here: SamplePass, there: SamplePa
 @pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
 def test_without_a_floor_nothing_is_judged(there: SamplePass, floor: object) -> None:
     with pytest.raises(EvidenceError, match="noise floor"):
-        there.judge_by(LeadState(floors={"ort-cpu": floor}))
+        there.judge_by(FirstUnitState(floors={"ort-cpu": floor}))
 
 
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        (TrackPart(failure="out of memory"), "out of memory"),
-        (TrackPart(absent_reason="no such device"), "no such device"),
-        (TrackPart(), "ran otherwise in another process"),
+        (RuntimeUnitResult(failure="out of memory"), "out of memory"),
+        (RuntimeUnitResult(absent_reason="no such device"), "no such device"),
+        (RuntimeUnitResult(), "ran otherwise in another process"),
     ],
 )
 def test_a_part_that_measured_nothing_fails_its_runtime(
-    here: SamplePass, there: SamplePass, part: TrackPart, says: str
+    here: SamplePass, there: SamplePass, part: RuntimeUnitResult, says: str
 ) -> None:
     there.judge_by(here.lead())
     whole = there.part(there.units[1])
@@ -120,7 +119,7 @@ def test_a_runtime_that_ran_otherwise_there_has_failed(here: SamplePass, there: 
     assert "AcmeExecutionProvider" in str(here.tracks[0].failure)
 
 
-def test_the_policy_may_take_other_machines(case: Case) -> None:
+def test_the_policy_may_take_other_machines(case: MeasurementJob) -> None:
     assert Policy.default().environments == "same"
     any_ = case.policy.model_copy(update={"environments": "any"})
     for sample_pass in ready(dataclasses.replace(case, policy=any_), noise=True):
@@ -133,12 +132,12 @@ def test_the_policy_may_take_other_machines(case: Case) -> None:
         assert sample_pass.environments[1:] == (other,)
 
 
-def relabelled(case: Case, labels: list[int]) -> Case:
+def relabelled(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
     return dataclasses.replace(case, labels=np.array(labels))
 
 
 @pytest.mark.parametrize("what", ["samples", "labels", "unit"])
-def test_what_was_measured_on_something_else_is_refused(case: Case, what: str) -> None:
+def test_what_was_measured_on_something_else_is_refused(case: MeasurementJob, what: str) -> None:
     case = relabelled(case, [0] * 120)
     others = {
         "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
@@ -161,7 +160,9 @@ def test_what_was_measured_on_something_else_is_refused(case: Case, what: str) -
             here.take(part, expected)
 
 
-def test_a_lead_of_another_machine_judges_the_first_unit_too(here: SamplePass, case: Case) -> None:
+def test_a_lead_of_another_machine_judges_the_first_unit_too(
+    here: SamplePass, case: MeasurementJob
+) -> None:
     with torch.no_grad(), SamplePass.open(case) as other:
         other.open_runtimes()
         other.run(other.units[1], lambda _count: None)  # as if that were the first
@@ -176,14 +177,14 @@ def test_a_lead_of_another_machine_judges_the_first_unit_too(here: SamplePass, c
 
 
 def test_labels_that_come_with_samples_are_read_once(
-    here: SamplePass, case: Case, monkeypatch: pytest.MonkeyPatch
+    here: SamplePass, case: MeasurementJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels, places = np.arange(120) % 7, []
     shard = HeldShard({"input": tiny.images(120)})
     rows = MappedRows([shard], origin="the source", labels=labels)
     read = rows.labels
     monkeypatch.setattr(rows, "labels", lambda span: (places.append(span), read(span))[1])
-    labelled = dataclasses.replace(case, samples=Samples(rows), source_labels=True)
+    labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
     for there in ready(labelled, noise=False):
         there.judge_by(here.lead())
         part = there.part(there.units[1])

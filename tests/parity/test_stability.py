@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import EvidenceError
-from gate.parity.stability import Stability
-from gate.parity.statistics.change import difference
+from gate.measure.stability import StabilityInstrument
+from gate.statistics.accumulators import difference
 from tests.parity import tiny
 from tests.parity.probes import benches
 
@@ -35,7 +35,7 @@ class Linear(nn.Module):
 def of(model, fake, arrays=None, **options):
     """The records of a runtime that computes as `fake` does: from batch and reference."""
     with torch.inference_mode():
-        stability = Stability(benches.stand(model, arrays or X, **options))
+        stability = StabilityInstrument(benches.stand(model, arrays or X, **options))
         return stability.of(fake)
 
 
@@ -72,7 +72,7 @@ def test_the_unit_is_at_least_half_a_step_of_float32():
 def test_the_batch_sizes(options, sizes, samples):
     (seen,) = of(Linear(), honest, **options)
     assert (seen.batch_sizes, seen.samples) == (sizes, samples)
-    cost = Stability.cost(benches.stand(Linear(), X, **options))
+    cost = StabilityInstrument.cost(benches.stand(Linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
@@ -109,7 +109,7 @@ def test_answers_of_before_serve_for_the_company_alone():
         return [expected[0] + 0.5]
 
     with torch.inference_mode():
-        stability = Stability(benches.stand(Linear(), X))
+        stability = StabilityInstrument(benches.stand(Linear(), X))
         (seen,) = stability.of(computed, company=answered)
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert seen.batch_invariance == pytest.approx(0.5)

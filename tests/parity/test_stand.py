@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.policy import Instruments
+from gate.data.samples import SampleSet
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.policy.sections import Instruments
 from tests.parity import tiny
 
 NOISE_ONLY = Instruments.none().model_copy(update={"noise_samples": 8})
@@ -29,7 +29,7 @@ def good(model, tmp_path_factory):
 def measured(model, candidate, *, instruments=NOISE_ONLY, batch_size=3, samples=None):
     policy = tiny.policy("ort-cpu", "ort-cpu-optimized", instruments=instruments)
     samples = samples or tiny.samples()
-    return measure(Case(model, candidate, samples, policy=policy, batch_size=batch_size))
+    return measure(MeasurementJob(model, candidate, samples, policy=policy, batch_size=batch_size))
 
 
 def test_a_correct_export_is_about_as_far_from_the_truth_as_pytorch(model, good):
@@ -76,6 +76,6 @@ class Stubborn(nn.Module):
 def test_a_model_without_float64_is_measured_without_it(tmp_path):
     x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     candidate = tiny.export(Stubborn(), tmp_path / "m.onnx", example={"x": x[:2]})
-    result = measured(Stubborn(), candidate, samples=Samples.of({"x": x}))
+    result = measured(Stubborn(), candidate, samples=SampleSet.from_arrays({"x": x}))
     assert all(r.outputs and r.outputs[0].noise is None for r in result.runtimes)
     assert "can't run in float64" in result.noise_unmeasured

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate.parity.arrays.samples import Samples
-from gate.parity.thumbnails import MOST, SIDE, save, thumbnails
-from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.preprocess.tensor import to_tensor
+from gate.data.samples import SampleSet
+from gate.measure.artifacts import MOST, SIDE, save, thumbnails
+from gate.preprocess.spec import PreprocessSpec, Resize, to_tensor
 from gate.records.evidence import Evidence
-from gate.records.samples import WorstSample
+from gate.records.outputs import WorstSample
 from tests import builders
 
 
@@ -39,14 +38,14 @@ PIXELS = np.random.default_rng(0).integers(0, 256, size=(6, 8, 10, 3), dtype=np.
 
 def test_the_spec_is_undone_to_the_very_pixels() -> None:
     tensors = np.stack([to_tensor(pixels, SPEC) for pixels in PIXELS])
-    pictures = thumbnails(Samples.of({"input": tensors}), evidence((4, 1)), SPEC)
+    pictures = thumbnails(SampleSet.from_arrays({"input": tensors}), evidence((4, 1)), SPEC)
     assert sorted(pictures) == [1, 4]
     for place, png in pictures.items():
         assert (opened(png) == PIXELS[place]).all()
 
 
 def test_bytes_are_pictures_as_they_are() -> None:
-    pictures = thumbnails(Samples.of({"input": PIXELS}), evidence((0,)))
+    pictures = thumbnails(SampleSet.from_arrays({"input": PIXELS}), evidence((0,)))
     assert (opened(pictures[0]) == PIXELS[0]).all()
 
 
@@ -55,7 +54,7 @@ def test_bytes_are_pictures_as_they_are() -> None:
 def test_without_a_spec_each_is_stretched_to_its_range(channels, scale) -> None:
     tensors = np.random.default_rng(0).normal(size=(2, channels, 8, 9)).astype(np.float32) * scale
     tensors = tensors.astype(np.float32)
-    pixels = opened(thumbnails(Samples.of({"x": tensors}), evidence((1,)))[1])
+    pixels = opened(thumbnails(SampleSet.from_arrays({"x": tensors}), evidence((1,)))[1])
     assert (pixels.min(), pixels.max()) == (0, 255)
     assert pixels.shape[:2] == (8, 9)
     flat = tensors[1].transpose(1, 2, 0).reshape(pixels.shape)
@@ -65,26 +64,28 @@ def test_without_a_spec_each_is_stretched_to_its_range(channels, scale) -> None:
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan, math.inf])
 def test_a_picture_of_one_value_or_of_none_is_dark(value) -> None:
     tensors = np.full((1, 1, 8, 8), value, np.float32)
-    samples = Samples.of({"x": tensors}).with_gaps()
+    samples = SampleSet.from_arrays({"x": tensors}).allow_nan()
     assert not opened(thumbnails(samples, evidence((0,)))[0]).any()
 
 
 def test_values_that_no_picture_has_are_clipped() -> None:
     tensors = np.full((1, 3, 8, 10), 1e6, np.float32)
     tensors[0, 0, 0, 0] = np.nan
-    pixels = opened(thumbnails(Samples.of({"x": tensors}).with_gaps(), evidence((0,)), SPEC)[0])
+    pixels = opened(
+        thumbnails(SampleSet.from_arrays({"x": tensors}).allow_nan(), evidence((0,)), SPEC)[0]
+    )
     assert pixels.max() == 255
 
 
 def test_a_spec_of_another_tensor_is_not_undone() -> None:
     grey = np.random.default_rng(0).normal(size=(1, 1, 8, 10)).astype(np.float32)
-    pixels = opened(thumbnails(Samples.of({"x": grey}), evidence((0,)), SPEC)[0])
+    pixels = opened(thumbnails(SampleSet.from_arrays({"x": grey}), evidence((0,)), SPEC)[0])
     assert (pixels.shape, pixels.max()) == ((8, 10), 255)
 
 
 def test_large_ones_are_small_and_there_are_few() -> None:
     tensors = np.zeros((40, 1, 300, 150), np.float32)
-    samples = Samples.of({"x": tensors})
+    samples = SampleSet.from_arrays({"x": tensors})
     first, second = tuple(range(8)), tuple(range(20, 28))
     pictures = thumbnails(samples, evidence(first, second))
     assert list(pictures) == [p for pair in zip(first, second, strict=True) for p in pair]
@@ -107,12 +108,12 @@ def test_large_ones_are_small_and_there_are_few() -> None:
     ],
 )
 def test_other_inputs_are_no_pictures(arrays) -> None:
-    assert thumbnails(Samples.of(arrays), evidence((0,)), SPEC) == {}
+    assert thumbnails(SampleSet.from_arrays(arrays), evidence((0,)), SPEC) == {}
 
 
 def test_a_sample_that_is_not_there_has_no_picture() -> None:
-    assert thumbnails(Samples.of({"x": PIXELS}), evidence((99,))) == {}
-    assert thumbnails(Samples.of({"x": PIXELS}), builders.evidence()) == {}
+    assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), evidence((99,))) == {}
+    assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), builders.evidence()) == {}
 
 
 def test_pictures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) -> None:

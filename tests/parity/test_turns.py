@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gate.parity import turns
-from gate.parity.case import Case
-from gate.parity.measure import Measurement, measure
-from gate.parity.runners.torch_runner import TorchRunner
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.measure import run as turns
+from gate.measure.job import MeasurementJob
+from gate.measure.run import Measurement, measure
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.reference.torch_session import TorchSession
 from gate.runtimes.ort import OrtSession
 from tests.parity import tiny
 
@@ -20,7 +21,9 @@ POLICY = Policy(
 
 
 def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Measurement:
-    return measure(Case(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size))
+    return measure(
+        MeasurementJob(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size)
+    )
 
 
 def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good) -> None:
@@ -131,10 +134,10 @@ def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypat
 
         monkeypatch.setattr(kind, "run", run)
 
-    counted(TorchRunner, "reference")
+    counted(TorchSession, "reference")
     counted(OrtSession, "runtime")
     monkeypatch.setattr(turns, "_MOST", turns._LEAST)
-    found = measure(Case(model, good, tiny.samples(12), policy, batch_size=4))
+    found = measure(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
     assert found.runtimes[0].outputs[0].stability is not None
     # Sample 0 is the example, which the reference computes twice to see that it repeats itself.
     assert sorted(alone["reference"]) == [0, 0, 0, 1, 2, 3]

@@ -13,10 +13,11 @@ import onnx
 import torch
 from torch import nn
 
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.samples import Samples
-from gate.parity.measure import Measurement
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.data.samples import SampleSet
+from gate.measure.run import Measurement
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Evidence, Source, Subject, TensorSpec
 from gate.records.runtime import RuntimeName
 from gate.storage.digest import Digest
@@ -60,8 +61,8 @@ def images(count: int = 20, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, 3, 8, 8)).astype(np.float32)
 
 
-def samples(count: int = 20, seed: int = 0) -> Samples:
-    return Samples.of({"input": images(count, seed)})
+def samples(count: int = 20, seed: int = 0) -> SampleSet:
+    return SampleSet.from_arrays({"input": images(count, seed)})
 
 
 def export(
@@ -71,7 +72,7 @@ def export(
     example: Mapping[str, np.ndarray] | None = None,
     outputs: tuple[str, ...] = ("logits",),
     dynamic: bool = True,
-) -> Candidate:
+) -> TestedFile:
     """The legacy export of a copy of `model`."""
     example = example or {"input": images(2)}
     axes = {name: {0: "batch"} for name in (*example, *outputs)}
@@ -90,7 +91,7 @@ def export(
     return candidate(path)
 
 
-def edit(source: Candidate, path: Path, change: Callable[[onnx.ModelProto], Any]) -> Candidate:
+def edit(source: TestedFile, path: Path, change: Callable[[onnx.ModelProto], Any]) -> TestedFile:
     """The file of `source` after `change`, as a candidate of its own."""
     proto = onnx.load(source.path)
     change(proto)
@@ -98,7 +99,7 @@ def edit(source: Candidate, path: Path, change: Callable[[onnx.ModelProto], Any]
     return candidate(path)
 
 
-def candidate(path: Path) -> Candidate:
+def candidate(path: Path) -> TestedFile:
     proto = onnx.load(path, load_external_data=False)
     subject = Subject(
         sha256=Digest.of_file(path),
@@ -108,7 +109,7 @@ def candidate(path: Path) -> Candidate:
         inputs=tuple(_spec(value) for value in proto.graph.input),
         outputs=tuple(_spec(value) for value in proto.graph.output),
     )
-    return Candidate(path, subject)
+    return TestedFile(path, subject)
 
 
 def policy(*names: RuntimeName, **overrides: Any) -> Policy:
@@ -130,7 +131,7 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(name=value.name, dtype=dtype.name, shape=shape)
 
 
-def evidence(candidate: Candidate, measurement: Measurement) -> Evidence:
+def evidence(candidate: TestedFile, measurement: Measurement) -> Evidence:
     """What was measured, as it comes back from its file."""
     made = measurement.evidence(candidate.subject, source=Source(factory="tests"))
     return Evidence.from_json(made.to_json())

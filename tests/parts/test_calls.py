@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from gate.errors import DataError, ModelError
-from gate.parts.calls import Calls
-from gate.parts.chain import ChainedModel
+from gate.multi_file.chain_model import CallRecorder, ChainModel
 
 
-def chain(function: Any, **parts: nn.Module) -> ChainedModel:
-    return ChainedModel(function, parts, ["x"])
+def chain(function: Any, **parts: nn.Module) -> ChainModel:
+    return ChainModel(function, parts, ["x"])
 
 
 def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
@@ -25,7 +24,7 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 
 def test_all_calls_are_samples_in_their_order() -> None:
-    calls, one = Calls(), nn.Identity()
+    calls, one = CallRecorder(), nn.Identity()
     doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=one)
     given = batches(4, 4, 2)
     for batch in given:
@@ -45,7 +44,7 @@ def test_steps_that_grow_are_left_out_and_counted() -> None:
             x = torch.cat([x, parts["one"](x)], dim=1)
         return x
 
-    calls = Calls()
+    calls = CallRecorder()
     for batch in batches(4, 4):
         calls.record(chain(steps, one=nn.Identity()), batch)
     of_one = calls.of("one")
@@ -61,7 +60,7 @@ def test_what_has_no_axis_of_samples_is_refused(given: tuple[torch.Tensor, ...])
         def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
             return torch.zeros(1)
 
-    calls = Calls()
+    calls = CallRecorder()
     calls.record(chain(lambda parts, _: parts["one"](*given), one=Takes()), batches(4)[0])
     of_one = calls.of("one")
     assert len(of_one.example) == len(given)  # for who has samples of its own, and for the chain
@@ -74,7 +73,7 @@ def test_what_is_changed_in_place_was_noted_before() -> None:
         y = parts["one"](batch["x"])
         return y.add_(1)
 
-    calls, (batch,) = Calls(), batches(4)
+    calls, (batch,) = CallRecorder(), batches(4)
     calls.record(chain(shift, one=nn.Identity()), batch)
     assert np.array_equal(
         next(calls.of("one").samples(("y",), part="one").batches(4))["y"], batch["x"]
@@ -83,7 +82,7 @@ def test_what_is_changed_in_place_was_noted_before() -> None:
 
 def test_the_files_go_with_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    calls = Calls()
+    calls = CallRecorder()
     calls.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.Identity()), batches(4)[0])
     assert list(tmp_path.rglob("0.bin"))
     del calls
@@ -97,7 +96,7 @@ class Doubles(nn.Module):
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_what_a_module_writes_into_was_noted_before(copied: bool) -> None:
-    calls, (batch,) = Calls(), batches(4)
+    calls, (batch,) = CallRecorder(), batches(4)
     doubled = chain(
         lambda parts, b: parts["one"](b["x"].clone() if copied else b["x"]), one=Doubles()
     )
@@ -106,7 +105,7 @@ def test_what_a_module_writes_into_was_noted_before(copied: bool) -> None:
     (noted,) = of_one.samples(("x",), part="one").batches(4)
     assert np.array_equal(noted["x"], batch["x"])
     assert of_one.overwritten == "x"
-    still = Calls()
+    still = CallRecorder()
     still.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.ReLU()), batch)
     assert still.of("one").overwritten is None
 
@@ -121,7 +120,7 @@ def test_a_call_with_other_arguments_is_left_out() -> None:
         x = batch["x"]
         return parts["one"](x, x) + parts["one"](image=x) + parts["one"](mask=x, image=x)
 
-    calls = Calls()
+    calls = CallRecorder()
     calls.record(chain(run, one=Takes()), batches(4)[0])
     of_one = calls.of("one")
     assert (of_one.rows, of_one.left_out) == (8, 1)
@@ -136,7 +135,7 @@ def test_samples_of_several_sizes_are_never_mixed() -> None:
         x = batch["x"]
         return parts["one"](x, x) + parts["one"](x, x[:1])
 
-    calls = Calls()
+    calls = CallRecorder()
     calls.record(chain(run, one=Takes()), batches(4)[0])
     of_one = calls.of("one")
     assert (of_one.rows, of_one.left_out) == (4, 1)
@@ -145,8 +144,8 @@ def test_samples_of_several_sizes_are_never_mixed() -> None:
 def test_a_part_within_a_part_has_calls_of_its_own() -> None:
     whole = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     for parts in ({"whole": whole, "inner": whole[0]}, {"inner": whole[0], "whole": whole}):
-        calls = Calls()
-        apart = ChainedModel.of(
+        calls = CallRecorder()
+        apart = ChainModel.of(
             nn.ModuleDict(parts), chain=f"{__name__}:runs_whole", references={n: n for n in parts},
             inputs=["x"],
         )  # fmt: skip
@@ -168,4 +167,4 @@ def runs_whole(parts: Any, batch: Any) -> Any:
 def test_what_a_chain_returns_is_tensors(returns: Any, text: str) -> None:
     odd = chain(lambda parts, batch: returns(parts["one"](batch["x"])), one=nn.Identity())
     with pytest.raises(ModelError, match=text):
-        Calls().record(odd, batches(4)[0])
+        CallRecorder().record(odd, batches(4)[0])

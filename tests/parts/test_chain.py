@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from gate.data.input_binding import bind_inputs
+from gate.data.samples import SampleSet
 from gate.errors import ModelError
-from gate.parity.arrays.binding import bind
-from gate.parity.arrays.samples import Samples
-from gate.parity.float64.reference import Float64Reference
-from gate.parts.chain import ChainedModel, module_of
+from gate.multi_file.chain_model import ChainModel, module_of
+from gate.reference.float64 import Float64Reference
 from tests.parts import tiny
 
 ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -37,16 +37,16 @@ def narrowed(parts: Any, batch: Any) -> Any:
     return torch.from_numpy(scattered(parts, batch).numpy().astype(np.float32))
 
 
-def chained(function: str) -> ChainedModel:
-    return ChainedModel.of(
+def chained(function: str) -> ChainModel:
+    return ChainModel.of(
         model(), chain=f"{__name__}:{function}",
         references={"encoder": "encoder", "head": "head"}, inputs=["input"],
     )  # fmt: skip
 
 
-def in_double(chain: ChainedModel) -> np.ndarray:
-    samples = Samples.of({"input": ROWS})
-    binding = bind(samples.specs, samples.specs, count=4, batch_size=4)
+def in_double(chain: ChainModel) -> np.ndarray:
+    samples = SampleSet.from_arrays({"input": ROWS})
+    binding = bind_inputs(samples.specs, samples.specs, count=4, batch_size=4)
     with torch.no_grad():
         (found,) = Float64Reference(chain, binding).run({"input": ROWS})
     return found

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from gate.errors import InputMismatch, OutputMismatch
-from gate.parts.chain_session import ChainSession, OpenPart
-from gate.parts.interface import Interface, Parameters
+from gate.multi_file.chain_model import Parameters, PartInterface
+from gate.multi_file.chain_session import ChainSession, OpenPart
 from gate.records.evidence import Subject, TensorSpec
-from gate.runtimes.runtime import Batch, Proof, Session
+from gate.runtimes.runtime import Proof, Session
+from gate.storage.arrays import Batch
 from gate.storage.digest import Digest
 
 X = TensorSpec(name="x", dtype="float32", shape=("n", 3))
@@ -44,7 +45,7 @@ def part(name: str = "one", *, session: Session | None = None, form: Any = None)
     )
     form = torch.zeros(1) if form is None else form
     return OpenPart(
-        name, session or Doubles(), subject, Interface(Parameters(PLACES, PLACES), form)
+        name, session or Doubles(), subject, PartInterface(Parameters(PLACES, PLACES), form)
     )
 
 

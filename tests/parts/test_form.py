@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gate.errors import OutputMismatch
-from gate.model.call import leaves
-from gate.parts.form import reformed
+from gate.model.forward_signature import leaves
+from gate.multi_file.chain_model import restore_structure
 
 
 class Named(NamedTuple):
@@ -51,7 +51,7 @@ A, B = torch.zeros(2), torch.ones(3)
 )
 def test_only_the_tensors_are_others(form: Any) -> None:
     outputs = [leaf.tensor + 5 for leaf in leaves(form)]
-    made = reformed(form, outputs, part="p")
+    made = restore_structure(form, outputs, part="p")
     assert _shape(made) == _shape(form)
     assert all(leaf.tensor is output for leaf, output in zip(leaves(made), outputs, strict=True))
 
@@ -67,4 +67,4 @@ def _shape(form: Any) -> Any:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_tensors_is_a_mismatch(count: int) -> None:
     with pytest.raises(OutputMismatch, match=f"gives {count} outputs, the module 2: x, y"):
-        reformed({"x": A, "y": B}, [A] * count, part="p")
+        restore_structure({"x": A, "y": B}, [A] * count, part="p")

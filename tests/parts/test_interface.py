@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gate.errors import ModelError
-from gate.parts.interface import Parameters, bound
+from gate.multi_file.chain_model import Parameters, bound
 
 A, B = torch.zeros(2), torch.ones(2)
 

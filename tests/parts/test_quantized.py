@@ -11,14 +11,14 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from gate.api import check
+from gate.data.samples import SampleSet
 from gate.errors import ExportError, NothingQuantized, StorageError
-from gate.export.quantize_settings import QuantizeSettings
-from gate.front_door import Reference, check
-from gate.onnxfile.origin import quantized_from
-from gate.onnxfile.release_file import ReleaseFile
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
-from gate.parts.quantized import QuantizedRelease, ReleaseQuantization
+from gate.export.quantize import QuantizeSettings
+from gate.measure.job import EvaluationData, Reference
+from gate.multi_file.quantize import QuantizedRelease, ReleaseQuantization
+from gate.onnx_file.release_file import ReleaseFile
+from gate.onnx_file.tested_file import quantized_from
 from gate.policy.policy import Policy
 from gate.storage.digest import Digest
 from tests.parts import tiny
@@ -36,7 +36,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(path: Path, output: Path, **fields: Any) -> QuantizedRelease:
     given: dict[str, Any] = {
         "model": tiny.build(),
-        "samples": Samples.open(path.with_name("x.npy")),
+        "samples": SampleSet.open(path.with_name("x.npy")),
         "settings": SETTINGS,
     }
     return ReleaseQuantization(**given | fields).write(path, output)
@@ -147,7 +147,7 @@ def test_where_nothing_can_be_quantized_an_older_twin_stays(half: Path, tmp_path
     spoilt = np.load(half.with_name("x.npy"))
     spoilt[3] = np.inf
     with pytest.raises(Exception, match="NaN or infinite"):
-        quantized(half, output, samples=Samples.of({"input": spoilt}))
+        quantized(half, output, samples=SampleSet.from_arrays({"input": spoilt}))
     assert before == {p: p.read_bytes() for p in output.parent.rglob("*") if p.is_file()}
 
 
@@ -224,7 +224,7 @@ def test_a_part_that_can_not_be_quantized_is_named(
     def breaks(*_: object, **__: object) -> None:
         raise ExportError("no.")
 
-    monkeypatch.setattr("gate.parts.quantized.quantize", breaks)
+    monkeypatch.setattr("gate.multi_file.quantize.quantize", breaks)
     with pytest.raises(
         ExportError, match="the part encoder: no. Or name the others alone"
     ) as found:
@@ -244,13 +244,13 @@ def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> Non
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     path.write_text(path.read_text().replace("tiny:run", "tiny:runs_two"))
     np.save(folder / "x.npy", rows)
-    samples = Samples.open(folder / "x.npy")
+    samples = SampleSet.open(folder / "x.npy")
     made = quantized(path, tmp_path / "twin" / "release.yaml", model=model)
     policy = Policy.quantized()
     found = check(
         made.path,
-        reference=Reference.load("tests.parts.tiny:near_ties"),
-        workload=Workload(samples, batch_size=50),
+        reference=Reference.from_factory("tests.parts.tiny:near_ties"),
+        workload=EvaluationData(samples, batch_size=50),
         policy=policy.model_copy(
             update={"instruments": policy.instruments.model_copy(update={"probes": False})}
         ),

@@ -14,23 +14,24 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
-from gate.decision.remedies import CHAIN
+from gate.api import EvaluationResult, case_of
+from gate.api import check as check_
+from gate.decision.catalog import CHAIN
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.distributed.worker import JobSpec
 from gate.errors import DataError, GateError, InputMismatch, ModelError, PolicyError
-from gate.front_door import Reference, Verdicted, case_of, check
 from gate.golden.folder import read_golden
 from gate.golden.tolerance import refit
 from gate.golden.verify import verify_golden
-from gate.parity.golden import write_golden_of
-from gate.parity.workload import Workload
+from gate.measure.artifacts import write_golden_of
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.registry.judged import GoldenFolder, Judged
-from gate.report.charts.depth import depth
-from gate.report.charts.strain import strain
-from gate.scale.assignment import Assignment
-from gate.story.making import story_of
+from gate.registry.release import EvaluatedFile, GoldenFolder
+from gate.report.error_charts import bound_usage_chart
+from gate.report.model_charts import depth_chart
+from gate.summary.summarize import summarize
 from tests.parts import tiny
 
 QUICK = Policy.model_validate_json(
@@ -46,26 +47,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def judged(folder: Path, **files: str) -> Verdicted:
-    return check(
+def judged(folder: Path, **files: str) -> EvaluationResult:
+    return check_(
         tiny.release(folder, **files),
-        reference=Reference.load("tests.parts.tiny:build"),
-        workload=Workload.open(folder / "x.npy", batch_size=8),
+        reference=Reference.from_factory("tests.parts.tiny:build"),
+        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
     )
 
 
 @pytest.fixture(scope="module")
-def good(folder: Path) -> Verdicted:
+def good(folder: Path) -> EvaluationResult:
     return judged(folder, encoder="encoder.onnx", head="head.onnx")
 
 
-def story(verdicted: Verdicted) -> Any:
-    return story_of(
+def story(verdicted: EvaluationResult) -> Any:
+    return summarize(
         verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
     ).headline
 
 
-def test_right_files_pass_each_and_together(good: Verdicted) -> None:
+def test_right_files_pass_each_and_together(good: EvaluationResult) -> None:
     evidence = good.evidence
     assert good.decision.passed, good.decision.problems
     assert set(evidence.parts) == {"encoder", "head"} == set(evidence.subject.parts)
@@ -80,7 +81,7 @@ def test_right_files_pass_each_and_together(good: Verdicted) -> None:
     assert {check.part for check in good.decision.checks} == {None, "encoder", "head"}
 
 
-def test_the_digest_is_of_all_files(folder: Path, good: Verdicted) -> None:
+def test_the_digest_is_of_all_files(folder: Path, good: EvaluationResult) -> None:
     other = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
     assert other.evidence.subject.sha256 != good.evidence.subject.sha256
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
@@ -97,21 +98,21 @@ def test_a_part_of_yesterday_is_named(folder: Path) -> None:
     found = verdicted.explanation.localisation
     assert found is not None
     assert found.part == "head"
-    drawn = depth(found)
+    drawn = depth_chart(found)
     assert drawn is not None
     assert drawn.title.startswith("Error along the depth of the part head (")
     assert "in the part head: " in (
-        Judged(
+        EvaluatedFile(
             onnx_path=folder / "release.yaml",
             evidence=verdicted.evidence,
             decision=verdicted.decision,
         ).why_not
         or ""
     )
-    words = story_of(
+    words = summarize(
         verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
     ).words
-    numbers = strain(words)
+    numbers = bound_usage_chart(words)
     assert numbers is not None
     assert "head / ort-cpu / " in numbers.svg
 
@@ -134,10 +135,10 @@ def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
 def test_a_recording_is_of_one_file(folder: Path) -> None:
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     given = {"phone": folder}
-    workload = Workload.open(folder / "x.npy", batch_size=8)
+    workload = EvaluationData.open(folder / "x.npy", batch_size=8)
     with pytest.raises(PolicyError, match="a recording is of one file"):
         case_of(
-            path, reference=Reference.load("tests.parts.tiny:build"),
+            path, reference=Reference.from_factory("tests.parts.tiny:build"),
             workload=replace(workload, recordings=given), policy=Policy.default(),
         )  # fmt: skip
 
@@ -159,10 +160,10 @@ def test_a_chain_that_can_not_run_is_no_verdict(folder: Path, chain: str, text: 
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     with pytest.raises(GateError, match=text):
-        check(
+        check_(
             path,
-            reference=Reference.load("tests.parts.tiny:build"),
-            workload=Workload.open(folder / "x.npy", batch_size=8),
+            reference=Reference.from_factory("tests.parts.tiny:build"),
+            workload=EvaluationData.open(folder / "x.npy", batch_size=8),
         )
 
 
@@ -176,21 +177,21 @@ def changed(evidence: Evidence, **update: Any) -> Evidence:
 
 
 @pytest.mark.parametrize("lost", ["encoder", "head"])
-def test_evidence_without_a_part_is_no_pass(good: Verdicted, lost: str) -> None:
+def test_evidence_without_a_part_is_no_pass(good: EvaluationResult, lost: str) -> None:
     parts = {name: part for name, part in good.evidence.parts.items() if name != lost}
     decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
     assert decision.verdict is Verdict.ERROR
     assert any(c.part == lost and "nobody measured it" in c.explanation for c in decision.problems)
 
 
-def test_evidence_of_another_file_is_no_pass(good: Verdicted) -> None:
+def test_evidence_of_another_file_is_no_pass(good: EvaluationResult) -> None:
     parts = good.evidence.parts
     exchanged = {"encoder": parts["encoder"], "head": parts["encoder"]}
     decision = decide(good.policy, changed(good.evidence, parts=exchanged), decided_at="now")
     assert decision.verdict is Verdict.ERROR
 
 
-def test_a_part_that_fails_fails_the_release(good: Verdicted) -> None:
+def test_a_part_that_fails_fails_the_release(good: EvaluationResult) -> None:
     """Whatever the chain says."""
     head = good.evidence.parts["head"]
     runtimes = tuple(
@@ -202,20 +203,20 @@ def test_a_part_that_fails_fails_the_release(good: Verdicted) -> None:
     assert decision.verdict is not Verdict.PASS
 
 
-def test_it_is_measured_by_one_process(good: Verdicted, folder: Path) -> None:
-    reference = Reference.load("tests.parts.tiny:build")
+def test_it_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
+    reference = Reference.from_factory("tests.parts.tiny:build")
     with pytest.raises(PolicyError, match="only one file"):
-        Assignment.of(good.case, reference, Workload.open(folder / "x.npy"))
+        JobSpec.from_job(good.case, reference, EvaluationData.open(folder / "x.npy"))
 
 
-def test_evidence_survives_a_file(good: Verdicted) -> None:
+def test_evidence_survives_a_file(good: EvaluationResult) -> None:
     again = Evidence.from_json(good.evidence.to_json())
     assert again.digest() == good.evidence.digest()
     assert decide(Policy.default(), again, decided_at="now").passed
 
 
 def test_golden_vectors_are_of_each_part_and_of_the_chain(
-    good: Verdicted, folder: Path, tmp_path: Path
+    good: EvaluationResult, folder: Path, tmp_path: Path
 ) -> None:
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     golden = write_golden_of(tmp_path, good.case, evidence=good.evidence)
@@ -231,7 +232,7 @@ def test_golden_vectors_are_of_each_part_and_of_the_chain(
     again = refit(tmp_path, tmp_path / "again", policy=good.policy, evidence=good.evidence)
     assert again == golden
     assert vectors.parts["head"].inputs["x"].shape == (8, 4)
-    judged_with = Judged(
+    judged_with = EvaluatedFile(
         onnx_path=good.case.candidate.path,
         evidence=good.evidence,
         decision=good.decision,
@@ -266,10 +267,10 @@ def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path:
         "chain: tests.parts.tiny:runs_head_twice\nparts: {encoder: {file: encoder.onnx}, "
         "head: {file: head.onnx}, again: {file: again.onnx, reference: head}}\n"
     )
-    found = check(
+    found = check_(
         tmp_path / "release.yaml",
-        reference=Reference.load("tests.parts.tiny:build"),
-        workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+        reference=Reference.from_factory("tests.parts.tiny:build"),
+        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
     )
     assert found.decision.passed, found.decision.problems
     samples = found.evidence.dataset.samples
@@ -301,10 +302,10 @@ def test_a_part_is_called_by_the_names_of_its_arguments(
         "chain: tests.parts.tiny:run_by_keyword\n"
         "parts: {split: {file: high.onnx}, fuse: {file: fused.onnx}}\n"
     )
-    found = check(
+    found = check_(
         tmp_path / "release.yaml",
-        reference=Reference.load("tests.parts.tiny:split_and_fuse"),
-        workload=Workload.open(tmp_path / "x.npy", batch_size=24),
+        reference=Reference.from_factory("tests.parts.tiny:split_and_fuse"),
+        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=24),
         policy=QUICK,
     )
     assert found.decision.passed, found.decision.problems
@@ -324,15 +325,15 @@ def test_a_part_without_an_axis_of_samples_takes_samples_of_its_own(tmp_path: Pa
             output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
         )  # fmt: skip
 
-    def judged_with(more: str) -> Verdicted:
+    def judged_with(more: str) -> EvaluationResult:
         (tmp_path / "release.yaml").write_text(
             "chain: tests.parts.tiny:run_masked\n"
             f"parts: {{stem: {{file: stem.onnx}}, masked: {{file: masked.onnx{more}}}}}\n"
         )
-        return check(
+        return check_(
             tmp_path / "release.yaml",
-            reference=Reference.load("tests.parts.tiny:masked"),
-            workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+            reference=Reference.from_factory("tests.parts.tiny:masked"),
+            workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
             policy=QUICK,
         )
 
@@ -359,10 +360,10 @@ def test_files_with_a_fixed_batch_are_measured_with_it(
         shutil.copy(folder / name, tmp_path)
     for part in parts:
         fixed(tmp_path / f"{part}.onnx", 4)
-    found = check(
+    found = check_(
         tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
-        reference=Reference.load("tests.parts.tiny:build"),
-        workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+        reference=Reference.from_factory("tests.parts.tiny:build"),
+        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
         policy=QUICK,
     )
     assert found.decision.passed, found.decision.problems
@@ -375,10 +376,10 @@ def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -
         shutil.copy(folder / name, tmp_path)
     fixed(tmp_path / "encoder.onnx", 4)
     fixed(tmp_path / "head.onnx", 2)
-    found = check(
+    found = check_(
         tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
-        reference=Reference.load("tests.parts.tiny:build"),
-        workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+        reference=Reference.from_factory("tests.parts.tiny:build"),
+        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
         policy=QUICK,
     )
     assert not found.decision.passed
@@ -409,8 +410,8 @@ def test_a_part_that_is_never_called_is_named_whatever_samples_it_has(
         f"head: {{file: head.onnx, inputs: {tmp_path / 'own.npy'}}}}}\n"
     )
     with pytest.raises(ModelError, match="never calls the part head"):
-        check(
+        check_(
             tmp_path / "release.yaml",
-            reference=Reference.load("tests.parts.tiny:build"),
-            workload=Workload.open(tmp_path / "x.npy", batch_size=8),
+            reference=Reference.from_factory("tests.parts.tiny:build"),
+            workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
         )

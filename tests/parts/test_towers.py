@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from gate.decision.checks import Verdict
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.workload import Workload
-from gate.report.facts import of as facts_of
+from gate.api import EvaluationResult, check
+from gate.decision.check_result import Verdict
+from gate.measure.job import EvaluationData, Reference
+from gate.report.html_page import of as facts_of
 from tests.exhaustive import exhaustive
 from tests.parts import towers
 from tests.parts.exports import export
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.proof
 COUNT = 12
 
 
-def judged(folder: Path, chain: str, factory: str, **files: str) -> Verdicted:
+def judged(folder: Path, chain: str, factory: str, **files: str) -> EvaluationResult:
     lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
     path = folder / "release.yaml"
     path.write_text("\n".join([f"chain: tests.parts.towers:{chain}", "parts:", *lines, ""]))
     return check(
         path,
-        reference=Reference.load(f"tests.parts.towers:{factory}"),
-        workload=Workload.open(folder / "x.npz", batch_size=4),
+        reference=Reference.from_factory(f"tests.parts.towers:{factory}"),
+        workload=EvaluationData.open(folder / "x.npz", batch_size=4),
     )
 
 

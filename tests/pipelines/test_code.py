@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import ModelError
-from gate.model.modules import changed_files
-from gate.records.evidence import Evidence
-from gate.records.model_code import ModelCode
+from gate.model.source_code import changed_files
+from gate.records.evidence import Evidence, ModelCode
 from gate.storage.digest import Digest
 from pipelines import code, paths, promote, signing
 from pipelines.override import override
@@ -36,7 +35,7 @@ def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_link_for_each_file_that_leads_to_it(own: Path) -> None:
-    assert code.main() == Status.DONE
+    assert code.main() == ExitCode.DONE
     links = sorted(p.name for p in paths.CODE.glob("*.py"))
     assert links == ["own_model.py", "own_parts.py"]
     for name in links:
@@ -49,22 +48,22 @@ def test_a_link_for_each_file_that_leads_to_it(own: Path) -> None:
 
 
 def test_what_is_no_part_of_it_any_more_goes(own: Path) -> None:
-    assert code.main() == Status.DONE
+    assert code.main() == ExitCode.DONE
     Path("own_model.py").write_text(MODEL.replace("from own_parts import WIDTH", "WIDTH = 3"))
     sys.modules.pop("own_model")
-    assert code.main() == Status.DONE
+    assert code.main() == ExitCode.DONE
     assert [p.name for p in paths.CODE.glob("*.py")] == ["own_model.py"]
 
 
 def test_of_an_architecture_there_are_packages_only(project: Path) -> None:
     override(["model.factory=null", "model.architecture=resnet18"])
-    assert code.main() == Status.DONE
+    assert code.main() == ExitCode.DONE
     assert [p.name for p in paths.CODE.iterdir()] == [code.RECORD]
     assert set(ModelCode.load(paths.CODE / code.RECORD).packages) == {"torch", "torchvision"}
 
 
 def test_a_file_outside_of_the_project_is_linked_too(project: Path) -> None:
-    assert code.main() == Status.DONE
+    assert code.main() == ExitCode.DONE
     link = paths.CODE / "tests.pipelines.tiny.py"
     assert link.readlink().is_absolute()
     assert "def network" in link.read_text()
@@ -75,7 +74,7 @@ def test_what_can_t_be_read_is_said(own: Path, capsys: pytest.CaptureFixture[str
         MODEL.replace("return", "kind = type('Kind', (nn.Linear,), {'__module__': 'gone'})\n    return")
         .replace("nn.Linear(W", "kind(W")
     )  # fmt: skip
-    assert code.main() == Status.DONE
+    assert code.main() == ExitCode.DONE
     assert "not read, so a change of it is not noticed: gone" in capsys.readouterr().out
 
 
@@ -134,7 +133,7 @@ def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> Non
     vectors = Digest.of_file(paths.GOLDEN / "golden.json")
     who = signing.signatory()
     signing.write_measured(paths.EVIDENCE_STATEMENT, who, ONNX, earlier, golden=vectors)
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "changed since it was measured: tests.pipelines.tiny" in report.reason

@@ -21,7 +21,7 @@ import pytest
 from mlflow import MlflowClient
 from onnx import numpy_helper
 
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import clean_environment, clone, run

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from mlflow import MlflowClient
 
-from gate.decision.decision import Decision
+from gate.api import parity_of_preprocessing
+from gate.decision.decide import Decision
 from gate.errors import DigestMismatch, ExportError, ModelError, PolicyError
-from gate.front_door import parity_of_preprocessing
 from gate.ledger.ledger import Ledger
-from gate.onnxfile.release_file import ReleaseFile
-from gate.policy.policy import PreprocessingPolicy
+from gate.onnx_file.release_file import ReleaseFile
+from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest

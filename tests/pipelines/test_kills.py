@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from pipelines import export, parity, prepare, promote, train
 from pipelines.run import tracking_uri
 from tests.exhaustive import exhaustive
@@ -63,7 +63,7 @@ def test_nothing_half_written_is_taken_for_whole(
     assert _champion().version == before
     names = list(STAGES)
     for later in names[names.index(stage) :]:
-        assert STAGES[later]() == Status.DONE
+        assert STAGES[later]() == ExitCode.DONE
     assert (project / file).exists()
     assert not list(project.rglob(".*.tmp"))
     runs = _client().search_runs([e.experiment_id for e in _client().search_experiments()])

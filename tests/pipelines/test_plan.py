@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from pipelines import paths, plan
 from tests.pipelines.conftest import REPOSITORY
 from tests.pipelines.test_twin import POLICY, name_a_twin
@@ -23,7 +23,7 @@ def _params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written() -> tuple[str, str]:
     """The plan of the file, and of its twin."""
-    assert plan.main() == Status.DONE
+    assert plan.main() == ExitCode.DONE
     return paths.PLAN.read_text(), paths.TWIN_PLAN.read_text()
 
 

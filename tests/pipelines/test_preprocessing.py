@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate.policy.policy import Policy, PreprocessingPolicy
-from gate.preprocess.by.pillow import preprocess
+from gate.policy.policy import Policy
+from gate.policy.sections import PreprocessingPolicy
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.storage.digest import Digest
@@ -29,7 +30,7 @@ def test_a_kept_picture_becomes_its_sample_again(project: Path) -> None:
     assert len(pictures) == 64
     for picture in pictures:
         place = int(Path(picture.name).stem)
-        np.testing.assert_array_equal(preprocess(picture.read(), spec), samples[place])
+        np.testing.assert_array_equal(pillow_preprocess(picture.read(), spec), samples[place])
 
 
 def test_pictures_of_earlier_settings_go_away(project: Path) -> None:

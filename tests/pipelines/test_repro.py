@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from pipelines import paths, repro
 from pipelines.promotion_report import PromotionReport
 from pipelines.ran import Ran
@@ -98,19 +98,19 @@ def test_exit_codes_of_make_repro(
     promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dvc[:] = [lambda: None, 0, "parity 0", "promote 0"]
-    assert repro.main() == Status.DONE
+    assert repro.main() == ExitCode.DONE
     assert "What happened: Promoted" in capsys.readouterr().out
     dvc[:] = [lambda: refuse(promoted), 255, "promote 1"]
-    assert repro.main() == Status.REJECTED
+    assert repro.main() == ExitCode.REJECTED
     dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
-    assert repro.main() == Status.REJECTED
+    assert repro.main() == ExitCode.REJECTED
     assert "the stage 'export' refused" in capsys.readouterr().err
     # A refusal of an earlier time is not the reason why something else fails now.
     dvc[:] = [lambda: None, 255]
-    assert repro.main() == Status.NOT_JUDGED
+    assert repro.main() == ExitCode.NOT_JUDGED
     assert "a stage failed" in capsys.readouterr().err
     dvc[:] = [lambda: None, 255, "prepare 0", "train 2"]
-    assert repro.main() == Status.NOT_JUDGED
+    assert repro.main() == ExitCode.NOT_JUDGED
     assert "the stage 'train' failed" in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_an_older_decision_is_not_told(
     stages: tuple[str, ...], says: str,
 ) -> None:  # fmt: skip
     dvc[:] = [lambda: None, 0, *stages]
-    assert repro.main() == Status.DONE
+    assert repro.main() == ExitCode.DONE
     printed = capsys.readouterr().out
     assert says in printed
     assert "Promoted" not in printed
@@ -149,10 +149,10 @@ def test_what_nobody_vouches_for_any_more_is_measured_again(
 ) -> None:
     there: list[bool] = []
     dvc[:] = [lambda: there.append(paths.EVIDENCE_STATEMENT.exists()), 0]
-    assert repro.main() == Status.DONE
+    assert repro.main() == ExitCode.DONE
     assert "measured again" not in capsys.readouterr().out
     shutil.rmtree(paths.state())  # the key is lost with its folder
-    assert repro.main() == Status.DONE
+    assert repro.main() == ExitCode.DONE
     assert there == [True, False]
     printed = capsys.readouterr()
     assert "reports/evidence.json is measured again: the statement on the evidence" in printed.out
@@ -163,7 +163,7 @@ def test_before_the_first_promotion(
     project: Path, dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dvc[:] = [lambda: None, 0]
-    assert repro.main() == Status.DONE
+    assert repro.main() == ExitCode.DONE
     assert "no stage had to run" in capsys.readouterr().out
 
 
@@ -179,9 +179,9 @@ def failing(error: BaseException) -> Any:
     [
         (KeyboardInterrupt(), 130),
         (Stopped(), 143),
-        (OSError(28, "No space left on device"), Status.NOT_JUDGED),
-        (OSError(5, "Input/output error"), Status.NOT_JUDGED),
-        (RuntimeError("boom"), Status.NOT_JUDGED),
+        (OSError(28, "No space left on device"), ExitCode.NOT_JUDGED),
+        (OSError(5, "Input/output error"), ExitCode.NOT_JUDGED),
+        (RuntimeError("boom"), ExitCode.NOT_JUDGED),
     ],
 )
 def test_no_error_looks_like_a_rejection(

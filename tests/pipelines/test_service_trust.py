@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.local import TRUST_VARIABLE
-from gate.attestation.trust import Trust
+from gate.signing.keys import SigningKey
+from gate.signing.local_keys import TRUST_VARIABLE
+from gate.signing.trust import Trust
 from pipelines import paths, signing
 from pipelines.service_trust import ServiceTrust
 
@@ -19,7 +19,7 @@ def names(keys: object) -> list[str]:
 def test_on_first_use_the_project_measures_and_the_service_writes(project: Path) -> None:
     made = ServiceTrust.of_project()
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
-    trust = Trust.of_file(made.trust)
+    trust = Trust.from_file(made.trust)
     local = signing.local_keys().signing_key().public.key_id
     service = SigningKey.of_file(made.key).public.key_id
     assert [key.key_id for key in trust.measurers] == [local]
@@ -37,7 +37,7 @@ def test_what_is_there_is_left_alone(project: Path) -> None:
     edited = made.trust.read_text()
     assert ServiceTrust.of_project() == made
     assert (made.key.read_bytes(), made.trust.read_text()) == (key, edited)
-    assert Trust.of_file(made.trust).max_age_days == 7
+    assert Trust.from_file(made.trust).max_age_days == 7
 
 
 def test_a_key_and_a_trust_of_the_environment_count_instead(
@@ -45,7 +45,7 @@ def test_a_key_and_a_trust_of_the_environment_count_instead(
 ) -> None:
     SigningKey.make(tmp_path / "ci.pem")
     monkeypatch.setenv("GATE_SIGNING_KEY", str(tmp_path / "ci.pem"))
-    assert names(Trust.of_file(ServiceTrust.of_project().trust).measurers) == ["ci"]
+    assert names(Trust.from_file(ServiceTrust.of_project().trust).measurers) == ["ci"]
     assert not (paths.state() / "keys" / "local.pem").exists()
     mine = tmp_path / "mine.yaml"
     monkeypatch.setenv(TRUST_VARIABLE, str(mine))

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gate.attestation.trust import Trust
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable, StorageError
 from gate.ledger.ledger import Ledger
+from gate.signing.trust import Trust
 from pipelines import paths, promote, stack
 from pipelines.children import started
 from pipelines.override import override
@@ -105,7 +105,7 @@ def test_the_words_it_prints_to_hand_in_do_that() -> None:
 
 def lines() -> list[tuple[str, str | None]]:
     """All of the ledger, of which a key signed the end that the service trusts."""
-    trust = Trust.of_file(ServiceTrust.of_project().trust)
+    trust = Trust.from_file(ServiceTrust.of_project().trust)
     return [(e.action, e.version) for e in Ledger(paths.database(), trust=trust).entries()]
 
 
@@ -126,7 +126,7 @@ def deployed(service_port: int) -> str | None:
 def test_what_was_promoted_before_serves_and_what_is_handed_in_goes_the_whole_way(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     port, service_port = free_port(), free_port()
     registry = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
@@ -151,7 +151,7 @@ def test_what_was_promoted_before_serves_and_what_is_handed_in_goes_the_whole_wa
 
             override(["gate.promotion=by_service"])
             monkeypatch.setenv("MLFLOW_TRACKING_URI", registry)
-            assert promote.main() == Status.DONE
+            assert promote.main() == ExitCode.DONE
             assert until(lambda: lines()[-1] == ("deployed", "2"), 30), lines()
             client = MlflowClient(registry)
             assert client.get_model_version_by_alias("tiny", "champion").version == "2"
@@ -170,5 +170,5 @@ def test_what_was_promoted_before_serves_and_what_is_handed_in_goes_the_whole_wa
         ("promoted", "1"), ("same_registry", None), ("deployed", "1"), ("promoted", "2"),
         ("deployed", "2"),
     ]  # fmt: skip
-    project = Trust.of_file(paths.state() / "trust.yaml")
+    project = Trust.from_file(paths.state() / "trust.yaml")
     assert len(Ledger(paths.database(), trust=project).entries()) == 5

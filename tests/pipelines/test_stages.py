@@ -18,23 +18,23 @@ from mlflow import MlflowClient
 from onnx import numpy_helper
 
 from gate import cli
-from gate.attestation.local import LocalKeys
-from gate.attestation.measurement import CodeVersion
-from gate.attestation.resource import registered
-from gate.attestation.statements import Statements, summary_in
-from gate.attestation.trust import Trust
-from gate.commands.status import Status
-from gate.decision.decision import Decision
+from gate.commands.result import ExitCode
+from gate.decision.decide import Decision
 from gate.errors import ExportRefused, RegistryUnavailable
 from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.mlflow_client.runs import RunLogger
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.signing.local_keys import LocalKeys
+from gate.signing.predicates import CodeVersion
+from gate.signing.subjects import registered
+from gate.signing.trust import Trust
+from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
-from gate.story.story import Change
-from gate.tracking.page import RunPage
+from gate.summary.summary import Change
 from pipelines import beside, export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
 from pipelines.override import override
@@ -84,7 +84,7 @@ def leave_ci_files() -> None:
 
 
 def test_one_digest_everywhere_and_one_page_for_all(measured: Path, tmp_path: Path) -> None:
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     evidence, report = Evidence.load(paths.EVIDENCE), ExportReport.load(paths.EXPORT_REPORT)
     assert evidence.export == report.record
     assert evidence.source == report.source
@@ -157,10 +157,10 @@ def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
 
 
 def test_gate_promote_writes_the_record_that_the_pipeline_writes(measured: Path) -> None:
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     command = ["promote", str(ONNX), "--name", "other", "--report", str(paths.REPORTS)]
     command += ["--policy", str(paths.PARAMS), "--preprocessing", str(paths.PREPROCESSING)]
-    assert cli.main(command) == Status.DONE
+    assert cli.main(command) == ExitCode.DONE
     ours, its = page(), client().get_run(client().get_model_version("other", "1").run_id)
     assert ours.info.run_id != its.info.run_id
     assert (its.info.run_name, its.info.status) == (ours.info.run_name, ours.info.status)
@@ -181,8 +181,8 @@ def artifacts(run: Any) -> set[str]:
 
 
 def test_promoting_again_is_a_no_op(measured: Path) -> None:
-    assert promote.main() == Status.DONE
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
+    assert promote.main() == ExitCode.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
     assert paths.SUMMARY.read_text().startswith("## ✅ parity-gate: PASS (tiny)")
     assert "Unchanged: champion is version 1" in paths.SUMMARY.read_text()
@@ -198,23 +198,23 @@ def test_switches_of_the_exporter_come_from_params(trained: Path) -> None:
     text, log = paths.PARAMS.read_text(), Path("models/model.onnx.export.log")
     more = "export:\n  verbose: true\n  keep_initializers_as_inputs: true\n"
     paths.PARAMS.write_text(text.replace("export:\n", more, 1))
-    assert export.main() == Status.DONE
+    assert export.main() == ExitCode.DONE
     assert "graph(" in log.read_text()
     record = ExportReport.load(paths.EXPORT_REPORT).record
     assert record.settings["keep_initializers_as_inputs"] is True
     assert len(onnx.load(ONNX).graph.input) > 1
     paths.PARAMS.write_text(text)
-    assert export.main() == Status.DONE
+    assert export.main() == ExitCode.DONE
     assert not log.exists()
 
 
 @pytest.mark.proof
 def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
-    assert promote.main() == Status.DONE
-    assert export.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
+    assert export.main() == ExitCode.DONE
     spoil_weight()
-    assert parity.main() == Status.DONE
-    assert promote.main() == Status.REJECTED
+    assert parity.main() == ExitCode.DONE
+    assert promote.main() == ExitCode.REJECTED
     decision = Decision.load(paths.DECISION)
     failed = {check.name for check in decision.problems}
     assert "max_abs_diff" in failed
@@ -236,7 +236,7 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
 def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
     spoil_weight()
     leave_ci_files()
-    assert code_of(promote.main) == Status.NOT_JUDGED
+    assert code_of(promote.main) == ExitCode.NOT_JUDGED
     assert client().search_registered_models() == []
     assert not paths.PROMOTION.exists()
     assert "could not judge" in paths.SUMMARY.read_text()
@@ -245,11 +245,11 @@ def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> N
 
 
 def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) -> None:
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     key = LocalKeys(Path(".gate"), print).signing_key().public
-    both = Statements.beside(paths.REPORTS)
+    both = StatementPair.beside(paths.REPORTS)
     evidence, decision = Evidence.load(paths.EVIDENCE), Decision.load(paths.DECISION)
-    trust = Trust.of_file(Path(".gate/trust.yaml"))
+    trust = Trust.from_file(Path(".gate/trust.yaml"))
     assert (
         both.verify(evidence, decision, trust=trust, now=datetime.now(UTC))[0].key_id == key.key_id
     )
@@ -292,7 +292,7 @@ def test_what_nobody_vouches_for_is_refused_and_not_signed(
     measured: Path, spoil: Callable[[], None], reason: str
 ) -> None:
     spoil()
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert (report.outcome, report.signed_by) == ("refused", None)
     assert reason in report.reason
@@ -305,19 +305,19 @@ def test_what_nobody_vouches_for_is_refused_and_not_signed(
 def test_what_is_measured_is_uploaded_once(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run of `parity` goes on in `promote`."""
     uploaded: list[str] = []
-    file, folder = RunPage.file, RunPage.folder
+    file, folder = RunLogger.file, RunLogger.folder
 
-    def watched(self: RunPage, path: Path, *place: str) -> None:
+    def watched(self: RunLogger, path: Path, *place: str) -> None:
         uploaded.append(path.name)
         file(self, path, *place)
 
-    def watched_folder(self: RunPage, path: Path, *place: str) -> None:
+    def watched_folder(self: RunLogger, path: Path, *place: str) -> None:
         uploaded.append(path.name)
         folder(self, path, *place)
 
-    monkeypatch.setattr(RunPage, "file", watched)
-    monkeypatch.setattr(RunPage, "folder", watched_folder)
-    assert promote.main() == Status.DONE
+    monkeypatch.setattr(RunLogger, "file", watched)
+    monkeypatch.setattr(RunLogger, "folder", watched_folder)
+    assert promote.main() == ExitCode.DONE
     assert sorted(uploaded) == sorted(set(uploaded))
     assert not {"evidence.json", "evidence.dsse.json", "samples.csv", "plots"} & set(uploaded)
     assert {"decision.json", "decision.dsse.json", "report.html"} <= set(uploaded)
@@ -329,7 +329,7 @@ def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     plain["runtimes"][0]["outputs"][0]["max_abs_diff"] = "NaN"
     paths.EVIDENCE.write_text(json.dumps(plain))
     client().delete_run(page("parity").info.run_id)  # so that promote writes all of it anew
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     assert "The evidence was edited" in PromotionReport.load(paths.PROMOTION).reason
     run = page()
     assert run.data.tags["nonfinite.ort-cpu/max_abs_diff"] == "nan"
@@ -341,17 +341,17 @@ def test_missing_evidence_is_refused_as_not_judged(measured: Path) -> None:
     plain = json.loads(paths.EVIDENCE.read_text())
     plain["runtimes"] = [r for r in plain["runtimes"] if r["runtime"] != "ort-cpu"]
     paths.EVIDENCE.write_text(json.dumps(plain))
-    assert promote.main() == Status.NOT_JUDGED
+    assert promote.main() == ExitCode.NOT_JUDGED
     assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
     assert "<error " in paths.JUNIT.read_text()
     assert client().search_registered_models() == []
 
 
 def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> None:
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     assert str(champion().version) == "1"
 
 
@@ -362,16 +362,16 @@ def test_against_the_version_that_serves(measured: Path) -> None:
     text = paths.PARAMS.read_text()
     section = "incumbent: {max_accuracy_drop: 0.0, min_agreement: 0.99}"
     paths.PARAMS.write_text(text.replace("incumbent: null", section))
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     first = Decision.load(paths.DECISION)
     assert first.incumbent is not None
     assert first.incumbent.state == "first"
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
     assert Change.load(paths.CHANGE).absent == "it is this very file"
     spoil_weight()
-    assert parity.main() == Status.DONE
-    assert promote.main() == Status.REJECTED
+    assert parity.main() == ExitCode.DONE
+    assert promote.main() == ExitCode.REJECTED
     decision = Decision.load(paths.DECISION)
     assert decision.incumbent is not None
     assert (decision.incumbent.version, decision.incumbent.sha256) == ("1", first.subject_sha256)
@@ -379,14 +379,14 @@ def test_against_the_version_that_serves(measured: Path) -> None:
     change = Change.load(paths.CHANGE)
     assert {"accuracy", "same answers", "latency"} <= {row.name for row in change.rows}
     assert len(change.trend) == 2
-    assert promote.main() == Status.REJECTED  # what was compared before is not measured anew
+    assert promote.main() == ExitCode.REJECTED  # what was compared before is not measured anew
     assert Decision.load(paths.DECISION).incumbent == decision.incumbent
     # An edited one is: the ledger does not note it.
     (answers,) = decision.incumbent.outputs
     flattered = answers.model_copy(update={"disagreements": 0, "accuracy": 1.0})
     edited = decision.incumbent.model_copy(update={"outputs": (flattered,)})
     decision.model_copy(update={"incumbent": edited}).save(paths.DECISION)
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     found = Decision.load(paths.DECISION).incumbent
     assert found is not None
     assert found.outputs == decision.incumbent.outputs
@@ -400,12 +400,12 @@ def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
         raise RegistryUnavailable("the store is away")
 
     monkeypatch.setattr(beside, "champion_of", fail)
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     assert "the store is away" in str(Change.load(paths.CHANGE).absent)
     assert "incumbent" not in Decision.load(paths.DECISION).to_plain()
     section = "incumbent: {min_agreement: 0.99}"
     paths.PARAMS.write_text(paths.PARAMS.read_text().replace("incumbent: null", section))
-    assert code_of(promote.main) == Status.NOT_JUDGED
+    assert code_of(promote.main) == ExitCode.NOT_JUDGED
 
 
 @exhaustive
@@ -414,12 +414,12 @@ def test_an_experiment_decides_and_reports_only(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "exp")
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "dry_run"
     assert client().search_registered_models() == []
     spoil_weight()
-    assert parity.main() == Status.DONE
-    assert promote.main() == Status.DONE
+    assert parity.main() == ExitCode.DONE
+    assert promote.main() == ExitCode.DONE
     assert Decision.load(paths.DECISION).verdict == "FAIL"
     assert paths.SUMMARY.read_text().startswith("## ❌ parity-gate: FAIL (tiny)")
     assert "<failure " in paths.JUNIT.read_text()
@@ -427,9 +427,9 @@ def test_an_experiment_decides_and_reports_only(
 
 
 def test_exporting_twice_gives_the_same_bytes_on_two_pages(trained: Path) -> None:
-    assert export.main() == Status.DONE
+    assert export.main() == ExitCode.DONE
     first, run = ONNX.read_bytes(), page("export").info.run_id
-    assert export.main() == Status.DONE
+    assert export.main() == ExitCode.DONE
     assert ONNX.read_bytes() == first
     assert page("export").info.run_id != run
     assert not (ONNX.parent / "staging").exists()
@@ -443,10 +443,10 @@ def disk_full(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("main", "target"),
     [
-        (train.main, "gate.model.checkpoint.atomic.write_bytes"),
+        (train.main, "gate.model.checkpoint.files.write_bytes"),
         (export.main, "pathlib.Path.replace"),
         (parity.main, "pipelines.parity.atomic.write_bytes"),
-        (promote.main, "gate.storage.record.atomic.write_text"),
+        (promote.main, "gate.storage.record.files.write_text"),
     ],
 )
 def test_a_full_disk_loses_nothing(
@@ -459,13 +459,13 @@ def test_a_full_disk_loses_nothing(
     kept = {path: path.read_bytes() for path in (paths.CHECKPOINT, ONNX, paths.EVIDENCE)}
     with monkeypatch.context() as patch:
         patch.setattr(target, disk_full)
-        assert code_of(main) == Status.NOT_JUDGED
+        assert code_of(main) == ExitCode.NOT_JUDGED
     assert "No space left" in capsys.readouterr().err
     for path, content in kept.items():
         assert path == paths.EVIDENCE or path.read_bytes() == content
     runs = client().search_runs([client().get_experiment_by_name("parity-gate").experiment_id])
     assert all(run.info.status in ("FINISHED", "FAILED") for run in runs)
-    assert main() == Status.DONE
+    assert main() == ExitCode.DONE
 
 
 @pytest.mark.parametrize("main", [train.main, export.main, parity.main, promote.main])
@@ -476,7 +476,7 @@ def test_a_dead_server_is_told_by_every_stage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert code_of(main) == Status.NOT_JUDGED
+    assert code_of(main) == ExitCode.NOT_JUDGED
     error = capsys.readouterr().err
     assert "127.0.0.1:1" in error
     assert "Traceback" not in error
@@ -513,7 +513,7 @@ def test_what_is_torn_or_missing_is_named(
 ) -> None:
     spoil()
     leave_ci_files()
-    assert code_of(main) == Status.NOT_JUDGED
+    assert code_of(main) == ExitCode.NOT_JUDGED
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
@@ -531,7 +531,7 @@ def test_the_other_stages_tell_a_ci_of_a_failure_too(
     leave_ci_files()
     paths.PARAMS.unlink()
     main = importlib.import_module(f"pipelines.{name}").main
-    assert code_of(main) == Status.NOT_JUDGED
+    assert code_of(main) == ExitCode.NOT_JUDGED
     assert f'<testcase name="stage {name}"' in paths.JUNIT.read_text()
 
 
@@ -543,7 +543,7 @@ def test_an_export_that_is_refused_is_red_and_says_why(
 
     leave_ci_files()
     monkeypatch.setattr(export, "export_file", refuse)
-    assert export.main() == Status.REJECTED
+    assert export.main() == ExitCode.REJECTED
     assert "<failure " in paths.JUNIT.read_text()
     assert "TRC005" in paths.SUMMARY.read_text()
     assert 'exit_code{command="export",model=""} 1.0' in paths.OPENMETRICS.read_text()
@@ -558,12 +558,12 @@ def test_an_interrupted_stage_leaves_nothing_of_the_run_before(
 
     leave_ci_files()
     monkeypatch.setattr(parity, "load_policy", stop)
-    assert code_of(parity.main) not in (Status.DONE, Status.REJECTED)
+    assert code_of(parity.main) not in (ExitCode.DONE, ExitCode.REJECTED)
     assert not any(path.exists() for path in CI_FILES)
 
 
 def test_the_version_carries_golden_vectors(measured: Path, tmp_path: Path) -> None:
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     registry = MlflowRegistry(tracking_uri())
     downloaded = registry.download("tiny", "1", tmp_path)
     golden = downloaded.parent / "golden"
@@ -580,7 +580,7 @@ def test_another_policy_gives_the_vectors_its_own_tolerances(
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 2.0e-4"))
     before = (paths.GOLDEN / "golden.json").read_bytes()
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     downloaded = MlflowRegistry(tracking_uri()).download("tiny", "1", tmp_path)
     (output,) = read_golden(downloaded.parent / "golden").golden.outputs
     assert output.max_abs_diff == 2e-4
@@ -589,7 +589,7 @@ def test_another_policy_gives_the_vectors_its_own_tolerances(
 
 def test_no_golden_vectors_no_promotion(measured: Path) -> None:
     (paths.GOLDEN / "golden.json").unlink()
-    assert code_of(promote.main) == Status.NOT_JUDGED
+    assert code_of(promote.main) == ExitCode.NOT_JUDGED
     assert client().search_registered_models() == []
-    assert parity.main() == Status.DONE
-    assert promote.main() == Status.DONE
+    assert parity.main() == ExitCode.DONE
+    assert promote.main() == ExitCode.DONE

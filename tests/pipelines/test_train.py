@@ -9,7 +9,7 @@ import torch
 from mlflow import MlflowClient
 
 from gate.errors import CheckpointError, DataError, ModelError
-from gate.model.loading import save_checkpoint
+from gate.model.checkpoint import save_checkpoint
 from gate.storage.digest import Digest
 from pipelines import paths, prepare, train
 from pipelines.override import override

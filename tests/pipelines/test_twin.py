@@ -8,14 +8,14 @@ import pytest
 from mlflow import MlflowClient
 from ruamel.yaml import YAML
 
-from gate.attestation.envelope import SignedStatement
-from gate.commands.status import Status
+from gate.commands.result import ExitCode
 from gate.errors import EvidenceError
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.records.evidence import Evidence
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.proof import prove_twin
-from gate.registry.twin import QUANTIZED
+from gate.records.layout import QUANTIZED
+from gate.registry.version_files import prove_twin
+from gate.signing.statement import SignedStatement
 from gate.storage.digest import Digest
 from pipelines import paths, promote, signing, twin, twin_files
 from pipelines.promotion_report import PromotionReport
@@ -54,22 +54,22 @@ def name_a_twin(agreement: float = 0.9) -> None:
 
 
 def test_without_one_it_says_so_and_promotes_as_ever(measured: Path) -> None:
-    assert twin.main() == Status.DONE
+    assert twin.main() == ExitCode.DONE
     assert [path.name for path in paths.TWIN.iterdir()] == ["none.txt"]
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     (line,) = Ledger(paths.database()).entries()
     assert line.twin is None
 
 
 def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> None:
     name_a_twin()
-    assert twin.main() == Status.DONE
+    assert twin.main() == ExitCode.DONE
     file = paths.TWIN / "model.onnx"
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     assert evidence.subject.sha256 == Digest.of_file(file)
     assert evidence.export is not None
     assert evidence.export.settings["of_sha256"] == str(Digest.of_file(ONNX))
-    assert promote.main() == Status.DONE
+    assert promote.main() == ExitCode.DONE
     assert f"Quantized twin: PASS, {Digest.of_file(file)}" in capsys.readouterr().out
     (line,) = Ledger(paths.database()).entries()
     assert line.twin is not None
@@ -85,7 +85,7 @@ def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> No
 
 def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     name_a_twin(agreement=1.0)
-    assert twin.main() == Status.DONE
+    assert twin.main() == ExitCode.DONE
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     (runtime,) = evidence.runtimes
     seen = runtime.outputs[0].classification
@@ -95,7 +95,7 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     runtimes = (runtime.model_copy(update={"outputs": outputs}),)
     edited = evidence.model_copy(update={"runtimes": runtimes})
     edited.save(paths.TWIN / "gate" / "evidence.json")
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     reason = PromotionReport.load(paths.PROMOTION).reason
     assert reason.startswith("the quantized twin: the statement on the evidence is about evidence")
     assert not paths.DECISION_STATEMENT.exists()
@@ -103,7 +103,7 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     vectors = Digest.of_file(twin_files.VECTORS / "golden.json")
     file = paths.TWIN / twin_files.NAME
     signing.write_measured(twin_files.STATEMENT, signing.signatory(), file, edited, golden=vectors)
-    assert promote.main() == Status.REJECTED
+    assert promote.main() == ExitCode.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "the quantized twin: FAIL" in report.reason
@@ -115,7 +115,7 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
 
 
 def test_a_policy_that_names_one_needs_one(measured: Path) -> None:
-    assert twin.main() == Status.DONE
+    assert twin.main() == ExitCode.DONE
     name_a_twin()
     with pytest.raises(EvidenceError):
         promote.main()

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.policy.effective import EffectiveValue, effective_values
+from gate.policy.overrides import EffectiveValue, effective_values, with_overrides
 from gate.policy.policy import Policy
-from gate.policy.tried import with_tried
 
 TEXT = """\
 other: 1
@@ -32,8 +31,8 @@ gate:
 def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, EffectiveValue]:
     file = tmp_path / "gate.yaml"
     file.write_text(text)
-    policy = with_tried(
-        Policy.of_file(file), {k.replace("__", "."): v for k, v in settings.items()}
+    policy = with_overrides(
+        Policy.from_file(file), {k.replace("__", "."): v for k, v in settings.items()}
     )
     found = effective_values(policy, file=file, options={})
     return {each.dotted: each for each in found}

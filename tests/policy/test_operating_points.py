@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from gate.errors import PolicyError
-from gate.policy.operating_points import OperatingPoint
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, OperatingPoint, RuntimePolicy
 from tests import builders
 
 BOUNDED = {

@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from gate.errors import PolicyError
-from gate.policy.policy import (
+from gate.policy.policy import Policy
+from gate.policy.sections import (
     Bounds,
+    ChampionPolicy,
     ConfidenceBands,
-    IncumbentPolicy,
     Instruments,
-    Policy,
     PreprocessingPolicy,
     RuntimePolicy,
 )
@@ -118,7 +118,7 @@ def test_roles_and_task_can_be_stated_beside_the_policy():
 )
 def test_what_counts_as_classes(fields, name, role, counts):
     policy = builders.policy(**fields)
-    assert (policy.role_of(name), policy.counts_classes(name)) == (role, counts)
+    assert (policy.role_for(name), policy.counts_classes(name)) == (role, counts)
     assert not Policy.default(task="tensors").counts_classes(name)
 
 
@@ -253,17 +253,17 @@ def test_provider_options_are_text():
 )
 def test_a_wrong_section_incumbent_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        IncumbentPolicy(**section)
+        ChampionPolicy(**section)
 
 
 def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:
-    answers = IncumbentPolicy(min_agreement=0.9)
+    answers = ChampionPolicy(min_agreement=0.9)
     tensors = builders.policy().model_copy(update={"task": "tensors"}).runtimes
     bounds = Bounds(max_abs_diff=1e-4)
     runtimes = {name: RuntimePolicy(required="always", bounds=bounds) for name in tensors}
     with pytest.raises(ValueError, match="need classes"):
         Policy(task="tensors", runtimes=runtimes, incumbent=answers)
-    Policy(task="tensors", runtimes=runtimes, incumbent=IncumbentPolicy(max_latency_ratio=2.0))
+    Policy(task="tensors", runtimes=runtimes, incumbent=ChampionPolicy(max_latency_ratio=2.0))
     twin = Policy.quantized().model_copy(update={"incumbent": answers})
     with pytest.raises(ValueError, match="incumbent hold for both"):
         builders.policy(twin=twin)
@@ -283,29 +283,29 @@ def test_a_policy_without_runtimes_is_told_the_lines_that_make_it_one(tmp_path: 
     with pytest.raises(
         PolicyError, match="gate.runtimes: Field required. A policy takes"
     ) as refused:
-        Policy.of_file(path)
+        Policy.from_file(path)
     message, _, lines = str(refused.value).partition("\n")
     assert "task: tensors" in message
     path.write_text(f"{path.read_text()}{lines}\n")
-    made = Policy.of_file(path)
+    made = Policy.from_file(path)
     always = {n: r for n, r in Policy.default().runtimes.items() if r.required == "always"}
     assert (made.review, made.runtimes) == ("signed", always)
     path.write_text("review: signed\n")
     with pytest.raises(PolicyError) as refused:
-        Policy.of_file(path)
+        Policy.from_file(path)
     path.write_text(f"review: signed\n{str(refused.value).partition(chr(10))[2]}\n")
-    assert Policy.of_file(path) == made
+    assert Policy.from_file(path) == made
 
 
 def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
     exact, twin = builders.policy(), quantized(logits=("answers",))
     for policy in (exact, twin, exact.of_part(["voxels"])):
         assert policy.judges("voxels")
-        assert policy.bounds_of("ort-cpu", "voxels") == policy.runtimes["ort-cpu"].bounds
+        assert policy.bounds_for("ort-cpu", "voxels") == policy.runtimes["ort-cpu"].bounds
     part = twin.of_part(["voxels", "answers"])
     assert not part.judges("voxels")
-    assert part.bounds_of("ort-cpu", "voxels") == Bounds()
-    assert part.bounds_of("ort-cpu", "answers") == part.runtimes["ort-cpu"].bounds
+    assert part.bounds_for("ort-cpu", "voxels") == Bounds()
+    assert part.bounds_for("ort-cpu", "answers") == part.runtimes["ort-cpu"].bounds
     assert not part.counts_classes("voxels")
     assert part.counts_classes("answers")
 

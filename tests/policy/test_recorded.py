@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from gate.policy.policy import Policy
-from gate.policy.recorded import UNREPEATED, is_recorded, may_lack_probes
+from gate.policy.runtime_options import UNREPEATED, is_recorded, may_lack_probes
 from gate.policy.sections import Bounds, RuntimePolicy
 from tests import builders
 

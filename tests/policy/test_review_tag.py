@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from gate.errors import PolicyError
 from gate.policy.policy import Policy
-from gate.policy.review_tag import REVIEW_TAG, ReviewTag
-from gate.registry.port import Tag
+from gate.policy.sections import REVIEW_TAG, ReviewTag
+from gate.registry.interface import Tag
 from tests import builders
 
 CUSTOM = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
@@ -87,7 +87,7 @@ def test_at_its_default_no_policy_s_digest_changes(tmp_path: Path) -> None:
     assert policy.digest() != builders.policy(review_tag=CUSTOM).digest()
     path = tmp_path / "policy.yaml"
     path.write_text(builders.policy(review="signed", review_tag=CUSTOM).to_json())
-    assert Policy.of_file(path).review_tag == CUSTOM
+    assert Policy.from_file(path).review_tag == CUSTOM
 
 
 def test_it_holds_for_the_twin_too_and_is_not_said_there(tmp_path: Path) -> None:
@@ -96,4 +96,4 @@ def test_it_holds_for_the_twin_too_and_is_not_said_there(tmp_path: Path) -> None
     plain = Policy.default(task="classification").to_plain() | {"twin": twin}
     path.write_text(json.dumps(plain))
     with pytest.raises(PolicyError, match="review_tag, max_age_days and incumbent hold for both"):
-        Policy.of_file(path)
+        Policy.from_file(path)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
-from gate.policy.roles import (
+from gate.policy.output_roles import (
     all_nonfinite,
-    classes_of,
-    guessed,
+    class_metrics_for,
+    infer_role,
     is_unsure,
     most_ties,
     proven_constant,
     unclaimed,
 )
-from gate.records.output_parity import OutputParity
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.records.outputs import OutputParity
 from tests import builders
 
 
@@ -47,23 +48,23 @@ def output(**classes: object) -> OutputParity:
 )
 def test_what_a_guess_does_not_claim(classes, reason) -> None:
     one = output(**classes)
-    assert guessed(AUTO, one)
+    assert infer_role(AUTO, one)
     assert unclaimed(AUTO, one) == reason
-    assert (classes_of(AUTO, one) is None) == (reason is not None)
+    assert (class_metrics_for(AUTO, one) is None) == (reason is not None)
 
 
 @pytest.mark.parametrize("classes", [{"predicted_classes": 1}, {"top1_ties": 5}])
 def test_what_the_policy_demands_is_counted_whatever_the_samples_prove(classes) -> None:
     demanded = policy("classification")
     one = output(**classes)
-    assert not guessed(demanded, one)
+    assert not infer_role(demanded, one)
     assert unclaimed(demanded, one) is None
-    assert classes_of(demanded, one) == one.classification
+    assert class_metrics_for(demanded, one) == one.classification
 
 
 def test_numbers_are_judged_as_numbers() -> None:
-    assert classes_of(policy("tensors"), output()) is None
-    assert classes_of(AUTO, builders.output_parity(classification=None)) is None
+    assert class_metrics_for(policy("tensors"), output()) is None
+    assert class_metrics_for(AUTO, builders.output_parity(classification=None)) is None
 
 
 @pytest.mark.parametrize(("total", "most"), [(1, 1), (100, 1), (101, 2), (1000, 10)])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gate.policy.built_in import exact_bounds
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
-from gate.policy.runtimes import ort_setup, plain_setup
+from gate.policy.defaults import exact_bounds
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import ort_setup, plain_setup
+from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, OWN, RUNTIMES
-from gate.runtimes.registry import BUILTIN
+from gate.runtimes.selection import BUILTIN
 
 BOUNDS = Bounds(max_abs_diff=1e-3)
 BFLOAT16 = "mlas.enable_gemm_fastmath_arm64_bfloat16"

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import PolicyError
+from gate.policy.overrides import sentence, with_overrides
 from gate.policy.policy import Policy
-from gate.policy.tried import sentence, with_tried
-from gate.story.making import story_of
+from gate.summary.summarize import summarize
 from tests.builders import evidence, policy
 
 RATIO = "runtimes.ort-cpu.bounds.noise_ratio"
@@ -37,7 +37,7 @@ def dotted() -> Policy:
 )  # fmt: skip
 def test_a_value_is_put_in_its_place_and_kept(place: str, text: str, found: Any) -> None:
     before = dotted()
-    tried = with_tried(before, {place: text})
+    tried = with_overrides(before, {place: text})
     assert found(tried)
     if tried != before:
         assert list(tried.tried) == [place]
@@ -48,8 +48,8 @@ def test_a_value_is_put_in_its_place_and_kept(place: str, text: str, found: Any)
 def test_the_policys_own_value_is_not_tried() -> None:
     before = policy()
     own = before.runtimes["ort-cpu"].bounds.noise_ratio
-    assert with_tried(before, {RATIO: str(own), "min_samples": "300"}) is before
-    both = with_tried(with_tried(before, {RATIO: "2"}), {"min_samples": "7"})
+    assert with_overrides(before, {RATIO: str(own), "min_samples": "300"}) is before
+    both = with_overrides(with_overrides(before, {RATIO: "2"}), {"min_samples": "7"})
     assert both.tried == {RATIO: 2, "min_samples": 7}
     assert sentence(both.tried) == f"{RATIO} = 2, min_samples = 7"
 
@@ -73,19 +73,19 @@ def test_the_policys_own_value_is_not_tried() -> None:
 )
 def test_what_no_policy_takes_is_refused(place: str, text: str, says: str) -> None:
     with pytest.raises(PolicyError, match=r"^--set") as error:
-        with_tried(policy(), {place: text})
+        with_overrides(policy(), {place: text})
     assert says in str(error.value)
 
 
 def test_the_decision_and_the_story_say_what_was_tried() -> None:
-    tried = with_tried(policy(), {RATIO: "2.5"})
+    tried = with_overrides(policy(), {RATIO: "2.5"})
     decision = decide(tried, evidence(), decided_at="now")
     assert decision.verdict is Verdict.PASS
     assert decision.tried == {RATIO: 2.5}
-    story = story_of(decision, evidence())
+    story = summarize(decision, evidence())
     assert story.warnings[0] == f"Tried out, so it promotes nothing: {RATIO} = 2.5."
     (step,) = story.steps
     assert str(step.command).startswith("gate check ")
     as_written = decide(policy(), evidence(), decided_at="now")
     assert "tried" not in as_written.to_plain()
-    assert story_of(as_written, evidence()).warnings == ()
+    assert summarize(as_written, evidence()).warnings == ()

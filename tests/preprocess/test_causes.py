@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from gate.preprocess import candidates as known
-from gate.preprocess.by.pillow import preprocess
-from gate.preprocess.causes import diagnose, wrong_shape
+from gate.preprocess import diagnosis
+from gate.preprocess.diagnosis import diagnose, wrong_shape
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.preprocess.pictures import SMALL, picture
 
@@ -59,39 +59,39 @@ def shifted_crop(pixels: Pixels) -> NDArray[Any]:
 
 
 FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
-    "no antialias": (lambda p: normal(by_torch(p, mode="bilinear")), {known.NO_ANTIALIAS}),
+    "no antialias": (lambda p: normal(by_torch(p, mode="bilinear")), {diagnosis.NO_ANTIALIAS}),
     "align corners": (
         lambda p: normal(by_torch(p, mode="bilinear", align_corners=True)),
-        {known.NO_ANTIALIAS, known.ALIGN_CORNERS},
+        {diagnosis.NO_ANTIALIAS, diagnosis.ALIGN_CORNERS},
     ),
     "bicubic": (
         lambda p: normal(by_pillow(p, Image.Resampling.BICUBIC)),
         {"bicubic instead of bilinear"},
     ),
-    "box": (lambda p: normal(by_pillow(p, Image.Resampling.BOX)), {known.AREA}),
-    "bgr": (lambda p: normal(by_pillow(p)[::-1]), {known.SWAPPED}),
-    "no mean": (lambda p: by_pillow(p) / 255, {known.NO_MEAN_STD}),
+    "box": (lambda p: normal(by_pillow(p, Image.Resampling.BOX)), {diagnosis.AREA}),
+    "bgr": (lambda p: normal(by_pillow(p)[::-1]), {diagnosis.SWAPPED}),
+    "no mean": (lambda p: by_pillow(p) / 255, {diagnosis.NO_MEAN_STD}),
     "mean of bgr": (
         lambda p: (by_pillow(p) / 255 - MEAN[::-1]) / STD[::-1],
-        {known.SWAPPED_MEAN},
+        {diagnosis.SWAPPED_MEAN},
     ),
-    "0 to 255": (lambda p: (by_pillow(p) - MEAN) / STD, {known.SCALE_255}),
-    "raw": (by_pillow, {known.SCALE_255, known.NO_MEAN_STD}),
-    "twice": (lambda p: normal(by_pillow(p) / 255), {known.SCALE_TWICE}),
+    "0 to 255": (lambda p: (by_pillow(p) - MEAN) / STD, {diagnosis.SCALE_255}),
+    "raw": (by_pillow, {diagnosis.SCALE_255, diagnosis.NO_MEAN_STD}),
+    "twice": (lambda p: normal(by_pillow(p) / 255), {diagnosis.SCALE_TWICE}),
     "-1 to 1": (
         lambda p: by_pillow(p) / 127.5 - 1,
-        {known.OTHER_RANGE, known.NO_MEAN_STD},
+        {diagnosis.OTHER_RANGE, diagnosis.NO_MEAN_STD},
     ),
-    "squashed": (lambda p: normal(squashed(p)), {known.SQUASHED}),
-    "no margin": (lambda p: normal(no_margin(p)), {known.NO_MARGIN}),
-    "crop": (lambda p: normal(shifted_crop(p)), {known.CROP_OFF}),
+    "squashed": (lambda p: normal(squashed(p)), {diagnosis.SQUASHED}),
+    "no margin": (lambda p: normal(no_margin(p)), {diagnosis.NO_MARGIN}),
+    "crop": (lambda p: normal(shifted_crop(p)), {diagnosis.CROP_OFF}),
     "bgr, raw": (
         lambda p: by_pillow(p)[::-1],
-        {known.SWAPPED, known.SCALE_255, known.NO_MEAN_STD},
+        {diagnosis.SWAPPED, diagnosis.SCALE_255, diagnosis.NO_MEAN_STD},
     ),
     "no antialias, no mean": (
         lambda p: by_torch(p, mode="bilinear") / 255,
-        {known.NO_ANTIALIAS, known.NO_MEAN_STD},
+        {diagnosis.NO_ANTIALIAS, diagnosis.NO_MEAN_STD},
     ),
 }  # fmt: skip
 
@@ -99,7 +99,7 @@ FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
 @pytest.mark.parametrize(("fault", "causes"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_named(fault: Callable[[Pixels], NDArray[Any]], causes: set[str]) -> None:
     pixels = picture(120, 180)
-    reference = preprocess(pixels, SMALL)
+    reference = pillow_preprocess(pixels, SMALL)
     found = diagnose(pixels, fault(pixels).astype(np.float32), SMALL, reference=reference)
     assert set(found.causes) == causes
     assert found.explained > 0.9
@@ -107,7 +107,10 @@ def test_a_fault_is_named(fault: Callable[[Pixels], NDArray[Any]], causes: set[s
 
 @pytest.mark.parametrize(
     ("mode", "coordinates", "cause"),
-    [("nearest", "asymmetric", known.HALF_PIXEL), ("bilinear", "asymmetric", known.HALF_PIXEL)],
+    [
+        ("nearest", "asymmetric", diagnosis.HALF_PIXEL),
+        ("bilinear", "asymmetric", diagnosis.HALF_PIXEL),
+    ],
 )
 def test_a_half_pixel_is_named_where_nothing_else_differs(
     mode: Any, coordinates: str, cause: str
@@ -131,7 +134,7 @@ def by_torch_whole(pixels: Pixels, mode: str) -> NDArray[Any]:
 @pytest.mark.parametrize("seed", range(3))
 def test_rounding_needs_no_cause(seed: int) -> None:
     pixels = picture(120, 180, seed=seed)
-    reference = preprocess(pixels, SMALL)
+    reference = pillow_preprocess(pixels, SMALL)
     moved = np.random.default_rng(seed).choice([-1, 0, 1], reference.shape) / 255 / STD
     found = diagnose(
         pixels, (reference + 0.49 * moved).astype(np.float32), SMALL, reference=reference
@@ -141,7 +144,7 @@ def test_rounding_needs_no_cause(seed: int) -> None:
 
 def test_noise_has_no_known_cause() -> None:
     pixels = picture(120, 180)
-    reference = preprocess(pixels, SMALL)
+    reference = pillow_preprocess(pixels, SMALL)
     noise = np.random.default_rng(0).normal(0, 0.5, reference.shape).astype(np.float32)
     assert diagnose(pixels, reference + noise, SMALL, reference=reference).causes == ()
 
@@ -149,7 +152,7 @@ def test_noise_has_no_known_cause() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_do_not_break_it(value: float) -> None:
     pixels = picture(120, 180)
-    reference = preprocess(pixels, SMALL)
+    reference = pillow_preprocess(pixels, SMALL)
     assert diagnose(pixels, np.full_like(reference, value), SMALL, reference=reference).causes == ()
 
 
@@ -163,6 +166,6 @@ def test_values_that_are_not_finite_do_not_break_it(value: float) -> None:
     ],
 )
 def test_another_shape_or_dtype_is_said(spoil: Callable[..., NDArray[Any]], says: str) -> None:
-    reference = preprocess(picture(120, 180), SMALL)
+    reference = pillow_preprocess(picture(120, 180), SMALL)
     assert says in str(wrong_shape(spoil(reference), SMALL, reference))
     assert wrong_shape(reference, SMALL, reference) is None

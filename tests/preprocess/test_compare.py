@@ -17,12 +17,9 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError
-from gate.preprocess import compare as module
-from gate.preprocess.answers import ModelFile
-from gate.preprocess.by.pillow import preprocess
-from gate.preprocess.compare import LineUp, compare
-from gate.preprocess.difference import TensorDifference
-from gate.preprocess.implementation import Implementation
+from gate.preprocess import comparison
+from gate.preprocess.comparison import LineUp, ModelFile, TensorDifference, compare_consumers
+from gate.preprocess.implementations import Implementation, pillow_preprocess
 from gate.preprocess.pictures import Picture, pictures_in, read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity
@@ -41,7 +38,7 @@ def photos(tmp_path: Path) -> tuple[Picture, ...]:
 
 
 def tensors(photos: tuple[Picture, ...], spec: PreprocessSpec = SMALL) -> Any:
-    return np.stack([preprocess(photo.read(), spec) for photo in photos])
+    return np.stack([pillow_preprocess(photo.read(), spec) for photo in photos])
 
 
 def file(path: Path) -> ModelFile:
@@ -49,13 +46,15 @@ def file(path: Path) -> ModelFile:
 
 
 def of_own(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
-    found = compare(SMALL, photos, line_up=LineUp(("own",), {"own": dumped}), **options)
+    found = compare_consumers(SMALL, photos, line_up=LineUp(("own",), {"own": dumped}), **options)
     (consumer,) = found.parity.consumers
     return consumer
 
 
 def test_the_record_says_who_what_and_how_far(photos: tuple[Picture, ...]) -> None:
-    found = compare(SMALL, photos, line_up=LineUp(("torchvision", "torchvision-no-antialias")))
+    found = compare_consumers(
+        SMALL, photos, line_up=LineUp(("torchvision", "torchvision-no-antialias"))
+    )
     parity = found.parity
     near, far = parity.consumers
     assert (parity.reference, parity.images, parity.spec_sha256) == ("pillow", 3, SMALL.digest())
@@ -128,15 +127,15 @@ def test_a_consumer_that_breaks_ends_no_other(
         raise RuntimeError("no browser\nat all")
         yield
 
-    real = module.implementation
+    real = comparison.implementation
     broken = {
         "onnx": Implementation(lambda _: None, opened, lambda: "1"),
         "canvas": Implementation(lambda _: None, unopened, lambda: "1"),
         "opencv": Implementation(lambda _: None, unopened, lambda: "1", lambda: "not installed"),
     }
-    monkeypatch.setattr(module, "implementation", lambda name: broken.get(name) or real(name))
+    monkeypatch.setattr(comparison, "implementation", lambda name: broken.get(name) or real(name))
     line_up = LineUp(("onnx", "canvas", "opencv", "rust-image"))
-    found = compare(SMALL, photos, line_up=line_up).parity
+    found = compare_consumers(SMALL, photos, line_up=line_up).parity
     assert "ZeroDivisionError" in str(found.consumers[0].failure)
     assert found.consumers[1].failure == "RuntimeError: no browser"
     assert found.consumers[2].unavailable == "not installed"
@@ -145,25 +144,25 @@ def test_a_consumer_that_breaks_ends_no_other(
 
 def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture, ...]) -> None:
     spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
-    found = compare(spec, photos, line_up=LineUp(("onnx",))).parity
+    found = compare_consumers(spec, photos, line_up=LineUp(("onnx",))).parity
     assert found.reference == "torchvision"
     with pytest.raises(EvidenceError, match="no reference can do the spec"):
-        compare(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
+        compare_consumers(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
 
 
 def test_copies_of_a_picture_count_once(photos: tuple[Picture, ...]) -> None:
     copies = tuple(replace(photos[0], name=f"copy {place}") for place in range(4))
-    parity = compare(SMALL, (*photos, *copies), line_up=LineUp(("rust-image",))).parity
+    parity = compare_consumers(SMALL, (*photos, *copies), line_up=LineUp(("rust-image",))).parity
     assert (parity.images, parity.distinct) == (7, 3)
 
 
 def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Picture, ...]) -> None:
     line_up = LineUp(("rust-image",))
-    first = compare(SMALL, photos, line_up=line_up).parity.images_sha256
-    assert compare(SMALL, photos, line_up=line_up).parity.images_sha256 == first
-    assert compare(SMALL, photos[:2], line_up=line_up).parity.images_sha256 != first
+    first = compare_consumers(SMALL, photos, line_up=line_up).parity.images_sha256
+    assert compare_consumers(SMALL, photos, line_up=line_up).parity.images_sha256 == first
+    assert compare_consumers(SMALL, photos[:2], line_up=line_up).parity.images_sha256 != first
     Image.fromarray(picture(90, 71)).save(photos[0].name)
-    assert compare(SMALL, photos, line_up=line_up).parity.images_sha256 != first
+    assert compare_consumers(SMALL, photos, line_up=line_up).parity.images_sha256 != first
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_wrong_names_are_refused(fields: dict[str, Any], says: str) -> None:
 
 def test_nothing_is_compared_with_nothing(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="no picture"):
-        compare(SMALL, (), line_up=LineUp(("onnx",)))
+        compare_consumers(SMALL, (), line_up=LineUp(("onnx",)))
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):
         of_own(photos, tensors(photos)[:2])
     with pytest.raises(OnnxFileError, match="can't open"):

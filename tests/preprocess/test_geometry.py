@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import DataError
-from gate.preprocess.geometry import geometry
-from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.spec import PreprocessSpec, Resize, geometry
 
 
 @given(st.integers(8, 600), st.integers(8, 600), st.integers(8, 300))

@@ -7,12 +7,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from gate.bounded import chromium
+from gate import installation
 from gate.errors import DataError
-from gate.preprocess.by import canvas, opencv
-from gate.preprocess.implementation import implementation
-from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.preprocess.tensor import Tensor, to_pixels
+from gate.preprocess import implementations
+from gate.preprocess.implementations import implementation
+from gate.preprocess.spec import PreprocessSpec, Resize, Tensor, to_pixels
 from gate.records.preprocessing import IMPLEMENTATIONS
 from tests.preprocess.pictures import SMALL, picture
 
@@ -124,12 +123,12 @@ def test_what_it_cannot_do_is_said(name: str, resize: Resize | None, says: str) 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = PreprocessSpec()
-    monkeypatch.setattr(opencv, "find_spec", lambda _: None)
-    assert "not installed" in str(opencv.IMPLEMENTATION.lacking(spec))
-    monkeypatch.setattr(chromium, "chromium_path", lambda: None)
-    assert "apt-get install chromium" in str(canvas.IMPLEMENTATION.lacking(spec))
-    monkeypatch.setattr(chromium, "find_spec", lambda _: None)
-    assert "Playwright is not installed" in str(canvas.IMPLEMENTATION.lacking(spec))
+    monkeypatch.setattr(implementations, "find_spec", lambda _: None)
+    assert "not installed" in str(implementations.OPENCV_IMPLEMENTATION.lacking(spec))
+    monkeypatch.setattr(installation, "chromium_path", lambda: None)
+    assert "apt-get install chromium" in str(implementations.CANVAS_IMPLEMENTATION.lacking(spec))
+    monkeypatch.setattr(installation, "find_spec", lambda _: None)
+    assert "Playwright is not installed" in str(implementations.CANVAS_IMPLEMENTATION.lacking(spec))
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import DataError, EvidenceError
-from gate.onnxfile.subject import read_subject
-from gate.policy.policy import PreprocessingPolicy
-from gate.preprocess.answers import ModelFile
-from gate.preprocess.by.pillow import preprocess
-from gate.preprocess.measure import measure_preprocessing
+from gate.onnx_file.reading import read_subject
+from gate.policy.sections import PreprocessingPolicy
+from gate.preprocess.comparison import ModelFile, measure_preprocessing
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import Source
@@ -41,7 +40,7 @@ def test_the_measurement_is_judged(
     model = classifier(tmp_path / "model.onnx")
     file = ModelFile(model, read_subject(model).sha256)
     asked = PreprocessingPolicy(consumers=consumers, min_images=4, max_flips=0.5)
-    own = {"own": np.stack([preprocess(photo.read(), SMALL) for photo in PHOTOS])}
+    own = {"own": np.stack([pillow_preprocess(photo.read(), SMALL) for photo in PHOTOS])}
     seen = measure_preprocessing(SMALL, PHOTOS, policy=asked, model=file, dumped=own)
     good = builders.evidence(
         preprocessing=seen,
@@ -57,7 +56,7 @@ def test_the_measurement_is_judged(
 def test_who_can_never_do_the_spec_is_not_waived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str | None
 ) -> None:
-    monkeypatch.setattr("gate.bounded.chromium.shutil.which", lambda _: chromium)
+    monkeypatch.setattr("gate.installation.shutil.which", lambda _: chromium)
     asked = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
     bicubic = PreprocessSpec(resize=Resize(size=(32, 36), mode="bicubic"), crop=(32, 36))
     seen = measure_preprocessing(bicubic, PHOTOS, policy=asked)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.natural_images import SIZES, natural_image, write_images
-from gate.preprocess.candidates import AREA, HALF_PIXEL, NO_ANTIALIAS
-from gate.preprocess.compare import LineUp, compare
+from gate.preprocess.comparison import LineUp, compare_consumers
+from gate.preprocess.diagnosis import AREA, HALF_PIXEL, NO_ANTIALIAS
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
@@ -21,7 +21,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> PreprocessingParity:
         ("torchvision", "torchvision-no-antialias", "opencv", "opencv-area", "onnx",
          "onnx-asymmetric", "rust-image")
     )  # fmt: skip
-    return compare(PreprocessSpec.imagenet(), photos, line_up=line_up).parity
+    return compare_consumers(PreprocessSpec.imagenet(), photos, line_up=line_up).parity
 
 
 @pytest.mark.parametrize("name", ["torchvision", "onnx", "rust-image"])

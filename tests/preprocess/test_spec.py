@@ -54,7 +54,7 @@ def test_json_and_digest_are_exact(spec: PreprocessSpec, other: PreprocessSpec) 
 def test_a_saved_spec_is_read_as_yaml_too(tmp_path_factory: Any, spec: PreprocessSpec) -> None:
     path = tmp_path_factory.mktemp("spec") / "preprocessing.json"
     spec.save(path)
-    assert PreprocessSpec.of_file(path) == spec
+    assert PreprocessSpec.from_file(path) == spec
 
 
 def test_the_digest_of_imagenet_stays() -> None:
@@ -99,7 +99,7 @@ def test_errors_of_a_file_name_the_line(tmp_path: Path) -> None:
         "preprocessing:\n  resize:\n    shortest_side: 256\n    mode: linear\n  crop: 3\n"
     )
     with pytest.raises(PolicyError) as error:
-        PreprocessSpec.of_file(path)
+        PreprocessSpec.from_file(path)
     assert f"{path}:4: preprocessing.resize.mode: " in str(error.value)
     assert f"{path}:5: preprocessing.crop: " in str(error.value)
 
@@ -111,7 +111,7 @@ def test_a_file_holds_a_section_or_the_spec_itself(tmp_path: Path) -> None:
     indented = "".join(f"  {line}\n" for line in body.splitlines())
     (tmp_path / "section.yaml").write_text(f"gate: {{}}\npreprocessing:\n{indented}")
     for name in ("whole.yaml", "section.yaml"):
-        assert PreprocessSpec.of_file(tmp_path / name) == PreprocessSpec.imagenet()
+        assert PreprocessSpec.from_file(tmp_path / name) == PreprocessSpec.imagenet()
 
 
 def test_steps_are_grey_levels() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.records.localisation import listed
+from gate.records.localization import listed
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.records.model_code import ModelCode
+from gate.records.evidence import ModelCode
 from tests.builders import digest
 
 CODE = ModelCode(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gate.records.samples import Crossing, Histogram, SideAnswer, WorstSample
+from gate.records.outputs import Crossing, Histogram, SideAnswer, WorstSample
 
 
 def test_they_are_exact_through_json() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from gate.errors import PolicyError
-from gate.records.strategy import ExportSettings
+from gate.records.export import ExportSettings
 from gate.storage.yaml_section import load_section
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gate.records.trend import MOST_ROWS, Trend, TrendRow
+from gate.records.champion_comparison import MOST_ROWS, Trend, TrendRow
 from tests import builders
 from tests.builders import absent, class_parity, output_parity, runtime_evidence
 

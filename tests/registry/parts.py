@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.decision.decision import decide
-from gate.golden.record import Golden, GoldenModel
-from gate.golden.writing import ExpectedOutput, FileVectors, write_answers
-from gate.onnxfile.foreign import release_within
-from gate.onnxfile.subject import read_subject
+from gate.decision.decide import decide
+from gate.golden.folder import ExpectedOutput, FileVectors, write_answers
+from gate.golden.manifest import GoldenManifest, GoldenModel
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sandboxed_reading import release_within
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
-from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.release import Release
+from gate.registry.release import EvaluatedFile, GoldenFolder, Release
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import releases
@@ -51,7 +50,7 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
     return builders.with_drawn_probes(measured.model_copy(update=fields | overrides))
 
 
-def golden(folder: Path, path: Path) -> Golden:
+def golden(folder: Path, path: Path) -> GoldenManifest:
     """Of each part by numpy, and of a chain that gives what the encoder does."""
     given, whole = vectors.inputs(), subject(path)
 
@@ -101,7 +100,7 @@ def twin_files(folder: Path, *, of: Path, seed: int = 0, exact: tuple[str, ...] 
     return path
 
 
-def twin(path: Path, *, policy: Policy, **overrides: Any) -> Judged:
+def twin(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
     """A judged release that can be a twin of `release(...)`."""
     return releases.twin_of(path, policy=policy, evidence=evidence(path), **overrides)
 

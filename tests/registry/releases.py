@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.decision.decision import decide
-from gate.onnxfile.origin import QUANTIZED_FROM
-from gate.onnxfile.subject import read_subject
-from gate.policy.policy import Bounds, ConfidenceBands, Policy, RuntimePolicy
+from gate.decision.decide import decide
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import QUANTIZED_FROM
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.evidence import Evidence
-from gate.registry.judged import Judged
-from gate.registry.release import Release
+from gate.registry.release import EvaluatedFile, Release
 from gate.storage.digest import Digest
 from tests import builders
 
@@ -106,7 +106,7 @@ def twin_file(path: Path, *, of: Path, seed: int) -> Path:
     return path
 
 
-def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> Judged:
+def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
     """A judged file that can be a twin of `release(...)`."""
     measured: Evidence = overrides.pop("evidence", None) or evidence(path)
     fields: dict[str, Any] = {
@@ -114,7 +114,7 @@ def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> Judged:
         "evidence": measured,
         "decision": decide(policy, measured, decided_at=DECIDED_AT),
     }
-    return Judged(**fields | overrides)
+    return EvaluatedFile(**fields | overrides)
 
 
 def failing_release(path: Path) -> Release:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.registry.mlflow.process import lent, quiet_process
+from gate.mlflow_client.connection import lent, quiet_process
 from pipelines.ui import NO_JOBS
 
 ADMIN = ("admin", "password-of-the-test-admin")

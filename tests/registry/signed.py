@@ -9,16 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.measurement import CodeVersion
-from gate.attestation.resource import resource_of
-from gate.attestation.statements import Signatory, Statements
-from gate.attestation.trust import Trust, TrustedKey
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.policy.policy import Policy
-from gate.registry.judged import Judged
-from gate.registry.release import Release
-from gate.registry.vouching import named_beside
+from gate.registry.release import EvaluatedFile, Release
+from gate.registry.verify_release import named_beside
+from gate.signing.keys import SigningKey
+from gate.signing.predicates import CodeVersion
+from gate.signing.subjects import resource_uri
+from gate.signing.trust import Trust, TrustedKey
+from gate.signing.verification import Signatory, StatementPair
 from gate.storage.digest import Digest
 from tests.registry.releases import NAME
 
@@ -52,18 +51,18 @@ class Signing:
         return replace(release, statements=self._statements(release, policy, extra))
 
     def _statements(
-        self, judged: Judged, policy: Policy, extra: Mapping[str, Digest]
-    ) -> Statements:
+        self, judged: EvaluatedFile, policy: Policy, extra: Mapping[str, Digest]
+    ) -> StatementPair:
         who = Signatory(self.key, CODE)
         subjects = {**files_of(judged), **extra}
-        resource = resource_of(self.registry, self.model)
-        return Statements(
+        resource = resource_uri(self.registry, self.model)
+        return StatementPair(
             who.measured(judged.evidence, subjects),
             who.decided(judged.decision, subjects, precision=policy.precision, resource=resource),
         )
 
 
-def files_of(judged: Judged) -> dict[str, Digest]:
+def files_of(judged: EvaluatedFile) -> dict[str, Digest]:
     """The file, with its external data."""
     path = judged.onnx_path
     names = (path.name, *judged.evidence.subject.external_data)
@@ -81,5 +80,5 @@ def save(trust: Trust, path: Path) -> Path:
     return path
 
 
-def _decided(judged: Judged, policy: Policy, at: str) -> Any:
+def _decided(judged: EvaluatedFile, policy: Policy, at: str) -> Any:
     return decide(policy, judged.evidence, decided_at=at)

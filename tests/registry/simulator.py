@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gate.errors import DigestMismatch, ResourceGone
+from gate.ledger.database import StateDatabase
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.registry.port import Alias, Draft, Tag, Version
-from gate.state.state import State
+from gate.registry.interface import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 
 
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass
 class Simulator:
-    """Implements `gate.registry.port.Registry`. `corrupt` changes bytes on their way in."""
+    """Implements `gate.registry.interface.Registry`. `corrupt` changes bytes on their way in."""
 
     identity: str = "simulator"
     versions: list[Stored] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Watched:
 class CrashingLedger(Ledger):
     """Crashes before or after its next line is written."""
 
-    def __init__(self, place: Path | State, moment: str) -> None:
+    def __init__(self, place: Path | StateDatabase, moment: str) -> None:
         super().__init__(place)
         self.moment = moment
 

@@ -13,7 +13,7 @@ import pytest
 
 from gate import cli
 from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gate.registry.answers import answer_in
-from gate.registry.proof import ExpectedFiles
+from gate.registry.version_files import ExpectedDigests
 from gate.storage.digest import Digest
 from tests.registry.releases import onnx_file
 
-EXPECTED = ExpectedFiles(sha256=Digest.of_bytes(b"model"))
+EXPECTED = ExpectedDigests(sha256=Digest.of_bytes(b"model"))
 HTML = b"<!DOCTYPE html><html><title>502</title></html>"
 JSON = b'{"error_code": "INTERNAL_ERROR", "message": "try later"}'
 WHOLE = b'{"schema_version": 1}'

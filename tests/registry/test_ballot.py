@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.attestation.approval import APPROVAL_TYPE, Reviewable
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import SigningKey
-from gate.attestation.statement import Statement, resources
-from gate.attestation.summary import SUMMARY_TYPE
-from gate.attestation.trust import Trust, TrustedKey
-from gate.registry.ballot import Ballot, Poll
-from gate.registry.page.reviewer import COMMENT_LIMIT, STATEMENT_TAG
-from gate.registry.signed_review import STATEMENT_LIMIT
+from gate.registry.reviews import (
+    COMMENT_LIMIT,
+    STATEMENT_LIMIT,
+    STATEMENT_TAG,
+    ReviewCounter,
+    ReviewTally,
+)
+from gate.signing.keys import SigningKey
+from gate.signing.predicates import APPROVAL_TYPE, SUMMARY_TYPE, Reviewable
+from gate.signing.statement import SignedStatement, Statement, resources
+from gate.signing.trust import Trust, TrustedKey
 from tests import builders
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -55,7 +57,7 @@ def trust_in(keys: dict[str, SigningKey], **more: Any) -> Trust:
     return Trust(**{"measurers": (trusted(keys["ci"]),), "reviewers": reviewers, **more})
 
 
-def poll(keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any) -> Poll:
+def poll(keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any) -> ReviewCounter:
     fields: dict[str, Any] = {
         "trust": trust or trust_in(keys),
         "registries": frozenset({"https://registry", "http://same-registry:5000"}),
@@ -63,7 +65,7 @@ def poll(keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any) -
         "closed_at": None,
         "now": NOW,
     }
-    return Poll(**fields | more)
+    return ReviewCounter(**fields | more)
 
 
 def said(
@@ -276,7 +278,7 @@ def test_the_same_tags_have_the_same_answer_at_any_time(keys: dict[str, SigningK
 def test_counting_is_total(keys: dict[str, SigningKey], texts: dict[int, str]) -> None:
     shorts = [key.public.short for key in keys.values()] + ["", "é", "x" * 300, "0", "1"]
     tags = {f"{STATEMENT_TAG}{shorts[number]}": text for number, text in texts.items()}
-    assert isinstance(poll(keys).count(tags, OF), Ballot)
+    assert isinstance(poll(keys).count(tags, OF), ReviewTally)
 
 
 SIZES = {"none": None, "plain": "x" * COMMENT_LIMIT, "wide": "値" * COMMENT_LIMIT}

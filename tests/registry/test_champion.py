@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from gate.attestation.keys import SigningKey
-from gate.attestation.trust import TrustedKey
 from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, ServiceError
-from gate.ledger.addresses import declare
+from gate.ledger.database import LOCKS, NOTES
 from gate.ledger.journal import Journal
 from gate.ledger.ledger import Ledger
 from gate.ledger.lock import promotion_lock
+from gate.ledger.maintenance import declare_addresses
 from gate.ledger.notes import Notes
-from gate.ledger.tables import LOCKS, NOTES
-from gate.registry import champion
-from gate.registry.port import CHAMPION, PREVIOUS, Tag
+from gate.registry import alias as registry_alias
+from gate.registry.interface import CHAMPION, PREVIOUS, Tag
 from gate.registry.registered_model import RegisteredModel
+from gate.signing.keys import SigningKey
+from gate.signing.trust import TrustedKey
 from gate.storage.digest import Digest
 from tests.ledger.rows import notes, put, rows, spoil_note
 from tests.registry.releases import NAME
@@ -42,7 +42,7 @@ def model_of(ledger: Ledger, registry=None) -> RegisteredModel:
 
 def move(model: RegisteredModel, to: str | None = "2") -> None:
     entry = model.entry("promoted", "because", version=to, previous="1")
-    champion.move(model, entry)
+    registry_alias.move_alias(model, entry)
 
 
 def lines(ledger: Ledger) -> list[tuple[str, str | None]]:
@@ -93,7 +93,7 @@ def test_a_crash_at_any_call_leaves_one_line_for_a_move_that_happened(ledger, to
     setattr(registry, moment, lambda *_: None)
     dropped = [("conflict", "1")] if pending(model) else []
     for _ in range(2):
-        with champion.alone(model):
+        with registry_alias.promotion_lock(model):
             assert lines(ledger) == ([("promoted", to)] if moved else dropped)
             assert not pending(model)
 
@@ -109,10 +109,10 @@ def test_a_move_that_comes_when_the_lock_was_lost_is_taken_back(ledger, to):
         if call in ("set_alias champion", "delete_alias") and not other.history().serving:
             with ledger.state.writing() as connection:  # its lease is over
                 connection.execute(sa.update(LOCKS).values(leased_until=0.0))
-            with champion.alone(other):
+            with registry_alias.promotion_lock(other):
                 move(other, "3")
 
-    with pytest.raises(PromotionConflict, match="was lost"), champion.alone(model):
+    with pytest.raises(PromotionConflict, match="was lost"), registry_alias.promotion_lock(model):
         registry.before = overtake
         move(model, to)
     assert model.alias(CHAMPION) == "3"
@@ -127,7 +127,7 @@ def test_a_crash_at_the_line_leaves_one_line(ledger, moment):
         move(model)
     assert pending(model)
     again = RegisteredModel(model.registry, ledger, "digits")
-    with champion.alone(again):
+    with registry_alias.promotion_lock(again):
         assert lines(ledger) == [("promoted", "2")]
     assert not pending(model)
 
@@ -137,7 +137,7 @@ def test_nobody_claims_a_move_that_nobody_knows_of(ledger):
     with pytest.raises(Crash):
         move(model)
     model.registry.aliases[CHAMPION] = "3"  # somebody else, in the meantime
-    with champion.alone(RegisteredModel(model.registry, ledger, "digits")):
+    with registry_alias.promotion_lock(RegisteredModel(model.registry, ledger, "digits")):
         pass
     (line,) = ledger.entries()
     assert (line.action, line.version) == ("conflict", "3")
@@ -171,7 +171,7 @@ def test_a_server_that_broke_off_leaves_the_move_open(ledger):
     with pytest.raises(RegistryUnavailable):
         move(model)
     registry.after = lambda *_: None
-    with champion.alone(model):
+    with registry_alias.promotion_lock(model):
         assert lines(ledger) == [("promoted", "2")]
 
 
@@ -197,29 +197,31 @@ def crashed(
     ledger = CrashingLedger(model.ledger.state, moment)
     ledger.key, ledger.trust = model.ledger.key, model.ledger.trust
     with pytest.raises(Crash):
-        champion.move(replace(model, ledger=ledger), line(model, action, model.alias(CHAMPION), to))
+        registry_alias.move_alias(
+            replace(model, ledger=ledger), line(model, action, model.alias(CHAMPION), to)
+        )
     return _kept(model.ledger)
 
 
 def finished_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
     """Once more it would take `previous` back, too."""
     put_back = crashed(model, "4", moment="after", action="rolled_back")
-    with champion.alone(model):
-        champion.move(model, line(model, "promoted", "4", "1"))
+    with registry_alias.promotion_lock(model):
+        registry_alias.move_alias(model, line(model, "promoted", "4", "1"))
     return put_back
 
 
 def finished_late_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
     put_back = crashed(model, "4", action="rolled_back")
-    with champion.alone(model):
-        champion.move(model, line(model, "promoted", "4", "1"))
+    with registry_alias.promotion_lock(model):
+        registry_alias.move_alias(model, line(model, "promoted", "4", "1"))
     return put_back
 
 
 def moved_on_by_hand(model: RegisteredModel) -> Callable[[], None]:
     """The guard takes a move by hand without a journal."""
     put_back = crashed(model, "4", action="rolled_back")
-    with champion.alone(model):
+    with registry_alias.promotion_lock(model):
         model.registry.set_alias(NAME, CHAMPION, "1")
         model.registry.set_alias(NAME, PREVIOUS, "4")
         model.write("promoted", "by hand", version="1", previous="4")
@@ -229,7 +231,7 @@ def moved_on_by_hand(model: RegisteredModel) -> Callable[[], None]:
 def dropped(model: RegisteredModel) -> Callable[[], None]:
     put_back = crashed(model, "4")
     model.registry.set_alias(NAME, CHAMPION, "3")
-    with champion.alone(model):
+    with registry_alias.promotion_lock(model):
         pass
     return put_back
 
@@ -244,7 +246,9 @@ def dropped_by_a_race(model: RegisteredModel) -> Callable[[], None]:
 
     registry.after = interfere
     with pytest.raises(PromotionConflict):
-        champion.move(replace(model, registry=registry), line(model, "promoted", "3", "4"))
+        registry_alias.move_alias(
+            replace(model, registry=registry), line(model, "promoted", "3", "4")
+        )
     return puts[0]
 
 
@@ -252,7 +256,7 @@ def set_aside(model: RegisteredModel) -> Callable[[], None]:
     put_back = crashed(model, "4")
     model.registry.set_alias(NAME, CHAMPION, "3")
     spoil_note(model.ledger.state, _journal(model).name, "{")
-    with champion.alone(model):
+    with registry_alias.promotion_lock(model):
         pass
     return put_back
 
@@ -270,12 +274,12 @@ def kept_out(model: RegisteredModel) -> Callable[[], None]:
 def under_the_other_address(model: RegisteredModel) -> Callable[[], None]:
     """Later moves are those under the registry's new name."""
     put_back = crashed(model, "4", moment="after", action="rolled_back")
-    declare(model.ledger, "http://mlflow", ["simulator"])
+    declare_addresses(model.ledger, "http://mlflow", ["simulator"])
     there = replace(
         model, registry=Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
     )
-    with champion.alone(there):
-        champion.move(there, line(there, "promoted", "4", "1"))
+    with registry_alias.promotion_lock(there):
+        registry_alias.move_alias(there, line(there, "promoted", "4", "1"))
     return put_back
 
 
@@ -302,7 +306,7 @@ def test_a_note_that_is_put_back_finishes_nothing(ledger, tmp_path, end, old):
         if old:
             _as_of_an_older_version(model)
         model.registry.set_alias(NAME, CHAMPION, "4")
-        with champion.alone(model) as finished:
+        with registry_alias.promotion_lock(model) as finished:
             assert finished is None
         assert not pending(model)
         since = model.history().entries[len(before.entries) :]
@@ -330,7 +334,7 @@ def test_a_note_of_another_ledger_finishes_nothing(ledger, tmp_path, lines_after
     for number in range(lines_after):
         model.write("refused", f"another past {number}", version="9")
     put_back()
-    with champion.alone(model) as finished:
+    with registry_alias.promotion_lock(model) as finished:
         assert finished is None
     (*_, last) = ledger.entries()
     assert last.action == "conflict"
@@ -345,8 +349,8 @@ def test_what_others_write_meanwhile_ends_no_move(ledger):
     for of in (replace(model, name="letters"), replace(model, registry=Simulator("elsewhere"))):
         of.write("promoted", "another one", version="7")
     model.write("conflict", "another promotion is under way")
-    declare(ledger, "http://mlflow", ["simulator"])
-    with champion.alone(model) as finished:
+    declare_addresses(ledger, "http://mlflow", ["simulator"])
+    with registry_alias.promotion_lock(model) as finished:
         assert finished is not None
     assert finished.version == "4"
 
@@ -355,19 +359,19 @@ def test_moves_of_other_models_are_others(ledger):
     model = model_of(CrashingLedger(ledger.state, "before"))
     with pytest.raises(Crash):
         move(model)
-    with champion.alone(RegisteredModel(model.registry, ledger, "letters")):
+    with registry_alias.promotion_lock(RegisteredModel(model.registry, ledger, "letters")):
         assert lines(ledger) == []
     assert pending(model)
 
 
 @pytest.mark.parametrize("quietly", [True, False])
 def test_who_comes_again_writes_no_conflict(ledger, monkeypatch, quietly):
-    monkeypatch.setattr("gate.registry.champion.PATIENCE_S", 0.0)
+    monkeypatch.setattr("gate.registry.alias.PATIENCE_S", 0.0)
     model = model_of(ledger)
     with (
         promotion_lock(ledger),
         pytest.raises(PromotionConflict),
-        champion.alone(model, quietly=quietly),
+        registry_alias.promotion_lock(model, quietly=quietly),
     ):
         pass
     assert lines(ledger) == ([] if quietly else [("conflict", None)])
@@ -378,7 +382,7 @@ def test_a_short_look_of_another_process_is_waited_for(ledger):
     lock = promotion_lock(ledger)
     lock.__enter__()
     threading.Timer(0.3, lock.__exit__, (None, None, None)).start()
-    with champion.alone(model):
+    with registry_alias.promotion_lock(model):
         assert lines(ledger) == []
 
 
@@ -387,8 +391,8 @@ def test_a_move_that_was_begun_under_another_address_is_finished(ledger):
     with pytest.raises(Crash):
         move(model)
     there = Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
-    declare(ledger, "http://mlflow", ["simulator"])
-    with champion.alone(RegisteredModel(there, ledger, "digits")):
+    declare_addresses(ledger, "http://mlflow", ["simulator"])
+    with registry_alias.promotion_lock(RegisteredModel(there, ledger, "digits")):
         assert lines(ledger) == [("same_registry", None), ("promoted", "2")]
     assert not pending(model)
 
@@ -429,7 +433,7 @@ MOVES = {
 @pytest.mark.parametrize(("action", "old", "new", "previous"), MOVES.values(), ids=list(MOVES))
 def test_previous_goes_where_a_rollback_may_go(ledger, action, old, new, previous):
     model = vouched(ledger)
-    written = champion.move(model, line(model, action, old, new))
+    written = registry_alias.move_alias(model, line(model, action, old, new))
     assert aliases(model) == (new, previous)
     assert ledger.entries()[-1] == written
     assert (written.version, written.previous_version) == (new, old)
@@ -465,21 +469,21 @@ def violated(model: RegisteredModel) -> None:
 def test_an_old_champion_that_must_not_serve_is_not_kept_for_a_rollback(ledger, spoil, kept):
     model = vouched(ledger)
     spoil(model)
-    champion.move(model, line(model, "promoted", "3", "4"))
+    registry_alias.move_alias(model, line(model, "promoted", "3", "4"))
     assert aliases(model) == ("4", "3" if kept else "2")
 
 
 def test_an_old_champion_that_the_ledger_does_not_know_is_not_kept(ledger):
     model = vouched(ledger, champion="5")
     model.registry.versions.append(Stored(b"", {}, "run", ""))
-    champion.move(model, line(model, "promoted", "5", "4"))
+    registry_alias.move_alias(model, line(model, "promoted", "5", "4"))
     assert aliases(model) == ("4", "2")
 
 
 def test_after_a_revert_previous_is_none_that_must_not_serve(ledger):
     model = vouched(ledger)
     model.write("violation", "other bytes", version="1")
-    champion.move(model, line(model, "reverted", "3", "2"))
+    registry_alias.move_alias(model, line(model, "reverted", "3", "2"))
     assert aliases(model) == ("2", "4")
 
 
@@ -489,8 +493,8 @@ def test_an_alias_that_is_there_already_is_left_alone(ledger):
     model = vouched(ledger, registry, champion="4")
     registry.inner.aliases[PREVIOUS] = "3"
     registry.calls.clear()
-    champion.move(model, line(model, "promoted", "4", "4"))
-    champion.move(model, line(model, "rolled_back", "4", "4"))
+    registry_alias.move_alias(model, line(model, "promoted", "4", "4"))
+    registry_alias.move_alias(model, line(model, "rolled_back", "4", "4"))
     assert not [call for call in registry.calls if call.startswith(("set_alias", "delete_"))]
 
 
@@ -513,13 +517,13 @@ def test_a_crash_leaves_the_old_champion_or_a_move_that_is_finished_once(
 
     setattr(registry, moment, crash)
     with contextlib.suppress(Crash):
-        champion.move(model, entry)
+        registry_alias.move_alias(model, entry)
     moved = registry.inner.aliases.get(CHAMPION) == new
     assert moved or registry.inner.aliases[CHAMPION] == old
     setattr(registry, moment, lambda *_: None)
     dropped = not moved and pending(model)
     for _ in range(2):
-        with champion.alone(model):
+        with registry_alias.promotion_lock(model):
             pass
         assert not pending(model)
         if old != new:
@@ -527,7 +531,7 @@ def test_a_crash_leaves_the_old_champion_or_a_move_that_is_finished_once(
         if moved:
             assert aliases(model) == (new, previous)
     if not moved:  # it is simply done again
-        champion.move(model, entry)
+        registry_alias.move_alias(model, entry)
         assert aliases(model)[0] == new
         assert len(ledger.entries()) == before + dropped + 1
 
@@ -538,12 +542,12 @@ def test_a_crash_at_the_line_of_a_revert_leaves_previous_right(ledger, moment):
     entry = line(model, "reverted", "3", "2")
     crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, moment), NAME)
     with pytest.raises(Crash):
-        champion.move(crashing, entry)
-    with champion.alone(model) as finished:
+        registry_alias.move_alias(crashing, entry)
+    with registry_alias.promotion_lock(model) as finished:
         assert finished is not None
         assert finished.action == "reverted"
     assert aliases(model) == ("2", "1")
-    with champion.alone(model) as finished:
+    with registry_alias.promotion_lock(model) as finished:
         assert finished is None
 
 
@@ -559,12 +563,12 @@ def test_who_can_not_move_previous_keeps_nobody_from_his_work(ledger):
 
     registry.before = refuse
     with pytest.raises(RegistryUnavailable):
-        champion.move(model, line(model, "reverted", "3", "2"))
+        registry_alias.move_alias(model, line(model, "reverted", "3", "2"))
     for expected in (RegistryUnavailable, RegistryError):
-        with pytest.raises(expected), champion.alone(model):
+        with pytest.raises(expected), registry_alias.promotion_lock(model):
             pass
         trouble.pop(0)
-    with champion.alone(model) as finished:
+    with registry_alias.promotion_lock(model) as finished:
         assert finished is None
     assert aliases(model) == ("2", "2")
 
@@ -573,9 +577,9 @@ def test_what_was_told_and_then_moved_by_somebody_else_is_over(ledger):
     model = vouched(ledger)
     crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, "after"), NAME)
     with pytest.raises(Crash):
-        champion.move(crashing, line(model, "reverted", "3", "2"))
+        registry_alias.move_alias(crashing, line(model, "reverted", "3", "2"))
     model.registry.set_alias(NAME, CHAMPION, "4")
-    with champion.alone(model) as finished:
+    with registry_alias.promotion_lock(model) as finished:
         assert finished is None
     assert aliases(model) == ("4", "2")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.registry.doubts import Doubts, digest_of_folder
+from gate.registry.doubts import MismatchMemory, digest_of_folder
 from gate.storage.digest import Digest
 
 ONE, OTHER = Digest.of_bytes(b"one"), Digest.of_bytes(b"other")
@@ -31,7 +31,7 @@ FIRST = ("digits", "1", None)
 )
 def test_only_the_same_again_after_the_pause_confirms(downloads, confirmed):
     clock = [0.0]
-    doubts = Doubts(60, clock=lambda: clock[0])
+    doubts = MismatchMemory(60, clock=lambda: clock[0])
     said = []
     for at, came in downloads:
         clock[0] = at
@@ -48,15 +48,15 @@ def test_only_the_same_again_after_the_pause_confirms(downloads, confirmed):
 
 def test_a_command_waits_for_few_mismatches_and_a_service_for_none():
     slept: list[float] = []
-    command = Doubts(5, wait=slept.append)
+    command = MismatchMemory(5, wait=slept.append)
     assert [command.waits() for _ in range(5)] == [True, True, True, False, False]
     assert slept == [5, 5, 5]
-    assert Doubts(5, wait=None).waits() is False
+    assert MismatchMemory(5, wait=None).waits() is False
 
 
 def test_what_lasts_is_told():
     clock = [0.0]
-    doubts = Doubts(clock=lambda: clock[0])
+    doubts = MismatchMemory(clock=lambda: clock[0])
     for at, expected in ((0, ""), (599, ""), (720, "12 minutes")):
         clock[0] = at
         doubts.confirms(FIRST, None)

@@ -13,12 +13,12 @@ from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.verify import verify_golden
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
-from gate.records.model_code import ModelCode
-from gate.registry.judged import GoldenFolder
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, Tag
-from gate.registry.promotion import Release, promote
+from gate.records.evidence import ModelCode
+from gate.registry.interface import CHAMPION, Tag
+from gate.registry.promotion import promote
+from gate.registry.release import GoldenFolder, Release
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.keys import SigningKey
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.errors import DigestMismatch, EvidenceError, MismatchUnconfirmed, PromotionConflict
 from gate.ledger.ledger import Ledger
-from gate.registry.hand_in import hand_in
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.promotion import submit
 from gate.registry.release import Release
-from gate.registry.trusted import TrustFile
 from gate.service.reconciler import Reconciler
+from gate.signing.keys import SigningKey
 from tests import builders
 from tests.registry.releases import NAME, failing_release, onnx_file, release, twin_policy
 from tests.registry.servers import ADMIN, add_user, let_edit
@@ -52,7 +52,7 @@ def signed(ci: SigningKey, tmp_path: Path) -> Release:
 def test_a_version_with_all_of_it_becomes_the_candidate_and_nothing_else_moves(
     registry: Simulator, signed: Release
 ) -> None:
-    done = hand_in(registry, signed, policy=POLICY)
+    done = submit(registry, signed, policy=POLICY)
     assert (done.outcome, done.version, done.previous_version) == ("handed_in", "1", None)
     assert "the service decides" in done.reason
     assert registry.aliases == {CANDIDATE: "1"}
@@ -70,17 +70,17 @@ def test_a_version_with_all_of_it_becomes_the_candidate_and_nothing_else_moves(
 def test_twin_and_spec_travel_with_their_own_records(ci: SigningKey, tmp_path: Path) -> None:
     registry = Simulator()
     twinned = Signing(ci).signed(Place(tmp_path, TWINNED).release(1), TWINNED)
-    assert hand_in(registry, twinned, policy=TWINNED).outcome == "handed_in"
+    assert submit(registry, twinned, policy=TWINNED).outcome == "handed_in"
     assert {
         "quantized/model.onnx", "quantized/gate/decision.dsse.json", "quantized/gate/policy.json",
     } <= set(registry.versions[0].beside)  # fmt: skip
     spec = Signing(ci).signed(with_spec(tmp_path, 2), POLICY)
-    assert hand_in(registry, spec, policy=POLICY).outcome == "handed_in"
+    assert submit(registry, spec, policy=POLICY).outcome == "handed_in"
     assert any(name.startswith("preprocessing/") for name in registry.versions[1].beside)
 
 
 def test_the_same_again_finds_its_version(registry: Simulator, signed: Release) -> None:
-    assert [hand_in(registry, signed, policy=POLICY).version for _ in range(3)] == ["1"] * 3
+    assert [submit(registry, signed, policy=POLICY).version for _ in range(3)] == ["1"] * 3
     assert len(registry.versions) == 1
 
 
@@ -89,16 +89,16 @@ def test_after_another_one_it_becomes_the_candidate_again(
 ) -> None:
     other = Signing(ci).signed(release(onnx_file(tmp_path / "other.onnx", seed=1)), POLICY)
     for of, number in ((signed, "1"), (other, "2"), (signed, "1")):
-        assert hand_in(registry, of, policy=POLICY).version == number
+        assert submit(registry, of, policy=POLICY).version == number
         assert registry.aliases[CANDIDATE] == number
 
 
 def test_another_word_on_the_same_bytes_is_another_version(
     registry: Simulator, signed: Release, tmp_path: Path
 ) -> None:
-    hand_in(registry, signed, policy=POLICY)
+    submit(registry, signed, policy=POLICY)
     stranger = SigningKey.make(tmp_path / "stranger.pem")
-    assert hand_in(registry, Signing(stranger).signed(signed, POLICY), policy=POLICY).version == "2"
+    assert submit(registry, Signing(stranger).signed(signed, POLICY), policy=POLICY).version == "2"
 
 
 def test_ecdsa_signs_otherwise_each_time_and_is_the_same_word(
@@ -109,7 +109,7 @@ def test_ecdsa_signs_otherwise_each_time_and_is_the_same_word(
     one, other = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
     assert one.statements != other.statements
     trust = trust_in(key)
-    assert [hand_in(registry, of, policy=POLICY, trust=trust).version for of in (one, other)] == [
+    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (one, other)] == [
         "1", "1",
     ]  # fmt: skip
 
@@ -117,15 +117,15 @@ def test_ecdsa_signs_otherwise_each_time_and_is_the_same_word(
 def test_what_the_service_refused_becomes_another_version(
     registry: Simulator, signed: Release
 ) -> None:
-    hand_in(registry, signed, policy=POLICY)
+    submit(registry, signed, policy=POLICY)
     registry.set_tag(NAME, "1", key=Tag.REFUSED, value="then: unknown key")
-    assert hand_in(registry, signed, policy=POLICY).version == "2"
+    assert submit(registry, signed, policy=POLICY).version == "2"
 
 
 def test_a_champion_is_not_handed_in_again(registry: Simulator, signed: Release) -> None:
-    hand_in(registry, signed, policy=POLICY)
+    submit(registry, signed, policy=POLICY)
     registry.set_alias(NAME, CHAMPION, "1")
-    assert hand_in(registry, signed, policy=POLICY).outcome == "unchanged"
+    assert submit(registry, signed, policy=POLICY).outcome == "unchanged"
 
 
 def test_what_does_not_pass_makes_no_version(
@@ -142,7 +142,7 @@ def test_what_does_not_pass_makes_no_version(
         (Signing(ci, model="letters").signed(signed, POLICY), trust_in(ci), "letters"),
     )
     for of, trust, reason in refusals:
-        done = hand_in(registry, of, policy=POLICY, trust=trust)
+        done = submit(registry, of, policy=POLICY, trust=trust)
         assert (done.outcome, done.version) == ("refused", None)
         assert reason in done.reason
     assert registry.versions == []
@@ -153,24 +153,24 @@ def test_a_quantized_file_is_handed_in_as_a_twin_only(
 ) -> None:
     policy = twin_policy()
     of = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
-    assert "as its twin" in hand_in(registry, of, policy=policy).reason
+    assert "as its twin" in submit(registry, of, policy=policy).reason
 
 
 def test_an_experiment_hands_nothing_in(
     registry: Simulator, signed: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "try")
-    assert hand_in(registry, signed, policy=POLICY).outcome == "dry_run"
+    assert submit(registry, signed, policy=POLICY).outcome == "dry_run"
     assert registry.versions == []
 
 
 def test_an_edited_release_is_no_release(registry: Simulator, signed: Release) -> None:
     edited = signed.decision.model_copy(update={"checks": signed.decision.checks[:-1]})
     with pytest.raises(EvidenceError, match="It was edited"):
-        hand_in(registry, replace(signed, decision=edited), policy=POLICY)
+        submit(registry, replace(signed, decision=edited), policy=POLICY)
     signed.onnx_path.write_bytes(b"other")
     with pytest.raises(DigestMismatch):
-        hand_in(registry, signed, policy=POLICY)
+        submit(registry, signed, policy=POLICY)
     assert registry.versions == []
 
 
@@ -198,10 +198,10 @@ def test_what_reads_back_otherwise_is_no_candidate(
 
     watched.after = after
     with pytest.raises(MismatchUnconfirmed, match="gives back something else"):
-        hand_in(watched, signed, policy=POLICY)
+        submit(watched, signed, policy=POLICY)
     assert registry.aliases == {}
     watched.after = lambda _call, _index: None
-    assert hand_in(watched, signed, policy=POLICY).version == "2"
+    assert submit(watched, signed, policy=POLICY).version == "2"
 
 
 def test_one_wrong_answer_is_asked_for_again(registry: Simulator, signed: Release) -> None:
@@ -215,7 +215,7 @@ def test_one_wrong_answer_is_asked_for_again(registry: Simulator, signed: Releas
             kept, stored.data = (stored.data, b"<html>") if first else (kept, kept)
 
     watched.before = before
-    assert hand_in(watched, signed, policy=POLICY).version == "1"
+    assert submit(watched, signed, policy=POLICY).version == "1"
 
 
 def test_a_candidate_of_somebody_else_in_the_same_moment(
@@ -229,12 +229,12 @@ def test_a_candidate_of_somebody_else_in_the_same_moment(
 
     watched.after = after
     with pytest.raises(PromotionConflict, match="version 7"):
-        hand_in(watched, signed, policy=POLICY)
+        submit(watched, signed, policy=POLICY)
 
 
 def test_a_crash_at_every_call_is_finished_by_the_next(signed: Release) -> None:
     counted = Watched(Simulator())
-    hand_in(counted, signed, policy=POLICY)
+    submit(counted, signed, policy=POLICY)
     for at in range(len(counted.calls)):
         registry = Simulator()
         watched = Watched(registry)
@@ -245,9 +245,9 @@ def test_a_crash_at_every_call_is_finished_by_the_next(signed: Release) -> None:
 
         watched.before = crash
         with pytest.raises(Crash):
-            hand_in(watched, signed, policy=POLICY)
+            submit(watched, signed, policy=POLICY)
         assert CHAMPION not in registry.aliases
-        assert hand_in(registry, signed, policy=POLICY).outcome == "handed_in"
+        assert submit(registry, signed, policy=POLICY).outcome == "handed_in"
         assert registry.aliases == {CANDIDATE: "1"}
         assert len(registry.versions) == 1
 
@@ -272,13 +272,13 @@ def test_with_nothing_but_the_right_to_edit_a_real_registry(
         run_id=make_run_of(uri),
     )
     signing = Signing(ci, registry=uri, model=name)
-    done = hand_in(MlflowRegistry(uri), signing.signed(here, POLICY), policy=POLICY)
+    done = submit(MlflowRegistry(uri), signing.signed(here, POLICY), policy=POLICY)
     assert (done.outcome, done.version) == ("handed_in", "1")
 
     _become(monkeypatch, *ADMIN)
     trust = TrustFile(save(trust_in(ci), tmp_path / "trust.yaml"))
     ledger = Ledger(tmp_path / "service" / "ledger.jsonl")
-    store = Store(tmp_path / "store")
+    store = ModelStore(tmp_path / "store")
     reconcile = Reconciler(service, ledger, POLICY, store=store, trust=trust)
     outcomes = [getattr(one, "outcome", one) for one in reconcile(name, cause="timer")]
     assert outcomes == ["promoted", "deployed"]
@@ -294,7 +294,7 @@ def make_run_of(uri: str) -> str:
     """In an experiment of the user's own: by default he may read others' only."""
     from mlflow import MlflowClient
 
-    from gate.registry.mlflow.process import lent
+    from gate.mlflow_client.connection import lent
 
     with lent(uri):
         client = MlflowClient(tracking_uri=uri)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import Promotion, promote, rollback
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
+from gate.registry.promotion import promote, rollback
+from gate.registry.release import PromotionResult
 from gate.service.reconciler import Reconciler
 from tests import builders
 from tests.registry.kept_folder import KeptFolder
@@ -36,9 +37,9 @@ class Shop:
         self.run = make_run(self.uri, artifacts=folder / "artifacts")
         self.registry = MlflowRegistry(self.uri)
         self.ledger = Ledger(folder / "ledger.db")
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
 
-    def promote(self, seed: int, policy: Policy = POLICY, **ago: float) -> Promotion:
+    def promote(self, seed: int, policy: Policy = POLICY, **ago: float) -> PromotionResult:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
         at = (datetime.now(UTC) - timedelta(**ago)).isoformat(timespec="seconds")
         handed = release(path, evidence=evidence(path, measured_at=at), policy=policy)
@@ -111,7 +112,7 @@ def test_an_editor_s_tag_takes_no_model_down(
     shop.editor.set_model_version_tag(NAME, "2", tag, f"{tag} by an editor of {shop.folder}")
     assert shop.look() == shop.look() == []
     assert shop.champion == "2"
-    strange = [r for r in caplog.records if r.name == "gate.registry.may_serve"]
+    strange = [r for r in caplog.records if r.name == "gate.registry.eligibility"]
     assert len(strange) == (tag == Tag.ROLLED_BACK)
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger
 from gate.registry.answers import answer_in
-from gate.registry.judged import GoldenFolder
-from gate.registry.port import CHAMPION
+from gate.registry.interface import CHAMPION
 from gate.registry.promotion import promote, rollback
-from gate.registry.release import Release
+from gate.registry.release import GoldenFolder, Release
 from tests import builders
 from tests.registry import parts, releases
 from tests.registry.simulator import Simulator

@@ -10,14 +10,15 @@ import onnx
 import pytest
 from onnx import helper
 
-from gate.deploy.manifest import EXACT
+from gate.deploy.store import EXACT
 from gate.errors import DigestMismatch, EvidenceError
 from gate.ledger.ledger import Ledger
-from gate.preprocess.beside import SPEC, spec_beside
-from gate.preprocess.spec import PreprocessSpec
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import Tag
-from gate.registry.promotion import Release, promote, rollback
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.preprocess.spec import PreprocessSpec, spec_beside
+from gate.records.layout import SPEC
+from gate.registry.interface import Tag
+from gate.registry.promotion import promote, rollback
+from gate.registry.release import Release
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -20,12 +20,13 @@ from gate.errors import (
 )
 from gate.ledger.ledger import Ledger
 from gate.ledger.lock import promotion_lock
-from gate.policy.tried import with_tried
-from gate.records.model_code import ModelCode
+from gate.policy.overrides import with_overrides
+from gate.records.evidence import ModelCode
 from gate.registry import promotion
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import Release, promote, rollback
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.promotion import promote, rollback
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import Release
 from gate.storage.digest import Digest
 from tests import builders
 from tests.ledger.rows import put_lines
@@ -327,7 +328,7 @@ def test_anything_but_a_pass_is_refused(
 
 def test_a_pass_by_values_that_were_tried_out_is_refused(ledger: Ledger, first: Release) -> None:
     registry = Simulator()
-    tried = with_tried(POLICY, {"min_samples": "7"})
+    tried = with_overrides(POLICY, {"min_samples": "7"})
     of = release(first.onnx_path, policy=tried)
     assert of.decision.passed
     outcome = run(registry, of, ledger, tried)

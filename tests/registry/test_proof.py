@@ -13,12 +13,12 @@ import pytest
 
 from gate.errors import DigestMismatch
 from gate.ledger.ledger import Ledger
-from gate.preprocess.beside import PREPROCESSING, SPEC
-from gate.registry.judged import GoldenFolder
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.records.layout import PREPROCESSING, SPEC
 from gate.registry.promotion import promote
-from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import GoldenFolder
+from gate.registry.version_files import ExpectedDigests
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import NAME, onnx_file, onnx_file_with_data, release
@@ -48,7 +48,7 @@ class Stored:
     def look(self, number: str) -> None:
         line = self.model.history().vouching_for(number)
         assert line is not None
-        self.model.prove(number, ExpectedFiles.of(line))
+        self.model.prove(number, ExpectedDigests.from_entry(line))
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_other_bytes_are_never_parsed(stored: Stored, monkeypatch: pytest.Monkey
     def parse(*_arguments: object, **_options: object) -> None:
         pytest.fail("bytes were parsed that nobody had proven")
 
-    monkeypatch.setattr("gate.onnxfile.subject.onnx.ModelProto", parse)
+    monkeypatch.setattr("gate.onnx_file.reading.onnx.ModelProto", parse)
     monkeypatch.setattr(onnx, "load", parse)
     for number in ("1", "2", "3"):
         (path,) = stored.folder(number).glob("*.onnx")
@@ -161,7 +161,7 @@ def test_whatever_reading_raises_is_a_mismatch(stored: Stored, monkeypatch, erro
     def fail(*_arguments: object, **_options: object) -> None:
         raise error
 
-    monkeypatch.setattr("gate.registry.proof.prove_spec", fail)
+    monkeypatch.setattr("gate.registry.version_files.prove_spec", fail)
     with pytest.raises(DigestMismatch, match="can't be read"):
         stored.look("1")
     stored.look("2")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gate.errors import DigestMismatch
-from gate.onnxfile.description import digest_of_model
+from gate.onnx_file.sandboxed_reading import digest_of_model
 from gate.storage.digest import Digest
 from tests.registry.releases import onnx_file, onnx_file_with_data
 
@@ -22,7 +22,7 @@ def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_pa
 
 
 def test_a_file_and_a_file_with_data_have_their_evidence_s_digest(tmp_path):
-    from gate.onnxfile.subject import read_subject
+    from gate.onnx_file.reading import read_subject
 
     for path in (onnx_file(tmp_path / "a" / "one.onnx"), onnx_file_with_data(tmp_path / "b.onnx")):
         subject = read_subject(path)

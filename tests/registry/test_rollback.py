@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
-from gate.ledger.history import History
+from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.ledger.lock import promotion_lock
-from gate.registry.may_serve import veto
-from gate.registry.page.pages import Pages
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import Release, promote, rollback
+from gate.registry.eligibility import veto
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.promotion import promote, rollback
 from gate.registry.registered_model import RegisteredModel
-from gate.service.guard import guard
+from gate.registry.release import Release
+from gate.registry.version_page import Pages
+from gate.service.champion_guard import guard_champion
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
@@ -51,8 +52,8 @@ def registry(ledger: Ledger, first: Release, second: Release) -> Watched:
     return made
 
 
-def history(ledger: Ledger) -> History:
-    return History(ledger.entries())
+def history(ledger: Ledger) -> ModelHistory:
+    return ModelHistory(ledger.entries())
 
 
 def back(registry, ledger: Ledger, reason: str = "sevens read as ones"):
@@ -203,7 +204,7 @@ def by_hand(registry: Watched, version: str) -> None:
 
 def accepted(registry: Watched, ledger: Ledger) -> None:
     """The service's guard saw the move by hand first."""
-    (taken,) = guard(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    (taken,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
     assert taken.outcome == "accepted"
 
 

@@ -13,22 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import SigningKey
-from gate.attestation.measurement import CodeVersion
-from gate.attestation.resource import resource_of
-from gate.attestation.statements import Signatory, Statements
-from gate.attestation.trust import Trust
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.errors import DigestMismatch, Untrusted
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
-from gate.registry.judged import GoldenFolder
-from gate.registry.port import CHAMPION
-from gate.registry.promotion import Release, promote
-from gate.registry.records import RECORDS, Records
-from gate.registry.signatures import MeasuredFile, VerdictSigning, verify_signatures
+from gate.records.layout import RECORDS
+from gate.registry.interface import CHAMPION
+from gate.registry.promotion import promote
+from gate.registry.release import GoldenFolder, Release
+from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_signatures
+from gate.registry.version_files import Records
+from gate.signing.keys import SigningKey
+from gate.signing.predicates import CodeVersion
+from gate.signing.statement import SignedStatement
+from gate.signing.subjects import resource_uri
+from gate.signing.trust import Trust
+from gate.signing.verification import Signatory, StatementPair
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
@@ -217,7 +218,7 @@ def edited_payload(world: World) -> Release:
 
     def edit(plain: dict) -> None:
         payload = json.loads(base64.b64decode(plain["payload"]))
-        payload["predicate"]["resourceUri"] = resource_of("simulator", NAME)
+        payload["predicate"]["resourceUri"] = resource_uri("simulator", NAME)
         plain["payload"] = base64.b64encode(json.dumps(payload).encode()).decode()
 
     return _enveloped(world.signed(model="letters"), edit)
@@ -226,7 +227,7 @@ def edited_payload(world: World) -> Release:
 def statements_swapped(world: World) -> Release:
     of = world.signed()
     both = of.statements
-    return replace(of, statements=Statements(both.decision, both.evidence))
+    return replace(of, statements=StatementPair(both.decision, both.evidence))
 
 
 SPOILED: dict[Callable[[World], Release], str] = {
@@ -328,7 +329,7 @@ class TestSigning:
 
     def signing(self, world: World) -> VerdictSigning:
         who = Signatory(world.key, CodeVersion(parity_gate="1"))
-        return VerdictSigning(who, world.trust, resource_of("simulator", NAME))
+        return VerdictSigning(who, world.trust, resource_uri("simulator", NAME))
 
     def sign(self, world: World, of: Release) -> Release:
         before = world.signed(model="letters")
@@ -391,7 +392,7 @@ def test_a_rejected_verdict_can_be_signed_and_stays_rejected(world: World, ledge
     bad = failing_release(onnx_file(world.folder / "bad.onnx", seed=3))
     of = signed(bad, world.key, builders.policy())
     Records(of.evidence, of.decision, of.statements).write(world.folder / RECORDS)
-    back = Statements.beside(world.folder / RECORDS)
+    back = StatementPair.beside(world.folder / RECORDS)
     found = promote(
         Simulator(),
         replace(of, statements=back),
@@ -404,11 +405,11 @@ def test_a_rejected_verdict_can_be_signed_and_stays_rejected(world: World, ledge
     assert ledger.entries()[-1].signers == (world.key.public.key_id,)
 
 
-def _resigned(of: Release, key: SigningKey, *, resource: str) -> Statements:
+def _resigned(of: Release, key: SigningKey, *, resource: str) -> StatementPair:
     subjects = {each.name: Digest(each.sha256) for each in of.statements.decision.statement.subject}
     who = Signatory(key, CodeVersion(parity_gate="1"))
     decided = who.decided(of.decision, subjects, precision="exact", resource=resource)
-    return Statements(of.statements.evidence, decided)
+    return StatementPair(of.statements.evidence, decided)
 
 
 def _measured(of: Release, *, days: float) -> Release:
@@ -423,4 +424,4 @@ def _enveloped(of: Release, edit: Callable[[dict], None]) -> Release:
     plain = json.loads(of.statements.decision.data)
     edit(plain)
     edited = SignedStatement.of(json.dumps(plain).encode())
-    return replace(of, statements=Statements(of.statements.evidence, edited))
+    return replace(of, statements=StatementPair(of.statements.evidence, edited))

@@ -14,22 +14,21 @@ from typing import Any
 import pytest
 
 from gate import cli
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import KEY_VARIABLE, SigningKey
-from gate.attestation.trust import Trust, TrustedKey
-from gate.commands import approve, reject
+from gate.commands import review
 from gate.errors import DigestMismatch, EvidenceError, RegistryError, ResourceGone, Untrusted
-from gate.ledger.addresses import plain
+from gate.ledger.entry import plain as plain_
 from gate.ledger.ledger import Ledger
-from gate.registry import signed_review
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.page.reviewer import STATEMENT_TAG, ReviewRule
-from gate.registry.port import Tag
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry import reviews
+from gate.registry.interface import Tag
 from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.registry.signed_review import STATEMENT_LIMIT, Submission
-from gate.service.review import review
+from gate.registry.reviews import STATEMENT_LIMIT, STATEMENT_TAG, ReviewSettings, ReviewSubmission
+from gate.service.submissions import process_reviews
+from gate.signing.keys import KEY_VARIABLE, SigningKey
+from gate.signing.statement import SignedStatement
+from gate.signing.trust import Trust, TrustedKey
 from tests.exhaustive import exhaustive
 from tests.registry.releases import failing_release, onnx_file, release
 from tests.registry.servers import ADMIN, add_user, let_edit, make_run
@@ -67,7 +66,7 @@ class Shop:
         made = replace(made, model_name=self.name, run_id=self.run_id)
         if not sign:
             return made
-        by = Signing(self.ci, registry=plain(self.uri), model=self.name, at=self.at)
+        by = Signing(self.ci, registry=plain_(self.uri), model=self.name, at=self.at)
         return by.signed(made, SIGNED)
 
     @property
@@ -82,9 +81,9 @@ class Shop:
             reviewers=trusted,
             reviewers_threshold=threshold,
         )
-        rule = ReviewRule.of(SIGNED)
+        rule = ReviewSettings.of(SIGNED)
         model = RegisteredModel(self.registry, self.ledger, self.name, reviews=rule)
-        return [taken.outcome for taken in review(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
+        return [taken.outcome for taken in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -255,9 +254,9 @@ def test_what_is_not_signed(
 
 def test_there_is_no_such_version(shop: Shop) -> None:
     with pytest.raises(ResourceGone):
-        Submission.read(shop.registry, shop.name, "7")
+        ReviewSubmission.read(shop.registry, shop.name, "7")
     with pytest.raises(ResourceGone):
-        Submission.read(shop.registry, "nothing", "1")
+        ReviewSubmission.read(shop.registry, "nothing", "1")
 
 
 def test_on_a_terminal_it_is_shown_before_it_is_signed(
@@ -285,8 +284,8 @@ def test_on_a_terminal_it_is_shown_before_it_is_signed(
 def test_what_a_database_would_refuse_is_refused_before(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signed_review, "STATEMENT_LIMIT", 500)
-    submission = Submission.read(shop.registry, shop.name, shop.number)
+    monkeypatch.setattr(reviews, "STATEMENT_LIMIT", 500)
+    submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
     with pytest.raises(RegistryError, match="a tag holds 500. Shorten the comment"):
         submission.review(shop.registry, "approved", shop.ci)
     assert not any(key.startswith(STATEMENT_TAG) for key in shop.tags)
@@ -301,7 +300,7 @@ def test_a_decision_that_did_not_pass_can_only_be_rejected(shop: Shop, tmp_path:
     (path,) = (tmp_path / "artifacts").rglob("decision.json")
     failed = failing_release(onnx_file(tmp_path / "bad.onnx")).decision
     path.write_text(failed.to_json())
-    submission = Submission.read(shop.registry, shop.name, shop.number)
+    submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
     with pytest.raises(EvidenceError, match="only a PASS can be approved"):
         submission.review(shop.registry, "approved", shop.ci)
     submission.review(shop.registry, "rejected", shop.ci)
@@ -312,7 +311,7 @@ def test_statement_and_decision_that_are_not_of_one_another(shop: Shop, tmp_path
     (path,) = (tmp_path / "artifacts").rglob("decision.json")
     text = path.read_text()
     path.write_text(text.replace('"decided_at": "20', '"decided_at": "21'))
-    submission = Submission.read(shop.registry, shop.name, shop.number)
+    submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
     with pytest.raises(Untrusted, match="the statement beside version 1 of .* is about decision"):
         submission.check()
 
@@ -321,14 +320,14 @@ def test_what_is_too_large_or_missing_is_said(shop: Shop, tmp_path: Path) -> Non
     (path,) = (tmp_path / "artifacts").rglob("decision.json")
     path.write_text(" " * (1 << 25) + path.read_text())
     with pytest.raises(DigestMismatch, match="at most 33554432 are read"):
-        Submission.read(shop.registry, shop.name, shop.number)
+        ReviewSubmission.read(shop.registry, shop.name, shop.number)
     path.unlink()
     with pytest.raises(EvidenceError, match="cannot read .*decision.json"):
-        Submission.read(shop.registry, shop.name, shop.number)
+        ReviewSubmission.read(shop.registry, shop.name, shop.number)
 
 
 def test_the_variable_of_the_key_is_the_documented_one() -> None:
-    for command in (approve.command, reject.command):
+    for command in (review.approve_command, review.reject_command):
         (key,) = (option for option in command.params if option.name == "key")
         assert key.envvar == KEY_VARIABLE
 

@@ -9,10 +9,10 @@ from typing import Literal
 import pytest
 
 from gate import cli
-from gate.attestation.keys import SigningKey
 from gate.errors import PolicyError
+from gate.registry.eligibility import TrustFile
 from gate.registry.promotion import promote
-from gate.registry.trusted import TrustFile
+from gate.signing.keys import SigningKey
 from tests.registry.signed import save, trust_in
 from tests.service.deliveries import running, settings, until
 from tests.service.handing_in import World

@@ -13,15 +13,16 @@ import pytest
 
 from gate.errors import DigestMismatch, EvidenceError
 from gate.ledger.ledger import Ledger
-from gate.policy.policy import Bounds, ConfidenceBands, RuntimePolicy
-from gate.records.model_code import ModelCode
-from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, Tag
-from gate.registry.promotion import Release, promote, rollback
-from gate.registry.proof import prove_twin
-from gate.registry.twin import QUANTIZED, digests_of, lay_out, twin_in
-from gate.registry.twin import twin_file as twin_file_in
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
+from gate.records.evidence import ModelCode
+from gate.records.layout import QUANTIZED
+from gate.registry.interface import CHAMPION, Tag
+from gate.registry.promotion import promote, rollback
+from gate.registry.quantized_twin import digests_of, twin_in, write_twin
+from gate.registry.release import EvaluatedFile, GoldenFolder, Release
+from gate.registry.version_files import prove_twin
+from gate.registry.version_files import twin_file as twin_file_in
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
@@ -142,7 +143,7 @@ def test_a_twin_of_other_bytes_is_none(tmp_path: Path, ledger: Ledger) -> None:
         promote(Simulator(), replace(of, twin=itself), policy=POLICY, ledger=ledger)
 
 
-def loose_of(twin: Judged) -> Judged:
+def loose_of(twin: EvaluatedFile) -> EvaluatedFile:
     """Judged by a policy that lets everything pass."""
     bounds = Bounds(top1_agreement=0.0, confidence_bands=ConfidenceBands(
         over_1_percent=1.0, over_5_percent=1.0, over_10_percent=1.0))  # fmt: skip
@@ -150,12 +151,12 @@ def loose_of(twin: Judged) -> Judged:
     return twin_of(twin.onnx_path, policy=loose)
 
 
-def edited(twin: Judged) -> Judged:
+def edited(twin: EvaluatedFile) -> EvaluatedFile:
     """Evidence that was made better after the decision on it."""
     return replace(twin, evidence=twin.evidence.model_copy(update={"measured_at": "2027-01-01"}))
 
 
-def changed(twin: Judged) -> Judged:
+def changed(twin: EvaluatedFile) -> EvaluatedFile:
     """Another file with the same name and origin."""
     proto = onnx.load(str(twin.onnx_path))
     proto.producer_name = "somebody"
@@ -266,7 +267,7 @@ def test_through_mlflow_with_its_golden_vectors(tmp_path: Path, ledger: Ledger) 
 def test_a_folder_keeps_a_twin_whole(tmp_path: Path) -> None:
     of = made(tmp_path).twin
     assert of is not None
-    lay_out(of, tmp_path / "laid")
+    write_twin(of, tmp_path / "laid")
     again = twin_in(tmp_path / "laid")
     assert again.evidence == of.evidence
     assert again.decision == of.decision

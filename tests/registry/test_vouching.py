@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.envelope import SignedStatement
-from gate.attestation.keys import SigningKey
-from gate.attestation.statement import Resource, Statement
-from gate.attestation.statements import Statements
 from gate.errors import Untrusted
-from gate.registry.records import Records
 from gate.registry.release import Release
-from gate.registry.vouching import named_beside, stated, verify_statements
+from gate.registry.verify_release import named_beside, stated, verify_statements
+from gate.registry.version_files import Records
+from gate.signing.keys import SigningKey
+from gate.signing.statement import Resource, SignedStatement, Statement
+from gate.signing.verification import StatementPair
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, onnx_file_with_data, release
 from tests.registry.signed import Signing, trust_in
@@ -50,7 +49,7 @@ class Signed:
         plain = self.release.statements.decision.statement.to_plain()
         change(plain)
         again = SignedStatement.sign(Statement.from_json(json.dumps(plain)), self.key)
-        statements = Statements(self.release.statements.evidence, again)
+        statements = StatementPair(self.release.statements.evidence, again)
         return Signed(self.key, replace(self.release, statements=statements))
 
     def stated(self, folder: Path) -> dict[str, Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from gate.report.ci import CiResult
-from gate.story.making import story_of
-from gate.story.story import Story
+from gate.report.ci_formats import CiResult
+from gate.summary.summarize import summarize
+from gate.summary.summary import Summary
 from tests.report import stories
 from tests.report.samples import HOSTILE, failed
 
 
-def _story(case: stories.Case) -> Story:
-    return story_of(case.decision, case.evidence, explanation=case.explanation)
+def _story(case: stories.Case) -> Summary:
+    return summarize(case.decision, case.evidence, explanation=case.explanation)
 
 
 def hostile() -> CiResult:
     """Names that attack, with NaN among the numbers."""
-    return CiResult(command="check", exit_code=1, story=story_of(*failed(HOSTILE)), model=HOSTILE)
+    return CiResult(command="check", exit_code=1, story=summarize(*failed(HOSTILE)), model=HOSTILE)
 
 
 def twice() -> CiResult:

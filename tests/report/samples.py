@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gate.decision.decision import Decision, decide
+from gate.decision.decide import Decision, decide
 from gate.records.evidence import Evidence
 from tests.builders import evidence, output_parity, policy, runtime_evidence
 

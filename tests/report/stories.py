@@ -10,12 +10,11 @@ from typing import Any
 
 from PIL import Image
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import Decision, decide
-from gate.records.cost import Cost, Latency
-from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation, LayerRow, Localisation
-from gate.records.output_parity import Confidence, ConfidenceOfClass
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision, decide
+from gate.records.evidence import Cost, Evidence, Latency
+from gate.records.localization import Explanation, LayerRow, Localization
+from gate.records.outputs import Confidence, ConfidenceOfClass, Histogram, SideAnswer, WorstSample
 from gate.records.preprocessing import (
     ChannelDifference,
     ConsumerParity,
@@ -24,19 +23,17 @@ from gate.records.preprocessing import (
     TensorSummary,
 )
 from gate.records.runtime import RUNTIMES
-from gate.records.samples import Histogram, SideAnswer, WorstSample
-from gate.report.page import page
-from gate.report.report import Report
-from gate.story.story import (
+from gate.report.html_page import Report, render_page
+from gate.summary.summary import (
     Change,
     ChangeRow,
+    CheckRow,
     Finding,
     Headline,
     RuntimeProof,
     Step,
-    Story,
-    Subtitle,
-    Word,
+    Summary,
+    SummarySubject,
 )
 from tests.builders import (
     absent,
@@ -66,14 +63,14 @@ CPU = ("ort-cpu", "ort-cpu-optimized")
 class Case:
     """All that a page is made of."""
 
-    story: Story
+    story: Summary
     evidence: Evidence
     decision: Decision
     explanation: Explanation = field(default_factory=Explanation)
     pictures: dict[int, bytes] | None = None
 
     def page(self) -> str:
-        return page(self.report())
+        return render_page(self.report())
 
     def report(self) -> Report:
         return Report(
@@ -288,8 +285,8 @@ def _story(
     *,
     findings: tuple[Finding, ...] = (),
     steps: tuple[Step, ...] = (),
-) -> Story:
-    subject = Subtitle(
+) -> Summary:
+    subject = SummarySubject(
         name="resnet-digits",
         version="12",
         sha256=seen.subject.sha256,
@@ -311,7 +308,7 @@ def _story(
         ChangeRow(name="opset", before="13", now="13", changed=False),
         ChangeRow(name="policy", before="sha256:1234", now="sha256:1234", changed=False),
     )  # fmt: skip
-    return Story(
+    return Summary(
         headline=headline,
         subject=subject,
         findings=findings,
@@ -346,7 +343,7 @@ def _proof(runtime: Any, judged: Decision) -> RuntimeProof:
     )
 
 
-def word(check: CheckResult) -> Word:
+def word(check: CheckResult) -> CheckRow:
     strain = None
     if isinstance(check.observed, float) and isinstance(check.bound, float):
         shares = check.relation == ">=" and check.bound <= 1.0
@@ -354,7 +351,7 @@ def word(check: CheckResult) -> Word:
         if check.relation == ">=":
             used, allowed = (1.0 - used, 1.0 - allowed) if shares else (allowed, used)
         strain = 0.0 if used <= 0.0 else used / allowed if allowed > 0.0 else math.inf
-    return Word(
+    return CheckRow(
         check=check,
         meaning="How much larger the runtime's error is than the rounding error of PyTorch itself.",
         formula="rms(c - r64) / floor / scatter",
@@ -432,7 +429,7 @@ def _evidence(*, wrong: bool) -> Evidence:
     )  # fmt: skip
 
 
-def _layers(module: str = LAYER) -> Localisation:
+def _layers(module: str = LAYER) -> Localization:
     names = ["conv1", "bn1", "relu", "maxpool"]
     names += [f"layer{s}.{b}.{n}" for s in (1, 2, 3, 4) for b in (0, 1)
               for n in ("conv1", "bn1", "relu", "conv2", "bn2")]  # fmt: skip
@@ -453,7 +450,7 @@ def _layers(module: str = LAYER) -> Localisation:
         )
         for place, name in enumerate(names)
     )  # fmt: skip
-    return Localisation(
+    return Localization(
         subject_sha256=digest("model.onnx"),
         runtime="ort-cpu",
         samples=8,

@@ -4,17 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.errors import StorageError
 from gate.records.evidence import Evidence
-from gate.report.folder import write
-from gate.story.making import story_of
+from gate.report.folder import write_report
+from gate.summary.summarize import summarize
 from tests.report.samples import failed, passed
 
 
 def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:
     decision, evidence = failed()
-    paths = write(tmp_path / "report", decision, evidence, story=story_of(decision, evidence))
+    paths = write_report(
+        tmp_path / "report", decision, evidence, story=summarize(decision, evidence)
+    )
     assert all(path.is_file() for path in paths)
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
     assert Decision.load(tmp_path / "report/decision.json").digest() == decision.digest()
@@ -23,15 +25,15 @@ def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) -> None:
     decision, evidence = passed()
-    write(tmp_path, decision, evidence, story=story_of(decision, evidence))
+    write_report(tmp_path, decision, evidence, story=summarize(decision, evidence))
     (tmp_path / "plots/mine.svg").write_bytes(b"mine")
     bare = evidence.model_copy(update={"runtimes": ()})
     empty = decision.model_copy(update={"checks": ()})
-    write(tmp_path, empty, bare, story=story_of(empty, bare))
+    write_report(tmp_path, empty, bare, story=summarize(empty, bare))
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.svg"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "report").write_text("a file is in the way")
     with pytest.raises(StorageError, match="cannot write"):
-        write(tmp_path / "report", *passed(), story=story_of(*passed()))
+        write_report(tmp_path / "report", *passed(), story=summarize(*passed()))

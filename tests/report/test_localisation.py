@@ -5,12 +5,11 @@ import math
 
 from rich.console import Console
 
-from gate.records.localisation import Explanation, LayerRow, Localisation
-from gate.report import localisation, markdown
-from gate.report.folder import write
-from gate.report.page import page
-from gate.report.report import Report
-from gate.story.making import story_of
+from gate.records.localization import Explanation, LayerRow, Localization
+from gate.report import markdown, terminal
+from gate.report.folder import write_report
+from gate.report.html_page import Report, render_page
+from gate.summary.summarize import summarize
 from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
 
@@ -25,8 +24,8 @@ def row(module: str, verdict: str = "ok", **fields: object) -> LayerRow:
     )
 
 
-def found(module: str = "layer1.0.conv1") -> Localisation:
-    return Localisation(
+def found(module: str = "layer1.0.conv1") -> Localization:
+    return Localization(
         subject_sha256=digest("model.onnx"),
         runtime="ort-cpu",
         samples=8,
@@ -44,7 +43,7 @@ def found(module: str = "layer1.0.conv1") -> Localisation:
 
 def test_the_record_comes_back_and_says_whether_anything_diverges() -> None:
     record = found()
-    assert Localisation.from_json(record.to_json()) == record
+    assert Localization.from_json(record.to_json()) == record
     assert record.diverges
     assert record.unmapped == ("drop",)
     assert [layer.title for layer in record.layers][2] == "fc#1"
@@ -54,7 +53,7 @@ def test_the_record_comes_back_and_says_whether_anything_diverges() -> None:
 
 def test_the_table_shows_every_layer_and_the_sentences_follow() -> None:
     stream = io.StringIO()
-    localisation.print_layers(found(), Console(file=stream, width=200))
+    terminal.print_layers(found(), Console(file=stream, width=200))
     text = stream.getvalue()
     for shown in ("conv1", "layer1.0.conv1", "fc#1", "drop", "source: 3 weights differ", "inf"):
         assert shown in text
@@ -65,11 +64,11 @@ def test_the_table_shows_every_layer_and_the_sentences_follow() -> None:
 def test_every_report_tells_of_the_layer(tmp_path) -> None:
     decision, evidence = failed()
     explanation = Explanation(localisation=found())
-    paths = write(
+    paths = write_report(
         tmp_path,
         decision,
         evidence,
-        story=story_of(decision, evidence, explanation=explanation),
+        story=summarize(decision, evidence, explanation=explanation),
         explanation=explanation,
     )
     assert {p.name for p in paths} >= {"localisation.json", "localisation.svg"}
@@ -77,7 +76,7 @@ def test_every_report_tells_of_the_layer(tmp_path) -> None:
     shown = (tmp_path / "report.html").read_text()
     assert f"<p>{found().cause}</p>" in shown
     assert "All 4 layers" in shown
-    write(tmp_path, *passed(), story=story_of(*passed()))
+    write_report(tmp_path, *passed(), story=summarize(*passed()))
     assert not (tmp_path / "localisation.json").exists()
     assert not (tmp_path / "plots/localisation.svg").exists()
     assert "diverging" not in (tmp_path / "report.html").read_text()
@@ -86,10 +85,10 @@ def test_every_report_tells_of_the_layer(tmp_path) -> None:
 def test_a_localisation_that_broke_is_told() -> None:
     decision, evidence = failed()
     explanation = Explanation(failure="mapped 0 of 60 modules")
-    story = story_of(decision, evidence, explanation=explanation)
+    story = summarize(decision, evidence, explanation=explanation)
     for text in (
-        markdown.describe(story, {}),
-        page(Report(story, evidence, decision, explanation)),
+        markdown.summary_markdown(story, {}),
+        render_page(Report(story, evidence, decision, explanation)),
     ):
         assert "not known: mapped 0 of 60 modules" in text
 
@@ -97,5 +96,5 @@ def test_a_localisation_that_broke_is_told() -> None:
 def test_names_from_the_file_cannot_steer_a_report() -> None:
     record = found(HOSTILE)
     stream = io.StringIO()
-    localisation.print_layers(record, Console(file=stream, width=200))
+    terminal.print_layers(record, Console(file=stream, width=200))
     assert "\x1b" not in stream.getvalue()

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
+from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, StorageError
-from gate.localisation.locate import locate
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.session import open_on_cpu
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.records.localisation import Localisation
-from gate.report import marked_file
-from gate.report.marked_file import save_marked
+from gate.localize import marked_file
+from gate.localize.locate import locate
+from gate.localize.marked_file import write_marked_file
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sessions import open_on_cpu
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.localization import Localization
 from tests.localisation import nets
 
 ROWS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -36,21 +36,23 @@ class Three(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def located(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Localisation]:
+def located(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasurementJob, Localization]:
     model = Three().eval()
     path = tmp_path_factory.mktemp("marked") / "m.onnx"
     candidate = nets.export(model, path, ROWS)
-    case = Case(model, candidate, Samples.of({"input": ROWS}), policy=nets.POLICY)
+    case = MeasurementJob(
+        model, candidate, SampleSet.from_arrays({"input": ROWS}), policy=nets.POLICY
+    )
     return case, locate(case, runtime="ort-cpu")
 
 
 def test_the_layers_are_outputs_and_right(
-    located: tuple[Case, Localisation], tmp_path: Path
+    located: tuple[MeasurementJob, Localization], tmp_path: Path
 ) -> None:
     case, found = located
     path = tmp_path / "marked.onnx"
     path.write_bytes(b"older")
-    marked = save_marked(case, found, path)
+    marked = write_marked_file(case, found, path)
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     names = [value.name for value in model.graph.output]
@@ -71,36 +73,40 @@ def test_the_layers_are_outputs_and_right(
     assert [file.name for file in tmp_path.iterdir()] == ["marked.onnx"]
 
 
-def test_never_over_the_model_itself(located: tuple[Case, Localisation], tmp_path: Path) -> None:
+def test_never_over_the_model_itself(
+    located: tuple[MeasurementJob, Localization], tmp_path: Path
+) -> None:
     case, found = located
     link = tmp_path / "link.onnx"
     link.hardlink_to(case.candidate.path)
     for path in (case.candidate.path, link):
         with pytest.raises(StorageError, match="belongs to the model that is looked at"):
-            save_marked(case, found, path)
+            write_marked_file(case, found, path)
     case.candidate.verify()
 
 
 def test_weights_in_a_file_of_their_own_stay_where_they_are(
-    located: tuple[Case, Localisation], tmp_path: Path
+    located: tuple[MeasurementJob, Localization], tmp_path: Path
 ) -> None:
     case, found = located
     model = onnx.load(case.candidate.path)
     path = tmp_path / "large.onnx"
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    large = Case(case.model, Candidate(path, read_subject(path)), case.samples, policy=case.policy)
-    marked = save_marked(large, found, tmp_path / "marked.onnx")
+    large = MeasurementJob(
+        case.model, TestedFile(path, read_subject(path)), case.samples, policy=case.policy
+    )
+    marked = write_marked_file(large, found, tmp_path / "marked.onnx")
     assert read_subject(marked.path).external_data == ("w.bin",)
     assert len(open_on_cpu(marked.path).run(None, {"input": ROWS})) == 1 + len(marked.outputs)
     (tmp_path / "other").mkdir()
     with pytest.raises(StorageError, match=r"in files beside it \(w.bin\).* Name a file in"):
-        save_marked(large, found, tmp_path / "other" / "marked.onnx")
+        write_marked_file(large, found, tmp_path / "other" / "marked.onnx")
     with pytest.raises(StorageError, match="belongs to the model"):
-        save_marked(large, found, tmp_path / "w.bin")
+        write_marked_file(large, found, tmp_path / "w.bin")
 
 
 def test_a_file_that_the_runtime_does_not_take_is_not_written(
-    located: tuple[Case, Localisation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    located: tuple[MeasurementJob, Localization], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_path: Path) -> None:
         raise RuntimeError("no such operator")
@@ -108,5 +114,5 @@ def test_a_file_that_the_runtime_does_not_take_is_not_written(
     monkeypatch.setattr(marked_file, "open_on_cpu", refuse)
     path = tmp_path / "marked.onnx"
     with pytest.raises(EvidenceError, match="does not take the file .*: no such operator"):
-        save_marked(*located, path)
+        write_marked_file(*located, path)
     assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,7 @@ import pytest
 from prometheus_client import parser as older
 from prometheus_client.openmetrics import parser
 
-from gate.report.ci import CiResult
-from gate.report.openmetrics import openmetrics
+from gate.report.ci_formats import CiResult, openmetrics_text
 from tests.report.ci_results import RESULTS
 from tests.report.samples import HOSTILE
 
@@ -29,7 +28,7 @@ def value(result: CiResult, name: str, **labels: str) -> float:
     given = labels.items()
     (found,) = (
         number
-        for (title, pairs), number in series(openmetrics(result)).items()
+        for (title, pairs), number in series(openmetrics_text(result)).items()
         if title == f"parity_gate_{name}" and given <= dict(pairs).items()
     )
     return found
@@ -37,7 +36,7 @@ def value(result: CiResult, name: str, **labels: str) -> float:
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_prometheus_reads_it_old_and_new(name: str) -> None:
-    text = openmetrics(RESULTS[name]())
+    text = openmetrics_text(RESULTS[name]())
     assert text.endswith("\n# EOF\n")
     found = series(text)
     before = [s for family in older.text_string_to_metric_families(text) for s in family.samples]
@@ -69,7 +68,7 @@ def test_runtimes_and_checks_have_their_numbers() -> None:
 
 def test_nan_and_names_that_attack() -> None:
     result = RESULTS["hostile"]()
-    found = series(openmetrics(result))
+    found = series(openmetrics_text(result))
     assert any(math.isnan(number) for number in found.values())
     models = {dict(pairs)["model"] for _, pairs in found}
     assert models == {HOSTILE.replace("\x1b", "�").replace("\n", " ")}

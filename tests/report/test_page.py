@@ -6,12 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
-from gate.records.output_parity import ConfidenceOfClass
-from gate.report import rows
-from gate.report.page import page
-from gate.report.report import Report
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.records.outputs import ConfidenceOfClass
+from gate.report import html_page
+from gate.report.html_page import Report, render_page
 from tests.builders import policy
 from tests.report import stories
 from tests.report.stories import HOSTILE, LAYER
@@ -143,16 +142,16 @@ def test_what_is_too_much_is_counted() -> None:
     deep = found.model_copy(update={"layers": found.layers * 40})
     explanation = case.explanation.model_copy(update={"localisation": deep})
     report = case.report().__class__(case.story, case.evidence, many, explanation)
-    text = Outline(page(report)).text
-    assert f"{len(checks) - rows.MOST_CHECKS} more that used less of their bounds" in text
-    assert f"{rows.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
+    text = Outline(render_page(report)).text
+    assert f"{len(checks) - html_page.MOST_CHECKS} more that used less of their bounds" in text
+    assert f"{html_page.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
 
 
 def test_only_small_pictures_go_into_the_page() -> None:
     evidence = stories.passed().evidence
     (good, *_) = stories.pictures().values()
     offered = {3: good, 20: b"<svg onload=alert(1)>", 37: good + b"\0" * 200_000}
-    shown = rows.worst_samples(evidence, offered)
+    shown = html_page.worst_samples(evidence, offered)
     assert shown is not None
     pictured = {row.sample.sample for row in shown.rows if row.picture}
     assert pictured == {3}
@@ -182,29 +181,29 @@ def test_fifty_thousand_samples_and_a_thousand_classes_are_small() -> None:
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.FAIL
     report = case.report().__class__(case.story, seen, judged, case.explanation, case.pictures or {})  # fmt: skip
-    text = page(report)
+    text = render_page(report)
     assert len(text.encode()) < 2_000_000
     assert "the 20 of 1000 that moved most" in text
 
 
 def test_what_must_not_be_missed_is_before_the_findings() -> None:
     case = stories.rejected()
-    shown = page(case.report())
+    shown = render_page(case.report())
     assert shown.count("Error along the depth of the model") == shown.count('id="chart-cause"') * 3
     warned = case.story.model_copy(update={"warnings": ("the code changed since <b>",)})
-    shown = page(Report(warned, case.evidence, case.decision, case.explanation))
+    shown = render_page(Report(warned, case.evidence, case.decision, case.explanation))
     assert 0 < shown.index("the code changed since &lt;b&gt;") < shown.index('class="finding"')
 
 
 def test_reasons_are_short_and_names_of_runtimes_whole() -> None:
     case = stories.rejected()
-    assert "asks for it only when present. " in page(case.report())
+    assert "asks for it only when present. " in render_page(case.report())
     proof = [
         one.model_copy(update={"reason": one.reason and "no device here: neither a, nor b."})
         for one in case.story.proof
     ]
     story = case.story.model_copy(update={"proof": tuple(proof)})
-    first = page(Report(story, case.evidence, case.decision)).partition("</header>")[0]
+    first = render_page(Report(story, case.evidence, case.decision)).partition("</header>")[0]
     assert ": no device here. " in first
     assert "neither a" not in first
     assert '<span class="name">ort-cuda-optimized</span>' in first

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft4Validator
 
-from gate.lint import LintReport, UnreadCode
-from gate.lint.rulebook import RULES
-from gate.records.lint import LintFinding
-from gate.report.sarif import sarif
+from gate.lint.lint import LintReport, UnreadCode
+from gate.lint.rules import RULES
+from gate.records.export import LintFinding
+from gate.report.ci_formats import sarif_log
 
 HOSTILE = 'x["\x1b[31m</script>\ud800'
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def report(*findings: LintFinding, unread: tuple[UnreadCode, ...] = ()) -> LintR
 
 def made(found: LintReport | None, **options: Any) -> dict[str, Any]:
     """The only run of a log that is valid."""
-    log = json.loads(sarif(found, **{"exit_code": 1, **options}))
+    log = json.loads(sarif_log(found, **{"exit_code": 1, **options}))
     assert [error.message for error in VALID.iter_errors(log)] == []
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
@@ -88,7 +88,7 @@ def test_the_schema_holds(name: str) -> None:
     ],
 )
 def test_the_schema_refuses(spoil: Any) -> None:
-    log = json.loads(sarif(report(finding()), exit_code=1))
+    log = json.loads(sarif_log(report(finding()), exit_code=1))
     assert VALID.is_valid(copy.deepcopy(log))
     spoil(log)
     assert not VALID.is_valid(log)

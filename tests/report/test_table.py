@@ -5,11 +5,13 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from gate.report.table import add_row, table
+from gate.report.terminal import add_row, print_table
 
 
 def test_a_cell_steers_no_terminal_and_a_styled_one_stays_as_it_is() -> None:
-    shown = table(("name", "n"), [("a\x1b[31m\nb", Text("two  spaces"))], right=("n",), title="of")
+    shown = print_table(
+        ("name", "n"), [("a\x1b[31m\nb", Text("two  spaces"))], right=("n",), title="of"
+    )
     add_row(shown, ("c", "1"))
     stream = io.StringIO()
     Console(file=stream, width=60).print(shown)

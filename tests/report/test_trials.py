@@ -5,8 +5,8 @@ import math
 
 from rich.console import Console
 
-from gate.records.trials import Trial, TrialParity, Trials
-from gate.report.trials import markdown, print_trials, sentences, trials_chart
+from gate.records.export import ExportTrialRecord, TrialParity, Trials
+from gate.report.comparisons import markdown, print_trials, trials_chart, trials_sentences
 
 
 def parity(runtime: str, verdict: str = "PASS", ratio: float = 1.1) -> TrialParity:
@@ -19,8 +19,8 @@ def parity(runtime: str, verdict: str = "PASS", ratio: float = 1.1) -> TrialPari
     )  # fmt: skip
 
 
-def trial(*parities: TrialParity, **fields) -> Trial:
-    return Trial.model_validate(
+def trial(*parities: TrialParity, **fields) -> ExportTrialRecord:
+    return ExportTrialRecord.model_validate(
         {
             "strategy": "traced", "opset_asked": 13, "constant_folding": True, "seconds": 1.25,
             "opset": 13, "nodes": 65, "size_bytes": 46_700_000, "parities": parities, **fields,
@@ -60,7 +60,7 @@ def test_the_table_has_a_row_for_each_runtime_of_each_export() -> None:
 
 
 def test_the_sentences_name_what_is_wrong() -> None:
-    told = list(sentences(FOUND))
+    told = list(trials_sentences(FOUND))
     assert told[0].startswith("2 of 4 exports compute what the model computes")
     assert any("FAIL" in t or "ERROR" in t for t in told if "not folded" in t)
     assert any("noise_ratio 1e+04" in t for t in told)

@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.runtimes import Conditions, RunnableFile
 from tests.parity import tiny
 
@@ -99,10 +99,10 @@ FILES = (
 )
 
 
-def made(make, folder) -> tuple[Candidate, list[dict[str, np.ndarray]]]:
+def made(make, folder) -> tuple[TestedFile, list[dict[str, np.ndarray]]]:
     path = folder / "model.onnx"
     batches = make(path)
-    return Candidate(path, read_subject(path)), batches
+    return TestedFile(path, read_subject(path)), batches
 
 
 def opened(runtime, candidate, example, **options):

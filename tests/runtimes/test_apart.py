@@ -7,12 +7,13 @@ import time
 import psutil
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import PolicyError
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.policy import Policy, RuntimePolicy
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.policy.policy import Policy
+from gate.policy.sections import RuntimePolicy
 from tests.parity import tiny
 from tests.runtimes import acme
 
@@ -31,7 +32,7 @@ def judged(model, good, tmp_path, monkeypatch):
         runtimes = {"acme": wanted, **plain.runtimes}
         policy = Policy.model_validate({**dict(plain), "runtimes": runtimes})
         before = psutil.Process().children(recursive=True)
-        measured = measure(Case(model, good, tiny.samples(), policy=policy))
+        measured = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
         decision = decide(policy, tiny.evidence(good, measured), decided_at="now")
         assert set(psutil.Process().children(recursive=True)) <= set(before)
         return measured.runtimes, decision

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gate.policy.policy import Bounds, RuntimePolicy
-from gate.runtimes.chosen import ChosenRuntime
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.runtimes.selection import SelectedRuntime
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
@@ -31,4 +31,4 @@ def test_memory_of_cuda_is_of_who_computes_there(
     name: str, wanted: dict[str, Any], expected: bool
 ) -> None:
     policy = RuntimePolicy(required="when_present", bounds=Bounds(max_abs_diff=1e-3), **wanted)
-    assert ChosenRuntime(name, policy).takes_cuda is expected
+    assert SelectedRuntime(name, policy).takes_cuda is expected

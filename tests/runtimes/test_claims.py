@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gate.runtimes.claims import count_of, seconds_of
+from gate.runtimes.runtime import count_of, seconds_of
 
 NONE: list[Any] = [None, -1, math.nan, math.inf, -math.inf, "0.1", True, [1], 1j, 10**400]
 

@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from gate.runtimes import footprint
-from gate.runtimes.footprint import Footprint
+from gate.runtimes import peak_memory
+from gate.runtimes.peak_memory import PeakMemory
 
 SIZE = 64 * 2**20
 
@@ -21,8 +21,8 @@ class Meter:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.status = folder / "status"
-        patch.setattr(footprint, "_STATUS", self.status)
-        patch.setattr(footprint, "_CLEAR", folder / "clear_refs")
+        patch.setattr(peak_memory, "_STATUS", self.status)
+        patch.setattr(peak_memory, "_CLEAR", folder / "clear_refs")
         self.now = 10 * SIZE
         self.add(0)
 
@@ -37,7 +37,7 @@ def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Meter:
 
 
 def test_growth_adds_up_and_shrinking_counts_as_nothing(meter: Meter) -> None:
-    memory = Footprint()
+    memory = PeakMemory()
     assert memory.grown is None
     for size, grown in ((SIZE, SIZE), (-SIZE, SIZE), (SIZE, 2 * SIZE)):
         with memory.watched():
@@ -46,14 +46,14 @@ def test_growth_adds_up_and_shrinking_counts_as_nothing(meter: Meter) -> None:
 
 
 def test_what_fails_is_not_counted() -> None:
-    memory = Footprint()
+    memory = PeakMemory()
     with pytest.raises(ValueError, match="broken"), memory.watched():
         raise ValueError("broken")
     assert memory.grown is None
 
 
 def test_a_peak_that_is_over_at_the_end_counts() -> None:
-    memory = Footprint()
+    memory = PeakMemory()
     with memory.watched():
         gone = np.ones(SIZE, np.uint8)
         del gone
@@ -66,8 +66,8 @@ def test_a_peak_that_is_over_at_the_end_counts() -> None:
 def test_where_no_peak_is_counted_the_end_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footprint, "_CLEAR", tmp_path / "nowhere" / "clear_refs")
-    memory = Footprint()
+    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "nowhere" / "clear_refs")
+    memory = PeakMemory()
     with memory.watched():
         kept = np.ones(SIZE, np.uint8)
     assert memory.grown is not None
@@ -84,7 +84,7 @@ def test_what_allocators_held_is_no_gift() -> None:
     held = [np.ones(100_000, np.uint8) for _ in range(400)]  # in glibc's heap, not mapped
     last = held[-1]
     del held[:-1]
-    memory = Footprint()
+    memory = PeakMemory()
     with memory.watched():
         taken = [np.ones(100_000, np.uint8) for _ in range(399)]
     assert memory.grown is not None
@@ -94,7 +94,7 @@ def test_what_allocators_held_is_no_gift() -> None:
 
 
 def test_looks_one_after_the_other_are_one_growth(meter: Meter) -> None:
-    memory = Footprint()
+    memory = PeakMemory()
     memory.begin()
     for grown in (SIZE, 2 * SIZE):
         meter.add(SIZE)
@@ -107,16 +107,16 @@ def test_looks_one_after_the_other_are_one_growth(meter: Meter) -> None:
 def test_where_memory_can_t_be_read_there_is_no_figure_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = Footprint()
+    memory = PeakMemory()
     with memory.watched():
         pass
     assert memory.grown is not None
-    status = footprint._STATUS
-    monkeypatch.setattr(footprint, "_STATUS", tmp_path / "nowhere")
+    status = peak_memory._STATUS
+    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "nowhere")
     with memory.watched():
         pass
     assert (memory.grown, memory.peak) == (None, None)
-    monkeypatch.setattr(footprint, "_STATUS", status)
+    monkeypatch.setattr(peak_memory, "_STATUS", status)
     with memory.watched():  # what was missed stays missed
         pass
     assert (memory.grown, memory.peak) == (None, None)
@@ -130,7 +130,7 @@ def test_it_is_this_process_whatever_its_number_is_in_proc(
         raise psutil.NoSuchProcess(1)
 
     monkeypatch.setattr(psutil, "Process", another)
-    memory = Footprint()
+    memory = PeakMemory()
     with memory.watched():
         kept = np.ones(SIZE, np.uint8)
     assert memory.grown is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gate.policy.policy import Policy
-from gate.runtimes import cuda
-from gate.runtimes.listing import listed
+from gate.runtimes import ort
+from gate.runtimes.selection import listed
 from tests.policy.test_runtimes import policy
 from tests.runtimes import acme
 
@@ -18,7 +18,7 @@ def rows(tmp_path, monkeypatch):
     points = {name.lower(): f"tests.runtimes.acme:{name}" for name in names}
     acme.install(tmp_path, {**points, "gone": "no_such_module:Runtime", "ort-cpu": "evil:Runtime"})
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(cuda, "cuda_traces", list)
+    monkeypatch.setattr(ort, "cuda_traces", list)
     return {row.name: row for row in listed()}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gate.errors import EvidenceError
-from gate.runtimes.messages import receive, send
+from gate.runtimes.isolated_worker import receive, send
 
 
 @pytest.fixture

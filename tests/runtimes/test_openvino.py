@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.built_in import exact_bounds
-from gate.policy.policy import Policy, RuntimePolicy
-from gate.policy.sections import Instruments
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.policy.defaults import exact_bounds
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import openvino as module
-from gate.runtimes.listing import listed
+from gate.runtimes.selection import listed
 from tests.parity import tiny
 from tests.runtimes import strange_files
 from tests.runtimes.strange_files import made, opened
@@ -45,7 +45,7 @@ def policy(instruments: Instruments | None = None, **options: dict[str, Any]) ->
 
 def judged(model, candidate, wanted: Policy):
     """The records and the failed checks by name of the runtime, and the verdict."""
-    measured = measure(Case(model, candidate, tiny.samples(), policy=wanted))
+    measured = measure(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
     decision = decide(wanted, tiny.evidence(candidate, measured), decided_at="now")
     problems = {(check.runtime, check.name): check.explanation for check in decision.problems}
     return {record.runtime: record for record in measured.runtimes}, problems, decision.verdict
@@ -98,7 +98,7 @@ def test_an_operator_that_it_does_not_have_is_a_failure_with_its_name(model, goo
 @pytest.mark.parametrize("make", strange_files.FILES)
 def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
     candidate, batches = made(make, tmp_path)
-    session = opened(module.OpenVino(), candidate, batches[0])
+    session = opened(module.OpenVinoRuntime(), candidate, batches[0])
     strange_files.assert_as_onnxruntime(session, candidate, batches)
     assert session.proof().precision == "float32"
 
@@ -117,7 +117,7 @@ def test_a_file_that_was_exchanged_is_not_opened(make, name, tmp_path):
     data[len(data) // 2] ^= 1
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DigestMismatch):
-        opened(module.OpenVino(), candidate, batches[0])
+        opened(module.OpenVinoRuntime(), candidate, batches[0])
 
 
 class Told:
@@ -138,7 +138,7 @@ class Told:
 
 def test_the_hint_that_was_given_is_not_believed(good):
     batch = {"input": tiny.images(2)}
-    exact = opened(module.OpenVino(), good, batch)
+    exact = opened(module.OpenVinoRuntime(), good, batch)
     exact.run(batch)
     hint = {"INFERENCE_PRECISION_HINT": openvino.Type.f16}
     assert session_of(Told(exact._compiled, **hint), good).proof().precision == "float16"
@@ -154,7 +154,7 @@ def test_the_hint_that_was_given_is_not_believed(good):
     ],
 )
 def test_options_that_are_not_in_force_are_refused(good, options, words):
-    compiled = opened(module.OpenVino(), good, {"input": tiny.images(2)})._compiled
+    compiled = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})._compiled
     reported = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "INFERENCE_NUM_THREADS": 2}
     wanted = {"precision_hint": "bf16", "threads": 2}
     assert session_of(Told(compiled, **reported), good, **wanted)
@@ -165,7 +165,7 @@ def test_options_that_are_not_in_force_are_refused(good, options, words):
 
 def test_more_threads_than_it_takes_are_refused_by_itself(good):
     with pytest.raises(EvidenceError, match="NUM_THREADS is .*, asked for 100000"):
-        opened(module.OpenVino(), good, {"input": tiny.images(2)}, threads=100000)
+        opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)}, threads=100000)
 
 
 def session_of(compiled, candidate, **options):
@@ -176,8 +176,8 @@ def session_of(compiled, candidate, **options):
 @pytest.mark.skipif(not IN_BFLOAT16, reason="this processor has no bfloat16")
 def test_a_node_that_rounds_more_than_the_hint_is_seen(good):
     batch = {"input": tiny.images(2)}
-    exact = opened(module.OpenVino(), good, batch)
-    half = opened(module.OpenVino(), good, batch, precision_hint="bf16")
+    exact = opened(module.OpenVinoRuntime(), good, batch)
+    half = opened(module.OpenVinoRuntime(), good, batch, precision_hint="bf16")
     half.run(batch)
     mixed = Told(exact._compiled, model=half._compiled)
     proof = session_of(mixed, good).proof()
@@ -186,7 +186,7 @@ def test_a_node_that_rounds_more_than_the_hint_is_seen(good):
 
 
 def test_an_output_that_is_not_in_the_compiled_model_is_refused(good):
-    session = opened(module.OpenVino(), good, {"input": tiny.images(2)})
+    session = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})
     renamed = good.subject.outputs[0].model_copy(update={"name": "other"})
     subject = good.subject.model_copy(update={"outputs": (renamed,)})
     with pytest.raises(OutputMismatch, match="'other' among them"):
@@ -197,7 +197,7 @@ def test_an_output_that_is_not_in_the_compiled_model_is_refused(good):
 def test_without_the_package_it_is_absent_and_says_what_is_no_substitute(monkeypatch, installed):
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     monkeypatch.setattr(module, "_version", {"onnxruntime-openvino": installed}.get)
-    reason = module.OpenVino().absent_reason(module.OpenVinoOptions())
+    reason = module.OpenVinoRuntime().absent_reason(module.OpenVinoOptions())
     assert "pip install 'parity-gate[openvino]'" in reason
     assert ("onnxruntime-openvino 1.24.1 is, and does not serve" in reason) is bool(installed)
 

@@ -8,17 +8,18 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import PolicyError
-from gate.localisation.locate import locate
-from gate.onnxfile.session import open_session, session_options
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.ort_options import OrtOptions, OrtSettings, OrtSetup
-from gate.policy.policy import Policy, RuntimePolicy
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.onnx_file.sessions import open_session, session_options
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
+from gate.policy.sections import RuntimePolicy
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
-from gate.runtimes import cuda
+from gate.runtimes import ort
 from gate.runtimes.ort import Ort, OrtCuda, OrtSession
 from gate.runtimes.runtime import Conditions, RunnableFile
 from tests.parity import tiny
@@ -40,7 +41,7 @@ def policy(name: str, options: dict[str, Any], **wanted: Any) -> Policy:
 
 def judged(model, good, wanted: Policy, name: str):
     """The record of the runtime, its checks by name, and the verdict."""
-    measured = measure(Case(model, good, tiny.samples(), policy=wanted))
+    measured = measure(MeasurementJob(model, good, tiny.samples(), policy=wanted))
     evidence = tiny.evidence(good, measured)
     decision = decide(wanted, evidence, decided_at="now")
     checks = {check.name: check for check in decision.checks if check.runtime == name}
@@ -83,7 +84,7 @@ def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, ki
     assert checks["session"].verdict is checks["provider"].verdict is Verdict.PASS
     again = decide(
         policy(name, {**SETTINGS, **own, "threads": 2}, kind=kind),
-        tiny.evidence(good, measure(Case(model, good, tiny.samples(), policy=wanted))),
+        tiny.evidence(good, measure(MeasurementJob(model, good, tiny.samples(), policy=wanted))),
         decided_at="now",
     )
     (session_check,) = (c for c in again.checks if (c.runtime, c.name) == (name, "session"))
@@ -108,7 +109,7 @@ def test_a_provider_that_this_build_has_not_is_absent_with_its_reason(model, goo
 def test_a_provider_that_nobody_has_is_no_absence(model, good, providers, required):
     wanted = policy("trt", {"providers": providers}, kind="ort", required=required)
     with pytest.raises(PolicyError, match=f"knows no {providers[0]}"):
-        measure(Case(model, good, tiny.samples(), policy=wanted))
+        measure(MeasurementJob(model, good, tiny.samples(), policy=wanted))
 
 
 def test_a_misspelt_provider_is_answered_with_the_nearest(monkeypatch):
@@ -125,18 +126,18 @@ def test_a_misspelt_provider_is_answered_with_the_nearest(monkeypatch):
 
 @pytest.mark.parametrize("provider", [RTX, TENSORRT, CUDA_PROVIDER])
 def test_the_build_is_asked_before_the_device(monkeypatch, provider):
-    monkeypatch.setattr(cuda, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
+    monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU_PROVIDER])
     options = OrtOptions(providers=(provider, CPU_PROVIDER))
     assert f"has no {provider}" in Ort().absent_reason(options)
     assert OrtCuda().absent_reason(OrtSettings()) is None  # its build must be right where one is
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [provider, CPU_PROVIDER])
     assert Ort().absent_reason(options) is None
-    monkeypatch.setattr(cuda, "cuda_traces", list)
+    monkeypatch.setattr(ort, "cuda_traces", list)
     assert "no CUDA device" in Ort().absent_reason(options)
 
 
-@pytest.mark.skipif(bool(cuda.cuda_traces()), reason="a CUDA device is here")
+@pytest.mark.skipif(bool(ort.cuda_traces()), reason="a CUDA device is here")
 def test_one_that_does_not_load_is_absent_without_a_device_and_an_error_with_one(
     model, good, monkeypatch
 ):
@@ -145,7 +146,7 @@ def test_one_that_does_not_load_is_absent_without_a_device_and_an_error_with_one
     wanted = policy("trt", {"providers": [TENSORRT]}, kind="ort")
     record, _, _ = judged(model, good, wanted, "trt")
     assert "no CUDA device" in record.absent_reason
-    monkeypatch.setattr(cuda, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
+    monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
     record, _, verdict = judged(model, good, wanted, "trt")
     assert f"could not load {TENSORRT} and offered {CPU_PROVIDER}" in record.failure
     assert record.unusable
@@ -204,17 +205,17 @@ def test_a_kind_that_nobody_has_stops_before_anything_is_measured(
     model, good, kind, options, words
 ):
     with pytest.raises(PolicyError, match=words):
-        measure(Case(model, good, tiny.samples(), policy=policy("x", options, kind=kind)))
+        measure(MeasurementJob(model, good, tiny.samples(), policy=policy("x", options, kind=kind)))
 
 
 def test_its_layers_are_compared_like_those_of_any_other(model, good):
     wanted = policy("plain", {"providers": [CPU_PROVIDER]}, kind="ort")
-    found = locate(Case(model, good, tiny.samples(), policy=wanted), runtime="plain")
+    found = locate(MeasurementJob(model, good, tiny.samples(), policy=wanted), runtime="plain")
     assert found.runtime == "plain"
     assert found.layers
     assert not found.diverges
     with pytest.raises(PolicyError, match="the policy names no runtime 'plane'"):
-        locate(Case(model, good, tiny.samples(), policy=wanted), runtime="plane")
+        locate(MeasurementJob(model, good, tiny.samples(), policy=wanted), runtime="plane")
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])

@@ -14,8 +14,9 @@ import pytest
 
 from gate import cli
 from gate.errors import PolicyError
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
-from gate.runtimes.chosen import with_runtime
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.runtimes.selection import with_runtime
 from tests import small_project
 
 ROOT = Path(__file__).parents[2]

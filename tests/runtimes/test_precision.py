@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gate.policy.ort_options import OrtSetup
+from gate.policy.runtime_options import OrtSetup
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
-from gate.runtimes.precision import precision_of
+from gate.runtimes.ort import precision_of
 
 XNNPACK, TENSORRT = "XnnpackExecutionProvider", "TensorrtExecutionProvider"
 FP16, TF32 = {"trt_fp16_enable": "True"}, {"use_tf32": "1"}

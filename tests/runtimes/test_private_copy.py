@@ -8,7 +8,7 @@ import pytest
 
 from gate.errors import DigestMismatch, StorageError
 from gate.runtimes import RunnableFile
-from gate.runtimes.private_copy import private_copy
+from gate.runtimes.ort import private_copy
 from tests.runtimes import strange_files
 
 

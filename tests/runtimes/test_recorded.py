@@ -10,25 +10,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.distributed.external_runtime import Packing, Sending
 from gate.errors import EvidenceError, InputMismatch, PolicyError
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.elsewhere.packing import Packing
-from gate.parity.elsewhere.sending import Sending
-from gate.parity.measure import measure
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.runtimes.recorded import RecordedSession, with_recordings
-from gate.runtimes.recording.manifest import Whence
-from gate.runtimes.recording.reading import Recording
+from gate.runtimes.recording_format import Recording, RecordingSource
 from tests.parity import tiny
 from tests.runtimes import consumer
 
 COUNT = 20
 INSTRUMENTS = Instruments(noise_samples=0, stability_samples=2, search_inputs=0, graph=False)
-WHENCE = Whence.model_validate(consumer.META)
+WHENCE = RecordingSource.model_validate(consumer.META)
 
 
 def policy(probes="required", instruments=INSTRUMENTS, **bounds) -> Policy:
@@ -57,7 +55,7 @@ def judged(model, made):
     def judge(recording, *, by=None, samples=None, batch_size=32):
         by = by or policy()
         good = tiny.candidate(made / "model.onnx")
-        case = Case(
+        case = MeasurementJob(
             model,
             good,
             samples or tiny.samples(COUNT),
@@ -224,7 +222,7 @@ def gone_through(recording, images, *, batch_size):
 
 
 def test_another_order_never_passes(judged, made):
-    samples = Samples.of({"input": np.ascontiguousarray(IMAGES[::-1])})
+    samples = SampleSet.from_arrays({"input": np.ascontiguousarray(IMAGES[::-1])})
     phone, _, decision = judged(made / "phone", samples=samples)
     assert "another order than in the recording" in phone.failure
     assert decision.verdict is Verdict.FAIL
@@ -267,7 +265,7 @@ def test_the_same_inputs_twice_with_different_outputs_are_not_chosen_from(model,
 def test_without_a_recording_it_is_absent(model, made):
     by = policy()
     good = tiny.candidate(made / "model.onnx")
-    measured = measure(Case(model, good, tiny.samples(COUNT), by))
+    measured = measure(MeasurementJob(model, good, tiny.samples(COUNT), by))
     decision = decide(by, tiny.evidence(good, measured), decided_at="now")
     assert decision.verdict is Verdict.ERROR
     assert "no recording was given" in " ".join(c.explanation for c in decision.problems)
@@ -309,7 +307,7 @@ def test_a_recording_that_a_policy_cannot_take(by, name, words):
 
 def test_a_recording_nobody_asked_for_is_an_error(model, made):
     good = tiny.candidate(made / "model.onnx")
-    case = Case(model, good, tiny.samples(COUNT), tiny.policy())
+    case = MeasurementJob(model, good, tiny.samples(COUNT), tiny.policy())
     for name, words in (("phone", "does not ask for"), ("ort-cpu", "computes here")):
         with pytest.raises(PolicyError, match=words):
             measure(replace(case, recordings={name: made / "phone"}))

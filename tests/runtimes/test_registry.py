@@ -11,8 +11,8 @@ import pytest
 
 from gate.errors import EvidenceError, PolicyError
 from gate.records.runtime import ORT, PROVIDERS, RUNTIMES
-from gate.runtimes import registry
-from gate.runtimes.apart import Apart
+from gate.runtimes import selection
+from gate.runtimes.isolated import IsolatedRuntime
 from tests.runtimes import acme
 
 ROOT = Path(__file__).parents[2]
@@ -25,33 +25,33 @@ def site(tmp_path, monkeypatch):
     return tmp_path
 
 
-def found(name: str) -> registry.Entry:
-    return registry.find(name, registry.entries())
+def found(name: str) -> selection.RuntimeEntry:
+    return selection.find_runtime(name, selection.entries())
 
 
 def test_the_gate_s_own_are_there_whatever_the_metadata_says(monkeypatch):
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda **_: ())
-    assert set(RUNTIMES) <= set(registry.entries())
+    monkeypatch.setattr(selection.metadata, "entry_points", lambda **_: ())
+    assert set(RUNTIMES) <= set(selection.entries())
     for name in RUNTIMES:
-        own = registry.load(found(name))
+        own = selection.load_entry(found(name))
         assert own.name == name
-        assert not isinstance(own, Apart)
+        assert not isinstance(own, IsolatedRuntime)
 
 
 def test_the_metadata_names_what_the_code_has():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][registry.GROUP] == registry.BUILTIN
+    assert project["entry-points"][selection.GROUP] == selection.BUILTIN
 
 
 def test_the_decision_has_the_promise_of_each_of_the_gate_s_own():
-    assert set(registry.BUILTIN) == {*RUNTIMES, *PROVIDERS, ORT}
+    assert set(selection.BUILTIN) == {*RUNTIMES, *PROVIDERS, ORT}
 
 
 def test_a_package_adds_one(site):
     acme.install(site, {"acme": "tests.runtimes.acme:Acme"})
     entry = found("acme")
     assert (entry.place, entry.package) == ("tests.runtimes.acme:Acme", "acme-parity 1.2")
-    assert isinstance(registry.load(entry), Apart)
+    assert isinstance(selection.load_entry(entry), IsolatedRuntime)
 
 
 @pytest.mark.parametrize("name", ["ort-cpu", "ort", "torch-cuda"])
@@ -60,7 +60,7 @@ def test_a_name_of_the_gate_s_is_not_taken(site, name):
     with pytest.raises(PolicyError) as refused:
         found(name)
     assert f"two runtimes are named '{name}'" in str(refused.value)
-    assert registry.BUILTIN[name] in str(refused.value)
+    assert selection.BUILTIN[name] in str(refused.value)
     assert "evil:Runtime of acme-parity 1.2" in str(refused.value)
 
 
@@ -83,13 +83,13 @@ def test_a_name_that_nobody_has_is_answered_with_the_nearest(site):
 
 def test_a_class_that_is_no_runtime_is_refused():
     with pytest.raises(EvidenceError, match="is no runtime: it is a Nothing"):
-        registry.runtime_at("tests.runtimes.acme:Nothing")
+        selection.load_runtime("tests.runtimes.acme:Nothing")
 
 
 def test_names_are_listed_without_anything_heavy():
     program = (
-        "import sys; from gate.runtimes import registry; installed = registry.entries();"
-        "[registry.load(registry.find(n, installed)) for n in ('ort', 'ort-cpu', 'torch-cuda')];"
+        "import sys; from gate.runtimes import selection as registry; installed = registry.entries();"
+        "[registry.load_entry(registry.find_runtime(n, installed)) for n in ('ort', 'ort-cpu', 'torch-cuda')];"
         "print(sorted({'torch', 'onnxruntime', 'onnx', 'mlflow'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from gate.errors import RuntimeAbsent
-from gate.runtimes import cuda
-from gate.runtimes.runtime import NoOptions, RunnableFile
-from gate.runtimes.torch_cuda import TorchCuda
+from gate.policy.runtime_options import NoOptions
+from gate.runtimes import ort
+from gate.runtimes.runtime import RunnableFile
+from gate.runtimes.torch_cuda import TorchCudaRuntime
 
 BATCH = {"input": np.zeros((1, 3), np.float32)}
 
@@ -29,12 +30,12 @@ class OnCuda:
 @pytest.fixture
 def opened(monkeypatch):
     """Opens a session of a model that fails with this error."""
-    monkeypatch.setattr(cuda, "cuda_unusable_reason", lambda: None)
+    monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
 
     def open_with(error):
         session = OnCuda(error)
         file = RunnableFile(None, lambda device: session)
-        found = TorchCuda().open(file, options=NoOptions(), conditions=None, example=BATCH)
+        found = TorchCudaRuntime().open(file, options=NoOptions(), conditions=None, example=BATCH)
         return found is session
 
     return open_with

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import DigestMismatch, OutputMismatch
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.built_in import exact_bounds
-from gate.policy.policy import Policy, RuntimePolicy
-from gate.policy.sections import Instruments
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.policy.defaults import exact_bounds
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import tract as module
 from tests.parity import tiny
@@ -27,7 +27,7 @@ def judged(model, candidate, **policy):
     """The record, the failed checks by name, and the verdict."""
     wanted = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": {"tract": wanted}, **policy})
-    measured = measure(Case(model, candidate, tiny.samples(), policy=policy))
+    measured = measure(MeasurementJob(model, candidate, tiny.samples(), policy=policy))
     decision = decide(policy, tiny.evidence(candidate, measured), decided_at="now")
     return measured.runtimes[0], {c.name for c in decision.problems}, decision.verdict
 
@@ -68,7 +68,7 @@ def test_an_operator_that_it_does_not_have_is_a_failure_in_one_line(model, good,
 @pytest.mark.parametrize("make", strange_files.FILES)
 def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
     candidate, batches = made(make, tmp_path)
-    session = opened(module.Tract(), candidate, batches[0])
+    session = opened(module.TractRuntime(), candidate, batches[0])
     strange_files.assert_as_onnxruntime(session, candidate, batches)
     assert session.proof().precision == "float32"
     symbolic = make is not strange_files.an_input_is_an_output
@@ -77,7 +77,7 @@ def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
 
 def test_models_for_shapes_are_held_but_not_without_end(tmp_path):
     candidate, batches = made(strange_files.an_input_is_an_output, tmp_path)
-    session = opened(module.Tract(), candidate, batches[0])
+    session = opened(module.TractRuntime(), candidate, batches[0])
     for batch in (*batches, batches[-1]):
         session.run(batch)
     sizes = [shapes[0][0] for shapes in session._by_shape]
@@ -86,7 +86,7 @@ def test_models_for_shapes_are_held_but_not_without_end(tmp_path):
 
 def test_where_symbols_break_on_the_way_it_goes_on_by_shape(good, monkeypatch):
     batch = {"input": tiny.images(2)}
-    session = opened(module.Tract(), good, batch)
+    session = opened(module.TractRuntime(), good, batch)
     wanted = session.run(batch)[0]
 
     def broken(_batch):
@@ -109,7 +109,7 @@ def test_half_precision_is_read_back_from_what_was_prepared(good, monkeypatch):
     file = RunnableFile(good)
     prepared = module._Prepared(str(good.path), file, None)
     assert "F16" in prepared.types()
-    session = opened(module.Tract(), good, {"input": tiny.images(2).astype("float16")})
+    session = opened(module.TractRuntime(), good, {"input": tiny.images(2).astype("float16")})
     assert session.proof().precision == "float16"
 
 
@@ -120,16 +120,16 @@ def test_a_file_that_was_exchanged_is_not_opened(name, tmp_path):
     data[len(data) // 2] ^= 1
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DigestMismatch):
-        opened(module.Tract(), candidate, batches[0])
+        opened(module.TractRuntime(), candidate, batches[0])
 
 
 def test_another_number_of_outputs_is_refused(good):
     subject = good.subject.model_copy(update={"outputs": good.subject.outputs * 2})
     with pytest.raises(OutputMismatch, match="1 outputs"):
-        opened(module.Tract(), type(good)(good.path, subject), {"input": tiny.images(2)})
+        opened(module.TractRuntime(), type(good)(good.path, subject), {"input": tiny.images(2)})
 
 
 def test_without_the_package_it_is_absent(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    reason = module.Tract().absent_reason(module.Tract.options())
+    reason = module.TractRuntime().absent_reason(module.TractRuntime.options())
     assert "pip install 'parity-gate[tract]'" in reason

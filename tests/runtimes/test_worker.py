@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gate.runtimes.worker import _Worker
+from gate.runtimes.isolated_worker import _Worker
 from tests.parity import tiny
 
 

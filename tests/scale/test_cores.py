@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from gate.scale.cores import cores
+from gate.distributed.worker_pool import cores
 
 
 @pytest.mark.parametrize(

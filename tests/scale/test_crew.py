@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from gate.distributed.worker_pool import CheckedFile, Processes, Workers
 from gate.errors import PolicyError
-from gate.front_door import Reference
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
-from gate.scale.crew import CheckedFile
-from gate.scale.processes import Processes
-from gate.scale.workers import Workers
 from tests.parity import tiny
 
 
@@ -27,7 +24,7 @@ def checked(tmp_path: Path) -> CheckedFile:
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", tiny.images(20))
-    workload = Workload.open(tmp_path / "x.npy")
+    workload = EvaluationData.open(tmp_path / "x.npy")
     return CheckedFile(
         file.path, Reference(model, Source(factory="nobody:knows")), workload, Policy.default()
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.scale.early import EarlyProcess, early_processes
+from gate.distributed.early import EarlyProcess, early_processes
 
 
 def test_it_never_hears_of_ctrl_c() -> None:

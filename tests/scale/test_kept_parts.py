@@ -11,17 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gate.parity.arrays.samples import Samples
-from gate.parity.units.part import LeadState, TrackPart, UnitPart
-from gate.parity.units.unit import Unit
+from gate.data.samples import SampleSet
+from gate.distributed.kept_parts import KeptParts, KeptPlan, _libraries
+from gate.measure.work_units import FirstUnitState, RuntimeUnitResult, UnitResult, WorkUnit
 from gate.policy.policy import Policy
-from gate.records.environment import Determinism, Environment
-from gate.runtimes.chosen import ChosenRuntime
-from gate.scale.kept_parts import KeptParts, KeptPlan, _libraries
+from gate.records.evidence import Determinism, Environment
+from gate.runtimes.selection import SelectedRuntime
 from gate.storage.digest import Digest
 
-LEAD = LeadState(floors={"ort-cpu": 1.0})
-UNITS = tuple(Unit(index, 2 * index, 2 * index + 2) for index in range(1, 5))
+LEAD = FirstUnitState(floors={"ort-cpu": 1.0})
+UNITS = tuple(WorkUnit(index, 2 * index, 2 * index + 2) for index in range(1, 5))
 ROWS = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
 SWITCHES = Determinism(
     tf32_matmul=False, tf32_cudnn=False, cudnn_deterministic=True, cudnn_benchmark=False,
@@ -34,17 +33,17 @@ def keeping(plan: str = "plan", *, anywhere: bool = False) -> KeptParts:
     return KeptParts(Digest.of_bytes(plan.encode()), HERE, anywhere)
 
 
-def part(index: int, *, answers: bytes = b"same") -> UnitPart:
+def part(index: int, *, answers: bytes = b"same") -> UnitResult:
     unit = UNITS[index - 1]
-    return UnitPart(
+    return UnitResult(
         index=index,
         start=unit.start,
         stop=unit.stop,
-        samples_sha256=Samples.of(ROWS).between(unit.start, unit.stop).digest(),
+        samples_sha256=SampleSet.from_arrays(ROWS).slice(unit.start, unit.stop).digest(),
         labels_sha256=None,
         answers_sha256=Digest.of_bytes(answers),
         environment=HERE,
-        runtimes={"ort-cpu": TrackPart(compared={"n": index})},
+        runtimes={"ort-cpu": RuntimeUnitResult(compared={"n": index})},
     )
 
 
@@ -86,34 +85,34 @@ def test_a_part_of_another_machine_is_used_where_the_policy_takes_it() -> None:
     assert keeping(anywhere=True).begin(LEAD, UNITS) == {2}
 
 
-def other_lead(_: Path) -> tuple[KeptParts, LeadState]:
-    return keeping(), LeadState(floors={"ort-cpu": 2.0})
+def other_lead(_: Path) -> tuple[KeptParts, FirstUnitState]:
+    return keeping(), FirstUnitState(floors={"ort-cpu": 2.0})
 
 
-def other_plan(_: Path) -> tuple[KeptParts, LeadState]:
+def other_plan(_: Path) -> tuple[KeptParts, FirstUnitState]:
     return keeping("another"), LEAD
 
 
-def moved_from_another_plan(cache: Path) -> tuple[KeptParts, LeadState]:
+def moved_from_another_plan(cache: Path) -> tuple[KeptParts, FirstUnitState]:
     target = keeping("another")
     target._folder.mkdir(parents=True)
     next(cache.glob("*/part-2.json")).rename(target._folder / "part-2.json")
     return target, LEAD
 
 
-def renamed(cache: Path) -> tuple[KeptParts, LeadState]:
+def renamed(cache: Path) -> tuple[KeptParts, FirstUnitState]:
     path = next(cache.glob("*/part-2.json"))
     path.rename(path.with_name("part-3.json"))
     return keeping(), LEAD
 
 
-def torn(cache: Path) -> tuple[KeptParts, LeadState]:
+def torn(cache: Path) -> tuple[KeptParts, FirstUnitState]:
     path = next(cache.glob("*/part-2.json"))
     path.write_bytes(path.read_bytes()[:-40])
     return keeping(), LEAD
 
 
-def flipped(cache: Path) -> tuple[KeptParts, LeadState]:
+def flipped(cache: Path) -> tuple[KeptParts, FirstUnitState]:
     path = next(cache.glob("*/part-2.json"))
     path.write_bytes(path.read_bytes().replace(b'"n": 2', b'"n": 3').replace(b'"n":2', b'"n":3'))
     return keeping(), LEAD
@@ -125,7 +124,7 @@ def flipped(cache: Path) -> tuple[KeptParts, LeadState]:
 )
 @pytest.mark.usefixtures("kept")
 def test_what_is_not_is_measured_again(
-    cache: Path, change: Callable[[Path], tuple[KeptParts, LeadState]]
+    cache: Path, change: Callable[[Path], tuple[KeptParts, FirstUnitState]]
 ) -> None:
     changed, lead = change(cache)
     assert changed.begin(lead, UNITS) == set()
@@ -191,7 +190,7 @@ def test_what_nobody_went_on_from_is_removed(cache: Path, kept: KeptParts, plan:
 def test_another_version_of_a_runtime_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plug-in brings libraries of its own, which the environment does not name."""
     versions = {"acme": "1"}
-    monkeypatch.setattr(ChosenRuntime, "versions", lambda _: dict(versions))
+    monkeypatch.setattr(SelectedRuntime, "versions", lambda _: dict(versions))
     first = dict(_libraries(Policy.default()))
     versions["acme"] = "2"
     assert set(first) == set(Policy.default().runtimes)
@@ -201,8 +200,8 @@ def test_another_version_of_a_runtime_is_another_plan(monkeypatch: pytest.Monkey
 def test_a_runtime_that_can_not_say_its_version_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(_: ChosenRuntime) -> dict[str, str]:
+    def broken(_: SelectedRuntime) -> dict[str, str]:
         raise RuntimeError("no library")
 
-    monkeypatch.setattr(ChosenRuntime, "versions", broken)
+    monkeypatch.setattr(SelectedRuntime, "versions", broken)
     assert dict(_libraries(Policy.default())) == {}

@@ -15,18 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from gate.api import case_of, collect_evidence
+from gate.distributed.plan import MeasurementPlan, MergedParts, UnitFile, measure_unit
+from gate.distributed.worker import digest_of_model
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
-from gate.front_door import Reference, case_of, evidence_on
-from gate.parity.units.part import RunProof, UnitPart
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
+from gate.measure.work_units import RunProof, UnitResult
 from gate.policy.policy import Policy
-from gate.policy.sections import IncumbentPolicy
+from gate.policy.sections import ChampionPolicy
 from gate.records.evidence import Evidence
-from gate.scale.assignment import digest_of_model
-from gate.scale.measuring import measure_unit
-from gate.scale.merging import MergedParts
-from gate.scale.part_file import PartFile
-from gate.scale.plan import MeasuringPlan
 from gate.storage.digest import Digest
 from tests.scale.test_processes import untimed
 from tests.scale.tiny import rare
@@ -56,25 +53,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, Workload, Policy]:
-    reference = Reference.load("tests.scale.tiny:rare")
-    workload = replace(Workload.open(folder / "x.npy", batch_size=BATCH), units=UNITS - 1)
+def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, EvaluationData, Policy]:
+    reference = Reference.from_factory("tests.scale.tiny:rare")
+    workload = replace(EvaluationData.open(folder / "x.npy", batch_size=BATCH), units=UNITS - 1)
     return folder / "model.onnx", reference, workload, Policy.default().model_copy(update=policy)
 
 
-def planned(folder: Path, **policy: Any) -> MeasuringPlan:
+def planned(folder: Path, **policy: Any) -> MeasurementPlan:
     onnx, reference, workload, chosen = asked(folder, **policy)
     case = case_of(onnx, reference=reference, workload=workload, policy=chosen)
-    return MeasuringPlan.of(case, reference, workload, threads=1)
+    return MeasurementPlan.of(case, reference, workload, threads=1)
 
 
 @pytest.fixture(scope="module")
-def plan(folder: Path) -> MeasuringPlan:
+def plan(folder: Path) -> MeasurementPlan:
     return planned(folder)
 
 
 @pytest.fixture(scope="module")
-def measured(folder: Path, plan: MeasuringPlan) -> dict[int, Path]:
+def measured(folder: Path, plan: MeasurementPlan) -> dict[int, Path]:
     """The parts of all units; the last one without the lead of the others."""
     paths = {index: folder / f"part-{index}.json" for index in range(len(plan.units))}
     for index, path in paths.items():
@@ -89,16 +86,16 @@ def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
     return {i: Path(shutil.copy(path, tmp_path)) for i, path in measured.items()}
 
 
-def merged(folder: Path, plan: MeasuringPlan, paths: list[Path], **policy: Any) -> Evidence:
+def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
     onnx, reference, workload, chosen = asked(folder, **policy)
     workload = replace(workload, crew=MergedParts.of(plan, paths))
-    return evidence_on(onnx, reference=reference, workload=workload, policy=chosen)[0]
+    return collect_evidence(onnx, reference=reference, workload=workload, policy=chosen)[0]
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Any]:
     onnx, reference, workload, policy = asked(folder)
-    evidence = evidence_on(onnx, reference=reference, workload=workload, policy=policy)[0]
+    evidence = collect_evidence(onnx, reference=reference, workload=workload, policy=policy)[0]
     (output,) = next(runtime for runtime in evidence.runtimes if runtime.measured).outputs
     assert output.noise is not None
     assert output.noise.rounding_rms is not None  # the floor that all units must share
@@ -108,7 +105,7 @@ def alone(folder: Path) -> dict[str, Any]:
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
-    seed: int, folder: Path, plan: MeasuringPlan, parts: dict[int, Path], alone: dict[str, Any]
+    seed: int, folder: Path, plan: MeasurementPlan, parts: dict[int, Path], alone: dict[str, Any]
 ) -> None:
     chance = random.Random(seed)
     paths = [parts[index] for index in parts if index or seed]
@@ -121,9 +118,9 @@ def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
 
 
 def test_who_measures_again_gets_the_same_numbers(
-    plan: MeasuringPlan, measured: dict[int, Path]
+    plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
-    one, other = PartFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
+    one, other = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
     assert untimed(other.part.to_plain()) == untimed(one.part.to_plain())
     assert other.lead_sha256 == one.lead_sha256
 
@@ -155,9 +152,9 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("name", ["unit", "plan_sha256", "lead_sha256", "body_sha256"])
 def test_no_digit_of_the_header_of_the_lead_can_be_another(
-    plan: MeasuringPlan, parts: dict[int, Path], name: str
+    plan: MeasurementPlan, parts: dict[int, Path], name: str
 ) -> None:
-    part = PartFile.open(parts[0], plan=plan)
+    part = UnitFile.open(parts[0], plan=plan)
     other = 1 if name == "unit" else Digest.of_bytes(b"another")
     part.model_copy(update={name: other}).save(parts[0])
     with pytest.raises(EvidenceError):
@@ -180,12 +177,12 @@ def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
 ) -> None:
     np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
     monkeypatch.chdir(folder)
-    reference = Reference.load("tests.scale.tiny:rare")
-    workload = Workload.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
+    reference = Reference.from_factory("tests.scale.tiny:rare")
+    workload = EvaluationData.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
     case = case_of(
         Path("model.onnx"), reference=reference, workload=workload, policy=Policy.default()
     )
-    labelled = MeasuringPlan.of(replace(case, units=UNITS - 1), reference, workload, threads=1)
+    labelled = MeasurementPlan.of(replace(case, units=UNITS - 1), reference, workload, threads=1)
     changed(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
     monkeypatch.chdir(tmp_path)
     what = "samples" if column == "x.npy" else "labels"
@@ -194,7 +191,7 @@ def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
 
 
 def test_who_merges_has_the_planned_samples_of_the_lead_too(
-    folder: Path, plan: MeasuringPlan, parts: dict[int, Path], tmp_path: Path
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path], tmp_path: Path
 ) -> None:
     del parts[0]
     np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
@@ -207,14 +204,14 @@ def test_who_merges_has_the_planned_samples_of_the_lead_too(
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILED.values(), ids=SPOILED)
 def test_a_part_that_is_not_whole_is_named(
-    plan: MeasuringPlan, parts: dict[int, Path], spoil: Callable[[Path], Any], says: str
+    plan: MeasurementPlan, parts: dict[int, Path], spoil: Callable[[Path], Any], says: str
 ) -> None:
     spoil(parts[2])
     with pytest.raises((EvidenceError, DigestMismatch), match=says):
         MergedParts.of(plan, list(parts.values()))
 
 
-def test_a_missing_unit_is_named(plan: MeasuringPlan, parts: dict[int, Path]) -> None:
+def test_a_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) -> None:
     with pytest.raises(EvidenceError, match=r"2 of 6 units are missing: 2, 4\. Measure them: gate"):
         MergedParts.of(plan, [parts[index] for index in (0, 1, 3, 5)])
 
@@ -225,18 +222,18 @@ def test_a_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -
         MergedParts.of(other, list(parts.values()))
 
 
-def edited(path: Path, plan: MeasuringPlan, change: Callable[[UnitPart], UnitPart]) -> None:
-    file = PartFile.open(path, plan=plan)
+def edited(path: Path, plan: MeasurementPlan, change: Callable[[UnitResult], UnitResult]) -> None:
+    file = UnitFile.open(path, plan=plan)
     body = change(file.part)
     file.model_copy(update={"body": body, "body_sha256": body.digest()}).save(path)
 
 
-def without_runtime(part: UnitPart) -> UnitPart:
+def without_runtime(part: UnitResult) -> UnitResult:
     return part.model_copy(update={"runtimes": {}})
 
 
 def test_two_answers_for_one_unit_are_no_evidence(
-    plan: MeasuringPlan, parts: dict[int, Path]
+    plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     twice = parts[2].with_name("again.json")
     shutil.copy(parts[2], twice)
@@ -246,7 +243,7 @@ def test_two_answers_for_one_unit_are_no_evidence(
 
 
 def test_a_unit_that_lacks_a_runtime_is_no_pass(
-    folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     edited(parts[2], plan, without_runtime)
     evidence = merged(folder, plan, list(parts.values()))
@@ -254,7 +251,7 @@ def test_a_unit_that_lacks_a_runtime_is_no_pass(
     assert "it gave nothing" in {runtime.failure for runtime in evidence.runtimes}
 
 
-def elsewhere(part: UnitPart) -> UnitPart:
+def elsewhere(part: UnitResult) -> UnitResult:
     versions = {**part.environment.versions, "onnxruntime": "1.0.0"}
     environment = part.environment.model_copy(update={"versions": versions, "kernel": "other"})
     runtimes = {
@@ -276,7 +273,7 @@ def elsewhere_proof(proof: RunProof) -> RunProof:
 
 @pytest.mark.proof
 def test_another_library_is_refused_unless_the_policy_takes_it(
-    folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     edited(parts[4], plan, elsewhere)
     with pytest.raises(EvidenceError, match=r"unit 4 .*version of onnxruntime 1\.0\.0, here"):
@@ -287,8 +284,10 @@ def test_another_library_is_refused_unless_the_policy_takes_it(
     assert any(runtime.measured for runtime in evidence.runtimes)
 
 
-def test_another_head_is_refused(folder: Path, plan: MeasuringPlan, parts: dict[int, Path]) -> None:
-    file = PartFile.open(parts[1], plan=plan)
+def test_another_head_is_refused(
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
+) -> None:
+    file = UnitFile.open(parts[1], plan=plan)
     other = Policy.default().digest()
     file.model_copy(update={"lead_sha256": other}).save(parts[1])
     with pytest.raises(EvidenceError, match="unit 1 .* was judged by another noise floor"):
@@ -296,7 +295,7 @@ def test_another_head_is_refused(folder: Path, plan: MeasuringPlan, parts: dict[
 
 
 def test_changed_samples_are_noticed_by_whoever_measures(
-    folder: Path, plan: MeasuringPlan, measured: dict[int, Path]
+    folder: Path, plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
     rows = np.load(folder / "x.npy")
     try:
@@ -308,12 +307,12 @@ def test_changed_samples_are_noticed_by_whoever_measures(
 
 
 @pytest.mark.parametrize("index", [-1, UNITS, 10**9])
-def test_there_is_no_such_unit(plan: MeasuringPlan, index: int) -> None:
+def test_there_is_no_such_unit(plan: MeasurementPlan, index: int) -> None:
     with pytest.raises(DataError, match="has no unit"):
         measure_unit(plan, index)
 
 
-def test_a_plan_of_other_code_is_refused(plan: MeasuringPlan) -> None:
+def test_a_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
     with pytest.raises(EvidenceError, match=r"cut by parity-gate 0\.0\.0"):
         measure_unit(plan.model_copy(update={"parity_gate": "0.0.0"}), 1)
 
@@ -323,11 +322,11 @@ def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
     reference = replace(reference, loaded=False)
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
     with pytest.raises(PolicyError, match="with one job"):
-        MeasuringPlan.of(case, reference, workload, threads=1)
+        MeasurementPlan.of(case, reference, workload, threads=1)
 
 
 def test_other_samples_where_it_is_merged_are_noticed(
-    folder: Path, plan: MeasuringPlan, parts: dict[int, Path]
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     rows = np.load(folder / "x.npy")
     try:
@@ -343,7 +342,7 @@ def test_other_samples_where_it_is_merged_are_noticed(
         np.save(folder / "x.npy", rows)
 
 
-def test_other_code_or_weights_are_noticed(plan: MeasuringPlan) -> None:
+def test_other_code_or_weights_are_noticed(plan: MeasurementPlan) -> None:
     other = Policy.default().digest()
     for field in ("code_sha256", "model_sha256", "subject_sha256"):
         assignment = plan.assignment.model_copy(update={field: other})
@@ -357,13 +356,13 @@ def test_a_password_goes_into_no_plan(folder: Path) -> None:
     origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
     with pytest.raises(PolicyError, match="has a password") as refused:
-        MeasuringPlan.of(case, reference, replace(workload, origin=origin), threads=1)
+        MeasurementPlan.of(case, reference, replace(workload, origin=origin), threads=1)
     assert "secret" not in str(refused.value)
 
 
 def test_a_policy_that_asks_for_more_than_samples_is_not_planned(folder: Path) -> None:
     with pytest.raises(PolicyError, match="incumbent, which no unit"):
-        planned(folder, incumbent=IncumbentPolicy(min_agreement=0.9))
+        planned(folder, incumbent=ChampionPolicy(min_agreement=0.9))
 
 
 def test_tensors_without_bytes_are_for_one_process() -> None:

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from gate.api import case_of, collect_evidence
+from gate.distributed.early import early_processes
+from gate.distributed.worker import JobSpec
+from gate.distributed.worker_pool import Processes, Workers
 from gate.errors import DataError, DigestMismatch, EvidenceError
-from gate.front_door import Reference, case_of, evidence_on
-from gate.parity.units.part import LeadState
-from gate.parity.units.unit import Unit
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
+from gate.measure.work_units import FirstUnitState, WorkUnit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.scale.assignment import Assignment
-from gate.scale.early import early_processes
-from gate.scale.processes import Processes
-from gate.scale.workers import Workers
 from tests.exhaustive import exhaustive
 from tests.scale.tiny import MARK, build
 
@@ -54,17 +52,19 @@ def evidence(
     folder: Path, *, factory: str = "build", inputs: str = "x.npy", jobs: int = 1, early: int = 0
 ) -> Evidence:
     onnx, policy = folder / "model.onnx", Policy.default()
-    reference = Reference.load(f"tests.scale.tiny:{factory}")
-    workload = Workload.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
+    reference = Reference.from_factory(f"tests.scale.tiny:{factory}")
+    workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
     if jobs == 1:
-        return evidence_on(onnx, reference=reference, workload=workload, policy=policy)[0]
+        return collect_evidence(onnx, reference=reference, workload=workload, policy=policy)[0]
     case = case_of(onnx, reference=reference, workload=workload, policy=policy)
     with (
         early_processes(early) as waiting,
-        Workers(Processes(Assignment.of(case, reference, workload), jobs, early=waiting)) as crew,
+        Workers(
+            Processes(JobSpec.from_job(case, reference, workload), jobs, early=waiting)
+        ) as crew,
     ):
         shared = replace(workload, crew=crew)
-        return evidence_on(onnx, reference=reference, workload=shared, policy=policy)[0]
+        return collect_evidence(onnx, reference=reference, workload=shared, policy=policy)[0]
 
 
 def untimed(value: Any) -> Any:
@@ -137,13 +137,13 @@ def test_a_worker_with_another_model_is_refused(folder: Path) -> None:
 
 def test_nothing_is_left_behind(folder: Path) -> None:
     """However it ends."""
-    reference = Reference.load("tests.scale.tiny:build")
-    workload = Workload.open(folder / "x.npy", batch_size=BATCH)
+    reference = Reference.from_factory("tests.scale.tiny:build")
+    workload = EvaluationData.open(folder / "x.npy", batch_size=BATCH)
     case = case_of(
         folder / "model.onnx", reference=reference, workload=workload, policy=Policy.default()
     )
-    crew = Workers(Processes(Assignment.of(case, reference, workload), 2))
+    crew = Workers(Processes(JobSpec.from_job(case, reference, workload), 2))
     with pytest.raises(KeyboardInterrupt), crew:
-        crew.begin(LeadState(floors={}), [Unit(1, 32, 64)])
+        crew.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
         raise KeyboardInterrupt
     assert not multiprocessing.active_children()

@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 import pytest
 
+from gate.distributed.kept_parts import KeptParts
+from gate.distributed.worker import Answer, WorkerFailure
+from gate.distributed.worker_pool import Hand, HandLost, Workers
 from gate.errors import EvidenceError
-from gate.parity.units.part import LeadState
-from gate.parity.units.unit import Unit
-from gate.scale.kept_parts import KeptParts
-from gate.scale.work import Hand, HandLost
-from gate.scale.worker import Answer, WorkerFailure
-from gate.scale.workers import Workers
+from gate.measure.work_units import FirstUnitState, WorkUnit
 from tests.scale.test_kept_parts import LEAD, UNITS, keeping, part
 
 
@@ -24,15 +22,15 @@ class Fake:
     """Answers at once, but for units that it is told not to survive."""
 
     engine: CrewEngine
-    unit: Unit | None = None
+    unit: WorkUnit | None = None
     again: bool = False
     opening: bool = False
     over: bool = False
 
     def begin(self, lead: bytes) -> None:
-        assert LeadState.from_json(lead.decode()) == LEAD
+        assert FirstUnitState.from_json(lead.decode()) == LEAD
 
-    def give(self, unit: Unit, *, again: bool) -> None:
+    def give(self, unit: WorkUnit, *, again: bool) -> None:
         self.again = again
         (self.engine.repeated if again else self.engine.given).append(unit.index)
 

@@ -14,13 +14,22 @@ from typing import Any
 
 import httpx
 
-from gate.service import keyring
-from gate.service.app import WEBHOOK_PATH, Parts, application
+from gate.service import settings as keyring
+from gate.service.app import (
+    DELIVERY_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    WEBHOOK_PATH,
+    ServiceParts,
+    create_app,
+    create_service,
+    listening,
+    server,
+    sign,
+)
 from gate.service.inbox import Delivery
-from gate.service.port import Taken
-from gate.service.service import assemble, listening, server
-from gate.service.settings import Settings
-from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
+from gate.service.monitoring import StepResult
+from gate.service.settings import ServiceSettings
 
 SECRET = "the-first-secret-of-the-tests"
 OLD_SECRET = "an-older-secret-of-the-tests"
@@ -70,11 +79,11 @@ class Recorder:
     calls: list[tuple[str, str]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
 
-    def __call__(self, model: str, *, cause: str) -> list[Taken]:
+    def __call__(self, model: str, *, cause: str) -> list[StepResult]:
         self.calls.append((model, cause))
         self.effect(model, cause)
         self.ended.append((model, cause))
-        return [Taken("review", "promoted", "3", "approved by a test")]
+        return [StepResult("review", "promoted", "3", "approved by a test")]
 
     @property
     def causes(self) -> list[str]:
@@ -85,7 +94,7 @@ class Recorder:
 @dataclass(frozen=True)
 class Service:
     address: str
-    parts: Parts
+    parts: ServiceParts
     recorder: Recorder
 
     def send(self, said: Mapping[str, Any] | bytes, **options: Any) -> httpx.Response:
@@ -99,7 +108,7 @@ class Service:
         return httpx.get(self.address + path, timeout=30)
 
 
-def settings(folder: Path, **given: Any) -> Settings:
+def settings(folder: Path, **given: Any) -> ServiceSettings:
     secrets = folder / "secrets"
     if not secrets.exists():
         keyring.write(secrets, [SECRET, OLD_SECRET])
@@ -112,18 +121,18 @@ def settings(folder: Path, **given: Any) -> Settings:
         "store": folder / "store",
         "interval_s": 3600.0,
     }
-    return Settings.of(**(defaults | given))
+    return ServiceSettings.of(**(defaults | given))
 
 
 @contextmanager
 def running(
-    chosen: Settings, recorder: Recorder | None = None, *, mounts: Any = None
+    chosen: ServiceSettings, recorder: Recorder | None = None, *, mounts: Any = None
 ) -> Iterator[Service]:
     """The whole service behind a real socket, in this process."""
     recorder = recorder or Recorder()
-    parts = assemble(chosen, recorder)
+    parts = create_service(chosen, recorder)
     listener = listening(chosen.host, chosen.port)
-    runner = server(application(parts, mounts=mounts), chosen)
+    runner = server(create_app(parts, mounts=mounts), chosen)
     thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
     thread.start()
     try:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from gate.service.port import Taken
+from gate.service.monitoring import StepResult
 
 
 def _write(path: Path, line: str) -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     split = sys.argv.index("--")
     path, slow = Path(sys.argv[1]), float(sys.argv[3]) if split > 2 else 0.0
 
-    def reconcile(model: str, *, cause: str) -> list[Taken]:
+    def reconcile(model: str, *, cause: str) -> list[StepResult]:
         _write(path, f"begin {model} {cause}")
         if cause != "timer":
             time.sleep(slow)
@@ -38,19 +38,19 @@ def main() -> None:
     fake = types.ModuleType("gate.service.reconciler")
     fake.reconciler = lambda settings, comes_again: reconcile  # type: ignore[attr-defined]
     sys.modules[fake.__name__] = fake
-    no_look = types.ModuleType("gate.registry.mlflow.preflight")
+    no_look = types.ModuleType("gate.mlflow_client.connection")
     no_look.preflight = lambda uri: None  # type: ignore[attr-defined]
     sys.modules[no_look.__name__] = no_look
 
     from gate import cli
-    from gate.service import service
+    from gate.service import app
 
-    serve: Callable[..., None] = service.serve
+    serve: Callable[..., None] = app.serve
 
     def told(*arguments: object, **options: object) -> None:
         serve(*arguments, **options, ready=lambda address: _write(path, f"ready {address}"))
 
-    service.serve = told
+    app.serve = told
     status = cli.main(sys.argv[split + 1 :])
     heavy = {"torch", "torchvision"} & set(sys.modules)
     _write(path, f"exit {status} {sorted(heavy)}")

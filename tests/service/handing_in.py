@@ -7,19 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.attestation.keys import SigningKey
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.policy.policy import Policy
-from gate.registry.creation import Creation
-from gate.registry.doubts import Reading
-from gate.registry.hand_in import hand_in
-from gate.registry.judged import GoldenFolder
-from gate.registry.port import CANDIDATE, Tag
-from gate.registry.release import Release
-from gate.registry.trusted import TrustFile
-from gate.service.port import Failed
+from gate.registry.create_version import Creation
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CANDIDATE, Tag
+from gate.registry.promotion import submit
+from gate.registry.registered_model import Reading
+from gate.registry.release import GoldenFolder, Release
+from gate.service.monitoring import Failed
 from gate.service.reconciler import Reconciler
+from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
@@ -37,7 +35,7 @@ class World:
     def __init__(self, folder: Path, policy: Policy = AUTOMATIC) -> None:
         self.place = Place(folder, policy)
         self.policy = policy
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
         self.ci = SigningKey.make(folder / "ci.pem")
         self.stranger = SigningKey.make(folder / "stranger.pem")
         self.trust = save(trust_in(self.ci), folder / "trust.yaml")
@@ -76,7 +74,7 @@ class World:
 
     def send(self, release: Release, *, policy: Policy | None = None) -> str:
         """As CI does with `gate promote --hand-in`."""
-        done = hand_in(self.place.registry, release, policy=policy or self.policy)
+        done = submit(self.place.registry, release, policy=policy or self.policy)
         assert (done.outcome, done.version is None) == ("handed_in", False), done.reason
         assert done.version is not None
         return done.version

@@ -8,19 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.errors import ResourceGone
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
-from gate.registry.doubts import Reading
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import Promotion, promote
-from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import Release
-from gate.registry.trusted import TrustFile
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
+from gate.registry.promotion import promote
+from gate.registry.registered_model import Reading, RegisteredModel
+from gate.registry.release import PromotionResult, Release
+from gate.registry.reviews import ReviewSettings
 from gate.service.reconciler import Reconciler
 from tests import builders
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
@@ -46,7 +44,7 @@ class Place:
         self.begun = datetime.now(UTC)  # the same release again has the same evidence
 
     def model(self, cause: str = "delivery 1") -> RegisteredModel:
-        rule = ReviewRule.of(self.policy)
+        rule = ReviewSettings.of(self.policy)
         return RegisteredModel(self.registry, self.ledger, NAME, cause=cause, reviews=rule)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
@@ -60,7 +58,9 @@ class Place:
         twin = twin_of(small, policy=policy.twin, evidence=evidence(small, measured_at=at))
         return replace(made, twin=twin)
 
-    def promote(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Promotion:
+    def promote(
+        self, seed: int, *, days: float = 0.0, policy: Policy | None = None
+    ) -> PromotionResult:
         policy = policy or self.policy
         handed = self.release(seed, days=days, policy=policy)
         return promote(self.registry, handed, policy=policy, ledger=self.ledger)
@@ -101,7 +101,7 @@ class Model:
         self.place = Place(folder / name, REVIEWED)
         self.place.folder.mkdir()
         self.registry = MlflowRegistry(uri)
-        self.store = Store(folder / name / "store")
+        self.store = ModelStore(folder / name / "store")
         self.policy = REVIEWED
         self.trust: TrustFile | None = None
         self.reading: Reading | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from gate.service import keyring
+from gate.service import settings
 from gate.service.app import WEBHOOK_PATH
 from tests.service.deliveries import SECRET, body, headers, until
 
@@ -65,7 +65,7 @@ def process(
     """
     secrets = folder / "secrets"
     if not secrets.exists():
-        keyring.write(secrets, [SECRET])
+        settings.write(secrets, [SECRET])
     record = folder / "record"
     before = record.read_text().count("ready ") if record.exists() else 0
     command = [sys.executable, "-m", "tests.service.fake_service", str(record), "--slow", str(slow)]

@@ -19,9 +19,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from gate.errors import RegistryUnavailable
-from gate.service.app import WEBHOOK_PATH
-from gate.service.event import EVENTS, EXAMPLE_MODEL
-from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
+from gate.mlflow_client.webhooks import EVENTS
+from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH, sign
+from gate.service.event import EXAMPLE_MODEL
 from tests.service.deliveries import (
     MODEL,
     OLD_SECRET,

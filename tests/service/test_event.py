@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.policy.review_tag import ReviewTag
-from gate.service.event import EVENTS, EXAMPLE_MODEL, Event, Malformed, Unknown, ignored, read
+from gate.mlflow_client.webhooks import EVENTS
+from gate.policy.sections import ReviewTag
+from gate.service.event import EXAMPLE_MODEL, Event, Malformed, Unknown, ignored, read
 from tests.service.deliveries import body
 
 ALIASES = ("champion",)

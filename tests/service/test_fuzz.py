@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.service.app import WEBHOOK_PATH
-from gate.service.signature import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH
 from tests.exhaustive import exhaustive
 from tests.service.deliveries import Service, body, headers, running
 from tests.service.deliveries import settings as service_settings

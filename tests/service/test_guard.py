@@ -18,13 +18,14 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.ledger.addresses import declare
 from gate.ledger.ledger import Ledger
+from gate.ledger.maintenance import declare_addresses
 from gate.registry.absolution import absolve
-from gate.registry.port import Tag
-from gate.registry.promotion import Release, rollback
-from gate.service.guard import guard
-from gate.service.review import review
+from gate.registry.interface import Tag
+from gate.registry.promotion import rollback
+from gate.registry.release import Release
+from gate.service.champion_guard import guard_champion
+from gate.service.submissions import process_reviews
 from tests import builders
 from tests.ledger.rows import put, rows
 from tests.registry.releases import NAME
@@ -45,7 +46,9 @@ def place(tmp_path) -> Place:
 
 
 def look(place: Place, *, policy=AUTOMATIC, thoroughly: bool = False):
-    return [(t.outcome, t.version) for t in guard(place.model(), policy, thoroughly=thoroughly)]
+    return [
+        (t.outcome, t.version) for t in guard_champion(place.model(), policy, thoroughly=thoroughly)
+    ]
 
 
 @pytest.mark.parametrize("thoroughly", [True, False])
@@ -157,7 +160,7 @@ def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error)
     def fail(*_arguments, **_options):
         raise error
 
-    monkeypatch.setattr("gate.registry.terms.Records.beside", fail)
+    monkeypatch.setattr("gate.registry.verify_release.Records.load", fail)
     assert look(place) == [("reverted", "2")]
     assert error.__name__ in place.ledger.entries()[-1].reason
 
@@ -188,7 +191,7 @@ def test_the_promoter_s_patience_is_not_ours(place):
 def test_a_champion_may_grow_old(place, monkeypatch, deployed):
     if deployed:
         place.deployed("2")
-    monkeypatch.setattr("gate.registry.terms.datetime", shifted(days=400))
+    monkeypatch.setattr("gate.registry.verify_release.datetime", shifted(days=400))
     assert look(place, thoroughly=True) == []
     assert place.champion == "2"
 
@@ -196,7 +199,7 @@ def test_a_champion_may_grow_old(place, monkeypatch, deployed):
 def test_by_hand_only_what_is_young_enough_now(place, monkeypatch):
     place.deployed("1")
     place.point("1")
-    monkeypatch.setattr("gate.registry.terms.datetime", shifted(days=400))
+    monkeypatch.setattr("gate.registry.verify_release.datetime", shifted(days=400))
     assert look(place) == [("reverted", "2")]
     assert "400.0 days old" in place.ledger.entries()[-1].reason
 
@@ -276,7 +279,7 @@ def test_the_service_s_review_is_not_undercut(place):
     place.point("2")
     assert look(place, policy=REVIEWED) == [("reverted", "1")]
     place.tag("2", "approved")
-    (taken,) = review(place.model(), REVIEWED)
+    (taken,) = process_reviews(place.model(), REVIEWED)
     assert (taken.kind, taken.outcome) == ("review", "promoted")
     assert look(place, policy=REVIEWED, thoroughly=True) == []
     assert place.champion == "2"
@@ -344,7 +347,7 @@ def test_the_same_registry_under_another_address(place):
     place.registry.identity = "http://Mlflow:80/"
     with pytest.raises(RegistryError):
         look(place)
-    declare(place.ledger, "http://mlflow", ["simulator"])
+    declare_addresses(place.ledger, "http://mlflow", ["simulator"])
     assert look(place, thoroughly=True) == []
 
 
@@ -451,7 +454,7 @@ def test_what_was_not_reviewed_waits_while_no_other_can_be_proven(place):
     with pytest.raises(ArtifactMissing):
         look(place, policy=REVIEWED)
     place.tag("2", "approved")
-    (taken,) = review(place.model(), REVIEWED)
+    (taken,) = process_reviews(place.model(), REVIEWED)
     assert (taken.kind, taken.outcome) == ("review", "promoted")
     assert look(place, policy=REVIEWED, thoroughly=True) == []
     assert place.champion == "2"
@@ -485,7 +488,7 @@ def test_without_a_temporary_folder_what_was_not_reviewed_does_not_serve(tmp_pat
     place = Place(tmp_path, REVIEWED)
     place.promote(1)
     place.tag("1", "approved")
-    list(review(place.model(), REVIEWED))
+    list(process_reviews(place.model(), REVIEWED))
     place.promote(2)
     place.point("2")
     with monkeypatch.context() as broken:
@@ -558,7 +561,7 @@ def test_a_version_that_nothing_vouches_for_is_refused_without_a_download(place)
         numbers.append(number) or download(name, number, folder)
     )
     model = replace(place.model(), registry=watched)
-    assert [t.version for t in guard(model, AUTOMATIC, thoroughly=True)] == ["2"]
+    assert [t.version for t in guard_champion(model, AUTOMATIC, thoroughly=True)] == ["2"]
     assert numbers == ["2"]
 
 

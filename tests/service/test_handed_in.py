@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.statements import Statements
 from gate.errors import ArtifactMissing, RegistryUnavailable
-from gate.golden.record import Origin
+from gate.golden.manifest import Origin
 from gate.ledger.ledger import Ledger
-from gate.policy.sections import IncumbentPolicy
-from gate.registry import champion
-from gate.registry.doubts import Doubts, Reading
-from gate.registry.hand_in import hand_in
-from gate.registry.judged import GoldenFolder, Judged
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import promote, rollback
-from gate.registry.release import Release
+from gate.policy.sections import ChampionPolicy
+from gate.registry import alias
+from gate.registry.doubts import MismatchMemory
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
+from gate.registry.promotion import promote, rollback, submit
+from gate.registry.registered_model import Reading
+from gate.registry.release import EvaluatedFile, GoldenFolder, Release
+from gate.signing.verification import StatementPair
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import NAME, failing_release, onnx_file
@@ -137,7 +136,7 @@ def statement_on_other_evidence(world: World) -> str:
     assert ours.statements is not None
     assert other.statements is not None
     return world.put(
-        replace(ours, statements=Statements(other.statements.evidence, ours.statements.decision))
+        replace(ours, statements=StatementPair(other.statements.evidence, ours.statements.decision))
     )
 
 
@@ -394,20 +393,20 @@ def with_twin_vectors(world: World, torch: str) -> Release:
     return Signing(world.ci).signed(replace(made, twin=twin), world.policy)
 
 
-def its_own(one: Judged, _other: Judged) -> Judged:
+def its_own(one: EvaluatedFile, _other: EvaluatedFile) -> EvaluatedFile:
     return one
 
 
-def another_statement(_one: Judged, other: Judged) -> Judged:
+def another_statement(_one: EvaluatedFile, other: EvaluatedFile) -> EvaluatedFile:
     """Signed by the same key, on the same bytes."""
     return other
 
 
-def no_vectors(one: Judged, _other: Judged) -> Judged:
+def no_vectors(one: EvaluatedFile, _other: EvaluatedFile) -> EvaluatedFile:
     return replace(one, golden=None)
 
 
-def other_vectors(one: Judged, other: Judged) -> Judged:
+def other_vectors(one: EvaluatedFile, other: EvaluatedFile) -> EvaluatedFile:
     return replace(one, golden=other.golden)
 
 
@@ -544,7 +543,7 @@ def test_a_store_that_is_away_refuses_nothing(world: World, error: type[Exceptio
 @pytest.mark.parametrize("place", ["model.onnx", "gate/decision.dsse.json", "gate/evidence.json"])
 def test_one_wrong_answer_is_confirmed_by_a_second_download(world: World, place: str) -> None:
     number = world.send(world.release(2))
-    world.reading = Reading(doubts=Doubts(0.0, wait=None))
+    world.reading = Reading(doubts=MismatchMemory(0.0, wait=None))
     stored, watched = world.place.stored(number), Watched(world.place.registry)
     kept = (stored.data, dict(stored.beside))
     world.place.registry = watched  # type: ignore[assignment]
@@ -608,7 +607,7 @@ def test_a_comparison_with_what_served_before_is_outdated(tmp_path) -> None:
     world = World(tmp_path)
     world.send(world.release(1))
     world.look()
-    world.place.policy = builders.policy(incumbent=IncumbentPolicy(min_agreement=0.9))
+    world.place.policy = builders.policy(incumbent=ChampionPolicy(min_agreement=0.9))
     world.restart()
     number = world.send(world.release(2))
     assert world.look() == [("hand_in", "refused", number)]
@@ -637,7 +636,7 @@ def reverted(world: World) -> None:
     model = world.place.model()
     about = model.history().vouching_for("1")
     entry = model.entry("reverted", "unproven", version="1", previous="2", about=about)
-    champion.move(model, entry)
+    alias.move_alias(model, entry)
 
 
 CLOSED = {
@@ -656,7 +655,7 @@ def test_what_was_judged_before_is_said_and_not_left_in_silence(world: World, cl
     world.look()
     close(world)
     candidate = world.place.registry.alias(NAME, CANDIDATE)
-    again = hand_in(world.place.registry, release, policy=world.policy)
+    again = submit(world.place.registry, release, policy=world.policy)
     assert (again.outcome, again.version) == ("refused", "2")
     for part in (CLOSED[close], f"gate rollback {NAME}", "'champion'", "version 2"):
         assert part in again.reason
@@ -674,7 +673,7 @@ def test_a_version_that_only_the_tag_closes(world: World) -> None:
     release = world.release(2)
     number = world.send(release)
     world.place.tag(number, "then: it must not serve", key=Tag.REVERTED)
-    again = hand_in(world.place.registry, release, policy=world.policy)
+    again = submit(world.place.registry, release, policy=world.policy)
     assert (again.outcome, again.version) == ("refused", number)
     assert f"tag {Tag.REVERTED}: then: it must not serve" in again.reason
 
@@ -704,7 +703,7 @@ def test_it_is_handed_in_once(world: World) -> None:
     release = world.release(2)
     assert world.send(release) == world.send(release) == "2"
     world.look()
-    again = hand_in(world.place.registry, release, policy=world.policy)
+    again = submit(world.place.registry, release, policy=world.policy)
     assert (again.outcome, again.version) == ("unchanged", "2")
     assert world.look() == []
 

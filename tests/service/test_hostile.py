@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gate.bounded.limits import ChildLimits
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
-from gate.registry.doubts import Reading
-from gate.registry.may_serve import examine
-from gate.registry.port import CHAMPION
+from gate.deploy.store import EXACT, ModelStore
+from gate.registry.eligibility import examine
+from gate.registry.interface import CHAMPION
 from gate.registry.promotion import promote
-from gate.registry.terms import Terms
-from gate.service.port import Taken
+from gate.registry.registered_model import Reading
+from gate.registry.verify_release import Terms
+from gate.sandbox.limits import SandboxLimits
+from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler, reconciler
-from gate.service.settings import Settings
+from gate.service.settings import ServiceSettings
 from tests.bounded.peak import bounded_growth
 from tests.exhaustive import exhaustive
 from tests.onnxfile import hostile
@@ -26,7 +25,7 @@ from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
 from tests.registry.releases import NAME, evidence, release
 from tests.service.places import AUTOMATIC, Place
 
-QUICK = ChildLimits(8.0, 200 * 10**6)
+QUICK = SandboxLimits(8.0, 200 * 10**6)
 """For good files too, on a busy machine."""
 
 
@@ -35,19 +34,19 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.place = Place(folder, AUTOMATIC)
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
         self.place.promote(1)
         assert self.look(ROOMY) == [("deploy", "deployed")]
 
-    def look(self, limits: ChildLimits) -> list[tuple[str, str]]:
+    def look(self, limits: SandboxLimits) -> list[tuple[str, str]]:
         """A service that was just started, so that it looks at the bytes, too."""
         place = self.place
         reconcile = Reconciler(
             place.registry, place.ledger, AUTOMATIC, store=self.store, reading=Reading(limits)
         )
         done = reconcile(NAME, cause="timer")
-        assert all(isinstance(one, Taken) for one in done), done
-        return [(one.kind, one.outcome) for one in done if isinstance(one, Taken)]
+        assert all(isinstance(one, StepResult) for one in done), done
+        return [(one.kind, one.outcome) for one in done if isinstance(one, StepResult)]
 
     def promote(self, path: Path) -> None:
         """As a promoter who measured the file somewhere else."""
@@ -75,10 +74,10 @@ def service(tmp_path: Path) -> Service:
 def test_the_limits_of_the_settings_are_those_of_the_children(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    settings = Settings.of(**given, time_limit_s=5.0, memory_limit=10**9)
-    made = [reconciler(of)._reading for of in (settings, Settings.of(**given))]
+    settings = ServiceSettings.of(**given, time_limit_s=5.0, memory_limit=10**9)
+    made = [reconciler(of)._reading for of in (settings, ServiceSettings.of(**given))]
     assert [reading and reading.limits for reading in made] == [
-        ChildLimits(5.0, 10**9), ChildLimits.of_service(),
+        SandboxLimits(5.0, 10**9), SandboxLimits.of_service(),
     ]  # fmt: skip
 
 

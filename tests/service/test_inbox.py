@@ -353,7 +353,7 @@ class TestUnavailable:
     def test_locked_by_another_program(self, tmp_path: Path, monkeypatch) -> None:
         import sqlite3
 
-        from gate.state import database
+        from gate.ledger import database
 
         monkeypatch.setattr(database, "_PATIENCE_S", 0.1)
         inbox = Inbox(f"sqlite:///{tmp_path}/inbox.db")

@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.errors import EvidenceError
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
 from gate.registry.promotion import promote
-from gate.service import readiness
-from gate.service.keeper import keepers
-from gate.service.port import Failed, Taken
-from gate.service.reconciler import reconciler
-from gate.service.settings import Settings
+from gate.service import app
+from gate.service.monitoring import Failed, StepResult
+from gate.service.reconciler import keepers, reconciler
+from gate.service.settings import ServiceSettings
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
@@ -42,11 +40,11 @@ class Place:
         self.uri = f"sqlite:///{folder}/mlflow.db"
         self.registry = MlflowRegistry(self.uri)
         self.run_id = make_run(self.uri, artifacts=folder / "artifacts")
-        self.settings: Settings = settings(
+        self.settings: ServiceSettings = settings(
             folder, models=(NAME,), tracking_uri=self.uri, interval_s=0.2, policy=self._policy()
         )
         self.ledger = Ledger(self.settings.state)
-        self.store = Store(self.settings.store)
+        self.store = ModelStore(self.settings.store)
 
     def _policy(self) -> Path:
         path = self.folder / "policy.yaml"
@@ -58,7 +56,7 @@ class Place:
         made = release(path, policy=AUTOMATIC, run_id=self.run_id)
         assert promote(self.registry, made, policy=AUTOMATIC, ledger=self.ledger).version
 
-    def reconcile(self) -> list[Taken | Failed]:
+    def reconcile(self) -> list[StepResult | Failed]:
         """As `gate reconcile`, in a process of its own."""
         return list(reconciler(self.settings)(NAME, cause="timer"))
 
@@ -87,7 +85,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_FRESH_S", 0.0)
+    monkeypatch.setattr(app, "_FRESH_S", 0.0)
 
 
 def two_served(folder: Path) -> Place:

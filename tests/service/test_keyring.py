@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gate.errors import ServiceError, StorageError
-from gate.service import keyring
-from gate.service.keyring import Keyring
+from gate.service import settings
+from gate.service.settings import WebhookSecrets
 
 FIRST, SECOND = "the first of two secrets", "the second of two secrets"
 
@@ -16,19 +16,19 @@ FIRST, SECOND = "the first of two secrets", "the second of two secrets"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "secrets"
-    keyring.write(path, [FIRST, SECOND])
+    settings.write(path, [FIRST, SECOND])
     return path
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    assert Keyring.of_file(path).secrets == (FIRST, SECOND)
+    assert WebhookSecrets.of_file(path).secrets == (FIRST, SECOND)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        keyring.write(tmp_path / "open", [FIRST])
+        settings.write(tmp_path / "open", [FIRST])
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o600
@@ -36,7 +36,7 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
 
 def test_blank_lines_and_white_space_do_not_count(path: Path) -> None:
     path.write_text(f"\n  {FIRST}\r\n\n{SECOND}")
-    assert Keyring.of_file(path).secrets == (FIRST, SECOND)
+    assert WebhookSecrets.of_file(path).secrets == (FIRST, SECOND)
 
 
 def _absent(path: Path) -> None:
@@ -76,53 +76,53 @@ def _folder(path: Path) -> None:
 def test_files_that_will_not_do(path: Path, spoil, said: str) -> None:
     spoil(path)
     with pytest.raises(ServiceError, match=said) as caught:
-        Keyring.of_file(path)
+        WebhookSecrets.of_file(path)
     assert FIRST not in str(caught.value)
     assert "short" not in str(caught.value)
 
 
 def test_a_changed_file_is_read_again(path: Path) -> None:
-    ring = Keyring.of_file(path)
-    keyring.write(path, ["a third secret that is new"])
+    ring = WebhookSecrets.of_file(path)
+    settings.write(path, ["a third secret that is new"])
     assert ring.secrets == ("a third secret that is new",)
     assert ring.all_secrets == {FIRST, SECOND, "a third secret that is new"}
 
 
 def test_a_file_that_became_unusable_leaves_the_secrets_in_force(path: Path, caplog) -> None:
-    ring = Keyring.of_file(path)
+    ring = WebhookSecrets.of_file(path)
     path.unlink()
     assert ring.secrets == (FIRST, SECOND)
     path.write_text("")
     assert ring.secrets == (FIRST, SECOND)
     assert ring.secrets == (FIRST, SECOND)
     assert caplog.text.count("stay in force") == 2
-    keyring.write(path, [SECOND])
+    settings.write(path, [SECOND])
     assert ring.secrets == (SECOND,)
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRETS", f"{FIRST}\n{SECOND}")
-    assert Keyring.of_environment("SOME_SECRETS").secrets == (FIRST, SECOND)
+    assert WebhookSecrets.of_environment("SOME_SECRETS").secrets == (FIRST, SECOND)
     monkeypatch.setenv("SOME_SECRETS", "")
     with pytest.raises(ServiceError, match="holds no secret"):
-        Keyring.of_environment("SOME_SECRETS")
+        WebhookSecrets.of_environment("SOME_SECRETS")
     monkeypatch.delenv("SOME_SECRETS")
     with pytest.raises(ServiceError, match="SOME_SECRETS"):
-        Keyring.of_environment("SOME_SECRETS")
+        WebhookSecrets.of_environment("SOME_SECRETS")
 
 
 def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(path.name)
-    keyring.write(link, [SECOND])
+    settings.write(link, [SECOND])
     assert link.is_symlink()
-    assert Keyring.of_file(path).secrets == (SECOND,)
+    assert WebhookSecrets.of_file(path).secrets == (SECOND,)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 def test_the_owner_stays_the_same(path: Path) -> None:
     os.chown(path, 12345, 54321)
-    keyring.write(path, [SECOND])
+    settings.write(path, [SECOND])
     assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -130,4 +130,4 @@ def test_the_owner_stays_the_same(path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
-        keyring.write(tmp_path / "file" / "secrets", [FIRST])
+        settings.write(tmp_path / "file" / "secrets", [FIRST])

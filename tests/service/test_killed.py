@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.keys import SigningKey
-from gate.ledger.addresses import plain
+from gate.ledger.entry import plain
 from gate.ledger.ledger import Ledger
-from gate.registry.hand_in import hand_in
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION, Tag
-from gate.registry.trusted import TrustFile
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CHAMPION, Tag
+from gate.registry.promotion import submit
+from gate.signing.keys import SigningKey
 from tests.exhaustive import exhaustive
 from tests.registry.kept_folder import KeptFolder
 from tests.registry.signed import Signing, save, trust_in
@@ -89,7 +89,7 @@ def trusting(model: Model) -> SigningKey:
 def hand_over(model: Model, key: SigningKey) -> None:
     of = replace(model.place.release(2), model_name=model.name, run_id=model.run_id)
     signing = Signing(key, registry=plain(model.registry.identity), model=model.name)
-    done = hand_in(model.registry, signing.signed(of, AUTOMATIC), policy=AUTOMATIC)
+    done = submit(model.registry, signing.signed(of, AUTOMATIC), policy=AUTOMATIC)
     assert done.outcome == "handed_in"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gate.service.logs import set_up
-from gate.storage.redaction import Redaction
+from gate.service.monitoring import configure_logging
+from gate.storage.safe_text import Redaction
 
 SECRET = 'a "quoted" secret with ü'
 SIGNATURE = "v1,K7gNU3sdo+OL0wNhqoVWhr3g6s1xYv72ol/pe/Unols="
@@ -24,7 +24,9 @@ def _as_it_was() -> Iterator[None]:
 
 def logged(log_format: str, *, then) -> str:
     stream = io.StringIO()
-    handler = set_up(stream, log_format=log_format, redaction=Redaction(lambda: {SECRET}))  # type: ignore[arg-type]
+    handler = configure_logging(
+        stream, log_format=log_format, redaction=Redaction(lambda: {SECRET})
+    )  # type: ignore[arg-type]
     try:
         then(logging.getLogger("gate.test"))
     finally:

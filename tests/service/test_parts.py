@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.deploy.manifest import EXACT, QUANTIZED
-from gate.registry.port import CHAMPION
+from gate.deploy.store import EXACT, QUANTIZED
+from gate.registry.interface import CHAMPION
 from gate.registry.promotion import promote, rollback
 from gate.registry.release import Release
 from gate.storage.digest import Digest

@@ -11,7 +11,7 @@ import pytest
 
 from gate import cli
 from gate.commands.options import address
-from gate.service import keyring
+from gate.service import settings
 from tests.service.deliveries import SECRET, until
 from tests.service.postgres import Postgres
 from tests.service.processes import process
@@ -93,7 +93,7 @@ class TestInTheCommandLine:
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         (tmp_path / "mlflow.db").touch()
-        keyring.write(tmp_path / "secrets", [SECRET])
+        settings.write(tmp_path / "secrets", [SECRET])
         arguments = ["serve", "--model", "digits", "--secret-file", "secrets", "--port", "0"]
         assert cli.main([*arguments, option, value, "--debug", "--json"]) == 2
         said = capsys.readouterr()

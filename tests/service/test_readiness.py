@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gate.ledger import chain
+from gate.ledger import entry
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.service import readiness
+from gate.service import app
+from gate.service.app import ReadinessCheck
 from gate.service.inbox import Inbox
-from gate.service.readiness import Need
 from tests.ledger.rows import lines, put, put_lines, replace, rows
 from tests.service.deliveries import Service, body, running, settings, until
 from tests.service.places import fill
@@ -30,13 +30,13 @@ SOON_S = 10.0
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patient: what does not hang answers, on a busy machine, too."""
-    monkeypatch.setattr(readiness, "_FRESH_S", 0.0)
-    monkeypatch.setattr(readiness, "_PATIENCE_S", SOON_S / 2)
+    monkeypatch.setattr(app, "_FRESH_S", 0.0)
+    monkeypatch.setattr(app, "_PATIENCE_S", SOON_S / 2)
 
 
 @pytest.fixture
 def _hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(app, "_PATIENCE_S", 0.5)
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def test_a_ledger_by_which_nothing_can_be_decided(
     monkeypatch: pytest.MonkeyPatch,
     spoil: Callable[[Path], None],
 ) -> None:
-    monkeypatch.setattr(chain, "_REHASH_S", -1.0)  # older lines are hashed again from time to time
+    monkeypatch.setattr(entry, "_REHASH_S", -1.0)  # older lines are hashed again from time to time
     ledger = Ledger(tmp_path / "state.db")
     for reason in ("the first", "the second"):
         line = LedgerEntry(action="conflict", registry="r", model="digits", reason=reason)
@@ -199,7 +199,7 @@ def test_one_try_at_a_time_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None
         return None
 
     async def ask() -> None:
-        need = Need(attempt)
+        need = ReadinessCheck(attempt)
         answers = await asyncio.gather(*(need.trouble() for _ in range(200)))
         assert len(begun) == 1
         assert all(answer is not None and "has not answered" in answer for answer in answers)
@@ -211,11 +211,11 @@ def test_one_try_at_a_time_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_answer_counts_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_FRESH_S", 0.2)
+    monkeypatch.setattr(app, "_FRESH_S", 0.2)
     answers = iter(["one", "two"])
 
     async def ask() -> None:
-        need = Need(lambda: next(answers))
+        need = ReadinessCheck(lambda: next(answers))
         assert [await need.trouble() for _ in range(50)] == ["one"] * 50
         await asyncio.sleep(0.25)
         assert await need.trouble() == "two"

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.errors import (
     ArtifactMissing,
     EvidenceError,
@@ -20,13 +19,12 @@ from gate.errors import (
     ResourceGone,
 )
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import History
+from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
-from gate.registry.port import Tag
+from gate.registry.interface import Tag
 from gate.registry.promotion import rollback
-from gate.service.deployment import deploy_champion
-from gate.service.port import Failed, Kind
-from gate.service.reconciler import Reconciler
+from gate.service.monitoring import Failed, Kind
+from gate.service.reconciler import Reconciler, deploy_champion
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.registry.releases import NAME
@@ -39,7 +37,7 @@ class Service:
 
     def __init__(self, folder, policy=AUTOMATIC) -> None:
         self.place = Place(folder, policy)
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
         self.restart()
 
     def restart(self) -> None:
@@ -119,7 +117,7 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
     def exchange(call: str, _: int) -> None:
         if watched.calls.count("download") == 2 and call == "download":
             service.place.stored("2").data += b"\0"
-            monkeypatch.setattr("gate.deploy.staging.subject_within", parse)
+            monkeypatch.setattr("gate.deploy.deploy.read_subject_in_sandbox", parse)
 
     def parse(*_: object) -> None:
         pytest.fail("bytes were parsed that nobody had proven")
@@ -136,7 +134,7 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
 def test_a_crash_between_the_store_and_the_line(service, monkeypatch):
     service.place.promote(2)
     with monkeypatch.context() as broken:
-        broken.setattr("gate.service.deployment._tell", lambda *_a, **_o: 1 / 0)
+        broken.setattr("gate.service.reconciler._tell", lambda *_a, **_o: 1 / 0)
         assert service.look() == [("deploy", "ZeroDivisionError", None)]
     assert service.live == "2"
     service.restart()
@@ -375,14 +373,14 @@ TWO_SERVED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
 @pytest.mark.proof
 def test_whatever_the_promoter_and_editors_do_the_service_s_policy_decides(tmp_path_factory, steps):
     place = Place(tmp_path_factory.mktemp("place"))
-    store = Store(place.folder / "store")
+    store = ModelStore(place.folder / "store")
     for step in (*TWO_SERVED, *steps, "there", "look AUTOMATIC"):
         do, _, what = step.rpartition(" ")
         if do != "look":
             _attack(place, *((do, what) if do else (what, "")))
             continue
         policy, before = POLICIES[what], place.ledger.entries()
-        rightful = History(before).serving
+        rightful = ModelHistory(before).serving
         reconcile = Reconciler(place.registry, place.ledger, policy, store=store)
         failed = [t for t in reconcile(NAME, cause="timer") if isinstance(t, Failed)]
         assert all(isinstance(one.error, RegistryError) for one in failed)
@@ -415,7 +413,7 @@ def test_evidence_that_can_not_be_read_is_not_deployed(service, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr("gate.registry.terms.Records.beside", fail)
+        broken.setattr("gate.registry.verify_release.Records.load", fail)
         (taken,) = deploy_champion(place.model(), service.store, AUTOMATIC)
     assert (taken.outcome, service.live) == ("refused", "1")
     assert "MemoryError" in taken.reason

@@ -13,13 +13,13 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.registry.doubts import Doubts, Reading
-from gate.registry.page.pages import Pages
-from gate.registry.page.reviewer import COMMENT_LIMIT
-from gate.registry.page.status_line import STATUS_LIMIT
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.service.port import Failed
-from gate.service.review import review
+from gate.registry.doubts import MismatchMemory
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.registered_model import Reading
+from gate.registry.reviews import COMMENT_LIMIT
+from gate.registry.version_page import STATUS_LIMIT, Pages
+from gate.service.monitoring import Failed
+from gate.service.submissions import process_reviews
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
@@ -38,7 +38,7 @@ def place(tmp_path) -> Place:
 
 
 def look(place: Place, policy=REVIEWED):
-    return [(t.outcome, t.version) for t in review(place.model(), policy)]
+    return [(t.outcome, t.version) for t in process_reviews(place.model(), policy)]
 
 
 def test_what_passed_waits(place):
@@ -321,7 +321,7 @@ def test_one_that_can_not_be_looked_at_stands_in_no_other_s_way(place, error, ou
     before = place.lines()
     found = [
         type(one.error).__name__ if isinstance(one, Failed) else (one.outcome, one.version)
-        for one in review(place.model(), REVIEWED)
+        for one in process_reviews(place.model(), REVIEWED)
     ]
     assert found == [outcome, ("promoted", "3")]
     assert place.champion == "3"
@@ -362,14 +362,14 @@ def test_a_child_that_somebody_ended_uses_no_approval_up(place, monkeypatch, err
     """As when the service is stopped in the middle of a look."""
     place.tag("2", "approved")
     before = place.lines()
-    reading = Reading(doubts=Doubts(60.0, wait=None))
+    reading = Reading(doubts=MismatchMemory(60.0, wait=None))
     with monkeypatch.context() as stopped:
 
         def ended(*_: object, **_options: object) -> None:
             raise error
 
-        stopped.setattr("gate.onnxfile.foreign.call", ended)
-        (failed,) = review(replace(place.model(), reading=reading), REVIEWED)
+        stopped.setattr("gate.onnx_file.sandboxed_reading.run_in_sandbox", ended)
+        (failed,) = process_reviews(replace(place.model(), reading=reading), REVIEWED)
     assert isinstance(failed, Failed)
     assert place.lines() == before
     assert look(place) == [("promoted", "2")]

@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from gate import cli
-from gate.commands.serve import command
-from gate.registry.mlflow import preflight
-from gate.service import keyring, reconciler, service
+from gate.commands.service import serve_command
+from gate.mlflow_client import connection as preflight
+from gate.service import app, reconciler, settings
 from gate.service.inbox import Inbox
-from gate.service.settings import Settings
+from gate.service.settings import ServiceSettings
 from tests.service.deliveries import SECRET, body, until
 from tests.service.processes import ROOT, process
 
@@ -29,7 +29,7 @@ from tests.service.processes import ROOT, process
 def test_light_modules_load_neither_torch_nor_mlflow() -> None:
     modules = ["app", "worker", "inbox", "service", "receiver", "subscription", "settings"]
     code = "import sys\n" + "".join(f"import gate.service.{name}\n" for name in modules)
-    code += "import gate.commands.serve, gate.commands.webhooks\n"
+    code += "import gate.commands.service, gate.commands.service\n"
     code += "print(sorted({'torch', 'torchvision', 'mlflow', 'onnxruntime'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -65,9 +65,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
     assert SECRET not in log
     assert "v1," not in log
     lines = [json.loads(line) for line in log[: log.index("{\n")].splitlines()]
-    assert {"uvicorn.access", "gate.service.receiver", "gate.service.service"} <= {
-        line["logger"] for line in lines
-    }
+    assert {"uvicorn.access", "gate.service.app"} <= {line["logger"] for line in lines}
     accepted = [line for line in lines if line.get("outcome") == "accepted"]
     assert {line["delivery"] for line in accepted} == {"d-1", "d-2"}
     assert json.loads(log[log.index("{\n") :]) == {
@@ -158,7 +156,7 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
-    for option in command.params:
+    for option in serve_command.params:
         if option.name in (None, "json", "debug", "help") or getattr(option, "hidden", False):
             continue
         variable = "MLFLOW_TRACKING_URI" if option.name == "tracking_uri" else option.envvar
@@ -187,14 +185,14 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
     ],
 )
 def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, read) -> None:
-    seen: list[Settings] = []
-    monkeypatch.setattr(preflight, "preflight", lambda _uri: None)
+    seen: list[ServiceSettings] = []
+    monkeypatch.setattr(preflight, "check_server", lambda _uri: None)
     made = SimpleNamespace(doubt=None)
     monkeypatch.setattr(reconciler, "reconciler", lambda _settings, comes_again: made)
-    monkeypatch.setattr(service, "serve", lambda given, *_a, **_o: seen.append(given))
+    monkeypatch.setattr(app, "serve", lambda given, *_a, **_o: seen.append(given))
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("STATE_OF_THE_TEST", "postgresql://gate:hunter2@db/gate")
-    keyring.write(tmp_path / "secrets", [SECRET])
+    settings.write(tmp_path / "secrets", [SECRET])
     arguments = ["serve", "--model", "digits", "--secret-file", str(tmp_path / "secrets")]
     uri = [] if field == "tracking_uri" else ["--tracking-uri", "http://x"]
     assert cli.main([*arguments, "--store", str(tmp_path / "store"), *uri]) == 0
@@ -204,7 +202,7 @@ def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, 
 class TestRefusesToStart:
     def arguments(self, folder: Path, *more: str) -> list[str]:
         secrets = folder / "secrets"
-        keyring.write(secrets, [SECRET])
+        settings.write(secrets, [SECRET])
         given = ["--model", "digits", "--secret-file", str(secrets), "--port", "0"]
         return ["serve", *given, "--state", f"sqlite:///{folder}/state.db", *more]
 
@@ -245,7 +243,7 @@ class TestRefusesToStart:
     def test_a_mistyped_registry(
         self, tmp_path: Path, capsys, monkeypatch, uri: str, said: str
     ) -> None:
-        monkeypatch.setattr(service, "serve", lambda *_a, **_o: pytest.fail("it listened"))
+        monkeypatch.setattr(app, "serve", lambda *_a, **_o: pytest.fail("it listened"))
         given = uri.format(folder=tmp_path)
         assert cli.main(self.arguments(tmp_path, "--tracking-uri", given)) == 2
         assert said in capsys.readouterr().err

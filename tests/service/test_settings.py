@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from gate.errors import ServiceError
-from gate.service.settings import Settings
+from gate.service.settings import ServiceSettings
 
 GOOD: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:5000"}
 
 
 def test_defaults() -> None:
-    settings = Settings.of(**GOOD, port=None, aliases=None)
+    settings = ServiceSettings.of(**GOOD, port=None, aliases=None)
     assert (settings.host, settings.port) == ("127.0.0.1", 8400)
     assert settings.aliases == ("candidate", "champion", "previous")
     assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 16, 300, 60)
@@ -20,7 +20,7 @@ def test_defaults() -> None:
 
 
 def test_models_are_told_once() -> None:
-    assert Settings.of(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
+    assert ServiceSettings.of(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_models_are_told_once() -> None:
 )
 def test_wrong_settings_are_told_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ServiceError, match=said):
-        Settings.of(**GOOD | given)
+        ServiceSettings.of(**GOOD | given)
 
 
 def test_every_wrong_field_has_its_line_and_no_password_is_shown() -> None:
     with pytest.raises(ServiceError) as caught:
-        Settings.of(models=[], tracking_uri="", port=-1, state="mysql://gate:hunter2@db/x")
+        ServiceSettings.of(models=[], tracking_uri="", port=-1, state="mysql://gate:hunter2@db/x")
     lines = str(caught.value).splitlines()
     assert len(lines) == 5
     assert "hunter2" not in str(caught.value)

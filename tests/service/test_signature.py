@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.service.signature import (
+from gate.service.app import (
     DELIVERY_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     Envelope,
     SignatureRefusal,
-    open_envelope,
     refuse,
     sign,
+    verify_signature,
 )
 
 SECRET = "a secret with an umlaut: ü"
@@ -39,7 +39,7 @@ GOOD = {
 def opened(
     headers: dict[str, list[str]], *, now: float = 1700000000
 ) -> Envelope | SignatureRefusal:
-    return open_envelope(lambda name: headers.get(name, []), now=now, window_s=300)
+    return verify_signature(lambda name: headers.get(name, []), now=now, window_s=300)
 
 
 def test_a_vector_computed_by_hand() -> None:
@@ -165,7 +165,7 @@ def test_all_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPat
 def test_the_clock_is_the_epochs() -> None:
     now = str(int(time.time()))
     assert isinstance(
-        open_envelope(
+        verify_signature(
             lambda name: GOOD[name] if name != TIMESTAMP_HEADER else [now],
             now=time.time(),
             window_s=2,

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from gate.attestation.approval import Word
-from gate.attestation.keys import SigningKey
-from gate.attestation.statements import Statements
-from gate.attestation.trust import Trust, TrustedKey
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -22,17 +18,20 @@ from gate.errors import (
     RegistryUnavailable,
 )
 from gate.policy.policy import Policy
-from gate.policy.review_tag import ReviewTag
-from gate.registry.page.reviewer import STATEMENT_TAG
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
+from gate.policy.sections import ReviewTag
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import rollback
 from gate.registry.release import Release
-from gate.registry.signed_review import Submission
-from gate.registry.trusted import TrustFile
-from gate.service.guard import guard
-from gate.service.port import Failed
+from gate.registry.reviews import STATEMENT_TAG, ReviewSubmission
+from gate.service.champion_guard import guard_champion
+from gate.service.monitoring import Failed
 from gate.service.reconciler import Reconciler
-from gate.service.review import review
+from gate.service.submissions import process_reviews
+from gate.signing.keys import SigningKey
+from gate.signing.predicates import Word
+from gate.signing.trust import Trust, TrustedKey
+from gate.signing.verification import StatementPair
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.signed import Signing, save, trust_in
@@ -73,19 +72,19 @@ class Reviewing(Place):
 
     def sign(self, by: str, word: Word = "approved", number: str = "1", **more: Any) -> None:
         """As gate approve does."""
-        of = Submission.read(self.registry, NAME, number)
+        of = ReviewSubmission.read(self.registry, NAME, number)
         of.review(self.registry, word, self.keys[by], **more)
 
     def state_only(self, by: str, word: Word, *, number: str = "1", **more: Any) -> None:
         """A statement, and no tag beside it."""
-        of = Submission.read(self.registry, NAME, number).of
+        of = ReviewSubmission.read(self.registry, NAME, number).of
         at = more.pop("at", datetime.now(UTC))
         key = self.keys[by]
         text = of.signed(word, key, at=at, **more).compact
         self.registry.set_tag(NAME, number, key=f"{STATEMENT_TAG}{key.public.short}", value=text)
 
     def look(self, *, trust: Trust | None = None) -> list[Any]:
-        taken = review(self.model(), self.policy, trust=lambda: trust or self.trust())
+        taken = process_reviews(self.model(), self.policy, trust=lambda: trust or self.trust())
         return [one if isinstance(one, Failed) else (one.outcome, one.version) for one in taken]
 
     def result(self, number: str = "1") -> str:
@@ -236,11 +235,11 @@ def test_a_no_that_nobody_trusted_signed_alone_rejects_nothing(place: Reviewing)
 def test_without_trust_nothing_is_approved_and_the_page_says_why(place: Reviewing) -> None:
     place.sign("alice")
     place.tag("1", "approved")
-    assert list(review(place.model(), SIGNED)) == []
+    assert list(process_reviews(place.model(), SIGNED)) == []
     assert "Start it with --trust FILE" in place.result()
     assert place.champion is None
     place.tag("1", "rejected")
-    assert [one.outcome for one in review(place.model(), SIGNED)] == ["rejected"]  # type: ignore[union-attr]
+    assert [one.outcome for one in process_reviews(place.model(), SIGNED)] == ["rejected"]  # type: ignore[union-attr]
 
 
 def test_while_the_trust_is_damaged_nothing_is_approved_and_a_no_is_heard(place: Reviewing) -> None:
@@ -248,11 +247,11 @@ def test_while_the_trust_is_damaged_nothing_is_approved_and_a_no_is_heard(place:
         raise PolicyError("trust.yaml is no YAML")
 
     place.sign("alice")
-    (failed,) = review(place.model(), SIGNED, trust=damaged)
+    (failed,) = process_reviews(place.model(), SIGNED, trust=damaged)
     assert isinstance(failed, Failed)
     assert place.result() == ""
     place.tag("1", "rejected")
-    (taken,) = review(place.model(), SIGNED, trust=damaged)
+    (taken,) = process_reviews(place.model(), SIGNED, trust=damaged)
     assert taken.outcome == "rejected"  # type: ignore[union-attr]
 
 
@@ -354,7 +353,7 @@ def test_champion_by_hand_goes_back_from_what_waits_whatever_its_tag(place: Revi
     place.promote(2)
     place.tag("2", "approved")
     place.point("2")
-    (taken,) = guard(place.model(), SIGNED, thoroughly=False)
+    (taken,) = guard_champion(place.model(), SIGNED, thoroughly=False)
     assert (taken.outcome, place.champion) == ("reverted", "1")
     assert "no line says that reviewers signed an approval" in taken.reason
     assert [line.version for line in place.model().history().waiting] == ["2"]
@@ -374,9 +373,9 @@ def test_a_promotion_by_another_mode_is_no_signed_approval(
     place.promote(2, policy=other)
     place.tag("2", "approved")
     if mode == "required":
-        assert [t.outcome for t in review(place.model(), other)] == ["promoted"]  # type: ignore[union-attr]
+        assert [t.outcome for t in process_reviews(place.model(), other)] == ["promoted"]  # type: ignore[union-attr]
     assert place.champion == "2"
-    (taken,) = guard(place.model(), SIGNED, thoroughly=True)
+    (taken,) = guard_champion(place.model(), SIGNED, thoroughly=True)
     assert (taken.outcome, place.champion) == ("reverted", "1")
     place.state_only("bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2))
     assert place.look() == [("promoted", "2")]
@@ -390,21 +389,21 @@ def test_an_approval_lasts_while_its_version_serves_or_did(place: Reviewing) -> 
     place.sign("bob", number="2")
     place.look()
     place.point("1")
-    (taken,) = guard(place.model(), SIGNED, thoroughly=True)
+    (taken,) = guard_champion(place.model(), SIGNED, thoroughly=True)
     assert taken.outcome == "accepted"
-    assert guard(place.model(), SIGNED, thoroughly=True) == []
+    assert guard_champion(place.model(), SIGNED, thoroughly=True) == []
     assert place.promote(1).outcome == "unchanged"
     place.point("2")
-    guard(place.model(), SIGNED, thoroughly=True)
+    guard_champion(place.model(), SIGNED, thoroughly=True)
     rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
-    assert guard(place.model(), SIGNED, thoroughly=True) == []
+    assert guard_champion(place.model(), SIGNED, thoroughly=True) == []
     assert place.champion == "1"
     assert place.ledger.entries()[-1].approvers == (place.keys["alice"].public.key_id,)
 
 
 def test_the_service_counts_by_its_trust(place: Reviewing, tmp_path: Path) -> None:
     by_measurer(place)
-    store = Store(tmp_path / "store")
+    store = ModelStore(tmp_path / "store")
     place.sign("alice")
     path = tmp_path / "trust.yaml"
     path.write_text(place.trust().to_json())
@@ -442,7 +441,9 @@ def reviewers(*keys: SigningKey) -> tuple[TrustedKey, ...]:
 
 
 def approved(world: World, number: str, by: SigningKey) -> None:
-    Submission.read(world.place.registry, NAME, number).review(world.place.registry, "approved", by)
+    ReviewSubmission.read(world.place.registry, NAME, number).review(
+        world.place.registry, "approved", by
+    )
 
 
 def test_who_measured_approves_nothing_though_another_signed_the_verdict(tmp_path: Path) -> None:
@@ -453,7 +454,7 @@ def test_who_measured_approves_nothing_though_another_signed_the_verdict(tmp_pat
     measured = Signing(gpu).signed(made, world.policy).statements
     assert measured is not None
     assert made.statements is not None
-    both = Statements(measured.evidence, made.statements.decision)
+    both = StatementPair(measured.evidence, made.statements.decision)
     number = world.send(replace(made, statements=both))
     assert world.look() == [("hand_in", "passed", number)]
     line = world.place.ledger.entries()[-1]

@@ -15,18 +15,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
 from gate.errors import ArtifactMissing, GateError, RegistryUnavailable
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.registry.doubts import Doubts, Reading
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.page.status_line import Fate
-from gate.registry.page.version_page import REJECTED_VERDICT
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
+from gate.registry.doubts import MismatchMemory
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import promote, rollback
-from gate.service.port import Taken
+from gate.registry.registered_model import Reading
+from gate.registry.reviews import ReviewSettings
+from gate.registry.version_page import REJECTED_VERDICT, VersionStatus
+from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
@@ -136,7 +135,7 @@ class World:
         self.place = Place(folder, AUTOMATIC)
         self.place.ledger = self.ledger = StormyLedger(folder / "ledger.db")
         self.registry = Stormy(self.place.registry)
-        self.store = Store(folder / "store")
+        self.store = ModelStore(folder / "store")
         self.overwritten: set[str] = set()
         """Versions whose bytes an editor exchanged."""
         self.rejected: set[str] = set()
@@ -147,7 +146,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        reading = Reading(doubts=Doubts(PAUSE_S, wait=None, clock=lambda: self.now))
+        reading = Reading(doubts=MismatchMemory(PAUSE_S, wait=None, clock=lambda: self.now))
         self.reconcile = Reconciler(
             self.registry, self.ledger, AUTOMATIC, store=self.store, reading=reading
         )
@@ -226,8 +225,8 @@ class World:
         history = self.place.model().history()
         lasts = [line.version for line in history.entries[-10:] if line.version]
         for number in {*lasts, *filter(None, (history.serving,))}:
-            fate, page = Fate.of(history, number), self.place.stored(number)
-            assert fate is None or page.description.startswith(fate.status_line(ReviewRule()))
+            fate, page = VersionStatus.of(history, number), self.place.stored(number)
+            assert fate is None or page.description.startswith(fate.status_line(ReviewSettings()))
             if fate is not None and fate.kind == "rejected":
                 assert page.tags[Tag.VERDICT] == REJECTED_VERDICT
                 assert self.place.registry.aliases.get(CANDIDATE) != number
@@ -280,7 +279,7 @@ def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
     for _ in range(4 if world.overwritten else 2):
         world.do("look", "")
     ended = world.place.lines()
-    assert not [one for one in world.reconcile(NAME, cause="timer") if isinstance(one, Taken)]
+    assert not [one for one in world.reconcile(NAME, cause="timer") if isinstance(one, StepResult)]
     assert world.place.lines() == ended
     assert {version for action, version in ended if action == "violation"} <= world.overwritten
     champion = world.place.champion

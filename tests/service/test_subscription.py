@@ -11,12 +11,12 @@ import pytest
 from cryptography.fernet import Fernet
 
 from gate import cli
+from gate.commands.service import rotate, secret_for
 from gate.errors import RegistryError, RegistryUnavailable, ServiceError
-from gate.registry.mlflow.process import lent, quiet_process
+from gate.mlflow_client.connection import lent, quiet_process
+from gate.mlflow_client.webhooks import EVENTS, WebhookSubscription
 from gate.service.app import WEBHOOK_PATH
-from gate.service.event import EVENTS
-from gate.service.keyring import Keyring
-from gate.service.subscription import Subscriptions, rotate, secret_for
+from gate.service.settings import WebhookSecrets
 from tests.registry.servers import serving
 from tests.service.deliveries import SECRET, Service, running, settings, until
 
@@ -37,8 +37,8 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def subscriptions(mlflow_server: str) -> Iterator[Subscriptions]:
-    found = Subscriptions(mlflow_server)
+def subscriptions(mlflow_server: str) -> Iterator[WebhookSubscription]:
+    found = WebhookSubscription(mlflow_server)
     yield found
     for webhook in found.all():
         with found._using("clean up") as client:
@@ -74,7 +74,7 @@ def outcomes(service: Service) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_from_registering_to_an_event(service: Service, subscriptions: Subscriptions) -> None:
+def test_from_registering_to_an_event(service: Service, subscriptions: WebhookSubscription) -> None:
     url = service.address + WEBHOOK_PATH
     what, made = subscriptions.register(NAME, url, secret=SECRET)
     assert (what, made.url, made.events, made.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
@@ -98,7 +98,7 @@ def test_from_registering_to_an_event(service: Service, subscriptions: Subscript
     until(lambda: outcomes(service).get("ignored") == 1)
 
 
-def test_registering_again_makes_no_second_one(subscriptions: Subscriptions) -> None:
+def test_registering_again_makes_no_second_one(subscriptions: WebhookSubscription) -> None:
     first = subscriptions.register(NAME, "http://127.0.0.1:1/a", secret=SECRET)[1]
     with subscriptions._using("spoil it") as client:
         client.update_webhook(first.webhook_id, status="DISABLED", events=[EVENTS[0]])
@@ -110,7 +110,7 @@ def test_registering_again_makes_no_second_one(subscriptions: Subscriptions) -> 
     assert len(subscriptions.all()) == 2
 
 
-def test_two_of_one_name_are_refused(subscriptions: Subscriptions) -> None:
+def test_two_of_one_name_are_refused(subscriptions: WebhookSubscription) -> None:
     with subscriptions._using("make two") as client:
         for _ in range(2):
             client.create_webhook(NAME, "http://127.0.0.1:1/", [EVENTS[0]])
@@ -118,7 +118,7 @@ def test_two_of_one_name_are_refused(subscriptions: Subscriptions) -> None:
         subscriptions.register(NAME, "http://127.0.0.1:1/", secret=SECRET)
 
 
-def test_a_test_tells_what_is_wrong(service: Service, subscriptions: Subscriptions) -> None:
+def test_a_test_tells_what_is_wrong(service: Service, subscriptions: WebhookSubscription) -> None:
     url = service.address + WEBHOOK_PATH
     webhook = subscriptions.register(NAME, url, secret="the service does not know it")[1]
     assert {(trial.success, trial.status) for trial in subscriptions.test(webhook)} == {(False, 401)}  # fmt: skip
@@ -130,24 +130,24 @@ def test_a_test_tells_what_is_wrong(service: Service, subscriptions: Subscriptio
 
 @pytest.mark.slow
 def test_rotating_refuses_no_delivery(
-    service: Service, subscriptions: Subscriptions, tmp_path: Path
+    service: Service, subscriptions: WebhookSubscription, tmp_path: Path
 ) -> None:
     path = tmp_path / "secrets"
-    before = Keyring.of_file(path).secrets
+    before = WebhookSecrets.of_file(path).secrets
     url = service.address + WEBHOOK_PATH
     webhook = subscriptions.register(NAME, url, secret=before[0])[1]
     time.sleep(1.5)
     seen: list[tuple[str, ...]] = []
 
     def meanwhile(_seconds: float) -> None:
-        seen.append(Keyring.of_file(path).secrets)
+        seen.append(WebhookSecrets.of_file(path).secrets)
         events_at(subscriptions._uri, "digits", alias="champion")  # still signed with the old one
         time.sleep(1.5)
         events_at(subscriptions._uri, "digits", alias="champion")  # with the new one
 
     trials = rotate(subscriptions, webhook, path, overlap_s=1, sleep=meanwhile)
     assert all(trial.success for trial in trials)
-    after = Keyring.of_file(path).secrets
+    after = WebhookSecrets.of_file(path).secrets
     assert len(after) == 1
     assert after[0] not in before
     assert seen == [(after[0], *before)]
@@ -158,25 +158,25 @@ def test_rotating_refuses_no_delivery(
 
 
 def test_a_rotation_that_the_service_refuses_leaves_both_secrets(
-    service: Service, subscriptions: Subscriptions, tmp_path: Path
+    service: Service, subscriptions: WebhookSubscription, tmp_path: Path
 ) -> None:
     webhook = subscriptions.register(NAME, service.address + WEBHOOK_PATH, secret=SECRET)[1]
     elsewhere = tmp_path / "another file"
     secret_for(elsewhere, variable="X")
-    old = Keyring.of_file(elsewhere).secrets
+    old = WebhookSecrets.of_file(elsewhere).secrets
     with pytest.raises(ServiceError, match="refuses the new secret.*both|Old and new"):
         rotate(subscriptions, webhook, elsewhere, overlap_s=0)
-    assert Keyring.of_file(elsewhere).secrets[1:] == old
+    assert WebhookSecrets.of_file(elsewhere).secrets[1:] == old
 
 
 def test_a_database_sends_no_webhooks() -> None:
     with pytest.raises(RegistryError, match="sent by a server only"):
-        Subscriptions("sqlite:///mlflow.db")
+        WebhookSubscription("sqlite:///mlflow.db")
 
 
 def test_a_server_that_is_down() -> None:
     with pytest.raises(RegistryUnavailable):
-        Subscriptions("http://127.0.0.1:1").all()
+        WebhookSubscription("http://127.0.0.1:1").all()
 
 
 class TestCommands:
@@ -188,7 +188,7 @@ class TestCommands:
         return json.loads(capsys.readouterr().out)
 
     def test_all_of_them(
-        self, service: Service, subscriptions: Subscriptions, tmp_path: Path, capsys
+        self, service: Service, subscriptions: WebhookSubscription, tmp_path: Path, capsys
     ) -> None:
         at = ("--tracking-uri", subscriptions._uri)
         file = str(tmp_path / "secrets")
@@ -209,13 +209,13 @@ class TestCommands:
         assert "ok" in capsys.readouterr().out
 
     def test_a_secret_file_is_made(
-        self, subscriptions: Subscriptions, tmp_path: Path, capsys
+        self, subscriptions: WebhookSubscription, tmp_path: Path, capsys
     ) -> None:
         at = ("--tracking-uri", subscriptions._uri)
         path = tmp_path / "made" / "secrets"
         said = self.call(capsys, "register", "--secret-file", str(path), *at)
         assert said["secret_made"] is True
-        (secret,) = Keyring.of_file(path).secrets
+        (secret,) = WebhookSecrets.of_file(path).secrets
         assert secret not in json.dumps(said)
         assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nobody listens there
         assert cli.main(["webhooks", "register", "--secret-file", str(path), *at]) == 0
@@ -231,7 +231,12 @@ class TestCommands:
         ],
     )
     def test_what_cannot_be_done(
-        self, subscriptions: Subscriptions, capsys, monkeypatch, arguments: list[str], said: str
+        self,
+        subscriptions: WebhookSubscription,
+        capsys,
+        monkeypatch,
+        arguments: list[str],
+        said: str,
     ) -> None:
         for name in ("GATE_WEBHOOK_SECRETS", "GATE_SECRET_FILE"):
             monkeypatch.delenv(name, raising=False)

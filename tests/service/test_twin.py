@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gate.deploy.manifest import EXACT
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore
+from gate.records.layout import QUANTIZED
 from gate.registry.promotion import rollback
-from gate.registry.twin import QUANTIZED
-from gate.service.deployment import deploy_champion
+from gate.service.reconciler import deploy_champion
 from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import NAME, twin_policy
@@ -49,7 +48,7 @@ def test_both_are_deployed_and_once(service: Service) -> None:
 
 
 def test_a_version_is_downloaded_once_for_both(service: Service, tmp_path) -> None:
-    place, store = service.place, Store(tmp_path / "another")
+    place, store = service.place, ModelStore(tmp_path / "another")
     place.registry = watched = Watched(place.registry)
     assert [taken.outcome for taken in deploy_champion(place.model(), store, POLICY)] == [
         "deployed"

@@ -10,10 +10,11 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.errors import ResourceGone
+from gate.mlflow_client.connection import lent
 from gate.registry.absolution import absolve
-from gate.registry.doubts import Doubts, Reading
-from gate.registry.mlflow.process import lent
-from gate.registry.port import CHAMPION
+from gate.registry.doubts import MismatchMemory
+from gate.registry.interface import CHAMPION
+from gate.registry.registered_model import Reading
 from gate.service.reconciler import Reconciler
 from tests.exhaustive import exhaustive
 from tests.registry.releases import onnx_file
@@ -98,7 +99,7 @@ class Watched(Registered):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.now = 0.0
-        reading = Reading(doubts=Doubts(60.0, wait=None, clock=lambda: self.now))
+        reading = Reading(doubts=MismatchMemory(60.0, wait=None, clock=lambda: self.now))
         self.reconcile = Reconciler(
             self.registry, self.place.ledger, REVIEWED, store=self.store, reading=reading
         )

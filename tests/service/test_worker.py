@@ -10,18 +10,11 @@ from typing import Any
 
 import pytest
 
-from gate.errors import (
-    EvidenceError,
-    GateError,
-    RegistryUnavailable,
-    ResourceGone,
-    StorageError,
-)
-from gate.service import worker as worker_module
+from gate.errors import EvidenceError, GateError, RegistryUnavailable, ResourceGone, StorageError
+from gate.service import reconcile_loop
 from gate.service.inbox import Inbox, Memory
-from gate.service.metrics import Metrics
-from gate.service.port import Failed, Taken
-from gate.service.worker import Rhythm, Worker
+from gate.service.monitoring import Failed, ServiceMetrics, StepResult
+from gate.service.reconcile_loop import Intervals, ReconcileLoop
 from tests.service.deliveries import MODEL, Recorder, delivery, until
 
 
@@ -33,9 +26,11 @@ def inbox(tmp_path: Path) -> Iterator[Inbox]:
 
 
 @contextmanager
-def working(inbox: Inbox, recorder: Any, **rhythm: Any) -> Iterator[Worker]:
+def working(inbox: Inbox, recorder: Any, **rhythm: Any) -> Iterator[ReconcileLoop]:
     rhythm = {"models": (MODEL,), "interval_s": 3600.0, "poll_s": 0.05} | rhythm
-    worker = Worker(inbox, recorder, rhythm=Rhythm(**rhythm), metrics=Metrics(inbox))
+    worker = ReconcileLoop(
+        inbox, recorder, rhythm=Intervals(**rhythm), metrics=ServiceMetrics(inbox)
+    )
     worker.start()
     try:
         yield worker
@@ -43,7 +38,7 @@ def working(inbox: Inbox, recorder: Any, **rhythm: Any) -> Iterator[Worker]:
         assert worker.stop(timeout_s=20)
 
 
-def metric(worker: Worker, line: str) -> bool:
+def metric(worker: ReconcileLoop, line: str) -> bool:
     return line in worker._metrics.text().decode()
 
 
@@ -115,7 +110,7 @@ def test_one_look_serves_all_that_came_before_it(inbox: Inbox) -> None:
 def test_what_fails_is_tried_again(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, error: Exception, label: str
 ) -> None:
-    monkeypatch.setattr(worker_module, "_backoff", lambda attempts: 0.05 * attempts)
+    monkeypatch.setattr(reconcile_loop, "_backoff", lambda attempts: 0.05 * attempts)
     failures = iter([error, error, error])
 
     def effect(_model: str, _cause: str) -> None:
@@ -162,12 +157,12 @@ def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
     caplog.set_level(logging.INFO)
     calls = []
 
-    def reconcile(model: str, *, cause: str) -> list[Taken | Failed]:
+    def reconcile(model: str, *, cause: str) -> list[StepResult | Failed]:
         calls.append(cause)
         if cause == "timer":
             return []
         failed = [Failed("review", error) for error in errors]
-        return [Taken("guard", "reverted", "1", "taken back"), *failed]
+        return [StepResult("guard", "reverted", "1", "taken back"), *failed]
 
     inbox.receive([delivery("1")])
     with working(inbox, reconcile) as worker:
@@ -184,7 +179,7 @@ def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
 
 @pytest.mark.parametrize(("attempts", "seconds"), [(1, 1), (2, 2), (3, 4), (7, 60), (5000, 60)])
 def test_waiting_grows_to_a_minute(attempts: int, seconds: float) -> None:
-    assert worker_module._backoff(attempts) == seconds
+    assert reconcile_loop._backoff(attempts) == seconds
 
 
 def test_a_failing_delivery_does_not_spin(inbox: Inbox) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.state.address import state_url
-from gate.state.state import State
+from gate.ledger.database import StateDatabase, state_url
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_a_path_is_the_file_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    state = State(state_url(path))
+    state = StateDatabase(state_url(path))
     assert state.place == path
     assert not state.is_there
     with state.writing():

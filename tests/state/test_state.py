@@ -12,30 +12,30 @@ import pytest
 import sqlalchemy as sa
 
 from gate.errors import ServiceError, StateUnavailable
-from gate.state import database as database_module
-from gate.state.state import State
+from gate.ledger import database as database_module
+from gate.ledger.database import StateDatabase
 
 TABLE = sa.Table("t", sa.MetaData(), sa.Column("n", sa.Integer))
 
 
-def write(state: State, number: int = 1) -> None:
+def write(state: StateDatabase, number: int = 1) -> None:
     with state.writing() as connection:
         TABLE.create(connection, checkfirst=True)
         connection.execute(sa.insert(TABLE).values(n=number))
 
 
-def read(state: State) -> list[int]:
+def read(state: StateDatabase) -> list[int]:
     with state.reading() as connection:
         return list(connection.execute(sa.select(TABLE.c.n)).scalars())
 
 
 def test_what_was_written_is_there_for_others(database: str) -> None:
-    write(State(database))
-    assert read(State(database)) == [1]
+    write(StateDatabase(database))
+    assert read(StateDatabase(database)) == [1]
 
 
 def test_what_failed_is_not_there(database: str) -> None:
-    state = State(database)
+    state = StateDatabase(database)
     write(state)
     with pytest.raises(ZeroDivisionError), state.writing() as connection:
         connection.execute(sa.insert(TABLE).values(n=1 // 0))
@@ -43,24 +43,24 @@ def test_what_failed_is_not_there(database: str) -> None:
 
 
 def test_a_file_is_made_by_the_first_write_and_whole_without_others(tmp_path: Path) -> None:
-    state = State(tmp_path / "new" / "state.db")
+    state = StateDatabase(tmp_path / "new" / "state.db")
     assert not state.is_there
     write(state)
     assert state.is_there
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.db"]
     shutil.copy(tmp_path / "new" / "state.db", tmp_path / "copy.db")
-    assert read(State(f"sqlite:///{tmp_path}/copy.db")) == [1]
+    assert read(StateDatabase(f"sqlite:///{tmp_path}/copy.db")) == [1]
 
 
 def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
-    state = State(tmp_path / "state.db")
+    state = StateDatabase(tmp_path / "state.db")
     write(state)
     (tmp_path / "state.db").unlink()
     for use in (read, write):
         with pytest.raises(StateUnavailable, match="unable to open"):
             use(state)
     assert not state.is_there
-    write(State(tmp_path / "state.db"), 2)  # another process, or a copy that is put back
+    write(StateDatabase(tmp_path / "state.db"), 2)  # another process, or a copy that is put back
     assert read(state) == [2]
 
 
@@ -73,7 +73,7 @@ def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     ],
 )
 def test_one_that_is_away_is_named_without_its_password(url: str) -> None:
-    state = State(url)
+    state = StateDatabase(url)
     assert state.place.startswith("postgresql://127.0.0.1:1/gate")
     with pytest.raises(StateUnavailable, match="the database postgresql://127.0.0.1:1/gate") as e:
         write(state)
@@ -83,18 +83,18 @@ def test_one_that_is_away_is_named_without_its_password(url: str) -> None:
 @pytest.mark.parametrize("url", ["postgresql://db:port/gate", "no url"])
 def test_a_url_that_can_not_be_read(url: str) -> None:
     with pytest.raises(ServiceError, match="can't be read"):
-        State(url)
+        StateDatabase(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
 def test_in_memory_nothing_is_kept(url: str) -> None:
     with pytest.raises(ServiceError, match="in memory"):
-        write(State(url))
+        write(StateDatabase(url))
 
 
 def test_locked_by_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "_PATIENCE_S", 0.1)
-    state = State(tmp_path / "state.db")
+    state = StateDatabase(tmp_path / "state.db")
     write(state)
     with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -107,7 +107,7 @@ def test_locked_by_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_new_file_that_another_opens_at_once(tmp_path: Path) -> None:
     """sqlite itself does not wait here: it refuses at once to switch the journal."""
-    state = State(tmp_path / "state.db")
+    state = StateDatabase(tmp_path / "state.db")
     with closing(
         sqlite3.connect(tmp_path / "state.db", isolation_level=None, check_same_thread=False)
     ) as other:
@@ -125,7 +125,7 @@ def test_who_stops_in_the_middle_of_a_transaction_stops_no_other(
     if database.startswith("sqlite"):
         return  # a file's lock is there as long as the process
     monkeypatch.setattr(database_module, "_IDLE_S", 0.3)
-    stopped, other = State(database), State(database)
+    stopped, other = StateDatabase(database), StateDatabase(database)
     write(stopped)
     with pytest.raises(StateUnavailable, match="idle-in-transaction"), stopped.writing() as held:
         held.execute(sa.update(TABLE).values(n=2))
@@ -136,7 +136,7 @@ def test_who_stops_in_the_middle_of_a_transaction_stops_no_other(
 
 
 def test_no_file_is_kept_open(tmp_path: Path) -> None:
-    state = State(tmp_path / "state.db")
+    state = StateDatabase(tmp_path / "state.db")
     write(state)
     read(state)
     opened = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
@@ -146,7 +146,7 @@ def test_no_file_is_kept_open(tmp_path: Path) -> None:
 def test_the_connections_of_one_that_nobody_uses_are_closed(database: str) -> None:
     if database.startswith("sqlite"):
         return
-    state, watching = State(database), State(database)
+    state, watching = StateDatabase(database), StateDatabase(database)
     write(state)
     count = sa.text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gate.errors import StorageError
-from gate.storage import atomic
+from gate.storage import files
 
 
 def test_the_file_appears_whole(tmp_path):
     target = tmp_path / "new" / "file"
-    atomic.write_text(target, "ä")
+    files.write_text(target, "ä")
     assert target.read_bytes() == "ä".encode()
     assert os.listdir(target.parent) == ["file"]
 
@@ -20,8 +20,8 @@ def test_the_file_appears_whole(tmp_path):
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
     target = tmp_path / "file"
-    atomic.write_text(target, "old")
-    with pytest.raises(type(error)), atomic.replacing(target) as temporary:
+    files.write_text(target, "old")
+    with pytest.raises(type(error)), files.replacing(target) as temporary:
         temporary.write_text("half")
         raise error
     assert target.read_text() == "old"
@@ -31,20 +31,20 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch, code):
     target = tmp_path / "file"
-    atomic.write_text(target, "old")
+    files.write_text(target, "old")
 
     def full(self: Path, data: bytes) -> int:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match=f"cannot write .*{os.strerror(code)}.*untouched"):
-        atomic.write_text(target, "new")
+        files.write_text(target, "new")
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_really_full_device_is_a_clear_error(tmp_path):
-    with pytest.raises(StorageError, match="No space left"), atomic.replacing(tmp_path / "f"):
+    with pytest.raises(StorageError, match="No space left"), files.replacing(tmp_path / "f"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
     assert os.listdir(tmp_path) == []
 
@@ -54,30 +54,30 @@ def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     with pytest.raises(StorageError, match=r"it is a folder. Name a file in it"):
-        atomic.write_text(Path(name), "text")
+        files.write_text(Path(name), "text")
     assert os.listdir(tmp_path) == ["here"]
 
 
 def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_path):
     program = (
-        "import os, signal, sys; from pathlib import Path; from gate.storage import atomic\n"
+        "import os, signal, sys; from pathlib import Path; from gate.storage import files as atomic\n"
         "with atomic.replacing(Path(sys.argv[1])) as t:\n"
         "    t.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     target = tmp_path / "file"
-    atomic.write_text(target, "old")
+    files.write_text(target, "old")
     subprocess.run([sys.executable, "-c", program, str(target)], check=False)
     assert len(os.listdir(tmp_path)) == 2
     assert target.read_text() == "old"
     living = tmp_path / f".file.{os.getppid()}.tmp"
     living.write_text("half")
-    atomic.write_text(target, "new")
+    files.write_text(target, "new")
     assert sorted(os.listdir(tmp_path)) == [living.name, "file"]
 
 
 def test_two_writers_of_one_path_at_once_each_write_a_whole_file(tmp_path):
     target = tmp_path / "file"
-    with atomic.replacing(target) as one, atomic.replacing(target) as other:
+    with files.replacing(target) as one, files.replacing(target) as other:
         one.write_text("one")
         other.write_text("other")
     assert target.read_text() == "one"
@@ -88,13 +88,13 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
     tmp_path, monkeypatch
 ):
     steps = []
-    sync, replace = atomic.sync, Path.replace
+    sync, replace = files.sync, Path.replace
     monkeypatch.setattr(
-        atomic, "sync", lambda path: (steps.append(f"sync {path.name[-4:]}"), sync(path))
+        files, "sync", lambda path: (steps.append(f"sync {path.name[-4:]}"), sync(path))
     )
     monkeypatch.setattr(
         Path, "replace", lambda self, to: (steps.append("replace"), replace(self, to))
     )
     folder = tmp_path / "here"
-    atomic.write_text(folder / "file", "text")
+    files.write_text(folder / "file", "text")
     assert steps == ["sync .tmp", "replace", "sync here"]

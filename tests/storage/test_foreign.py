@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decision import Decision
+from gate.decision.decide import Decision
 from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
-from gate.storage.foreign import (
+from gate.storage.untrusted_files import (
     DEPTH_LIMIT,
     ITEM_LIMIT,
-    mismatch_of,
-    plain_yaml,
-    read_foreign,
-    strict_json,
+    as_mismatch,
+    parse_plain_yaml,
+    parse_strict_json,
+    read_untrusted,
 )
 from tests import builders
 
@@ -40,7 +40,7 @@ def test_only_a_plain_file_is_read(tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     paths = {"folder": tmp_path, "device": Path("/dev/zero"), "zero byte": tmp_path / "x\0y"}
     with pytest.raises(EvidenceError, match="plain file"):
-        read_foreign(paths.get(kind, tmp_path / kind), limit=10)
+        read_untrusted(paths.get(kind, tmp_path / kind), limit=10)
 
 
 def test_too_many_bytes_are_not_read(tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_too_many_bytes_are_not_read(tmp_path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)
     with pytest.raises(DigestMismatch, match="at most 10"):
-        read_foreign(path, limit=10)
+        read_untrusted(path, limit=10)
     path.write_bytes(b"0123456789")
-    assert read_foreign(path, limit=10) == b"0123456789"
+    assert read_untrusted(path, limit=10) == b"0123456789"
 
 
 def test_other_bytes_than_the_pinned_ones_are_not_given(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"{}")
-    assert read_foreign(tmp_path / "file", limit=9, sha256=Digest.of_bytes(b"{}")) == b"{}"
+    assert read_untrusted(tmp_path / "file", limit=9, sha256=Digest.of_bytes(b"{}")) == b"{}"
     with pytest.raises(DigestMismatch, match=f"expected {Digest.of_bytes(b'[]')}"):
-        read_foreign(tmp_path / "file", limit=9, sha256=Digest.of_bytes(b"[]"))
+        read_untrusted(tmp_path / "file", limit=9, sha256=Digest.of_bytes(b"[]"))
 
 
 def test_a_trouble_of_this_machine_says_nothing_about_the_file(tmp_path: Path, monkeypatch) -> None:
@@ -66,7 +66,7 @@ def test_a_trouble_of_this_machine_says_nothing_about_the_file(tmp_path: Path, m
 
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(StorageError, match="Too many open files"):
-        read_foreign(tmp_path / "file", limit=9)
+        read_untrusted(tmp_path / "file", limit=9)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_trouble_of_this_machine_says_nothing_about_the_file(tmp_path: Path, m
 )  # fmt: skip
 def test_json_is_what_json_loads_reads(value: object) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=2)):
-        assert strict_json(text.encode(), what="x") == value
+        assert parse_strict_json(text.encode(), what="x") == value
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_is_no_strict_json_is_refused_at_once(data: bytes, says: str) -> No
     tracemalloc.start()
     try:
         with pytest.raises(EvidenceError, match=says):
-            strict_json(data, what="it")
+            parse_strict_json(data, what="it")
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -124,26 +124,26 @@ def test_what_is_no_strict_json_is_refused_at_once(data: bytes, says: str) -> No
 def test_yaml_has_no_aliases_and_is_flat(data: bytes) -> None:
     begun = time.monotonic()
     with pytest.raises(EvidenceError, match="no plain YAML"):
-        plain_yaml(data, what="it")
+        parse_plain_yaml(data, what="it")
     assert time.monotonic() - begun < 30
 
 
 def test_plain_yaml_is_read() -> None:
-    assert plain_yaml(b"a:\n  b: [1, {c: d}]\n", what="it") == {"a": {"b": [1, {"c": "d"}]}}
+    assert parse_plain_yaml(b"a:\n  b: [1, {c: d}]\n", what="it") == {"a": {"b": [1, {"c": "d"}]}}
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError, RecursionError, KeyError, OSError(errno.EISDIR, "x")]
 )
 def test_whatever_goes_wrong_is_a_mismatch(error: Exception) -> None:
-    with pytest.raises(DigestMismatch, match="version 1 can't be read"), mismatch_of("version 1"):
+    with pytest.raises(DigestMismatch, match="version 1 can't be read"), as_mismatch("version 1"):
         raise error
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "x"), StorageError("x"), EvidenceError("x")])
 def test_errors_that_say_more_pass(error: Exception) -> None:
     kind = StorageError if isinstance(error, OSError) else type(error)
-    with pytest.raises(kind), mismatch_of("version 1"):
+    with pytest.raises(kind), as_mismatch("version 1"):
         raise error
 
 
@@ -151,18 +151,20 @@ def test_errors_that_say_more_pass(error: Exception) -> None:
 def test_old_records_are_proven_by_their_text(path: Path) -> None:
     """The digest that a ledger has is that of the record: the file's own JSON must have it too."""
     expected = Evidence.load(path).digest()
-    assert Evidence.from_foreign(path.read_bytes(), what="it", sha256=expected).digest() == expected
+    assert (
+        Evidence.from_untrusted(path.read_bytes(), what="it", sha256=expected).digest() == expected
+    )
     with pytest.raises(DigestMismatch, match="expected"):
-        Evidence.from_foreign(path.read_bytes(), what="it", sha256=builders.digest("other"))
+        Evidence.from_untrusted(path.read_bytes(), what="it", sha256=builders.digest("other"))
 
 
 def test_an_old_decision_is_read() -> None:
     path = GOLDEN / "decision-v1.json"
-    assert Decision.from_foreign(path.read_bytes(), what="it") == Decision.load(path)
+    assert Decision.from_untrusted(path.read_bytes(), what="it") == Decision.load(path)
 
 
 @pytest.mark.parametrize("data", [b"[]", b"{}", b'{"a": "\\ud800"}', DEEP])
 def test_what_is_no_record_is_never_another_error(data: bytes) -> None:
     for sha256 in (None, builders.digest("other")):
         with pytest.raises((EvidenceError, DigestMismatch)):
-            Evidence.from_foreign(data, what="it", sha256=sha256)
+            Evidence.from_untrusted(data, what="it", sha256=sha256)

@@ -13,8 +13,8 @@ import pytest
 from filelock import Timeout
 
 from gate.errors import StorageError
-from gate.storage import lock as lock_module
-from gate.storage.lock import private_lock
+from gate.storage import files
+from gate.storage.files import private_lock
 
 NOBODY = 65_534
 
@@ -112,6 +112,6 @@ def test_what_is_no_lock_is_refused(path: Path, spoil) -> None:
 def test_what_somebody_else_owns_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with private_lock(path, timeout_s=0.0):
         pass
-    monkeypatch.setattr(lock_module.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="may hold it for ever"):
         private_lock(path, timeout_s=0.0).__enter__()

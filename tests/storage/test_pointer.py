@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from gate.commands.given import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, SampleSource
+from gate.commands.click_types import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, SampleLocationType
+from gate.data.array_files import open_labels, open_shards
+from gate.data.open_samples import Opening
 from gate.errors import CheckpointError, DataError, GateError, OnnxFileError
-from gate.model.loading import load_checkpoint
-from gate.onnxfile.release_file import ReleaseFile
-from gate.onnxfile.subject import read_subject
-from gate.parity.arrays.labels import open_labels
-from gate.parity.arrays.shards import open_shards
-from gate.parity.sources.opening import Opening
-from gate.preprocess.dumped import read_dumped
-from gate.preprocess.pictures import read_picture
-from gate.storage.pointer import missing_content
+from gate.model.checkpoint import load_checkpoint
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.release_file import ReleaseFile
+from gate.preprocess.pictures import read_dumped_tensors, read_picture
+from gate.storage.untrusted_files import detect_pointer_file
 from pipelines.images import _read_npz
 from tests.export.graphs import external
 
@@ -39,13 +37,13 @@ OPENERS: dict[str, tuple[str, type[GateError], Open]] = {
     "columns": ("x.parquet", DataError, lambda path: Opening(str(path)).rows()),
     "shards of pictures": ("x.tar", DataError, lambda path: Opening(str(path)).rows()),
     "picture": ("x.png", DataError, read_picture),
-    "tensors of a consumer": ("t.npy", DataError, lambda path: read_dumped([f"phone={path}"])),
+    "tensors of a consumer": ("t.npy", DataError, lambda path: read_dumped_tensors([f"phone={path}"])),
     "pictures to train on": ("x.npz", DataError, _read_npz),
     "argument: model": ("m.onnx", OnnxFileError, lambda path: ONNX_FILE.convert(path, None, None)),
     "argument: checkpoint": ("w.pt", CheckpointError,
                              lambda path: CHECKPOINT_FILE.convert(path, None, None)),
     "argument: samples": ("x.npy", DataError, lambda path: SAMPLES.convert(path, None, None)),
-    "argument: source": ("x.npy", DataError, lambda p: SampleSource().convert(str(p), None, None)),
+    "argument: source": ("x.npy", DataError, lambda p: SampleLocationType().convert(str(p), None, None)),
 }  # fmt: skip
 
 
@@ -67,7 +65,7 @@ def test_whoever_opens_a_pointer_says_how_to_fetch(
 def test_the_pointer_of_dvc_itself_names_what_it_stands_for(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx.dvc"
     path.write_text(DVC.format("m.onnx"))
-    text = missing_content(path)
+    text = detect_pointer_file(path)
     assert text is not None
     assert f"dvc pull {path}; then name {tmp_path / 'm.onnx'}." in text
     assert "to m.onnx, expected the content of 37891850 bytes" in text
@@ -136,7 +134,7 @@ OTHERS = {
 def test_what_is_no_pointer(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_text(text)
-    assert missing_content(path) is None
+    assert detect_pointer_file(path) is None
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "zero byte", "unreadable"])
@@ -150,7 +148,7 @@ def test_what_can_hold_none_is_left_to_whoever_opens_it(tmp_path: Path, kind: st
         path.chmod(0)
         if os.access(path, os.R_OK):
             pytest.skip("nothing is unreadable for root")
-    assert missing_content(path) is None
+    assert detect_pointer_file(path) is None
 
 
 @pytest.mark.parametrize("text", [LFS, LFS.replace("\n", "\r\n"),
@@ -158,4 +156,4 @@ def test_what_can_hold_none_is_left_to_whoever_opens_it(tmp_path: Path, kind: st
 def test_pointers_of_old_and_of_other_systems(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(text.encode())
-    assert "git lfs pull" in str(missing_content(path))
+    assert "git lfs pull" in str(detect_pointer_file(path))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gate.errors import StorageError
-from gate.storage.private import read_private
+from gate.storage.files import read_private
 
 
 def read(path: Path) -> str:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import RegistryUnavailable
-from gate.storage.quota import TooLarge, limited
+from gate.errors import RegistryUnavailable, TooLarge
+from gate.sandbox.limits import limit_folder_size
 
 
 def test_a_writer_that_goes_on_does_not_fill_the_disk(tmp_path: Path) -> None:
     """A foreign download can't be stopped in the middle; what it writes is thrown away."""
     most = 0
     path = tmp_path / "model.onnx"
-    with pytest.raises(TooLarge), limited(tmp_path, 1 << 20), path.open("wb") as stream:
+    with pytest.raises(TooLarge), limit_folder_size(tmp_path, 1 << 20), path.open("wb") as stream:
         for _ in range(200):
             stream.write(bytes(1 << 16))
             stream.flush()
@@ -27,7 +27,7 @@ def test_a_writer_that_goes_on_does_not_fill_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["return", "raise"])
 def test_a_burst_is_seen_at_the_end(tmp_path: Path, how: str) -> None:
-    with pytest.raises(TooLarge), limited(tmp_path, 1000):
+    with pytest.raises(TooLarge), limit_folder_size(tmp_path, 1000):
         (tmp_path / "deep").mkdir()
         (tmp_path / "deep" / "model.onnx").write_bytes(bytes(1001))
         if how == "raise":
@@ -35,13 +35,13 @@ def test_a_burst_is_seen_at_the_end(tmp_path: Path, how: str) -> None:
 
 
 def test_what_is_within_the_limit_stays(tmp_path: Path) -> None:
-    with limited(tmp_path, 1000):
+    with limit_folder_size(tmp_path, 1000):
         (tmp_path / "model.onnx").write_bytes(bytes(1000))
     assert (tmp_path / "model.onnx").stat().st_size == 1000
 
 
 def test_an_error_of_the_writer_is_his_own(tmp_path: Path) -> None:
-    with pytest.raises(RegistryUnavailable), limited(tmp_path, 1000):
+    with pytest.raises(RegistryUnavailable), limit_folder_size(tmp_path, 1000):
         raise RegistryUnavailable("went away")
 
 
@@ -49,7 +49,7 @@ def test_a_link_in_the_folder_costs_nobody_his_file(tmp_path: Path) -> None:
     other = tmp_path / "precious"
     other.write_bytes(bytes(5000))
     (tmp_path / "in").mkdir()
-    with pytest.raises(TooLarge), limited(tmp_path / "in", 1000):
+    with pytest.raises(TooLarge), limit_folder_size(tmp_path / "in", 1000):
         (tmp_path / "in" / "link").symlink_to(other)
         (tmp_path / "in" / "model.onnx").write_bytes(bytes(2000))
         time.sleep(0.1)

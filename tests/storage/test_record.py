@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gate.errors import EvidenceError
 from gate.records.evidence import Evidence
-from gate.records.output_parity import Accuracy
+from gate.records.outputs import Accuracy
 from tests import builders
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

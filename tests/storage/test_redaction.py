@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gate.storage.redaction import Redaction, passwords, redacted
+from gate.storage.safe_text import Redaction, passwords, redacted
 
 
 @pytest.mark.parametrize(

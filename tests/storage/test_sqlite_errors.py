@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.storage.sqlite_errors import trouble
+from gate.ledger.database import trouble
 
 
 def error_of(path: Path) -> sqlite3.Error:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from gate.errors import StorageError
-from gate.storage import temporary
-from gate.storage.temporary import temporary_folder
+from gate.storage import files
+from gate.storage.files import temporary_folder
 
 _WORKS = """
 import sys
 from pathlib import Path
-from gate.storage.temporary import temporary_folder
+from gate.storage.files import temporary_folder
 with temporary_folder() as folder:
     Path(folder, "deep").mkdir()
     Path(folder, "deep", "gigabytes").write_bytes(b"x" * 1000)
@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_while_it_sweeps_leaves_the_rest_to_others(plac
 
 def test_threads_leave_each_other_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on NFS, where every lock of the process is ours.
-    monkeypatch.setattr(temporary.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
     gone: list[Path] = []
 
     def work() -> None:
@@ -147,12 +147,12 @@ def test_without_locks_it_works_and_is_never_swept(
         raise OSError("no locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr(temporary.fcntl, "flock", refuse)
+        patch.setattr(files.fcntl, "flock", refuse)
         with temporary_folder() as folder:
             assert not (folder.parent / "lock").exists()
             patch.undo()
-            temporary._OURS.clear()
-            temporary.sweep()
+            files._OURS.clear()
+            files.sweep()
             assert folder.is_dir()
     assert list(place.iterdir()) == []
 

@@ -6,14 +6,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from gate.errors import PolicyError
-from gate.storage.yaml_entry import with_entry
+from gate.storage.yaml_section import insert_entry
 
 LINES = ["gate:", "  cmd: run"]
 FILE = Path("dvc.yaml")
 
 
 def added(text: str) -> str | None:
-    return with_entry(text, ("stages", "gate"), LINES, path=FILE)
+    return insert_entry(text, ("stages", "gate"), LINES, path=FILE)
 
 
 @pytest.mark.parametrize(

@@ -141,4 +141,4 @@ def test_a_wrong_field_that_was_merged_in_is_refused_with_a_line(tmp_path, besid
     wrong = "    a: &a\n      bounds: {noise_rati: 1}\n    ort-cpu:\n      <<: *a\n"
     file.write_text(f"gate:\n  runtimes:\n{wrong}{beside}")
     with pytest.raises(PolicyError, match=r"gate\.yaml:\d+: gate\.runtimes\.ort-cpu"):
-        Policy.of_file(file)
+        Policy.from_file(file)

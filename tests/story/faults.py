@@ -16,22 +16,22 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from torch import nn
 
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.workload import Workload
-from gate.policy.policy import (
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.policy.sections import (
     Bounds,
+    ChampionPolicy,
     ExportFindings,
-    IncumbentPolicy,
-    Policy,
     PreprocessingPolicy,
     RuntimePolicy,
 )
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import ExportRecord, Source
-from gate.story.making import story_of
-from gate.story.story import Story
+from gate.summary.summarize import summarize
+from gate.summary.summary import Summary
 
 SAMPLES = 48
 
@@ -273,7 +273,7 @@ def no_warnings() -> Policy:
 
 
 def like_the_champion() -> Policy:
-    section = IncumbentPolicy(min_agreement=0.99)
+    section = ChampionPolicy(min_agreement=0.99)
     return Policy.default(task="classification").model_copy(update={"incumbent": section})
 
 
@@ -364,29 +364,29 @@ def exported(model: Callable[[], nn.Module]) -> bytes:
 
 
 @functools.cache
-def verdicted(name: str) -> Verdicted:
+def verdicted(name: str) -> EvaluationResult:
     """The fault of this name, judged once for all tests of a process."""
     with tempfile.TemporaryDirectory() as folder:
         return judged(FAULTS[name], Path(folder))
 
 
 @functools.cache
-def story(name: str) -> Story:
+def story(name: str) -> Summary:
     """Of the fault of this name."""
     found = verdicted(name)
-    return story_of(
+    return summarize(
         found.decision, found.evidence, explanation=found.explanation, change=found.change
     )
 
 
-def judged(fault: Fault, folder: Path) -> Verdicted:
+def judged(fault: Fault, folder: Path) -> EvaluationResult:
     """The file with the fault, measured and decided."""
     path = _file(folder / "model.onnx", fault.model, fault.spoil)
-    samples = Samples.of({"input": (fault.samples or pictures)()})
+    samples = SampleSet.from_arrays({"input": (fault.samples or pictures)()})
     spec = PreprocessSpec(resize=Resize(size=(8, 8))) if fault.photographs else None
     source = Source(factory="faults:model", preprocess_sha256=spec.digest() if spec else None)
     model = fault.model().eval()
-    workload = Workload(
+    workload = EvaluationData(
         samples,
         labels=_answers(model) if fault.labelled else None,
         batch_size=4,
@@ -417,7 +417,7 @@ def _answers(model: nn.Module) -> np.ndarray:
         return model(torch.from_numpy(pictures())).argmax(1).numpy()
 
 
-def _champion(path: Path, reference: Reference, workload: Workload) -> Champion:
+def _champion(path: Path, reference: Reference, workload: EvaluationData) -> Champion:
     """As the registry gives it: right in its time, for a model of its own."""
     measured = check(path, reference=reference, workload=workload, policy=classes_only())
     sha256 = measured.evidence.subject.sha256

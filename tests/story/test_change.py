@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from gate.decision.champion import Champion
-from gate.decision.decision import Decision, decide
+from gate.decision.decide import Decision, decide
 from gate.policy.policy import Policy
+from gate.records.champion_comparison import Trend
 from gate.records.evidence import Evidence
-from gate.records.trend import Trend
-from gate.report.markdown import describe
-from gate.report.terminal import print_story
-from gate.story.change import UNRECORDED, change_of, unasked
-from gate.story.making import story_of
-from gate.story.story import Change, ChangeRow
+from gate.report.markdown import summary_markdown
+from gate.report.terminal import print_summary
+from gate.summary.champion_changes import UNRECORDED, compare_with_champion, unasked
+from gate.summary.summarize import summarize
+from gate.summary.summary import Change, ChangeRow
 from tests import builders
 
 AT = "2026-01-01T00:00:00+00:00"
@@ -52,7 +52,7 @@ def change(
     old: Champion | None, new: Evidence | None = None, policy: Policy | None = None
 ) -> Change:
     new = new or builders.evidence()
-    return change_of(of(policy or builders.policy(), new), new, old)
+    return compare_with_champion(of(policy or builders.policy(), new), new, old)
 
 
 def row(made: Change, name: str) -> ChangeRow:
@@ -188,12 +188,12 @@ def test_another_file_with_the_same_numbers_is_not_called_unchanged() -> None:
     made = change(champion()).model_copy(update={"rows": same})
     expected = f"another file, and equal in all {len(same)} things"
     assert made.unmoved.startswith(expected)
-    story = story_of(of(builders.policy(), builders.evidence()), builders.evidence())
+    story = summarize(of(builders.policy(), builders.evidence()), builders.evidence())
     story = story.model_copy(update={"change": made})
     stream = io.StringIO()
-    print_story(story, Console(file=stream, width=200))
+    print_summary(story, Console(file=stream, width=200))
     assert f"champion is version 3: {expected}" in stream.getvalue()
-    assert f"- {expected}" in describe(story, {})
+    assert f"- {expected}" in summary_markdown(story, {})
 
 
 def test_where_the_two_were_measured_is_said_if_the_machines_differ() -> None:
@@ -206,11 +206,11 @@ def test_where_the_two_were_measured_is_said_if_the_machines_differ() -> None:
     assert made.machines == "measured on: test, no avx512f | champion: Intel Xeon, avx512f"
     assert row(made, "processor").changed
     assert not row(made, "threads").changed
-    story = story_of(of(builders.policy(), new), new, change=made)
+    story = summarize(of(builders.policy(), new), new, change=made)
     stream = io.StringIO()
-    print_story(story, Console(file=stream, width=120))
+    print_summary(story, Console(file=stream, width=120))
     assert made.machines in stream.getvalue()
-    assert "champion: Intel Xeon, avx512f" in describe(story, {})
+    assert "champion: Intel Xeon, avx512f" in summary_markdown(story, {})
 
 
 def test_of_one_machine_nothing_is_said() -> None:

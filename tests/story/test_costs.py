@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from gate.records.cost import Cost, Latency
-from gate.story.costs import COST_HEADINGS, REFERENCE, CostRow, costs_of
+from gate.records.evidence import Cost, Latency
+from gate.summary.summarize import COST_HEADINGS, REFERENCE, costs_of
+from gate.summary.summary import CostRow
 from tests.builders import absent, evidence, runtime_evidence
 
 

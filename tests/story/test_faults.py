@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator
 
-from gate.report.page import page
-from gate.report.report import Report
+from gate.report.html_page import Report, render_page
 from tests.browser import chromium
 from tests.exhaustive import some
 from tests.story.faults import FAULTS, story, verdicted
@@ -54,7 +53,7 @@ class TestFaults:
         found, told = verdicted(name), story(name)
         report = Report(told, found.evidence, found.decision, found.explanation)
         shown = browser.new_page()
-        shown.set_content(page(report))
+        shown.set_content(render_page(report))
         for width, height in SIZES:
             shown.set_viewport_size({"width": width, "height": height})
             text = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import Decision, decide
-from gate.decision.remedies import REMEDIES
+from gate.decision.catalog import REMEDIES, cause_for
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision, decide
 from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation, LayerRow, Localisation, OptimiserBlame
-from gate.story.accounts import account_of
-from gate.story.causes import cause_of
-from gate.story.findings import groups_of
-from gate.story.group import Group
+from gate.records.localization import Explanation, LayerRow, Localization, OptimizerFault
+from gate.summary.explanations import account_of
+from gate.summary.grouping import CheckGroup, groups_of
 from tests.builders import digest, evidence, policy, runtime_evidence
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
@@ -38,7 +36,7 @@ def grouped(
     explanation: Explanation | None = None,
     broken: str | None = None,
     failure: str = "it broke",
-) -> list[Group]:
+) -> list[CheckGroup]:
     """`broken`: the runtime that fails."""
     measured: Evidence = evidence()
     if broken is not None:
@@ -65,7 +63,7 @@ def located(
         "fault": fault,
         **fields,
     }
-    return Explanation(localisation=Localisation(**values))  # type: ignore[arg-type]
+    return Explanation(localisation=Localization(**values))  # type: ignore[arg-type]
 
 
 def test_the_same_on_two_runtimes_is_one_finding() -> None:
@@ -136,7 +134,7 @@ BLAME = {"names": ("FuseReluClip",), "level": "ORT_ENABLE_BASIC", "below": "ORT_
 
 def blamed(**fields: object) -> Explanation:
     """An optimiser of ORT_ENABLE_BASIC is to blame, or none that has a name."""
-    blame = OptimiserBlame.model_validate({**BLAME, **fields})
+    blame = OptimizerFault.model_validate({**BLAME, **fields})
     return located(
         None, runtime="ort-cpu-optimized", optimiser=True, blame=blame, first_divergence=None,
         layers=(LayerRow(module="", kind="output of the whole file, optimised", verdict="source"),),
@@ -393,5 +391,5 @@ def test_the_other_outputs_of_a_part_are_read_from_its_own_evidence() -> None:
     of_part = evidence(runtimes=(broken,))
     whole = evidence().model_copy(update={"parts": {"head": of_part}})
     shown = check("runtime", part="head", explanation=failure)
-    assert cause_of(shown, whole) == "outputs"
-    assert cause_of(shown.model_copy(update={"part": None}), whole) != "outputs"
+    assert cause_for(shown, whole) == "outputs"
+    assert cause_for(shown.model_copy(update={"part": None}), whole) != "outputs"

@@ -6,24 +6,23 @@ from typing import Any
 
 import pytest
 
-from gate.decision.decision import decide
-from gate.story.judgement import Judgement
-from gate.story.making import story_of
-from gate.story.story import Step
+from gate.decision.decide import decide
+from gate.summary.summarize import SummaryInputs, summarize
+from gate.summary.summary import Step
 from tests.builders import evidence, policy
 
 STEP = Step(label="Look at it", command="gate locate model.onnx")
 NOW = "2026-01-01T00:00:00+00:00"
 
 
-def judgement(**given: Any) -> Judgement:
+def judgement(**given: Any) -> SummaryInputs:
     decision = decide(policy(), evidence(), decided_at=NOW)
-    return Judgement(decision=decision, evidence=evidence(), policy=policy(), **given)
+    return SummaryInputs(decision=decision, evidence=evidence(), policy=policy(), **given)
 
 
 def test_what_is_not_said_is_what_follows_from_the_decision() -> None:
     made = judgement()
-    assert made.story == story_of(made.decision, made.evidence, confidence=policy().confidence)
+    assert made.story == summarize(made.decision, made.evidence, confidence=policy().confidence)
 
 
 @pytest.mark.parametrize(

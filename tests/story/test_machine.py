@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.records.environment import Environment
-from gate.story.machine import differences, machines_sentence
+from gate.records.evidence import Environment, differences
+from gate.summary.champion_changes import machines_sentence
 from tests.builders import evidence
 
 AMD = {"cpu": "AMD EPYC 9R14", "cpu_flags": ("avx2", "avx512f"), "cores": 8,

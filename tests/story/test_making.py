@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.decision.decision import decide
-from gate.policy.policy import RuntimePolicy
-from gate.records.cost import Cost, Latency
-from gate.story.making import story_of
-from gate.story.story import Story
+from gate.decision.decide import decide
+from gate.policy.sections import RuntimePolicy
+from gate.records.evidence import Cost, Latency
+from gate.summary.summarize import summarize
+from gate.summary.summary import Summary
 from tests.builders import evidence, policy, runtime_evidence
 from tests.report.samples import failed, passed
 
 
 def test_a_story_is_exact_through_json() -> None:
     for decision, measured in (passed(), failed()):
-        story = story_of(decision, measured)
+        story = summarize(decision, measured)
         text = story.to_json()
-        assert Story.from_json(text).to_json() == text
+        assert Summary.from_json(text).to_json() == text
 
 
-def told(**overrides: Any) -> Story:
+def told(**overrides: Any) -> Summary:
     """Of a file that is right, within bounds on its cost or not."""
     bounds = policy().runtimes["ort-cpu"].bounds
     bounds = bounds.model_copy(update={"latency_ratio": 0.5, "memory_mb": 100.0})
@@ -34,7 +34,7 @@ def told(**overrides: Any) -> Story:
         reference_latency=batch,
         reference_cost=cost,
     )
-    return story_of(decide(asked, measured, decided_at="now"), measured)
+    return summarize(decide(asked, measured, decided_at="now"), measured)
 
 
 def test_what_is_slow_and_large_is_blamed_by_its_name() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel
 
-from gate.policy.policy import Bounds, Policy
-from gate.story.meanings import row_of
-from gate.story.policy_fields import RUNTIME, fields_named, policy_fields
+from gate.decision.catalog import row_of
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds
+from gate.summary.policy_docs import RUNTIME, fields_named, policy_fields
 from tests.test_docs import DOCS
 
 FIELDS = policy_fields()

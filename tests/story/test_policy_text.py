@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gate.policy.policy import Policy, ReviewTag
-from gate.story.policy_fields import RUNTIME, policy_fields
-from gate.story.policy_text import policy_text
+from gate.policy.policy import Policy
+from gate.policy.sections import ReviewTag
+from gate.summary.policy_docs import RUNTIME, policy_fields, policy_text
 
 ROOT = Path(__file__).parents[2]
 ODD = Policy.default().model_copy(update={"review_tag": ReviewTag(approved="yes", rejected="null")})
@@ -25,7 +25,7 @@ ODD = Policy.default().model_copy(update={"review_tag": ReviewTag(approved="yes"
 def test_who_reads_the_text_gets_the_policy(tmp_path: Path, policy: Policy) -> None:
     file = tmp_path / "gate.yaml"
     file.write_text(policy_text(policy, name="gate.yaml"))
-    assert Policy.of_file(file) == policy
+    assert Policy.from_file(file) == policy
 
 
 def test_every_field_is_there_with_what_it_means() -> None:

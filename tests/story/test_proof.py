@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import decide
-from gate.story.proof import proof_of
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import decide
+from gate.summary.summarize import proof_of
 from tests.builders import evidence, output_parity, policy, runtime_evidence
 from tests.report.samples import failed, passed
 

@@ -8,9 +8,8 @@ import shlex
 import pytest
 
 from gate.cli import COMMANDS, main
-from gate.story.causes import TITLES
-from gate.story.making import story_of
-from gate.story.steps import steps_of
+from gate.decision.catalog import TITLES
+from gate.summary.summarize import steps_of, summarize
 from tests.report.samples import failed, passed
 
 
@@ -39,16 +38,18 @@ def test_every_command_takes_the_options_that_it_is_given(
 
 
 def test_what_passed_is_promoted_next() -> None:
-    (step,) = story_of(*passed()).steps
+    (step,) = summarize(*passed()).steps
     assert step.command == "gate promote MODEL.onnx --name NAME --report DIR"
 
 
 def test_the_command_that_judged_judges_again() -> None:
-    story = story_of(*failed()).with_command("gate check ", "gate check it.onnx --policy mine.yaml")
+    story = summarize(*failed()).with_command(
+        "gate check ", "gate check it.onnx --policy mine.yaml"
+    )
     assert story.steps[-1].command == "gate check it.onnx --policy mine.yaml"
     assert not story.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
 
 
 def test_the_names_of_files_are_filled_in_and_quoted() -> None:
-    story = story_of(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
+    story = summarize(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
     assert story.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"

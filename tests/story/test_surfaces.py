@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gate.report.markdown import describe
-from gate.report.page import page
-from gate.report.terminal import print_story
-from gate.story.making import story_of
-from gate.story.story import Story
-from gate.tracking.names import headline_tags, judged_name, status_of
+from gate.mlflow_client.runs import headline_tags, judged_name, status_of
+from gate.report.html_page import render_page
+from gate.report.markdown import summary_markdown
+from gate.report.terminal import print_summary
+from gate.summary.summarize import summarize
+from gate.summary.summary import Summary
 from tests.report import stories
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "story"
@@ -29,26 +29,26 @@ CASES = {"passed": stories.passed, "rejected": stories.rejected, "unjudged": sto
 LINKS = {"MLflow run": "#/experiments/1/runs/2"}
 
 
-def told(name: str) -> tuple[Story, stories.Case]:
+def told(name: str) -> tuple[Summary, stories.Case]:
     case = CASES[name]()
-    story = story_of(case.decision, case.evidence, explanation=case.explanation)
+    story = summarize(case.decision, case.evidence, explanation=case.explanation)
     story = story.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
     return story, replace(case, story=story)
 
 
-def terminal(story: Story, _case: stories.Case) -> str:
+def terminal(story: Summary, _case: stories.Case) -> str:
     stream = io.StringIO()
-    print_story(story, Console(file=stream, width=80))
+    print_summary(story, Console(file=stream, width=80))
     return stream.getvalue()
 
 
-def markdown(story: Story, _case: stories.Case) -> str:
-    return describe(story, LINKS)
+def markdown(story: Summary, _case: stories.Case) -> str:
+    return summary_markdown(story, LINKS)
 
 
-def html(_story: Story, case: stories.Case) -> str:
+def html(_story: Summary, case: stories.Case) -> str:
     """What a reader of the page reads, without the charts."""
-    body = page(case.report()).partition("<body>")[2] or page(case.report())
+    body = render_page(case.report()).partition("<body>")[2] or render_page(case.report())
     for element in ("script", "style", "svg"):
         body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)
     # Where a name may be broken, and where not, is nothing to read.
@@ -57,7 +57,7 @@ def html(_story: Story, case: stories.Case) -> str:
     return unescape("\n".join(line for line in lines if line)) + "\n"
 
 
-def mlflow(story: Story, case: stories.Case) -> str:
+def mlflow(story: Summary, case: stories.Case) -> str:
     headline, verdict = story.headline, case.decision.verdict
     shown = {
         "name": judged_name(verdict, case.decision.subject_sha256, headline),

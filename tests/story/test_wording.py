@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import decide
 from gate.policy.policy import Policy
-from gate.records.model_code import ModelCode
-from gate.report.markdown import describe
-from gate.story import wording
-from gate.story.making import story_of
+from gate.records.evidence import ModelCode
+from gate.report.markdown import summary_markdown
+from gate.summary import render
+from gate.summary.summarize import summarize
 from tests import builders
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 
@@ -23,7 +23,7 @@ def _decision(**overrides: object):
 
 @given(st.text())
 def test_printable_text_is_one_line_that_cannot_steer_a_terminal(text: str) -> None:
-    assert wording.printable(text).isprintable()
+    assert render.make_printable(text).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_an_observed_number_never_looks_like_its_bound_unless_it_is(
         verdict=Verdict.FAIL,
         explanation="",
     )
-    assert wording.observed(check) == shown
-    assert wording.allowed(check).startswith("≤ ")
+    assert render.observed(check) == shown
+    assert render.allowed(check).startswith("≤ ")
 
 
 def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
     decision = decide(policy(), seen, decided_at="now")
-    (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
+    (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
     assert "392 of 400 samples" in sentence
     assert "95 % confidence" in sentence
     assert "0.9642" in sentence
@@ -67,10 +67,10 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
     lacking = evidence(dataset=dataset)
     decision = decide(policy(), lacking, decided_at="now")
-    (sentence,) = wording.input_sentences(decision)
+    (sentence,) = render.input_sentences(decision)
     assert sentence.startswith("The model takes mask, the file does not")
-    assert "The model takes mask" in describe(story_of(decision, lacking), {})
-    assert list(wording.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
+    assert "The model takes mask" in summary_markdown(summarize(decision, lacking), {})
+    assert list(render.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
 
 
 def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
@@ -80,18 +80,18 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     )
     seen = evidence(runtimes=runtimes)
     decision = decide(Policy.default(), seen, decided_at="now")
-    (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
+    (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
     assert sentence.startswith("logits: no agreement is claimed: every sample has the same largest")
-    assert describe(story_of(decision, seen), {}).count("no agreement is claimed") == 1
+    assert summary_markdown(summarize(decision, seen), {}).count("no agreement is claimed") == 1
     tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
-    assert not list(wording.agreement_sentences(tensors, seen, confidence=0.95))
+    assert not list(render.agreement_sentences(tensors, seen, confidence=0.95))
 
 
 def test_rows_of_nan_are_no_samples() -> None:
     parity = class_parity(nan_rows=100)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
     decision = decide(policy(), seen, decided_at="now")
-    (sentence,) = wording.agreement_sentences(decision, seen, confidence=0.95)
+    (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
     assert "300 of 300 samples" in sentence
 
 
@@ -110,8 +110,8 @@ def test_code_that_changed_since_the_export_is_told() -> None:
         )
         decision = decide(builders.policy(), evidence, decided_at="now")
         assert decision.passed  # the measurement decides
-        text = describe(story_of(decision, evidence), {})
-        sentences = list(wording.code_sentences(evidence))
+        text = summary_markdown(summarize(decision, evidence), {})
+        sentences = list(render.code_sentences(evidence))
         assert all(s[:20] in text for s in sentences)
         return " ".join(sentences)
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import decide
-from gate.decision.remedies import REMEDIES
+from gate.decision.catalog import REMEDIES, meaning_of
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import decide
 from gate.records.instruments import NoiseParity
-from gate.story.meanings import meaning_of
-from gate.story.words import measure, strain, word, words
+from gate.summary.render import bound_usage, format_bound_usage
+from gate.summary.summarize import word, words
 from tests.builders import (
     evidence,
     noise_parity,
@@ -64,7 +64,7 @@ def test_no_word_of_a_whole_decision_is_lacking() -> None:
 def test_how_much_of_its_bound_is_used(
     observed: float | str | None, relation: str | None, bound: float | None, expected: float | None
 ) -> None:
-    used = strain(check("x", observed=observed, relation=relation, bound=bound))
+    used = bound_usage(check("x", observed=observed, relation=relation, bound=bound))
     assert used == (expected if expected is None else pytest.approx(expected))
 
 
@@ -81,7 +81,10 @@ def test_how_much_of_its_bound_is_used(
 def test_a_number_has_its_unit(
     name: str, observed: float | None, relation: str | None, bound: float | None, expected: str
 ) -> None:
-    assert measure(check(name, observed=observed, relation=relation, bound=bound)) == expected
+    assert (
+        format_bound_usage(check(name, observed=observed, relation=relation, bound=bound))
+        == expected
+    )
 
 
 def of_noise(parity: NoiseParity) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from gate.tracking.page import RunPage
-from gate.tracking.runs import Runs
+from gate.mlflow_client.runs import RunLogger, Runs
 from tests.registry.servers import empty_database
 
 
@@ -32,5 +31,5 @@ def runs(uri: str) -> Runs:
     return Runs(uri)
 
 
-def run_of(page: RunPage) -> Any:
+def run_of(page: RunLogger) -> Any:
     return MlflowClient(page.uri).get_run(page.run_id)

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from gate.errors import RegistryError
-from gate.tracking.page import RunPage, cut
-from gate.tracking.runs import Runs
+from gate.mlflow_client.runs import RunLogger, Runs, cut
 from tests.tracking.conftest import run_of
 
 
 @pytest.fixture
-def page(runs: Runs) -> RunPage:
+def page(runs: Runs) -> RunLogger:
     with runs.new("gate") as opened:
         return opened
 
 
-def test_numbers_that_are_none_become_tags(page: RunPage) -> None:
+def test_numbers_that_are_none_become_tags(page: RunLogger) -> None:
     page.metrics({"good": 0.5, "nan": float("nan"), "up": float("inf")})
     data = run_of(page).data
     assert data.metrics == {"good": 0.5}
@@ -27,21 +26,21 @@ def test_numbers_that_are_none_become_tags(page: RunPage) -> None:
     assert data.tags["nonfinite.up"] == "inf"
 
 
-def test_many_params_and_strange_names(page: RunPage) -> None:
+def test_many_params_and_strange_names(page: RunLogger) -> None:
     page.params({f"p{number}": number for number in range(250)} | {"a=b?": 1})
     params = run_of(page).data.params
     assert len(params) == 251
     assert params["a_b_"] == "1"
 
 
-def test_a_param_never_changes(page: RunPage) -> None:
+def test_a_param_never_changes(page: RunLogger) -> None:
     page.params({"a": 1})
     page.params({"a": 1})
     with pytest.raises(RegistryError, match="Changing param"):
         page.params({"a": 2})
 
 
-def test_a_table_is_replaced_not_appended(page: RunPage) -> None:
+def test_a_table_is_replaced_not_appended(page: RunLogger) -> None:
     for rows in ([{"a": 1}, {"a": 2}], [{"a": 3}]):
         page.table(rows, "checks.json")
     folder = page.client.download_artifacts(page.run_id, "checks.json")
@@ -50,14 +49,14 @@ def test_a_table_is_replaced_not_appended(page: RunPage) -> None:
     assert json.loads(tag) == [{"path": "checks.json", "type": "table"}]
 
 
-def test_two_tables_stay_two_tables(page: RunPage) -> None:
+def test_two_tables_stay_two_tables(page: RunLogger) -> None:
     for name in ("checks.json", "numbers.json", "checks.json"):
         page.table([{"a": 1}], name)
     listed = json.loads(run_of(page).data.tags["mlflow.loggedArtifacts"])
     assert [entry["path"] for entry in listed] == ["checks.json", "numbers.json"]
 
 
-def test_what_is_none_is_a_word_or_empty_and_never_pythons(page: RunPage) -> None:
+def test_what_is_none_is_a_word_or_empty_and_never_pythons(page: RunLogger) -> None:
     page.params({"a": None})
     page.tags({"b": None})
     page.table([{"c": None, "d": float("nan")}], "table.json")
@@ -67,7 +66,7 @@ def test_what_is_none_is_a_word_or_empty_and_never_pythons(page: RunPage) -> Non
     assert json.loads(Path(path).read_text())["data"] == [["", "nan"]]
 
 
-def test_a_long_name_is_cut_to_what_a_database_holds(page: RunPage) -> None:
+def test_a_long_name_is_cut_to_what_a_database_holds(page: RunLogger) -> None:
     page.named("gate FAIL 4d87ab " + "x" * 500)
     name = run_of(page).info.run_name
     assert name.startswith("gate FAIL 4d87ab xxx")
@@ -75,7 +74,7 @@ def test_a_long_name_is_cut_to_what_a_database_holds(page: RunPage) -> None:
 
 
 def test_the_location_has_no_password() -> None:
-    page = RunPage(None, "http://me:secret@127.0.0.1:1/", "r", "7")  # type: ignore[arg-type]
+    page = RunLogger(None, "http://me:secret@127.0.0.1:1/", "r", "7")  # type: ignore[arg-type]
     assert page.location.endswith("127.0.0.1:1/#/experiments/7/runs/r")
     assert "secret" not in page.location
 

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.records.cost import Cost, Latency
-from gate.records.evidence import Evidence
-from gate.records.samples import Crossing
-from gate.registry.release import Promotion
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.mlflow_client import log_evaluation as numbers
+from gate.mlflow_client.log_evaluation import log_evaluation, write_promotion, write_twin
+from gate.mlflow_client.runs import RunLogger, Runs, judged_name, unjudged_name
+from gate.records.evidence import Cost, Evidence, Latency
+from gate.records.outputs import Crossing
+from gate.registry.release import PromotionResult
 from gate.report import folder as report_folder
-from gate.story.judgement import Judgement
-from gate.story.making import story_of
-from gate.story.story import Headline
-from gate.tracking import numbers
-from gate.tracking.names import judged_name, unjudged_name
-from gate.tracking.page import RunPage
-from gate.tracking.record import write_judgement, write_promotion, write_twin
-from gate.tracking.runs import Runs
+from gate.summary.summarize import SummaryInputs, summarize
+from gate.summary.summary import Headline
 from tests.builders import (
     class_parity,
     digest,
@@ -38,24 +34,24 @@ from tests.tracking.conftest import run_of
 SHORT = digest("model.onnx").hex[:6]
 
 
-def judgement(records: tuple[Decision, Evidence]) -> Judgement:
-    return Judgement(decision=records[0], evidence=records[1], policy=policy())
+def judgement(records: tuple[Decision, Evidence]) -> SummaryInputs:
+    return SummaryInputs(decision=records[0], evidence=records[1], policy=policy())
 
 
-def recorded(runs: Runs, judged: Judgement, folder: Path) -> RunPage:
+def recorded(runs: Runs, judged: SummaryInputs, folder: Path) -> RunLogger:
     with runs.new("gate") as page:
-        write_judgement(page, judged, folder=folder, inputs=Path("samples.npy"))
+        log_evaluation(page, judged, folder=folder, inputs=Path("samples.npy"))
     return page
 
 
-def artifacts(page: RunPage, folder: str = "") -> set[str]:
+def artifacts(page: RunLogger, folder: str = "") -> set[str]:
     found = set()
     for entry in page.client.list_artifacts(page.run_id, folder):
         found |= artifacts(page, entry.path) if entry.is_dir else {entry.path}
     return found
 
 
-def table(page: RunPage, name: str) -> list[dict[str, Any]]:
+def table(page: RunLogger, name: str) -> list[dict[str, Any]]:
     content = json.loads(Path(page.client.download_artifacts(page.run_id, name)).read_text())
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
@@ -67,7 +63,7 @@ def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
     for name in ("samples.csv", "pictures/3.png", "of somebody else.txt"):
         (report / name).parent.mkdir(parents=True, exist_ok=True)
         (report / name).write_text("x")
-    report_folder.write(report, *passed(), story=story_of(*passed()))
+    report_folder.write_report(report, *passed(), story=summarize(*passed()))
     page = recorded(runs, judgement(passed()), report)
     run = run_of(page)
     assert (run.info.run_name, run.info.status) == (f"gate PASS {SHORT}", "FINISHED")
@@ -160,7 +156,7 @@ def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
     assert found["ort-cpu/crossed_share"] == 0.005
     assert found["ort-cpu/latency_median_ms"] == 20.0
     assert len(found) <= len(numbers.COMPARED) + 4
-    everything = dict(numbers.of_evidence(seen))
+    everything = dict(numbers.metrics_from_evidence(seen))
     assert everything["ort-cpu/b/crossed_at_0.9"] == 1.0
     assert everything["ort-cpu/probes/ones/noise_ratio"] == 4.0
     spoilt = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
@@ -180,7 +176,7 @@ def test_the_costs_are_logged_in_milliseconds_and_megabytes() -> None:
     )
     found = numbers.compared(measured)
     assert (found["ort-cpu/latency_ratio"], found["ort-cpu/memory_mb"]) == (1.0, 30.0)
-    everything = dict(numbers.of_evidence(measured))
+    everything = dict(numbers.metrics_from_evidence(measured))
     assert {name: everything[f"ort-cpu/{name}"] for name in (
         "open_ms", "first_ms", "latency_single_median_ms", "latency_single_p95_ms", "peak_mb",
         "latency_ratio", "memory_mb",
@@ -212,7 +208,7 @@ def test_a_twin_that_is_rejected_alone_rejects_the_release(runs: Runs, tmp_path:
 
 def test_the_way_to_the_version(runs: Runs, tmp_path: Path) -> None:
     page = recorded(runs, judgement(passed()), tmp_path / "report")
-    promotion = Promotion("promoted", "3", None, "because")
+    promotion = PromotionResult("promoted", "3", None, "because")
     write_promotion(page, promotion, model_name="small", note=None)
     tags = run_of(page).data.tags
     assert (tags["gate.promotion"], tags["gate.model_version"]) == ("promoted", "small/3")

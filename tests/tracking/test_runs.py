@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-import gate.tracking
+import gate.mlflow_client.runs
 from gate.errors import RegistryUnavailable, ResourceGone
-from gate.tracking.page import RunPage
-from gate.tracking.record import DECIDED_TAG
-from gate.tracking.runs import EXPERIMENT, REFERENCE, RunReference, Runs
+from gate.mlflow_client.runs import (
+    DECIDED_TAG,
+    EXPERIMENT,
+    REFERENCE,
+    RunLogger,
+    RunReference,
+    Runs,
+)
 from tests.report.samples import failed, passed
 from tests.tracking.conftest import run_of
 
@@ -50,7 +55,7 @@ def test_artifacts_lie_beside_the_database_whatever_the_folder(
     assert list((tmp_path / "mlartifacts" / EXPERIMENT).rglob("x.txt"))
 
 
-def written(runs: Runs, report: Path) -> RunPage:
+def written(runs: Runs, report: Path) -> RunLogger:
     """A whole record of `passed()`, and the report that names it."""
     with runs.new("gate") as page:
         page.tags({DECIDED_TAG: passed()[0].digest().hex})
@@ -70,7 +75,7 @@ def _change(report: Path, **fields: str) -> None:
     RunReference.load(path).model_copy(update=fields).save(path)
 
 
-SPOILT: dict[str, Callable[[RunPage, Path], object]] = {
+SPOILT: dict[str, Callable[[RunLogger, Path], object]] = {
     "no file": lambda page, report: (report / REFERENCE).unlink(),
     "a torn file": lambda page, report: (report / REFERENCE).write_text('{"run_id": "'),
     "another server": lambda page, report: _change(report, tracking_uri="http://127.0.0.1:1"),
@@ -85,7 +90,7 @@ SPOILT: dict[str, Callable[[RunPage, Path], object]] = {
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_what_the_file_says_is_checked_before_it_is_believed(
-    runs: Runs, tmp_path: Path, spoil: Callable[[RunPage, Path], object]
+    runs: Runs, tmp_path: Path, spoil: Callable[[RunLogger, Path], object]
 ) -> None:
     spoil(written(runs, tmp_path), tmp_path)
     assert runs.recorded(tmp_path, passed()[0]) is None
@@ -109,7 +114,7 @@ def test_this_room_never_touches_the_registry() -> None:
     }
     called = {
         node.attr
-        for path in Path(gate.tracking.__file__).parent.glob("*.py")
+        for path in Path(gate.mlflow_client.runs.__file__).parent.glob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
     }

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
-from gate.decision.rules.comparisons import BoundedMetric, samples_for, top1_lower_bound
+from gate.decision.bound_rules import BoundedMetric, agreement_lower_bound, samples_needed
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from tests import builders
 
 
@@ -15,15 +15,15 @@ from tests import builders
     ("samples", "bound"), [(299, 0.99), (2995, 0.999)], ids=["0.99 needs 299", "0.999 needs 2995"]
 )
 def test_samples_needed_without_disagreement(samples, bound):
-    assert top1_lower_bound(0, samples, confidence=0.95) >= bound
-    assert top1_lower_bound(0, samples - 1, confidence=0.95) < bound
+    assert agreement_lower_bound(0, samples, confidence=0.95) >= bound
+    assert agreement_lower_bound(0, samples - 1, confidence=0.95) < bound
 
 
 @given(st.integers(1, 2000), st.data(), st.sampled_from([0.9, 0.95, 0.99]))
 def test_the_bound_solves_the_binomial_equation(samples, data, confidence):
     """At the bound, seeing so many agreements or more has probability 1 - confidence."""
     disagreements = data.draw(st.integers(0, samples))
-    bound = top1_lower_bound(disagreements, samples, confidence=confidence)
+    bound = agreement_lower_bound(disagreements, samples, confidence=confidence)
     if disagreements == samples:
         assert bound == 0.0
         return
@@ -33,13 +33,13 @@ def test_the_bound_solves_the_binomial_equation(samples, data, confidence):
 
 @given(st.integers(1, 500), st.integers(0, 499))
 def test_one_more_disagreement_never_raises_the_bound(samples, disagreements):
-    fewer = top1_lower_bound(min(disagreements, samples), samples, confidence=0.95)
-    more = top1_lower_bound(min(disagreements + 1, samples), samples, confidence=0.95)
+    fewer = agreement_lower_bound(min(disagreements, samples), samples, confidence=0.95)
+    more = agreement_lower_bound(min(disagreements + 1, samples), samples, confidence=0.95)
     assert more <= fewer
 
 
 def test_no_samples_prove_nothing():
-    assert top1_lower_bound(0, 0, confidence=0.95) == 0.0
+    assert agreement_lower_bound(0, 0, confidence=0.95) == 0.0
 
 
 @pytest.mark.parametrize("relation", ["<=", ">="])
@@ -64,14 +64,14 @@ def test_accuracy_may_rise():
 
 @given(st.floats(0.01, 0.9995), st.floats(0.51, 0.999))
 def test_the_samples_that_are_asked_for_are_the_fewest_that_do(bound, confidence):
-    needed = samples_for(bound, confidence=confidence)
+    needed = samples_needed(bound, confidence=confidence)
     assert needed is not None
-    assert top1_lower_bound(0, needed, confidence=confidence) >= bound
-    assert needed == 1 or top1_lower_bound(0, needed - 1, confidence=confidence) < bound
+    assert agreement_lower_bound(0, needed, confidence=confidence) >= bound
+    assert needed == 1 or agreement_lower_bound(0, needed - 1, confidence=confidence) < bound
 
 
 def test_no_number_of_samples_proves_certainty():
-    assert samples_for(1.0, confidence=0.95) is None
+    assert samples_needed(1.0, confidence=0.95) is None
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import decide
-from gate.decision.rules.costs import costs, largest_ratio, latency_ratios
-from gate.policy.policy import Bounds, RuntimePolicy
-from gate.records.cost import Cost, Latency
-from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.cost_rules import costs, largest_ratio, latency_ratios
+from gate.decision.decide import decide
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
 from tests.builders import absent, evidence, policy, runtime_evidence
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.rules import all_checks
-from gate.policy.policy import RuntimePolicy
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import iter_checks
+from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CPU_PROVIDER, RUNTIMES, RuntimeName
 from tests import builders
@@ -37,7 +37,7 @@ def evidence(diffs: dict[RuntimeName, float], **more: RuntimeEvidence | None) ->
 
 def checks(seen: Evidence, **policy: Any) -> dict[str, CheckResult]:
     """The checks `device`, by runtime."""
-    found = all_checks(builders.policy(**policy), seen)
+    found = iter_checks(builders.policy(**policy), seen)
     return {str(check.runtime): check for check in found if check.name == "device"}
 
 
@@ -179,7 +179,7 @@ def test_worse_numbers_never_make_it_pass(rest, a, b):
 @given(others)
 def test_it_fails_only_where_another_check_fails_too(rest):
     """So it explains, and adds no bound."""
-    found = list(all_checks(builders.policy(), evidence(rest)))
+    found = list(iter_checks(builders.policy(), evidence(rest)))
     for check in found:
         if check.name == "device" and check.verdict is FAIL:
             same = [c for c in found if c.runtime == check.runtime and c.name != "device"]

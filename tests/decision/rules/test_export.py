@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.policy.policy import ExportFindings
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.sections import ExportFindings
 from gate.records.evidence import Evidence, ExportRecord, SubjectPart
-from gate.records.lint import LEVELS, LintFinding
+from gate.records.export import LEVELS, LintFinding
 from tests import builders
 
 AT = "2026-01-01T00:00:00+00:00"

@@ -9,29 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.policy.policy import IncumbentPolicy, Policy
-from gate.records.incumbent import AnswersBeside, Incumbent
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy
+from gate.records.champion_comparison import AnswersBeside, ChampionComparison
 from tests import builders
 
 NAN, INF = math.nan, math.inf
-BOUNDS = IncumbentPolicy(max_accuracy_drop=0.01, min_agreement=0.98, max_latency_ratio=1.2)
+BOUNDS = ChampionPolicy(max_accuracy_drop=0.01, min_agreement=0.98, max_latency_ratio=1.2)
 METRICS = ("incumbent_accuracy_drop", "incumbent_agreement", "incumbent_latency_ratio")
 
 
-def judge(incumbent: Incumbent | None, **section: Any) -> Decision:
+def judge(incumbent: ChampionComparison | None, **section: Any) -> Decision:
     policy = builders.policy(incumbent=BOUNDS.model_copy(update=section))
     at = "2026-01-01T00:00:00+00:00"
     return decide(policy, builders.evidence(), incumbent=incumbent, decided_at=at)
 
 
-def answers(**fields: Any) -> Incumbent:
+def answers(**fields: Any) -> ChampionComparison:
     good = builders.incumbent().outputs[0]
     return builders.incumbent(outputs=(good.model_copy(update=fields),))
 
 
-def latency(side: str, median_ms: float) -> Incumbent:
+def latency(side: str, median_ms: float) -> ChampionComparison:
     good = builders.incumbent().latency
     assert good is not None
     return builders.incumbent(**{side: good.model_copy(update={"median_ms": median_ms})})
@@ -97,7 +98,7 @@ def test_a_policy_that_does_not_ask_takes_no_notice() -> None:
     ],
 )
 def test_what_is_worse_or_was_not_compared_never_passes(
-    incumbent: Incumbent | None, name: str, verdict: Verdict
+    incumbent: ChampionComparison | None, name: str, verdict: Verdict
 ) -> None:
     decision = judge(incumbent)
     assert not decision.passed
@@ -114,7 +115,7 @@ def test_whether_there_may_be_a_first_release_is_the_policy_s_word(
     allowed: str, verdict: Verdict
 ) -> None:
     good = builders.incumbent()
-    first = Incumbent(
+    first = ChampionComparison(
         state="first", subject_sha256=good.subject_sha256, data_sha256=good.data_sha256
     )
     decision = judge(first, first_release=allowed)
@@ -135,7 +136,7 @@ def test_only_what_is_bounded_is_checked() -> None:
 
 
 def test_answers_that_no_output_has_can_not_be_judged() -> None:
-    section = IncumbentPolicy(min_agreement=0.9)
+    section = ChampionPolicy(min_agreement=0.9)
     default = Policy.default(task="auto")
     fields = {"incumbent": section, "outputs": {"logits": "scores"}}
     policy = default.model_copy(update=fields)
@@ -151,7 +152,7 @@ times = st.floats(0.0, 1e6) | st.just(NAN) | st.just(INF)
 def test_what_is_worse_in_everything_never_passes_where_the_better_does_not(
     d: int, accuracy: float, ms: float, more: int, less: float, slower: float
 ) -> None:
-    def made(disagreements: int, accuracy: float, ms: float) -> Incumbent:
+    def made(disagreements: int, accuracy: float, ms: float) -> ChampionComparison:
         good = answers(disagreements=disagreements, accuracy=accuracy)
         return good.model_copy(update={"latency": latency("latency", ms).latency})
 

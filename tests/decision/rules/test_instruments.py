@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.decision.remedies import REMEDIES
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.decision.catalog import REMEDIES
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Evidence, ExportRecord, TensorSpec
 from gate.records.instruments import GraphFinding, TraceSearch, WeightsReport
 from gate.records.runtime import RUNTIMES

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.policy.policy import Policy, RuntimePolicy
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.policy import Policy
+from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence
 from gate.records.runtime import CPU_PROVIDER, PROVIDERS, RuntimeIdentity
 from tests import builders

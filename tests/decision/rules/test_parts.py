@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import Decision, decide
-from gate.policy.policy import Bounds, Policy, RuntimePolicy
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Evidence, SubjectPart, TensorSpec
-from gate.records.output_parity import OutputParity
+from gate.records.outputs import OutputParity
 from tests import builders
 from tests.registry.releases import twin_policy
 

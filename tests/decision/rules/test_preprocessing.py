@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
-from gate.policy.policy import PreprocessingPolicy
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.sections import PreprocessingPolicy
 from gate.records.evidence import Evidence, Source, TensorSpec
 from gate.records.preprocessing import (
     ConsumerParity,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.policy.policy import Policy
-from gate.records.cost import Cost, Latency
-from gate.records.evidence import Evidence
+from gate.records.evidence import Cost, Evidence, Latency
 from gate.records.runtime import RuntimeIdentity
 from tests import builders
 from tests.policy.test_recorded import policy

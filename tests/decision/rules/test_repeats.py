@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from tests import builders
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import Decision, decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision, decide
 from gate.policy.policy import Policy
-from gate.records.output_parity import OutputParity
+from gate.records.outputs import OutputParity
 from tests import builders
 from tests.builders import class_parity, output_parity, row_parity, runtime_evidence
 

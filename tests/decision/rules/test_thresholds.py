@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from gate.decision.checks import CheckResult, Verdict
-from gate.decision.decision import Decision, decide
-from gate.decision.rules.thresholds import crossing_upper_bound
-from gate.policy.policy import RuntimePolicy
+from gate.decision.bound_rules import crossing_upper_bound
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import Decision, decide
+from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, TensorSpec
-from gate.records.samples import LISTED, Crossing
+from gate.records.outputs import LISTED, Crossing
 from tests import builders
 from tests.builders import SAMPLES, class_parity, output_parity, runtime_evidence
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.export.capture import captured
-from gate.export.custom import registered
-from gate.export.refusals import places
-from gate.export.refusals.operators import Strategy, refused, unsupported
-from gate.export.refusals.refusal import MOST_LINES, ExportRefusal
+from gate.export import failures
+from gate.export.export_warnings import captured
+from gate.export.failures import MOST_LINES, ExportFailure, refused, unsupported
+from gate.export.torchscript_settings import registered
+from gate.records.export import Strategy
 from tests.export import failing
 
 X = (torch.rand(2, 4, 4),)
@@ -40,7 +40,7 @@ def _without_gradients() -> Iterator[None]:
 
 def failure(
     model: nn.Module, strategy: Strategy, *, opset: int = 13, arguments: tuple[Any, ...] = X
-) -> ExportRefusal | None:
+) -> ExportFailure | None:
     """Export as the strategies do, and explain the error; None if it works."""
     model = model.eval().requires_grad_(False)
     told = {"dynamo": strategy == "dynamo", "opset_version": opset}
@@ -59,7 +59,7 @@ def failure(
     return refused(error, model, arguments, strategy=strategy, exporter_keywords=told)
 
 
-def places_of(refusal: ExportRefusal) -> set[tuple[str, str | None]]:
+def places_of(refusal: ExportFailure) -> set[tuple[str, str | None]]:
     return {(operator.name, operator.place) for operator in refusal.operators}
 
 
@@ -251,13 +251,13 @@ def test_the_opset_that_is_named_does() -> None:
     ],
 )
 def test_a_scope_becomes_a_path(scope: str, path: str) -> None:
-    assert places.module_path(scope, failing.Several()) == path
+    assert failures.module_path(scope, failing.Several()) == path
 
 
 def test_a_scope_that_is_lost_is_taken_from_the_hierarchy() -> None:
-    scope = places.node_scope("pkg.Net::", "0(Sequential).1(Eig).UNKNOWN_INSTANCE(UNKNOWN_TYPE)")
+    scope = failures.node_scope("pkg.Net::", "0(Sequential).1(Eig).UNKNOWN_INSTANCE(UNKNOWN_TYPE)")
     assert scope == "pkg.Net::/Sequential::0/Eig::1"
-    assert places.node_scope("pkg.Net::/pkg.A::a", "b(B)") == "pkg.Net::/pkg.A::a"
+    assert failures.node_scope("pkg.Net::/pkg.A::a", "b(B)") == "pkg.Net::/pkg.A::a"
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ def test_a_scope_that_is_lost_is_taken_from_the_hierarchy() -> None:
     ],
 )
 def test_the_innermost_line_of_the_users_own_code(text: str, line: str | None) -> None:
-    assert places.source_line(text) == line
+    assert failures.source_line(text) == line

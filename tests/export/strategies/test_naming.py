@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from gate.export.strategies.naming import accepted, rename
+from gate.export.strategies import accepted, rename
 
 
 def test_only_numbers_get_a_stand_in() -> None:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gate.errors import ExportError
-from gate.export.export import Exported, export_model
-from gate.export.self_check import self_check
-from gate.records.strategy import ExportSettings
+from gate.export.export import Exported, export_model, self_check
+from gate.records.export import ExportSettings
 
 
 class Dicts(nn.Module):

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
-from gate.onnxfile.candidate import Candidate
+from gate.onnx_file.tested_file import TestedFile
 from tests.localisation import nets
 from tests.parity import tiny
 
@@ -74,7 +74,7 @@ def _floats(*shape: int) -> np.ndarray:
     return NUMBERS.normal(size=shape).astype(np.float32)
 
 
-def _written(path: Path) -> Candidate:
+def _written(path: Path) -> TestedFile:
     """`Pads`, as exporters write it that compute the pads beforehand."""
     pads = numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads")
     images = (
@@ -105,10 +105,10 @@ class OptimiserFault:
     after: str = ""
     """The operator that it makes."""
     raises: str | None = None
-    written: Callable[[Path], Candidate] | None = None
+    written: Callable[[Path], TestedFile] | None = None
     dynamic: bool = True
 
-    def file(self, path: Path) -> Candidate:
+    def file(self, path: Path) -> TestedFile:
         """Its file."""
         if self.written is not None:
             return self.written(path)

@@ -9,48 +9,52 @@ import numpy as np
 import pytest
 import torch
 
-from gate.bounded.call import call
 from gate.errors import DigestMismatch
-from gate.localisation.optimisers import apart
-from gate.localisation.optimisers.apart import Inquiry, blame_apart, tried
-from gate.localisation.optimisers.judge import RightAnswer
-from gate.localisation.optimisers.trials import OptimiserTrials
-from gate.localisation.verdicts import Limits
-from gate.onnxfile.candidate import Candidate
-from gate.policy.runtimes import plain_setup
-from gate.records.localisation import OptimiserBlame
+from gate.localize import ort_optimizers
+from gate.localize.layer_deviations import DeviationLimits
+from gate.localize.ort_optimizers import (
+    OptimizerTrials,
+    ReferenceOutput,
+    TrialSettings,
+    blame_apart,
+    tried,
+)
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
+from gate.records.localization import OptimizerFault
+from gate.sandbox.process import run_in_sandbox
 from tests.localisation.optimisers.faults import FAULTS
 
 FAULT = FAULTS["a transposed matrix by a vector"]
 
 
 @pytest.fixture(scope="module")
-def candidate(tmp_path_factory) -> Candidate:
+def candidate(tmp_path_factory) -> TestedFile:
     return FAULT.file(tmp_path_factory.mktemp("fault") / "m.onnx")
 
 
 @pytest.fixture(scope="module")
-def right() -> list[RightAnswer]:
+def right() -> list[ReferenceOutput]:
     """What the model computes; the float64 reference computes the same, as far as this goes."""
     wanted = FAULT.model().eval()(torch.from_numpy(FAULT.inputs)).detach().numpy()
     truths = {"logits": wanted.astype(np.float64).reshape(-1)}
     return [
-        RightAnswer({"input": FAULT.inputs[:2]}, {"logits": wanted[:2]}, True, None),
-        RightAnswer({"input": FAULT.inputs}, {"logits": wanted}, False, truths),
+        ReferenceOutput({"input": FAULT.inputs[:2]}, {"logits": wanted[:2]}, True, None),
+        ReferenceOutput({"input": FAULT.inputs}, {"logits": wanted}, False, truths),
     ]
 
 
-def inquiry(candidate: Candidate) -> Inquiry:
+def inquiry(candidate: TestedFile) -> TrialSettings:
     setup = plain_setup("ort-cpu-optimized")
-    limits = Limits("ort-cpu-optimized", setup, float64=False)
-    return Inquiry(candidate, limits, bound=1.0, threads=1, deterministic=False)
+    limits = DeviationLimits("ort-cpu-optimized", setup, float64=False)
+    return TrialSettings(candidate, limits, bound=1.0, threads=1, deterministic=False)
 
 
 def test_it_is_found_there(candidate, right, monkeypatch):
     def never(*_, **__):
         raise AssertionError("a session was opened in the process of the verdict")
 
-    monkeypatch.setattr(OptimiserTrials, "outcome", never)
+    monkeypatch.setattr(OptimizerTrials, "outcome", never)
     found = blame_apart(inquiry(candidate), right)
     assert (found.names, found.reason) == (FAULT.names, None)
 
@@ -63,11 +67,13 @@ def test_what_is_asked_and_the_arrays_arrive_as_they_are(candidate, right, monke
         arrived.update(right=answers, limits=limits, bound=bound)
         raise DigestMismatch("far enough")
 
-    monkeypatch.setattr(apart, "OutputJudge", judge)
-    monkeypatch.setattr(apart, "call", lambda _, arguments, **__: tried(**arguments))
+    monkeypatch.setattr(ort_optimizers, "OutputJudge", judge)
+    monkeypatch.setattr(
+        ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: tried(**arguments)
+    )
     given = inquiry(candidate)
     found = blame_apart(dataclasses.replace(given, bound=0.25), right)
-    assert found == OptimiserBlame(reason="far enough")
+    assert found == OptimizerFault(reason="far enough")
     assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
     for before, after in zip(right, arrived["right"], strict=True):
         assert before.first == after.first
@@ -93,10 +99,10 @@ def test_what_breaks_there_is_a_reason_and_no_error(
 ):
     def other(_, arguments, **options):
         function, given = does
-        return call(f"tests.bounded.behaviour:{function}", given, **options)
+        return run_in_sandbox(f"tests.bounded.behaviour:{function}", given, **options)
 
-    monkeypatch.setattr(apart, "LIMIT_S", limit_s)
-    monkeypatch.setattr(apart, "call", other)
+    monkeypatch.setattr(ort_optimizers, "APART_LIMIT_S", limit_s)
+    monkeypatch.setattr(ort_optimizers, "run_in_sandbox", other)
     found = blame_apart(inquiry(candidate), right)
     assert found.names == ()
     assert reason in found.reason

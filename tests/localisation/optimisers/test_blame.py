@@ -12,22 +12,20 @@ import onnxruntime
 import pytest
 import torch
 
-from gate.front_door import Reference, check
-from gate.localisation.locate import locate
-from gate.localisation.optimisers import blame as blaming
-from gate.localisation.optimisers import trials as trying
-from gate.localisation.optimisers.blame import blame
-from gate.localisation.optimisers.trials import OptimiserTrials, TrialOutcome
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.workload import Workload
-from gate.policy.policy import Policy, RuntimePolicy
-from gate.policy.runtimes import plain_setup
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.localize import ort_optimizers
+from gate.localize.locate import locate
+from gate.localize.ort_optimizers import OptimizerTrials, TrialOutcome, find_faulty_optimizer
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import plain_setup
+from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Source
-from gate.records.localisation import Localisation, OptimiserBlame
-from gate.report.localisation import sentences
-from gate.runtimes.cuda import cuda_absent_reason
-from gate.story.making import story_of
+from gate.records.localization import Localization, OptimizerFault
+from gate.report.terminal import localisation_sentences
+from gate.runtimes.ort import cuda_absent_reason
+from gate.summary.summarize import summarize
 from tests.localisation.nets import found
 from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
 from tests.parity import tiny
@@ -36,7 +34,7 @@ OPTIMISED = plain_setup("ort-cpu-optimized")
 
 
 @pytest.fixture(scope="module", params=FAULTS, ids=str)
-def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localisation]:
+def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localization]:
     fault = FAULTS[request.param]
     candidate = fault.file(tmp_path_factory.mktemp("fault") / "m.onnx")
     told = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
@@ -94,7 +92,7 @@ class TestRealFaults:
 
     def test_the_record_comes_back_whole(self, located):
         _, told = located
-        assert Localisation.from_json(told.to_json()) == told
+        assert Localization.from_json(told.to_json()) == told
 
 
 class TestStory:
@@ -109,13 +107,13 @@ class TestStory:
         return fault, check(
             candidate.path,
             reference=Reference(fault.model().eval(), Source(factory="faults:model")),
-            workload=Workload(Samples.of({"input": fault.inputs})),
+            workload=EvaluationData(SampleSet.from_arrays({"input": fault.inputs})),
             policy=default.model_copy(update={"runtimes": runtimes}),
         )
 
     def test_the_headline_names_it(self, checked):
         fault, verdicted = checked
-        story = story_of(verdicted.decision, verdicted.evidence, explanation=verdicted.explanation)
+        story = summarize(verdicted.decision, verdicted.evidence, explanation=verdicted.explanation)
         name = fault.names[0]
         assert (story.headline.cause, story.headline.blamed) == ("optimiser", name)
         does = "changes the answer" if fault.raises is None else "makes the session fail"
@@ -128,14 +126,14 @@ class TestStory:
 
     def test_the_page_of_a_localisation_says_it(self, checked):
         fault, verdicted = checked
-        text = " ".join(sentences(verdicted.explanation))
+        text = " ".join(localisation_sentences(verdicted.explanation))
         assert fault.names[0] in text
 
 
 class TestOtherSetups:
     FAULT = FAULTS["a transposed matrix by a vector"]
 
-    def located(self, tmp_path, **options) -> Localisation:
+    def located(self, tmp_path, **options) -> Localization:
         runtime = RuntimePolicy(
             kind="ort",
             required="always",
@@ -145,8 +143,10 @@ class TestOtherSetups:
         policy = tiny.policy().model_copy(update={"runtimes": {"mine": runtime}})
         fault = self.FAULT
         candidate = fault.file(tmp_path / "m.onnx")
-        samples = Samples.of({"input": fault.inputs})
-        return locate(Case(fault.model().eval(), candidate, samples, policy), runtime="mine")
+        samples = SampleSet.from_arrays({"input": fault.inputs})
+        return locate(
+            MeasurementJob(fault.model().eval(), candidate, samples, policy), runtime="mine"
+        )
 
     def test_a_runtime_by_configuration_at_its_own_level(self, tmp_path):
         told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
@@ -163,13 +163,16 @@ class TestOtherSetups:
 
 def test_none_is_blamed_where_the_file_is_refused_without_optimisations_too(tmp_path):
     fault = FAULTS["a transposed matrix by a vector"]
-    candidate, samples = fault.file(tmp_path / "m.onnx"), Samples.of({"input": fault.inputs})
-    case = Case(fault.model().eval(), candidate, samples, tiny.policy())
+    candidate, samples = (
+        fault.file(tmp_path / "m.onnx"),
+        SampleSet.from_arrays({"input": fault.inputs}),
+    )
+    case = MeasurementJob(fault.model().eval(), candidate, samples, tiny.policy())
     told = locate(case, runtime="ort-cpu-optimized", refused=["ort-cpu", "ort-cpu-optimized"])
     assert (told.diverges, told.blame, told.optimiser) == (True, None, False)
 
 
-class Scripted(OptimiserTrials):
+class Scripted(OptimizerTrials):
     """Real sessions with another outcome: the simulator of optimisers that are to blame."""
 
     def __init__(self, candidate, rule: Callable[[str, frozenset[str]], bool]) -> None:
@@ -214,7 +217,7 @@ class TestNobody:
         ids=["wrong without them", "right with them", "none by name", "none of the last level"],
     )  # fmt: skip
     def test_says_why(self, candidate, rule, reason, remedy):
-        told = blame(Scripted(candidate, rule), size_bytes=1)
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
         assert told.names == ()
         assert reason in told.reason
         assert told.text == f"No optimiser is named: {told.reason}"
@@ -224,13 +227,13 @@ class TestNobody:
         def broken(*_, **__):
             raise RuntimeError("no room")
 
-        monkeypatch.setattr(OptimiserTrials, "outcome", broken)
-        told = blame(Scripted(candidate, lambda *_: True), size_bytes=1)
-        assert told == OptimiserBlame(reason="RuntimeError: no room")
+        monkeypatch.setattr(OptimizerTrials, "outcome", broken)
+        told = find_faulty_optimizer(Scripted(candidate, lambda *_: True), size_bytes=1)
+        assert told == OptimizerFault(reason="RuntimeError: no room")
 
     def test_a_log_without_names(self, candidate, monkeypatch):
-        monkeypatch.setattr(blaming, "changing", lambda lines, at=None: ())
-        told = blame(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
+        monkeypatch.setattr(ort_optimizers, "optimizers_that_changed", lambda lines, at=None: ())
+        told = find_faulty_optimizer(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
         assert "ONNX Runtime logs none that changes the graph" in told.reason
 
 
@@ -238,7 +241,7 @@ class TestSearch:
     def test_a_set_is_whole_and_no_larger_than_needed(self, candidate):
         pair = {"ConvActivationFusion", "NchwcTransformer"}
         rule = lambda level, without: off(level) or pair <= without  # noqa: E731
-        told = blame(Scripted(candidate, rule), size_bytes=1)
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
         assert (set(told.names), told.reason) == (pair, None)
         assert "and" in told.text
 
@@ -246,26 +249,26 @@ class TestSearch:
         candidate = FAULTS["zeros around a pool"].file(tmp_path / "m.onnx")
         whole = "Level1_RuleBasedTransformer"
         rule = lambda level, without: off(level) or whole in without  # noqa: E731
-        assert blame(Scripted(candidate, rule), size_bytes=1).names == (whole,)
+        assert find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1).names == (whole,)
 
     @pytest.mark.parametrize(("sessions", "named"), [(3, False), (6, True)])
     def test_the_number_of_sessions_is_bounded(self, candidate, monkeypatch, sessions, named):
-        monkeypatch.setattr(trying, "SESSIONS", sessions)
+        monkeypatch.setattr(ort_optimizers, "SESSIONS", sessions)
         rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
-        told = blame(Scripted(candidate, rule), size_bytes=1)
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
         assert told.sessions == sessions
         assert bool(told.names) is named
         assert f"{sessions} sessions did not tell" in told.reason
         assert not named or "NchwcTransformer" in told.names
 
     def test_the_time_is_bounded(self, candidate, monkeypatch):
-        monkeypatch.setattr(trying, "LIMIT_S", -1.0)
-        told = blame(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
+        monkeypatch.setattr(ort_optimizers, "TRIALS_LIMIT_S", -1.0)
+        told = find_faulty_optimizer(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
         assert (told.names, told.sessions) == ((), 0)
 
     def test_of_a_large_file_the_nodes_are_not_compared(self, candidate):
         rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
-        told = blame(Scripted(candidate, rule), size_bytes=1 << 40)
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1 << 40)
         assert (told.names, told.after) == (("NchwcTransformer",), ())
         assert "larger than 512 MiB" in told.nodes_unread
 
@@ -288,8 +291,8 @@ def test_what_a_trial_logs_is_kept_and_not_printed(candidate, capfd):
 @pytest.mark.skipif(cuda_absent_reason() is None, reason="CUDA loads here")
 def test_a_provider_that_does_not_load_is_a_reason(candidate):
     """What it logs meanwhile is read for why it did not, too."""
-    told = blame(
-        OptimiserTrials(candidate, plain_setup("ort-cuda-optimized"), Always()), size_bytes=1
+    told = find_faulty_optimizer(
+        OptimizerTrials(candidate, plain_setup("ort-cuda-optimized"), Always()), size_bytes=1
     )
     assert told.names == ()
     assert "could not load CUDAExecutionProvider" in told.reason

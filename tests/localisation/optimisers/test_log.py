@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.localisation.optimisers.log import changing
+from gate.localize.ort_optimizers import optimizers_that_changed
 
 WHERE = "2026-01-01 00:00:00.0 [V:onnxruntime:, graph_transformer_mgr.cc:1 ApplyTransformers]"
 
@@ -43,4 +43,4 @@ RAN = [
          "failed", "a level that the log does not count"],
 )  # fmt: skip
 def test_those_that_changed_the_graph_or_broke(lines, at, names):
-    assert changing(lines, at=at) == names
+    assert optimizers_that_changed(lines, at=at) == names

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from gate.localisation.optimisers.rules import RULES
+from gate.localize.ort_optimizers import RULES
 
 
 @pytest.fixture(scope="module")

@@ -7,19 +7,19 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.localisation.optimisers.search import fewest
+from gate.localize.ort_optimizers import minimal_set
 
 NAMES = tuple("abcdefghijklmnopqrst")
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), st.permutations(NAMES))
 def test_all_that_are_needed_and_no_others(needed, names):
-    assert set(fewest(names, lambda off: needed <= off)) == needed
+    assert set(minimal_set(names, lambda off: needed <= off)) == needed
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(NAMES))
 def test_of_two_that_would_do_the_one_that_comes_first(one, other):
-    found = fewest(NAMES, lambda off: one in off or other in off)
+    found = minimal_set(NAMES, lambda off: one in off or other in off)
     assert found == (min(one, other),)
 
 
@@ -31,9 +31,9 @@ def test_one_of_n_takes_about_two_questions_for_each_halving(needed):
         questions.append(off)
         return needed in off
 
-    fewest(NAMES, heals)
+    minimal_set(NAMES, heals)
     assert len(questions) <= 2 * math.ceil(math.log2(len(NAMES)))
 
 
 def test_what_heals_without_any_needs_none():
-    assert fewest((), lambda off: True) == ()
+    assert minimal_set((), lambda off: True) == ()

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from gate.front_door import Reference, Verdicted, check
-from gate.localisation.releases.answers import Otherwise, otherwise
-from gate.parity.workload import Workload
-from gate.parts.release import OpenRelease
+from gate.api import EvaluationResult
+from gate.api import check as check_
+from gate.localize.locate_part import ChainDifference, explain_chain
+from gate.measure.job import EvaluationData, Reference
+from gate.multi_file.release import MultiFileRelease
 from gate.policy.policy import Policy
-from gate.story.making import story_of
+from gate.summary.summarize import summarize
 from tests.parts import tiny
 
 QUICK = Policy.model_validate_json(
@@ -39,19 +40,19 @@ def release(folder: Path, chain: str) -> Path:
     return path
 
 
-def judged(folder: Path, chain: str, factory: str) -> Verdicted:
-    return check(
+def judged(folder: Path, chain: str, factory: str) -> EvaluationResult:
+    return check_(
         release(folder, chain),
-        reference=Reference.load(f"tests.parts.tiny:{factory}"),
-        workload=Workload.open(folder / "x.npy", batch_size=8),
+        reference=Reference.from_factory(f"tests.parts.tiny:{factory}"),
+        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=QUICK,
     )
 
 
-def found(verdicted: Verdicted) -> Otherwise | None:
+def found(verdicted: EvaluationResult) -> ChainDifference | None:
     chained = verdicted.case.chained
-    assert isinstance(chained, OpenRelease)
-    return otherwise(verdicted.case, chained, runtime="ort-cpu")
+    assert isinstance(chained, MultiFileRelease)
+    return explain_chain(verdicted.case, chained, runtime="ort-cpu")
 
 
 def test_a_part_that_overwrites_what_it_is_given_is_named(folder: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_part_that_overwrites_what_it_is_given_is_named(folder: Path) -> None:
     verdicted = judged(folder, "run_and_keep", "build_rectified")
     assert not verdicted.decision.passed
     assert all(check.part is None for check in verdicted.decision.problems)
-    headline = story_of(
+    headline = summarize(
         verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
     ).headline
     assert "the part head (its x) writes into what the chain gives it" in headline.sentence

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from gate import cli
+from gate.api import case_of
 from gate.errors import PolicyError
-from gate.front_door import Reference, case_of
-from gate.localisation.releases.parts import locate_part
-from gate.parity.workload import Workload
-from gate.parts.release import OpenRelease
+from gate.localize.locate_part import locate_part
+from gate.measure.job import EvaluationData, Reference
+from gate.multi_file.release import MultiFileRelease
 from gate.policy.policy import Policy
-from gate.records.localisation import Localisation
+from gate.records.localization import Localization
 from gate.records.runtime import RuntimeName
 from tests.parts import tiny
 
@@ -28,16 +28,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def located(
     folder: Path, *, chain: str = "run", runtime: RuntimeName = "ort-cpu", **files: str
-) -> Localisation:
+) -> Localization:
     path = tiny.release(folder, **files)
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     case = case_of(
         path,
-        reference=Reference.load(f"tests.parts.tiny:build{'_scaled' if chain != 'run' else ''}"),
-        workload=Workload.open(folder / "x.npy", batch_size=8),
+        reference=Reference.from_factory(
+            f"tests.parts.tiny:build{'_scaled' if chain != 'run' else ''}"
+        ),
+        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=Policy.default(task="tensors"),
     )
-    assert isinstance(case.chained, OpenRelease)
+    assert isinstance(case.chained, MultiFileRelease)
     return locate_part(case, case.chained, runtime=runtime, limit=4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.localisation.tensors.counterparts import counterparts
+from gate.localize.layer_weights import counterparts
 
 RNG = np.random.default_rng(0)
 TABLE, GATES, HIDDEN = (RNG.normal(size=size) for size in ((12, 4), (8, 3), (8, 2)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.localisation.tensors.folded import affine_differences, folded_differences
+from gate.localize.layer_weights import affine_differences, folded_differences
 
 
 @pytest.fixture

@@ -8,13 +8,8 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.localisation.tensors.weights import (
-    WeightDifference,
-    comparison,
-    moved,
-    transposed,
-)
-from gate.parity.graph.packed import packed
+from gate.localize.layer_weights import WeightDifference, comparison, moved, transposed
+from gate.weights.layouts import match_packed_rnn
 
 
 def differences(*given, **settings) -> list[WeightDifference]:
@@ -209,7 +204,7 @@ def test_what_code_may_have_computed_of_a_tensor_is_not_called_the_tensor(
 def test_the_directions_of_an_lstm_that_are_exchanged():
     torch.manual_seed(0)
     module = nn.LSTM(3, 2, bidirectional=True)
-    right = {one.name: one.values for one in packed(module)}
+    right = {one.name: one.values for one in match_packed_rnn(module)}
     assert moved(module, "memory", right) is None
     turned = {name: values[::-1].copy() for name, values in right.items()}
     difference = moved(module, "memory", turned)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gate.data.input_binding import InputBinding, bind_inputs
 from gate.errors import InputMismatch
-from gate.parity.arrays.binding import Binding, bind
 from gate.records.evidence import TensorSpec
 
 
@@ -24,14 +24,14 @@ ARGUMENTS = {"count": 10, "batch_size": 4}
     ],
 )
 def test_inputs_bind_by_equal_names_or_position(samples, pairs):
-    binding = bind((A, B), samples, **ARGUMENTS)
-    assert binding == Binding(pairs, 4, fixed=False)
+    binding = bind_inputs((A, B), samples, **ARGUMENTS)
+    assert binding == InputBinding(pairs, 4, fixed=False)
 
 
 @pytest.mark.parametrize("parameters", [None, {"a", "b", "mask"}])
 def test_what_only_the_model_takes_is_left_out_of_the_file(parameters):
     samples = (spec("mask.0", "s"), spec("b", "s", 4), spec("a", "s", 3))
-    binding = bind((A, B), samples, **ARGUMENTS, parameters=parameters)
+    binding = bind_inputs((A, B), samples, **ARGUMENTS, parameters=parameters)
     assert binding.pairs == (("a", "a"), ("b", "b"))
     assert binding.model_only == ("mask.0",)
     assert binding.arguments == ("mask.0", "b", "a")
@@ -41,7 +41,7 @@ def test_a_name_that_the_model_does_not_take_is_refused():
     with pytest.raises(
         InputMismatch, match=r"\['labels'\] is no input of the file, 'a'.*no parameter of"
     ):
-        bind((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
+        bind_inputs((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_name_that_the_model_does_not_take_is_refused():
 )
 def test_what_does_not_fit_is_refused(inputs, samples, words):
     with pytest.raises(InputMismatch, match=words):
-        bind(inputs, samples, **ARGUMENTS)
+        bind_inputs(inputs, samples, **ARGUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_what_does_not_fit_is_refused(inputs, samples, words):
     ],
 )
 def test_a_fixed_batch_axis_decides(inputs, size, fixed):
-    binding = bind(inputs, (A, B), **ARGUMENTS)
+    binding = bind_inputs(inputs, (A, B), **ARGUMENTS)
     assert (binding.batch_size, binding.fixed) == (size, fixed)
 
 
 def test_fewer_samples_than_a_batch_are_one_batch():
-    assert bind((A,), (A,), count=3, batch_size=32).batch_size == 3
+    assert bind_inputs((A,), (A,), count=3, batch_size=32).batch_size == 3

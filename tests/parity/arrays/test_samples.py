@@ -9,10 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gate.data.array_files import HeldShard, MappedRows, open_labels
+from gate.data.samples import SampleSet
 from gate.errors import DataError, GateError, StorageError
-from gate.parity.arrays.mapped import MappedRows
-from gate.parity.arrays.samples import Samples, open_labels
-from gate.parity.arrays.shards import HeldShard
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(11, 2, 3)).astype(np.float32)
@@ -59,7 +58,7 @@ def npz_shards(folder):
 
 @pytest.mark.parametrize("save", [npy, npz, fortran, big_endian, npy_shards, npz_shards])
 def test_every_way_of_saving_gives_the_same_samples_and_digest(tmp_path, save):
-    samples = Samples.open(save(tmp_path))
+    samples = SampleSet.open(save(tmp_path))
 
     assert len(samples) == 11
     assert [(s.name, s.dtype, s.shape) for s in samples.specs] == [
@@ -67,11 +66,11 @@ def test_every_way_of_saving_gives_the_same_samples_and_digest(tmp_path, save):
     ]
     for size in (1, 3, 11, 50):
         np.testing.assert_array_equal(joined(samples, size)["input"], X)
-    assert samples.digest() == Samples.of({"input": X}).digest()
+    assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
 
 
 def test_batches_are_own_native_writable_copies(tmp_path):
-    samples = Samples.open(big_endian(tmp_path))
+    samples = SampleSet.open(big_endian(tmp_path))
     batch = next(samples.batches(4))["input"]
     assert batch.flags.writeable
     assert batch.flags.c_contiguous
@@ -82,7 +81,7 @@ def test_batches_are_own_native_writable_copies(tmp_path):
 
 def test_npz_holds_one_array_for_each_input(tmp_path):
     np.savez(tmp_path / "x.npz", image=X, ids=IDS)
-    samples = Samples.open(tmp_path / "x.npz")
+    samples = SampleSet.open(tmp_path / "x.npz")
     assert samples.names == ("image", "ids")
     np.testing.assert_array_equal(joined(samples, 4)["ids"], IDS)
 
@@ -100,15 +99,15 @@ def test_npz_holds_one_array_for_each_input(tmp_path):
     ],
 )
 def test_digest_depends_on_names_dtypes_shapes_and_values(other):
-    assert Samples.of(other).digest() != Samples.of({"x": X}).digest()
+    assert SampleSet.from_arrays(other).digest() != SampleSet.from_arrays({"x": X}).digest()
 
 
 @given(cuts=st.lists(st.integers(1, 10), max_size=4), size=st.integers(1, 12))
 def test_shards_change_neither_batches_nor_digest(cuts, size):
     parts = np.split(X, sorted(set(cuts)))
-    samples = Samples(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
+    samples = SampleSet(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
     np.testing.assert_array_equal(joined(samples, size)["x"], X)
-    assert samples.digest() == Samples.of({"x": X}).digest()
+    assert samples.digest() == SampleSet.from_arrays({"x": X}).digest()
 
 
 @given(
@@ -119,29 +118,29 @@ def test_a_range_is_the_samples_of_that_range(cuts, ends):
     first, second, third, fourth = sorted(ends)
     assume(first < fourth and second < third)
     parts = np.split(X, sorted(set(cuts)))
-    samples = Samples(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
-    part = samples.between(first, fourth).between(second - first, third - first)
+    samples = SampleSet(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
+    part = samples.slice(first, fourth).slice(second - first, third - first)
     rows = X[second:third]
     assert len(part) == len(rows)
-    assert part.digest() == Samples.of({"x": rows}).digest()
+    assert part.digest() == SampleSet.from_arrays({"x": rows}).digest()
     np.testing.assert_array_equal(joined(part, 2)["x"], rows)
     np.testing.assert_array_equal(part.at([0, len(rows) - 1])["x"], rows[[0, -1]])
-    np.testing.assert_array_equal(joined(part.pick([len(rows) - 1]), 2)["x"], rows[-1:])
+    np.testing.assert_array_equal(joined(part.take([len(rows) - 1]), 2)["x"], rows[-1:])
 
 
 @pytest.mark.parametrize("span", [(0, 0), (3, 2), (-1, 4), (4, 12)])
 def test_a_range_that_is_not_there(span):
     with pytest.raises(DataError, match="there are no samples"):
-        Samples.of({"x": X}).between(*span)
+        SampleSet.from_arrays({"x": X}).slice(*span)
 
 
 def test_a_range_names_samples_by_their_place_in_the_whole_set():
     x = X.copy()
     x[8] = np.nan
-    part = Samples.of({"x": x}).between(2, 11).between(3, 9)
+    part = SampleSet.from_arrays({"x": x}).slice(2, 11).slice(3, 9)
     with pytest.raises(DataError, match=r"sample 8\b"):
         list(part.batches(2))
-    assert len(list(part.with_gaps().between(0, 4).batches(2))) == 2
+    assert len(list(part.allow_nan().slice(0, 4).batches(2))) == 2
 
 
 def truncated(folder):
@@ -285,12 +284,12 @@ def shards(first, second):
 )
 def test_unusable_files_are_refused_in_words(tmp_path, spoil, words):
     with pytest.raises(DataError, match=words):
-        Samples.open(spoil(tmp_path))
+        SampleSet.open(spoil(tmp_path))
 
 
 def test_nothing_at_all_is_refused():
     with pytest.raises(DataError, match="holds no array"):
-        Samples.of({})
+        SampleSet.from_arrays({})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -298,16 +297,16 @@ def test_values_that_are_not_finite_are_refused_with_their_place(value):
     x = X.copy()
     x[9, 1, 2] = x[8, 0, 0] = value
     with pytest.raises(DataError, match=r"'image'.*sample 8\b"):
-        list(Samples.of({"ids": IDS, "image": x}).batches(4))
+        list(SampleSet.from_arrays({"ids": IDS, "image": x}).batches(4))
 
 
 def test_npz_without_room_is_a_storage_error(tmp_path, monkeypatch):
     path = npz(tmp_path)
     monkeypatch.setattr(
-        "gate.parity.arrays.shards.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
+        "gate.data.array_files.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
     )
     with pytest.raises(StorageError, match="TMPDIR"):
-        Samples.open(path)
+        SampleSet.open(path)
 
 
 def test_npz_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
@@ -315,7 +314,7 @@ def test_npz_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    samples = Samples.open(path)
+    samples = SampleSet.open(path)
     assert list(temporary.iterdir()) == []
     np.testing.assert_array_equal(joined(samples, 4)["input"], X)
 
@@ -358,11 +357,11 @@ def test_unreadable_labels_are_refused(tmp_path, spoil):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
-@pytest.mark.parametrize("work", [lambda s: [len(b) for b in s.batches(64)], Samples.digest])
+@pytest.mark.parametrize("work", [lambda s: [len(b) for b in s.batches(64)], SampleSet.digest])
 def test_pages_that_were_read_are_given_back(tmp_path, work):
     path = tmp_path / "large.npy"
     np.save(path, np.zeros((2048, 1024), np.float32))
-    samples = Samples.open(path)
+    samples = SampleSet.open(path)
     work(samples)
     mapped = Path("/proc/self/smaps").read_text().split(str(path), 1)[1]
     resident = int(re.search(r"^Rss:\s+(\d+) kB", mapped, flags=re.MULTILINE).group(1))

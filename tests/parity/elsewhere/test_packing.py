@@ -8,16 +8,14 @@ import shutil
 import numpy as np
 import pytest
 
+from gate.distributed.external_runtime import Packing, Sending, read_whence
 from gate.errors import GateError
-from gate.parity.elsewhere.packing import Packing, read_whence
-from gate.parity.elsewhere.sending import Sending
-from gate.runtimes.recording.manifest import Whence
-from gate.runtimes.recording.reading import Recording
+from gate.runtimes.recording_format import Recording, RecordingSource
 from gate.storage.digest import Digest
 from tests.parity import tiny
 from tests.runtimes import consumer
 
-WHENCE = Whence.model_validate(consumer.META)
+WHENCE = RecordingSource.model_validate(consumer.META)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from gate.data.samples import SampleSet
+from gate.distributed.external_runtime import Sending
 from gate.errors import InputMismatch, StorageError
-from gate.parity.arrays.samples import Samples
-from gate.parity.elsewhere.sending import Sending
 from gate.policy.sections import Instruments
 from gate.records.instruments import drawn_batch_sizes
 from tests.parity import tiny
@@ -65,7 +65,7 @@ def test_the_model_adds_the_probes_that_it_is_asked_about(tmp_path):
     words = {"words": np.random.default_rng(0).integers(3, 20, (8, 5))}
     model = Words()
     file = tiny.export(model, tmp_path / "words.onnx", example=words)
-    samples = Samples.of(words)
+    samples = SampleSet.from_arrays(words)
     without = Sending(file, samples, POLICY).write(tmp_path / "without")
     asked = Sending(file, samples, POLICY, model).write(tmp_path / "asked")
     names = [{part.name for part in header.parts} for header in (without, asked)]
@@ -82,7 +82,7 @@ def test_several_inputs_go_by_the_names_of_the_file(tmp_path):
     model = tiny.TwoInputs()
     names = ("sum", "more.0", "more.1")
     file = tiny.export(model, tmp_path / "two.onnx", example=arrays, outputs=names)
-    header = Sending(file, Samples.of(arrays), POLICY, model).write(tmp_path / "sent")
+    header = Sending(file, SampleSet.from_arrays(arrays), POLICY, model).write(tmp_path / "sent")
     assert header.outputs == names
     part = json.loads(header.parts[0].to_json())
     raw, _ = read(tmp_path / "sent", part)
@@ -108,7 +108,7 @@ def test_a_folder_that_is_there_is_not_written_into(good, tmp_path):
 
 
 def test_samples_that_do_not_fit_leave_nothing(good, tmp_path):
-    other = Samples.of({"input": torch.zeros(4, 5).numpy()})
+    other = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
     with pytest.raises(InputMismatch):
         Sending(good, other, POLICY).write(tmp_path / "sent")
     assert list(tmp_path.iterdir()) == []

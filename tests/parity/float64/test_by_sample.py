@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from gate.parity.float64.by_sample import SampleTruths, agree
-from gate.runtimes.recording.rows import row_digests
+from gate.reference.cache import SampleTruths, agree
+from gate.runtimes.recording_format import row_digests
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 DIGESTS = row_digests({"x": X})

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from gate.parity.float64.convolution import Convolution
-from gate.parity.float64.reference import in_double
+from gate.reference.float64 import Convolution, in_double
 
 aten = torch.ops.aten
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -55,7 +54,7 @@ def test_it_is_the_convolution_of_pytorch(
 def test_some_samples_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     call = (drawn(5, 2, 8, 8), drawn(3, 2, 3, 3))
     whole = Convolution.of(aten.conv2d.default, call)
-    monkeypatch.setattr("gate.parity.float64.convolution._MOST_ELEMENTS", 2 * 2 * 9 * 36)
+    monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
     assert whole is not None
     torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.float64.floor import MORE_DRAWS, rounding_floor
-from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.statistics.tally import CANDIDATE
+from gate.measure.noise_floor import MORE_DRAWS, NoiseStatistics, rounding_floor
+from gate.statistics.error_groups import CANDIDATE
 from tests.parity.probes import benches
 
 X = {"x": benches.vectors(count=20)}

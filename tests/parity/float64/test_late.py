@@ -8,9 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gate.parity.float64.late import KEPT, LateErrors
-from gate.parity.float64.noise import NoiseStatistics
-from gate.parity.statistics.output import Span
+from gate.measure.noise_floor import KEPT, NoiseStatistics, OutlierTracker
+from gate.statistics.output import Span
 
 SCALE = np.array([1.0, 1e6, 1e-3])
 
@@ -26,7 +25,7 @@ def first(rng, *, scale=SCALE, spoilt=0.0):
 
 
 def late(reference, candidate, *, scale=SCALE, spoilt=0.0):
-    errors = LateErrors(first(np.random.default_rng(0), scale=scale, spoilt=spoilt))
+    errors = OutlierTracker(first(np.random.default_rng(0), scale=scale, spoilt=spoilt))
     errors.update(reference, candidate, Span(32, len(reference)))
     return errors
 
@@ -55,7 +54,7 @@ def test_a_second_look_settles_a_score():
     reference, candidate = values()
     candidate[70, 0] += 1.0
     errors = late(reference, candidate)
-    errors.settle(102, by_own=1.5, by_first=1.5)
+    errors.record(102, by_own=1.5, by_first=1.5)
     assert errors.worst < 8.0
 
 
@@ -64,7 +63,7 @@ def test_a_plain_difference_is_doubtful_however_wide_the_floor_of_the_first_is()
     candidate[70] *= 1.2
     errors = late(reference, candidate, spoilt=10.0)
     assert errors.doubtful == [102]
-    errors.settle(102, by_own=1e5, by_first=0.1)
+    errors.record(102, by_own=1e5, by_first=0.1)
     assert errors.worst == 1e5
 
 
@@ -72,7 +71,7 @@ def test_samples_may_lie_on_another_axis():
     """As in the states of an LSTM, (layers, samples, width)."""
     reference, candidate = values()
     candidate[70] *= 1.2
-    errors = LateErrors(first(np.random.default_rng(0)), axis=1)
+    errors = OutlierTracker(first(np.random.default_rng(0)), axis=1)
     errors.update(reference[None], candidate[None], Span(32, len(reference)))
     assert errors.doubtful == [102]
 
@@ -80,7 +79,7 @@ def test_samples_may_lie_on_another_axis():
 def test_an_output_without_samples_has_a_score_for_each_batch():
     reference, candidate = values()
     candidate[70] *= 1.2
-    errors = LateErrors(first(np.random.default_rng(0)), axis=None)
+    errors = OutlierTracker(first(np.random.default_rng(0)), axis=None)
     errors.update(reference, candidate, Span(32, 50))
     assert errors.doubtful == [32]
 
@@ -89,7 +88,7 @@ def test_more_doubtful_samples_than_are_kept_are_not_forgotten():
     reference, candidate = values(3 * KEPT)
     errors = late(reference, candidate + 1.0)
     for sample in errors.doubtful:
-        errors.settle(sample, by_own=0.0, by_first=0.0)
+        errors.record(sample, by_own=0.0, by_first=0.0)
     assert errors.worst > 8.0
 
 
@@ -112,15 +111,15 @@ def test_merged_it_is_as_in_one_stream(cuts):
     candidate[200:280, 1] *= 1.01
     rng = np.random.default_rng(0)
     floors = first(rng)
-    whole = LateErrors(floors)
+    whole = OutlierTracker(floors)
     whole.update(reference, candidate, Span(32, 300))
     parts = []
     for start, stop in itertools.pairwise((0, *cuts, 300)):
-        parts.append(LateErrors(floors))
+        parts.append(OutlierTracker(floors))
         parts[-1].update(
             reference[start:stop], candidate[start:stop], Span(32 + start, stop - start)
         )
-    merged = functools.reduce(LateErrors.merge, parts)
+    merged = functools.reduce(OutlierTracker.merge, parts)
     assert merged.worst == whole.worst
     assert merged.doubtful == whole.doubtful
     assert len(merged._scores) == KEPT

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.parity.float64.noise import NoiseStatistics
+from gate.measure.noise_floor import NoiseStatistics
 from gate.records.instruments import NoiseParity, noise_floor
 from tests.parity.close import assert_close
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
+from gate.data.input_binding import bind_inputs
 from gate.errors import ModelError
-from gate.parity.arrays.binding import bind
-from gate.parity.float64.reference import Float64Reference, double_copy
-from gate.parity.runners.determinism import deterministic
-from gate.policy.policy import DeterminismPolicy
+from gate.policy.sections import DeterminismPolicy
 from gate.records.evidence import TensorSpec
+from gate.reference.environment import deterministic
+from gate.reference.float64 import Float64Reference, double_copy
 from tests.parity import tiny
 
 SPECS = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
-BINDING = bind(SPECS, SPECS, count=6, batch_size=6)
+BINDING = bind_inputs(SPECS, SPECS, count=6, batch_size=6)
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 

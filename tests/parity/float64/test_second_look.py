@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.float64 import second_look
-from gate.parity.float64.second_look import SecondLook
+from gate.measure import outliers
+from gate.measure.outliers import SecondLook
 from tests.exhaustive import exhaustive
 from tests.parity.probes import benches
 
@@ -366,10 +366,8 @@ def test_the_floor_is_measured_more_exactly_where_that_may_decide(suspicions, ru
             self.left = self.left[1:] or self.left
 
     measured = []
-    monkeypatch.setattr(
-        second_look, "rounding_floor", lambda stand, *, draws: measured.append(draws)
-    )
-    floor = second_look.RoundingFloor(None, [Doubtful()])
+    monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measured.append(draws))
+    floor = outliers.RoundingFloor(None, [Doubtful()])
     floor.widen()
     floor.widen()
     assert measured == runs

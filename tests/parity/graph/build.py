@@ -12,12 +12,12 @@ import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.graph.report import read_graph
-from gate.parity.graph.witness import Witness
-from gate.parity.runners.torch_runner import private_copy
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.records.instruments import GraphReport
+from gate.reference.torch_session import copy_model
+from gate.weights.instrument import read_graph
+from gate.weights.model_tensors import ReferenceObserver
 
 DOUBLE, HALF, FLOAT = TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.FLOAT
 node = helper.make_node
@@ -67,12 +67,12 @@ def report(
     path = made if isinstance(made, Path) else folder / "model.onnx"
     if not isinstance(made, Path):
         onnx.save(made, path)
-    return read_graph(Candidate(path, read_subject(path)), witness(reference, batch))
+    return read_graph(TestedFile(path, read_subject(path)), witness(reference, batch))
 
 
 def witness(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | None = None):
     """The reference is computed as `measure` does."""
-    own = private_copy(reference or nn.Identity(), device="cpu")
+    own = copy_model(reference or nn.Identity(), device="cpu")
 
     def run(arrays):
         with torch.inference_mode():
@@ -80,7 +80,7 @@ def witness(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | N
         outputs = returned if isinstance(returned, tuple) else (returned,)
         return [output.numpy() for output in outputs]
 
-    return Witness(own, run, batch or {"x": np.ones((3, 4), np.float32)})
+    return ReferenceObserver(own, run, batch or {"x": np.ones((3, 4), np.float32)})
 
 
 def found(seen: GraphReport, code: str) -> list[str]:

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, numpy_helper
 
-from gate.parity.graph import contents
-from gate.parity.graph.contents import Contents, DroppedContents, size_of, small_values
+from gate.weights import value_graph
+from gate.weights.value_graph import DroppedContents, Initializers, size_of, small_values
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
 
 
 @given(arrays(np.float32, st.integers(0, 50), elements=VALUES), st.integers(1, 7))
 def test_counting_in_pieces_is_counting(array, chunk):
-    before, contents._CHUNK = contents._CHUNK, chunk
+    before, value_graph._CHUNK = value_graph._CHUNK, chunk
     try:
-        seen = Contents.of(array)
+        seen = Initializers.of(array)
     finally:
-        contents._CHUNK = before
-    assert seen == Contents(
+        value_graph._CHUNK = before
+    assert seen == Initializers(
         array.size,
         int((array == 0).sum()),
         int(np.isnan(array).sum()),
@@ -32,7 +32,7 @@ def test_dropped_tensors_keep_their_count_but_not_their_bytes():
     ledger = DroppedContents()
     tensors = [numpy_helper.from_array(np.full(2000, n, np.float32), str(n)) for n in (0, 1)]
     for tensor in tensors:
-        ledger.drop(tensor, Contents.of_tensor(tensor, numpy_helper.to_array(tensor)))
+        ledger.drop(tensor, Initializers.of_tensor(tensor, numpy_helper.to_array(tensor)))
         assert tensor.ByteSize() < 100
         assert small_values(tensor) is None
     assert [ledger.contents(tensor).zeros for tensor in tensors] == [2000, 0]

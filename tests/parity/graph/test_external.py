@@ -8,10 +8,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import OnnxFileError
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.graph.report import read_graph
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
 from gate.storage.digest import Digest
+from gate.weights.instrument import read_graph
 from tests.parity.graph.build import found, node, report, value, witness
 
 ROW = np.arange(4, dtype=np.float32)
@@ -123,4 +123,4 @@ def test_data_that_was_not_hashed_is_never_read(tmp_path):
         }
     )
     with pytest.raises(OnnxFileError, match="reads its data from 'w.bin', expected one of"):
-        read_graph(Candidate(path, unhashed), witness())
+        read_graph(TestedFile(path, unhashed), witness())

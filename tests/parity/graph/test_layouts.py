@@ -6,16 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.parity.graph.layouts import equal, same
-from gate.parity.graph.lines import Lines
-from gate.parity.graph.pool import Pool, Stored, bit_sum, of_tensor
-from gate.parity.graph.suspicion import nearest
+from gate.weights.findings import nearest
+from gate.weights.layouts import Lines, equal, same
+from gate.weights.model_tensors import ModelTensor, TensorIndex, bit_sum, of_tensor
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).filter(lambda s: np.prod(s) >= 4)
 
 
 def stored(name, values):
-    return Stored((name,), lambda: values, values.shape)
+    return ModelTensor((name,), lambda: values, values.shape)
 
 
 def weights(shape, seed=0):
@@ -35,7 +34,7 @@ def test_every_order_of_the_axes_and_every_reshape_is_found(shape, data):
     order = data.draw(st.permutations(range(len(shape))))
     turned = values.transpose(order)
     again = turned.reshape(-1, turned.shape[-1])
-    pool = Pool([stored("other", weights(shape, 1)), stored("own", values)])
+    pool = TensorIndex([stored("other", weights(shape, 1)), stored("own", values)])
     for one in (turned, again, turned.reshape(-1)):
         copy = np.ascontiguousarray(one)
         assert [(found.name, same(copy, values) is not None) for found in pool.alike(copy)] == [

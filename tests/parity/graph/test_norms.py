@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.graph.norms import norms
+from gate.weights.model_tensors import norms
 
 
 def batch_norm(**settings) -> nn.BatchNorm1d:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.graph.packed import misplaced, packed
+from gate.weights.layouts import match_packed_rnn, misplaced
 
 
 @pytest.fixture(scope="module", params=[nn.LSTM, nn.GRU])
@@ -18,7 +18,7 @@ def memory(request: pytest.FixtureRequest) -> nn.Module:
 
 
 def constants(memory: nn.Module) -> list[np.ndarray]:
-    return [np.array(stored.values) for stored in packed(memory)]
+    return [np.array(stored.values) for stored in match_packed_rnn(memory)]
 
 
 def test_what_is_in_its_place(memory):

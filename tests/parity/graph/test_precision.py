@@ -6,7 +6,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from gate.parity.graph.precision import _QUANTIZED as QUANTIZED
+from gate.weights.findings import _QUANTIZED as QUANTIZED
 from tests.parity.graph.build import DOUBLE, FLOAT, HALF, found, model, node, report, value
 
 WEIGHT = np.asarray([[0.1, 0.2, 0.3, 0.4]], np.float32)

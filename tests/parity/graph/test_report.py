@@ -12,11 +12,11 @@ import torchvision
 from torch import nn
 
 from gate.errors import DigestMismatch, OnnxFileError
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.parity.graph.report import read_graph
-from gate.policy.policy import Instruments
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.sections import Instruments
 from gate.storage.digest import Digest
+from gate.weights.instrument import read_graph
 from tests.exhaustive import further_as_proofs
 from tests.parity import tiny
 from tests.parity.graph.build import model, node, report, witness
@@ -185,4 +185,4 @@ def test_a_graph_without_origin_or_opset_is_refused(tmp_path):
         path.with_name("bad.onnx").write_bytes(data)
         bad = subject.model_copy(update={"sha256": Digest.of_bytes(data)})
         with pytest.raises(OnnxFileError, match=words):
-            read_graph(Candidate(path.with_name("bad.onnx"), bad), witness())
+            read_graph(TestedFile(path.with_name("bad.onnx"), bad), witness())

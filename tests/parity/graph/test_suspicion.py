@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.parity.graph.suspicion import suspicion
+from gate.weights.findings import suspicion
 
 TABLE = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 

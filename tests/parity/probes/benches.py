@@ -10,16 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.onnxfile.candidate import Candidate
-from gate.parity.arrays.binding import bind
-from gate.parity.arrays.samples import Samples
-from gate.parity.case import Case
-from gate.parity.measure import Measurement, measure
-from gate.parity.probes.observed import Observed
-from gate.parity.runners.torch_runner import private_copy
-from gate.parity.stand import ReferencePass, Stand, Truth
-from gate.policy.policy import Bounds, Instruments, Policy, RuntimePolicy
+from gate.data.input_binding import bind_inputs
+from gate.data.samples import SampleSet
+from gate.measure.context import MeasurementContext, ReferencePass
+from gate.measure.job import MeasurementJob
+from gate.measure.run import Measurement, measure
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.probes.probe import SampleProfile
 from gate.records.evidence import TensorSpec
+from gate.reference.float64 import Truth
+from gate.reference.torch_session import copy_model
 from tests.parity import tiny
 
 Arrays = Mapping[str, np.ndarray]
@@ -55,18 +57,20 @@ def policy(**instruments) -> Policy:
 
 def stand(
     model: nn.Module, arrays: Arrays, *, fixed: int | None = None, size: int = 8, **instruments
-) -> Stand:
+) -> MeasurementContext:
     """A stand without any file."""
-    samples = Samples.of(dict(arrays))
-    binding = bind(specs(arrays, fixed=fixed), samples.specs, count=len(samples), batch_size=size)
-    own = private_copy(model, device="cpu")
+    samples = SampleSet.from_arrays(dict(arrays))
+    binding = bind_inputs(
+        specs(arrays, fixed=fixed), samples.specs, count=len(samples), batch_size=size
+    )
+    own = copy_model(model, device="cpu")
     asked = policy(**instruments)
     truth = Truth(own, binding, samples=asked.instruments.noise_samples)
-    return Stand(own, ReferencePass(own, binding), truth, binding, samples, asked)
+    return MeasurementContext(own, ReferencePass(own, binding), truth, binding, samples, asked)
 
 
-def observed(model: nn.Module, arrays: Arrays, **options) -> Observed:
-    return Observed.of(stand(model, arrays, **options))
+def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
+    return SampleProfile.of(stand(model, arrays, **options))
 
 
 def export(
@@ -78,7 +82,7 @@ def export(
     opset: int = 17,
     training: bool = False,
     axes: Mapping[str, Mapping[int, str]] | None = None,
-) -> Candidate:
+) -> TestedFile:
     """The legacy export of `model` as it is (in training mode if it is), with a dynamic batch."""
     example = tuple(torch.from_numpy(array[:batch]) for array in arrays.values())
     with warnings.catch_warnings(), torch.inference_mode(False):
@@ -99,13 +103,13 @@ def export(
 
 
 def measured(
-    model: nn.Module, candidate: Candidate, arrays: Arrays, *, size: int = 4, **instruments
+    model: nn.Module, candidate: TestedFile, arrays: Arrays, *, size: int = 4, **instruments
 ) -> Measurement:
     return measure(
-        Case(
+        MeasurementJob(
             model,
             candidate,
-            Samples.of(dict(arrays)),
+            SampleSet.from_arrays(dict(arrays)),
             policy=policy(**instruments),
             batch_size=size,
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.probes.columns import column_probes
+from gate.probes.value_probes import column_probes
 from tests.parity.probes import benches
 
 ROWS = np.abs(benches.vectors(width=3)) + np.float32(0.5)

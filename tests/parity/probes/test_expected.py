@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gate.errors import OutputMismatch
-from gate.parity.probes import expected as expected_module
-from gate.parity.probes.expected import ProbeAnswer
-from gate.parity.probes.observed import Probe
+from gate.probes import expected_outputs
+from gate.probes.expected_outputs import ExpectedOutputs
+from gate.probes.probe import Probe
 from tests.parity.probes import benches
 
 NAN, INF = math.nan, math.inf
@@ -31,7 +31,7 @@ def expected(model, arrays=None, **options):
     arrays = arrays or X
     size = len(next(iter(arrays.values())))
     probe = Probe("p", "value", size, lambda: arrays)
-    return ProbeAnswer(benches.stand(model, arrays, **options), probe)
+    return ExpectedOutputs(benches.stand(model, arrays, **options), probe)
 
 
 def judged(model, change, arrays=None, **options):
@@ -292,7 +292,8 @@ def test_flushing_denormal_numbers_is_no_fault():
 def test_only_a_runtime_that_is_far_off_costs_more_runs(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "gate.parity.probes.expected.jittered", lambda *seen, draws: calls.append(seen) or []
+        "gate.probes.expected_outputs.perturb_rounding",
+        lambda *seen, draws: calls.append(seen) or [],
     )
     probe = expected(Linear())
     probe.parity(lambda batch, reference: reference)
@@ -331,7 +332,7 @@ def apart(model, change, rows, **options):
     """As `judged`, each row in its own scale."""
     arrays = {"x": rows}
     probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
-    seen = ProbeAnswer(benches.stand(model, arrays, **options), probe)
+    seen = ExpectedOutputs(benches.stand(model, arrays, **options), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
@@ -365,7 +366,7 @@ def test_an_answer_of_zeros_is_no_scale():
 
 def finite(model, change):
     probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
-    seen = ProbeAnswer(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    seen = ExpectedOutputs(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
@@ -429,14 +430,14 @@ def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
     ratio, few_elements, runs, monkeypatch
 ):
     """Not where it is plain anyway, nor where so many runs would not fit."""
-    asked, real = [], expected_module.jittered
+    asked, real = [], expected_outputs.perturb_rounding
 
     def jittered(stand, batch, *, draws):
         asked.append(draws.stop)
         return real(stand, batch, draws=draws)
 
-    monkeypatch.setattr(expected_module, "jittered", jittered)
-    monkeypatch.setattr(expected_module, "_FEW_ELEMENTS", few_elements)
+    monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
+    monkeypatch.setattr(expected_outputs, "_FEW_ELEMENTS", few_elements)
     unit = judged(Linear(), off_by(1e-5)).noise_ratio
     asked.clear()
     seen = judged(Linear(), off_by(1e-5 * ratio / unit))

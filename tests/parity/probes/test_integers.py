@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.probes.integers import integer_probes
-from gate.parity.probes.lookups import lookups
-from gate.parity.probes.observed import Observed
+from gate.probes.integer_probes import integer_probes, lookups
+from gate.probes.probe import SampleProfile
 from tests.parity.probes import benches
 
 TOKENS = benches.tokens()
@@ -46,7 +45,7 @@ class Table(nn.Module):
 
 def found(model, arrays, **options):
     stand = benches.stand(model, arrays, **options)
-    return {probe.name: probe for probe in integer_probes(stand, Observed.of(stand))}
+    return {probe.name: probe for probe in integer_probes(stand, SampleProfile.of(stand))}
 
 
 def values(model, array, name="values_x", **options):

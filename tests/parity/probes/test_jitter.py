@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.probes.jitter import jittered
+from gate.probes.branches import perturb_rounding
 from tests.parity.probes import benches
 
 X = {"x": benches.vectors()}
@@ -17,7 +17,7 @@ def draws(model, arrays=None):
     arrays = arrays or X
     stand = benches.stand(model, arrays)
     with torch.inference_mode():
-        return stand.reference.run(arrays), jittered(stand, arrays, draws=range(3))
+        return stand.reference.run(arrays), perturb_rounding(stand, arrays, draws=range(3))
 
 
 class Times(nn.Module):
@@ -61,7 +61,7 @@ def test_any_seed_of_a_policy_will_do(seed):
     determinism = stand.policy.determinism.model_copy(update={"seed": seed})
     policy = stand.policy.model_copy(update={"determinism": determinism})
     with torch.inference_mode():
-        assert len(jittered(replace(stand, policy=policy), X, draws=range(3))) == 3
+        assert len(perturb_rounding(replace(stand, policy=policy), X, draws=range(3))) == 3
 
 
 class Indices(nn.Module):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.probes.nonfinite import nonfinite_probes
-from gate.parity.probes.observed import Observed
+from gate.probes.probe import SampleProfile
+from gate.probes.value_probes import nonfinite_probes
 from tests.parity.probes import benches
 
 X = benches.vectors()
@@ -25,7 +25,7 @@ class By(nn.Module):
 def found(model, arrays=None):
     with torch.inference_mode():
         stand = benches.stand(model, arrays or {"x": X})
-        return {probe.name: probe for probe in nonfinite_probes(stand, Observed.of(stand))}
+        return {probe.name: probe for probe in nonfinite_probes(stand, SampleProfile.of(stand))}
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
-from gate.parity.examination import Examination
-from gate.parity.float64.reference import Float64Reference
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.run import Examination
+from gate.reference.float64 import Float64Reference
 from gate.storage.digest import Digest
 from tests.parity import tiny
 from tests.parity.probes import benches

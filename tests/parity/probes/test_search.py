@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.probes.observed import Observed
-from gate.parity.probes.search import Search
-from gate.parity.probes.sizes import Axes, batch_probes
-from gate.parity.probes.traced import Traced
-from gate.parity.probes.values import value_probes
+from gate.probes.branches import TracedReference
+from gate.probes.probe import SampleProfile
+from gate.probes.size_probes import DynamicAxes, batch_probes
+from gate.probes.trace_search import TraceSearcher
+from gate.probes.value_probes import value_probes
 from gate.storage.digest import Digest
 from tests.parity.probes import benches
 
@@ -33,10 +33,10 @@ def search(model, arrays=None, *, known=True, axes=None, **options):
     """The record and the new probes, with or without the usual probes beforehand."""
     arrays = arrays or X
     stand = benches.stand(model, arrays, **options)
-    observed = Observed.of(stand)
+    observed = SampleProfile.of(stand)
     inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
     usual = [*batch_probes(stand, observed, DIGEST), *value_probes(observed)] if known else []
-    return Search(stand, Axes.of(stand, observed, inputs), usual).run()
+    return TraceSearcher(stand, DynamicAxes.of(stand, observed, inputs), usual).run()
 
 
 class Branch(nn.Module):
@@ -304,13 +304,13 @@ class Equal(nn.Module):
 def test_code_that_reads_nothing_is_watched_once_a_shape(model, often, monkeypatch):
     """It can't know what else is in tensors of the same shape."""
     shapes = []
-    original = Traced.watched
+    original = TracedReference.watched
 
     def counted(self, batch):
         shapes.append(batch["x"].shape)
         return original(self, batch)
 
-    monkeypatch.setattr(Traced, "watched", counted)
+    monkeypatch.setattr(TracedReference, "watched", counted)
     found, _ = search(model)
     assert found.tried >= 6
     assert (len(shapes) > len(set(shapes))) is often

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.probes.observed import Observed
-from gate.parity.probes.sizes import Axes, batch_probes, length_probes, size_probes
+from gate.probes.probe import SampleProfile
+from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
 from gate.storage.digest import Digest
 from tests.parity.probes import benches
 
@@ -19,7 +19,7 @@ ALL = {2: "height", 3: "width"}
 def sized(arrays, **axes):
     stand = benches.stand(nn.Identity(), arrays)
     seen = benches.observed(nn.Identity(), arrays)
-    found = Axes.of(stand, seen, benches.specs(arrays, **axes))
+    found = DynamicAxes.of(stand, seen, benches.specs(arrays, **axes))
     return {probe.name: probe.batch for probe in size_probes(found)}
 
 
@@ -158,7 +158,9 @@ def test_as_long_as_the_places_that_are_counted(model, names):
     arrays = {"tokens": benches.tokens()}
     with torch.inference_mode():
         stand = benches.stand(model, arrays)
-        axes = Axes.of(stand, Observed.of(stand), benches.specs(arrays, tokens={1: "length"}))
+        axes = DynamicAxes.of(
+            stand, SampleProfile.of(stand), benches.specs(arrays, tokens={1: "length"})
+        )
         probes = list(length_probes(stand, axes))
     assert [probe.name for probe in probes] == names
     assert [f"size_{probe.batch['tokens'].shape[1]}" for probe in probes] == names

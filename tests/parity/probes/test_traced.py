@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gate.errors import ModelError
-from gate.parity.probes.traced import Traced, disagree
+from gate.probes.branches import TracedReference, disagree
 from tests.parity.probes import benches
 
 NAN, INF = np.nan, np.inf
@@ -37,7 +37,7 @@ class Branch(nn.Module):
 def traced(model, arrays=None):
     arrays = arrays or X
     stand = benches.stand(model, arrays)
-    return stand, Traced(stand, arrays)
+    return stand, TracedReference(stand, arrays)
 
 
 def test_a_trace_keeps_the_branch_of_its_example(capfd):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
-from gate.parity.probes.values import value_probes, within
+from gate.probes.value_probes import value_probes, within
 from tests.parity.probes import benches
 
 X = benches.images()

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from gate.parity.probes.watch import Watch
+from gate.probes.branches import BranchRecorder
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
 
 def reads(function):
-    with Watch() as watch:
+    with BranchRecorder() as watch:
         function(X)
     return [(read.branch, read.margin) for read in watch.reads]
 
@@ -71,7 +71,7 @@ def test_what_is_no_read():
 
 
 def test_the_path():
-    with Watch() as watch:
+    with BranchRecorder() as watch:
         if X.sum() > 1:
             float(X.max())
         if X.sum() > 100:

@@ -7,8 +7,8 @@ import pytest
 
 PROGRAM = """
 import sys, torch
-from gate.parity.rounding.rounding import RandomRounding
-from gate.parity.float64.reference import in_double
+from gate.reference.random_rounding import RandomRounding
+from gate.reference.float64 import in_double
 with RandomRounding(0), in_double():
     torch.rand(3) * 2
 print("torch._dynamo" in sys.modules)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gate.parity.rounding.draws import Draws
+from gate.reference.random_rounding import Draws
 
 KINDS = ("normal", "uniform", "shares")
 

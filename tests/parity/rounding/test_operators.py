@@ -10,23 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.checks import Verdict
-from gate.front_door import Reference, Verdicted, check
-from gate.parity.arrays.samples import Samples
-from gate.parity.rounding.operators import COMPOSITES, EXACT, MODELS, PARTS, bare, model_of
-from gate.parity.workload import Workload
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
+from gate.reference.error_models import COMPOSITES, EXACT, MODELS, PARTS, bare, error_model_for
 from tests.exhaustive import further_as_proofs
 from tests.parity.probes import benches
 
 
-def judged(model, arrays, tmp_path, *, exported=None) -> Verdicted:
+def judged(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
     """The default policy on the file that `exported`, or the model itself, gives."""
     arrays = {"x": arrays}
     candidate = benches.export((exported or model).eval(), tmp_path / "model.onnx", arrays)
     reference = Reference(model.eval(), Source(factory="tests:build"))
     return check(
-        candidate.path, reference=reference, workload=Workload(Samples.of(arrays), batch_size=16)
+        candidate.path,
+        reference=reference,
+        workload=EvaluationData(SampleSet.from_arrays(arrays), batch_size=16),
     )
 
 
@@ -218,4 +220,4 @@ def test_every_name_is_an_operator_of_pytorch():
     ],
 )
 def test_a_row_is_found_by_the_name_in_the_schema(name, row):
-    assert model_of(bare(name)) is (None if row is None else MODELS[row])
+    assert error_model_for(bare(name)) is (None if row is None else MODELS[row])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gate.parity.rounding import draws
-from gate.parity.rounding.rounding import RandomRounding
+from gate.reference import random_rounding
+from gate.reference.random_rounding import RandomRounding
 
 UNIT = 2.0**-24
 
@@ -415,7 +415,7 @@ def test_zeros_and_small_integers_stay_and_the_rest_moves_as_without_them(still)
     lambda x: nn.functional.conv1d(x[None], torch.ones(3, 8, 2)),
 ])  # fmt: skip
 def test_numbers_that_all_runs_share_stay(compute):
-    before = [store().clone() for store in (draws._normal, draws._uniform)]
+    before = [store().clone() for store in (random_rounding._normal, random_rounding._uniform)]
     with RandomRounding(1):
         compute(draw(8, 6))
-    assert all(map(torch.equal, before, (draws._normal(), draws._uniform())))
+    assert all(map(torch.equal, before, (random_rounding._normal(), random_rounding._uniform())))

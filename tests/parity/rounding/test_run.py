@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from gate.errors import EvidenceError
-from gate.parity.rounding.run import rounded_run, seed
-from gate.parity.stand import Stand
-from gate.policy.policy import DeterminismPolicy
+from gate.measure.context import MeasurementContext
+from gate.policy.sections import DeterminismPolicy
+from gate.reference.random_rounding import seed
 from tests.parity.probes import benches
 
 
@@ -42,18 +42,20 @@ def rows(count: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)}
 
 
-def stand(*, determinism: DeterminismPolicy | None = None) -> Stand:
+def stand(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
     made = benches.stand(Counting(), rows(4))
     if determinism is None:
         return made
     policy = made.policy.model_copy(update={"determinism": determinism})
-    return Stand(made.model, made.reference, made.truth, made.binding, made.samples, policy)
+    return MeasurementContext(
+        made.model, made.reference, made.truth, made.binding, made.samples, policy
+    )
 
 
 def test_runs_are_reproducible_by_their_number_and_move_what_is_computed() -> None:
     bench, batch = stand(), rows(4)
     (still,) = bench.reference.run(batch)
-    (one,), (again,), (other,) = (rounded_run(bench, batch, draw=n) for n in (0, 0, 1))
+    (one,), (again,), (other,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one, still)
@@ -69,15 +71,15 @@ def test_a_small_batch_has_one_thread_unless_the_policy_says_how_many(
     """The policy's own number is set before, around the whole measurement."""
     bench = stand(determinism=DeterminismPolicy(threads=asked))
     THREADS.clear()
-    rounded_run(bench, rows(count), draw=0)
+    bench.rounded_run(rows(count), draw=0)
     assert threads == THREADS[0]
 
 
 def test_threads_are_restored_where_the_model_fails() -> None:
     with pytest.raises(EvidenceError):
-        rounded_run(stand(), {"x": np.zeros((2, 7), np.float32)}, draw=0)
+        stand().rounded_run({"x": np.zeros((2, 7), np.float32)}, draw=0)
 
 
 @pytest.mark.parametrize("own", [-1, 2**63 + 5])
 def test_any_seed_of_a_policy_is_one_of_a_generator(own: int) -> None:
-    assert 0 <= seed(stand(determinism=DeterminismPolicy(seed=own)), 3) < 2**64
+    assert 0 <= seed(DeterminismPolicy(seed=own), 3) < 2**64

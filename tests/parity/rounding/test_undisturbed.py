@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.parity.rounding.rounding import RandomRounding
+from gate.reference.random_rounding import RandomRounding
 
 SEEDS = range(8)
 

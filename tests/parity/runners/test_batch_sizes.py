@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gate.errors import OutputMismatch
-from gate.parity.runners.batch_sizes import failure_of
+from gate.measure.session_runner import failure_of
 
 BATCH = {"x": np.zeros((3, 2), np.float32), "y": np.zeros((3,), np.int64)}
 SHAPES = ValueError("shapes do not fit")

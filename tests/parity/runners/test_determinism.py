@@ -10,11 +10,11 @@ import torch._inductor.config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.parity.runners.determinism import _LEVELS, cublas_reason, deterministic
-from gate.policy.policy import DeterminismPolicy, Instruments
-from gate.runtimes import cuda as devices
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.policy.sections import DeterminismPolicy, Instruments
+from gate.reference.environment import _LEVELS, cublas_reason, deterministic
+from gate.runtimes import ort
 from tests.parity import tiny
 
 
@@ -312,7 +312,7 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
     before = everything(model)
     assert torch.is_grad_enabled()
     try:
-        measure(Case(model, exported, tiny.samples(8), policy=policy), progress=progress)
+        measure(MeasurementJob(model, exported, tiny.samples(8), policy=policy), progress=progress)
     except Interrupted:
         assert raises
     assert everything(model) == before
@@ -323,7 +323,7 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
 def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algorithms):
     wanted = DeterminismPolicy(threads=threads, algorithms=algorithms)
     policy = tiny.policy(instruments=Instruments.none(), determinism=wanted)
-    seen = measure(Case(tiny.net(), exported, tiny.samples(4), policy=policy))
+    seen = measure(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
     switches = seen.environment.determinism
     assert (switches.threads, switches.algorithms) == (threads, algorithms)
     options = seen.runtimes[0].session_options
@@ -333,14 +333,16 @@ def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algo
 
 def test_torch_on_cuda_says_which_variable_is_missing(exported, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr(devices, "cuda_absent_reason", lambda: None)
-    monkeypatch.setattr(devices, "cuda_unusable_reason", lambda: None)
+    monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
+    monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
     policy = tiny.policy(
         "ort-cpu",
         "torch-cuda",
         instruments=Instruments.none(),
         determinism=DeterminismPolicy(algorithms=True),
     )
-    cpu, cuda = measure(Case(tiny.net(), exported, tiny.samples(4), policy=policy)).runtimes
+    cpu, cuda = measure(
+        MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy)
+    ).runtimes
     assert cpu.failure is None
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in cuda.failure

@@ -5,8 +5,8 @@ import platform
 import psutil
 import torch
 
-from gate.parity.runners import environment
-from gate.records.environment import Determinism
+from gate.records.evidence import Determinism
+from gate.reference import environment
 
 SWITCHES = Determinism(
     tf32_matmul=False,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.parity.runners.latency import KEPT, Stopwatch
+from gate.measure.cost_meter import KEPT, Stopwatch
 
 
 def watched(*batches):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.parity.runners.meter import Meter
+from gate.measure.cost_meter import CostMeter
 from gate.runtimes.runtime import Proof, Session
 
 
@@ -21,7 +21,7 @@ class Opened(Session):
 
 
 def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches() -> None:
-    meter = Meter()
+    meter = CostMeter()
     meter.open(Opened, cuda=False)
     meter.first(0.5, batch_size=2)
     for seconds in (0.9, 0.2, 0.4):
@@ -41,14 +41,14 @@ def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches() -> N
 
 
 def test_a_sessions_own_clock_counts() -> None:
-    session, meter = Opened(), Meter()
+    session, meter = Opened(), CostMeter()
     session.open_seconds = 0.25
     assert meter.open(lambda: session, cuda=False) is session
     assert meter.cost(Proof()).open_ms == 250.0
 
 
 def test_batches_of_one_sample_are_the_single_ones() -> None:
-    meter = Meter()
+    meter = CostMeter()
     meter.batch(0.5, batch_size=1)
     single = meter.cost().single
     assert single is not None
@@ -56,7 +56,7 @@ def test_batches_of_one_sample_are_the_single_ones() -> None:
 
 
 def test_memory_is_watched_up_to_the_first_batch() -> None:
-    meter = Meter()
+    meter = CostMeter()
     session = meter.open(Opened, cuda=False)
     with meter.watched():
         session.kept = np.ones(1 << 25, np.uint8)  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ def test_memory_is_watched_up_to_the_first_batch() -> None:
 
 
 def test_a_process_of_its_own_speaks_for_itself() -> None:
-    meter, proof = Meter(), Proof(memory_bytes=3, peak_bytes=7)
+    meter, proof = CostMeter(), Proof(memory_bytes=3, peak_bytes=7)
     meter.open(Opened, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (3, 7)
     browser = Proof(memory_bytes=3)
@@ -83,7 +83,7 @@ def test_cuda_memory_is_what_the_device_has_less(monkeypatch: pytest.MonkeyPatch
     free = iter([900, 600, 700])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 1000))
-    meter = Meter()
+    meter = CostMeter()
     meter.open(Opened, cuda=True)
     with meter.watched():
         pass
@@ -101,12 +101,12 @@ def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", asked)
-    meter = Meter()
+    meter = CostMeter()
     meter.open(Opened, cuda=True)
     with meter.watched():
         pass
     assert meter.cost(Proof()).cuda_bytes is None
-    late = Meter()
+    late = CostMeter()
     late.open(Opened, cuda=True)
     assert late.cost(Proof()).cuda_bytes is None
 
@@ -116,7 +116,7 @@ def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch: pytest.MonkeyPa
     [(1.5e8, 150_000_000), (np.int64(15), 15), (-1, None), (float("nan"), None), ("3", None)],
 )
 def test_words_that_are_no_figure_stop_nobody(said: Any, expected: int | None) -> None:
-    session, meter = Opened(), Meter()
+    session, meter = Opened(), CostMeter()
     session.open_seconds = said
     meter.open(lambda: session, cuda=False)
     proof = Proof(memory_bytes=said, peak_bytes=said)
@@ -127,6 +127,6 @@ def test_words_that_are_no_figure_stop_nobody(said: Any, expected: int | None) -
 
 
 def test_a_process_of_its_own_that_says_nothing_is_not_the_gates() -> None:
-    meter, proof = Meter(), Proof(own_process=True)
+    meter, proof = CostMeter(), Proof(own_process=True)
     meter.open(Opened, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (None, None)

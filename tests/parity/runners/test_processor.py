@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.parity.runners import processor
+from gate.reference import environment
 
 X86 = """processor\t: 0
 model name\t: AMD EPYC 9R14
@@ -36,8 +36,8 @@ def test_flags_of_interest(
     place = tmp_path / "cpuinfo"
     if text is not None:
         place.write_text(text)
-    monkeypatch.setattr(processor, "_CPUINFO", place)
-    model, flags = processor.describe_processor()
+    monkeypatch.setattr(environment, "_CPUINFO", place)
+    model, flags = environment.describe_processor()
     assert flags == expected
     assert model
     assert (model == "AMD EPYC 9R14") == (text == X86)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gate.parity.runners.runner import Runner
+from gate.measure.session_runner import SessionRunner
 from gate.runtimes.runtime import Proof, Session
 from tests import builders
 
@@ -25,7 +25,7 @@ class Clocked(Session):
 
 
 def timed(said: Any) -> float:
-    runner = Runner(Clocked(said), builders.evidence().subject, None)
+    runner = SessionRunner(Clocked(said), builders.evidence().subject, None)
     runner.run({"input": np.zeros((2, 3), np.float32)})
     return runner.seconds
 
@@ -55,7 +55,7 @@ class Counted(Session):
 
 def test_an_answer_to_a_probe_is_not_computed_again() -> None:
     session = Counted()
-    runner = Runner(session, builders.evidence().subject, None)
+    runner = SessionRunner(session, builders.evidence().subject, None)
     batch = {"input": np.ones((2, 3), np.float32)}
     probed = runner.run_probe(batch)
     assert np.array_equal(runner.answer({"input": np.ones((2, 3), np.float32)})[0], probed[0])
@@ -67,7 +67,7 @@ def test_an_answer_to_a_probe_is_not_computed_again() -> None:
 def test_a_run_is_a_run() -> None:
     """Whether a runtime repeats itself is not read off an answer that was kept."""
     session = Counted()
-    runner = Runner(session, builders.evidence().subject, None)
+    runner = SessionRunner(session, builders.evidence().subject, None)
     batch = {"input": np.ones((2, 3), np.float32)}
     for compute in (runner.run_probe, runner.run_probe, runner.run, runner.run):
         compute(batch)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from gate.data.input_binding import InputBinding
 from gate.errors import ModelError
-from gate.parity.arrays.binding import Binding
-from gate.parity.runners.torch_runner import TorchRunner, private_copy
+from gate.reference.torch_session import TorchSession, copy_model
 
-ONE = Binding((("x", "x"),), 4, fixed=False)
+ONE = InputBinding((("x", "x"),), 4, fixed=False)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
@@ -26,7 +26,7 @@ def run(function, arrays=None, binding=ONE):
     model = nn.Module()
     model.forward = function
     with torch.inference_mode():
-        return TorchRunner(model, binding, device="cpu").run(arrays or {"x": X})
+        return TorchSession(model, binding, device="cpu").run(arrays or {"x": X})
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_floats_go_in_as_float32_and_the_rest_as_it_is(dtype, seen):
 
 
 def test_inputs_go_by_keyword_where_the_names_are_parameters():
-    binding = Binding((("a", "p"), ("b", "q")), 4, fixed=False)
+    binding = InputBinding((("a", "p"), ("b", "q")), 4, fixed=False)
     (output,) = run(lambda b, a: a - b, {"q": X, "p": X + 1}, binding)
     assert (output == 1).all()
 
 
 def test_inputs_go_by_position_in_the_file_s_order_otherwise():
-    binding = Binding((("a", "p"), ("b", "q")), 4, fixed=False)
+    binding = InputBinding((("a", "p"), ("b", "q")), 4, fixed=False)
     (output,) = run(lambda x, y: x - y, {"q": X, "p": X + 1}, binding)
     assert (output == 1).all()
 
@@ -97,7 +97,7 @@ def test_the_caller_s_array_is_never_written():
 
 def test_a_private_copy_is_float32_in_eval_mode():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).half().train()
-    copy = private_copy(model, device="cpu")
+    copy = copy_model(model, device="cpu")
     assert not any(module.training for module in copy.modules())
     assert copy[0].weight.dtype == torch.float32
     assert all(module.training for module in model.modules())
@@ -117,14 +117,14 @@ def test_a_private_copy_of_a_weight_that_is_computed(computed):
     model = nn.Sequential(computed(nn.Linear(3, 2)))
     weight = model[0].weight
     x = torch.ones(1, 3)
-    assert torch.equal(private_copy(model, device="cpu")(x), model(x))
+    assert torch.equal(copy_model(model, device="cpu")(x), model(x))
     assert weight.grad_fn is not None
 
 
 def test_a_private_copy_keeps_complex_numbers():
     model = nn.Module()
     model.register_buffer("turn", torch.tensor([1j]))
-    assert private_copy(model, device="cpu").turn.dtype == torch.complex64
+    assert copy_model(model, device="cpu").turn.dtype == torch.complex64
 
 
 def test_a_train_that_forgets_to_return_the_model():
@@ -132,7 +132,7 @@ def test_a_train_that_forgets_to_return_the_model():
         def train(self, mode=True):
             super().train(mode)
 
-    assert not private_copy(Frozen(2, 2), device="cpu").training
+    assert not copy_model(Frozen(2, 2), device="cpu").training
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,6 @@ def test_a_train_that_forgets_to_return_the_model():
 def test_keys_are_the_names_of_the_outputs(function, keys):
     model = nn.Module()
     model.forward = function
-    runner = TorchRunner(model, ONE, device="cpu")
+    runner = TorchSession(model, ONE, device="cpu")
     runner.run({"x": X})
     assert runner.keys == keys

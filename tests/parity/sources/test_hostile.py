@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
+from gate.data.columnar_files import _Reading
+from gate.data.location import SampleLocation
+from gate.data.samples import SampleSet
 from gate.errors import DataError, StorageError
-from gate.parity.arrays.samples import Samples
-from gate.parity.sources.columns import _Reading
-from gate.parity.sources.named import Named
 from gate.preprocess.spec import PreprocessSpec
 from tests.parity.sources import factories, written
 from tests.parity.sources.factories import HERE, Map, Raising, Stream, X, at
@@ -85,7 +85,7 @@ def test_an_item_that_is_not_like_the_first(kind, make, monkeypatch):
     item, words = ITEMS[kind]
     data = make(at(5, item).item)
     with pytest.raises(DataError, match=words):
-        list(Samples.open(taken(monkeypatch, data)).batches(4))
+        list(SampleSet.open(taken(monkeypatch, data)).batches(4))
 
 
 FIRST = {
@@ -103,7 +103,7 @@ FIRST = {
 def test_a_first_item_that_is_no_sample(kind, monkeypatch):
     item, words = FIRST[kind]
     with pytest.raises(DataError, match=words):
-        Samples.open(taken(monkeypatch, [item]))
+        SampleSet.open(taken(monkeypatch, [item]))
 
 
 class NoLength(Map):
@@ -140,7 +140,7 @@ SETS = {
 def test_a_set_that_fails(kind, monkeypatch):
     make, words = SETS[kind]
     with pytest.raises(DataError, match=words):
-        list(Samples.open(taken(monkeypatch, make())).batches(4))
+        list(SampleSet.open(taken(monkeypatch, make())).batches(4))
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,15 @@ def test_a_set_that_fails(kind, monkeypatch):
 )
 def test_a_factory_that_is_none(factory, words):
     with pytest.raises(DataError, match=words):
-        Samples.open(factory)
+        SampleSet.open(factory)
 
 
 def test_a_stream_that_does_not_end_fills_no_disk(monkeypatch):
-    monkeypatch.setattr("gate.parity.sources.spool._LOOK_BYTES", 1 << 8)
+    monkeypatch.setattr("gate.data.datasets._LOOK_BYTES", 1 << 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 9})())
     endless = Stream(lambda place: X[0], 1 << 12)
     with pytest.raises(StorageError, match="after 11 of them.*Does it end"):
-        Samples.open(taken(monkeypatch, endless))
+        SampleSet.open(taken(monkeypatch, endless))
 
 
 TARS = {
@@ -198,7 +198,7 @@ def test_a_tar_that_is_spoiled(kind, tmp_path):
     made, words = TARS[kind]
     path = tar(tmp_path / "x.tar", made)
     with pytest.raises(DataError, match=words):
-        list(Samples.open(path, preprocessing=SPEC).batches(4))
+        list(SampleSet.open(path, preprocessing=SPEC).batches(4))
     assert [file.name for file in tmp_path.iterdir()] == ["x.tar"]
 
 
@@ -207,7 +207,7 @@ def test_a_member_that_says_it_is_huge(tmp_path):
     info.size = 1 << 50
     (tmp_path / "x.tar").write_bytes(info.tobuf() + bytes(1024))
     with pytest.raises(DataError, match="more than 1073741824"):
-        Samples.open(tmp_path / "x.tar")
+        SampleSet.open(tmp_path / "x.tar")
 
 
 @pytest.mark.parametrize("left", [3072, 3000, 512 * 3, 100, 0])
@@ -215,13 +215,13 @@ def test_a_tar_that_was_cut_off(left, tmp_path):
     path = tar(tmp_path / "x.tar", members())
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(DataError, match=r"cannot read|no end"):
-        Samples.open(path)
+        SampleSet.open(path)
 
 
 def test_a_compressed_tar_is_not_unpacked(tmp_path):
     path = tar(tmp_path / "x.tar", members(), mode="w:gz")
     with pytest.raises(DataError, match="gunzip"):
-        Samples.open(path)
+        SampleSet.open(path)
 
 
 def column(values, kind=None):
@@ -253,13 +253,13 @@ def test_columns_that_are_spoiled(kind, write, tmp_path):
     made, words = COLUMNS[kind]
     path = getattr(written, write)(tmp_path / f"x.{write}", made)
     with pytest.raises(DataError, match=words):
-        list(Samples.open(path).batches(4))
+        list(SampleSet.open(path).batches(4))
 
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_lists_that_grow_from_one_group_to_the_next(size, tmp_path):
     made = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
-    samples = Samples.open(written.arrow(tmp_path / "x.arrow", made))
+    samples = SampleSet.open(written.arrow(tmp_path / "x.arrow", made))
     with pytest.raises(DataError, match="Give all samples one shape"):
         list(samples.batches(size))
 
@@ -279,7 +279,7 @@ def test_files_of_columns_that_are_broken(name, spoil, tmp_path):
     getattr(written, "parquet" if name == "x.parquet" else "arrow")(path, written.table())
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError, match="cannot read"):
-        Samples.open(path)
+        SampleSet.open(path)
 
 
 def test_a_group_with_fewer_rows_than_it_says():
@@ -298,7 +298,7 @@ def test_pages_that_are_broken_inside(tmp_path):
     data[4:40] = b"\xff" * 36
     path.write_bytes(bytes(data))
     with pytest.raises(DataError, match="cannot read"):
-        Samples.open(path).digest()
+        SampleSet.open(path).digest()
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_places_where_nothing_is(text, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("there.npy", X)
     with pytest.raises(DataError, match=words) as raised:
-        Samples.open(text)
+        SampleSet.open(text)
     assert "secret" not in str(raised.value)
 
 
@@ -330,38 +330,38 @@ def test_a_folder_with_anything_else(tmp_path):
     tar(tmp_path / "0.tar", members())
     (tmp_path / "labels.csv").write_text("0")
     with pytest.raises(DataError, match=r"labels\.csv"):
-        Samples.open(tmp_path)
+        SampleSet.open(tmp_path)
     with pytest.raises(DataError, match=r"labels\.csv"):
-        Samples.open(f"file://{tmp_path}")
+        SampleSet.open(f"file://{tmp_path}")
     (tmp_path / "labels.csv").unlink()
     written.parquet(tmp_path / "1.parquet", written.table())
     with pytest.raises(DataError, match=r"mixes \.parquet and \.tar"):
-        Samples.open(tmp_path)
+        SampleSet.open(tmp_path)
 
 
 def test_shards_with_other_columns(tmp_path):
     written.parquet(tmp_path / "0.parquet", written.table())
     written.parquet(tmp_path / "1.parquet", written.table().drop_columns("label"))
     with pytest.raises(DataError, match=r"1\.parquet has other columns"):
-        Samples.open(tmp_path)
+        SampleSet.open(tmp_path)
 
 
 def test_a_path_with_a_colon_or_fields_in_its_name_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "x.tar#label=y"):
         (tmp_path / name).touch()
-        assert Named.parse(name).place == name
-        assert not Named.parse(name).is_factory
+        assert SampleLocation.parse(name).place == name
+        assert not SampleLocation.parse(name).is_factory
 
 
 def test_values_that_are_not_finite_are_refused_with_their_place(tmp_path):
     spoiled = X.copy()
     spoiled[8, 1] = np.nan
     made = pa.table({"input": written.fixed(spoiled)})
-    samples = Samples.open(written.parquet(tmp_path / "x.parquet", made))
+    samples = SampleSet.open(written.parquet(tmp_path / "x.parquet", made))
     with pytest.raises(DataError, match=r"'input'.*sample 8\b"):
-        list(samples.between(5, 11).batches(2))
-    assert len(list(samples.with_gaps().between(5, 11).batches(2))) == 3
+        list(samples.slice(5, 11).batches(2))
+    assert len(list(samples.allow_nan().slice(5, 11).batches(2))) == 3
 
 
 def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypatch):
@@ -369,19 +369,19 @@ def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypat
     url = f"file://{tmp_path}/x.npy"
     with monkeypatch.context() as patched:
         patched.setattr(
-            "gate.parity.sources.copies.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
+            "gate.data.open_samples.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
         )
         with pytest.raises(StorageError, match="no room to copy .*TMPDIR"):
-            Samples.open(url).digest()
-    monkeypatch.setattr("gate.parity.sources.files.RemoteFile.size", 100)
+            SampleSet.open(url).digest()
+    monkeypatch.setattr("gate.data.location.RemoteFile.size", 100)
     with pytest.raises(DataError, match="more bytes than its store says"):
-        Samples.open(url).digest()
+        SampleSet.open(url).digest()
 
 
 def test_a_tar_of_a_store_that_gives_less_than_it_did(tmp_path, monkeypatch):
     path = tar(tmp_path / "x.tar", members())
-    samples = Samples.open(path)
-    monkeypatch.setattr("gate.parity.sources.files.LocalFile.check", lambda *_: None)
+    samples = SampleSet.open(path)
+    monkeypatch.setattr("gate.data.location.LocalFile.check", lambda *_: None)
     os.truncate(path, 3000)
     with pytest.raises(DataError, match="sample 9 of .* is cut off"):
         samples.at([9])
@@ -389,13 +389,13 @@ def test_a_tar_of_a_store_that_gives_less_than_it_did(tmp_path, monkeypatch):
 
 def test_a_picture_of_too_many_bytes_is_not_read(tmp_path, monkeypatch):
     Image.new("RGB", (16, 16)).save(tmp_path / "x.png")
-    monkeypatch.setattr("gate.parity.sources.pictures.MAX_BYTES", 16)
+    monkeypatch.setattr("gate.data.datasets.MAX_BYTES", 16)
     with pytest.raises(DataError, match="more than 16 bytes"):
-        Samples.open(taken(monkeypatch, [tmp_path / "x.png"]), preprocessing=SPEC)
+        SampleSet.open(taken(monkeypatch, [tmp_path / "x.png"]), preprocessing=SPEC)
 
 
 def test_a_picture_of_too_many_pixels_is_refused_by_its_header(monkeypatch):
     image = Image.new("RGB", (16, 16))
-    monkeypatch.setattr("gate.parity.sources.pictures.MAX_PIXELS", 255)
+    monkeypatch.setattr("gate.data.datasets.MAX_PIXELS", 255)
     with pytest.raises(DataError, match="16 x 16 pixels, at most 255"):
-        Samples.open(taken(monkeypatch, [image]), preprocessing=SPEC)
+        SampleSet.open(taken(monkeypatch, [image]), preprocessing=SPEC)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gate.parity.arrays.samples import Samples
+from gate.data.samples import SampleSet
 from tests.parity.sources import written
 from tests.parity.sources.factories import HERE
 
@@ -19,7 +19,7 @@ def peak(source):
     """Bytes, of opening it, its digest, and measuring it."""
     tracemalloc.start()
     try:
-        samples = Samples.open(source)
+        samples = SampleSet.open(source)
         samples.digest()
         for _ in samples.batches(32):
             pass
@@ -31,8 +31,8 @@ def peak(source):
 
 @pytest.mark.parametrize("name", ["", "streamed_"])
 def test_of_data_sets(name, monkeypatch):
-    monkeypatch.setattr("gate.parity.arrays.rows._CHUNK_BYTES", 1 << 13)
-    monkeypatch.setattr("gate.parity.arrays.mapped._CHUNK_BYTES", 1 << 13)
+    monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
+    monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 13)
     peak(f"{HERE}:{name}few")  # imports take memory, too
     few, many = (peak(f"{HERE}:{name}{count}") for count in ("few", "many"))
     assert many < few + 64_000 < 4000 * ROW.nbytes
@@ -40,7 +40,7 @@ def test_of_data_sets(name, monkeypatch):
 
 def test_of_many_small_samples():
     """Each of which is more as an object than it has bytes."""
-    samples = Samples.open(f"{HERE}:scalars")
+    samples = SampleSet.open(f"{HERE}:scalars")
     tracemalloc.start()
     try:
         samples.digest()
@@ -50,7 +50,7 @@ def test_of_many_small_samples():
 
 
 def test_of_tars(tmp_path, monkeypatch):
-    monkeypatch.setattr("gate.parity.arrays.rows._CHUNK_BYTES", 1 << 13)
+    monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
 
     def shards(count):
         folder = tmp_path / str(count)
@@ -69,11 +69,11 @@ def test_of_tars(tmp_path, monkeypatch):
 @pytest.mark.parametrize("write", [written.parquet, written.arrow])
 def test_of_columns(write, tmp_path, monkeypatch):
     """Of one group of rows, whose numbers no compression makes less."""
-    monkeypatch.setattr("gate.parity.arrays.rows._CHUNK_BYTES", 1 << 20)
-    monkeypatch.setattr("gate.parity.sources.column_file._BATCH_BYTES", 1 << 18)
+    monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("gate.data.columnar_files._BATCH_BYTES", 1 << 18)
     values = np.random.default_rng(0).normal(size=(4000, 1024)).astype(np.float32)
     path = write(tmp_path / f"x.{write.__name__}", pa.table({"input": written.fixed(values)}))
-    samples = Samples.open(path)
+    samples = SampleSet.open(path)
     before, most = pa.total_allocated_bytes(), 0
     for _ in samples.batches(32):
         most = max(most, pa.total_allocated_bytes() - before)

@@ -8,15 +8,15 @@ import fsspec
 import numpy as np
 import pytest
 
+from gate.data.samples import SampleSet
 from gate.errors import DataError
-from gate.parity.arrays.samples import Samples
-from gate.preprocess.by.pillow import preprocess
+from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.parity.sources import written
 from tests.parity.sources.factories import HERE, IDS, PIXELS, X, Y, encoded
 
 SPEC = PreprocessSpec(resize=Resize(size=(4, 4)))
-TENSORS = np.stack([preprocess(picture, SPEC) for picture in PIXELS])
+TENSORS = np.stack([pillow_preprocess(picture, SPEC) for picture in PIXELS])
 FACTORIES = [f"{HERE}:{name}" for name in ("pairs", "tensors", "records", "stream", "generator")]
 
 
@@ -63,11 +63,11 @@ def same(samples, *, labels=True):
         assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
         assert batches[0].flags.writeable
         np.testing.assert_array_equal(np.concatenate(batches), X)
-    (picked,) = samples.pick([10, 0]).batches(5)
+    (picked,) = samples.take([10, 0]).batches(5)
     np.testing.assert_array_equal(picked["input"], X[[10, 0]])
-    assert samples.digest() == Samples.of({"input": X}).digest()
-    part = samples.between(3, 9)
-    assert part.digest() == Samples.of({"input": X[3:9]}).digest()
+    assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
+    part = samples.slice(3, 9)
+    assert part.digest() == SampleSet.from_arrays({"input": X[3:9]}).digest()
     np.testing.assert_array_equal(part.at([1])["input"], X[[4]])
     if labels:
         np.testing.assert_array_equal(part.labels(), Y[3:9])
@@ -78,20 +78,20 @@ def same(samples, *, labels=True):
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_data_sets(factory):
-    same(Samples.open(factory))
+    same(SampleSet.open(factory))
 
 
 @pytest.mark.parametrize("name", ["unlabelled", "array", "records#label=", "pairs#label="])
 def test_data_sets_without_labels(name):
     if name == "records#label=":  # then it is an input like any other
-        assert Samples.open(f"{HERE}:records#label=").names == ("input", "label")
+        assert SampleSet.open(f"{HERE}:records#label=").names == ("input", "label")
     else:
-        same(Samples.open(f"{HERE}:{name}"), labels=False)
+        same(SampleSet.open(f"{HERE}:{name}"), labels=False)
 
 
 @pytest.mark.parametrize("kind", FILES)
 def test_files(kind, tmp_path):
-    same(Samples.open(FILES[kind](tmp_path)))
+    same(SampleSet.open(FILES[kind](tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -114,19 +114,19 @@ def test_urls(kind, scheme, tmp_path, monkeypatch):
         system, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
         system.put(str(path), f"{root}/{path.name}", recursive=True)
         url = f"memory:/{root}/{path.name}"
-    samples = Samples.open(url)
+    samples = SampleSet.open(url)
     same(samples, labels=kind not in plain)
     assert list(temporary.iterdir()) == []
 
 
 def test_several_inputs_by_name():
-    samples = Samples.open(f"{HERE}:named#inputs=ids,image")
+    samples = SampleSet.open(f"{HERE}:named#inputs=ids,image")
     assert samples.names == ("ids", "image")
-    assert samples.digest() == Samples.of({"ids": IDS, "image": X}).digest()
+    assert samples.digest() == SampleSet.from_arrays({"ids": IDS, "image": X}).digest()
 
 
 def test_a_field_called_label_that_is_none_is_an_input():
-    samples = Samples.open(f"{HERE}:strange_label")
+    samples = SampleSet.open(f"{HERE}:strange_label")
     assert (samples.names, samples.labels()) == (("input", "label"), None)
 
 
@@ -134,13 +134,13 @@ def test_columns_by_name(tmp_path):
     made = written.table().append_column("digit", written.pa.array(Y[::-1]))
     made = made.append_column("path", written.pa.array(["x"] * 11))
     path = written.parquet(tmp_path / "x.parquet", made)
-    samples = Samples.open(f"{path}#inputs=input&label=digit")
+    samples = SampleSet.open(f"{path}#inputs=input&label=digit")
     np.testing.assert_array_equal(samples.labels(), Y[::-1])
-    assert Samples.open(f"{path}#inputs=label,input&label=").names == ("label", "input")
+    assert SampleSet.open(f"{path}#inputs=label,input&label=").names == ("label", "input")
     with pytest.raises(DataError, match=r"no field 'pixels'.*input, label, digit, path"):
-        Samples.open(f"{path}#inputs=pixels")
+        SampleSet.open(f"{path}#inputs=pixels")
     with pytest.raises(DataError, match="--preprocessing SPEC.*#inputs=FIELD"):
-        Samples.open(path)
+        SampleSet.open(path)
 
 
 def pictures_parquet(folder):
@@ -172,8 +172,8 @@ def test_pictures_become_what_the_spec_says(source, tmp_path, monkeypatch):
     place = source(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path.cwd()))
     monkeypatch.chdir(tmp_path)
-    samples = Samples.open(place, preprocessing=SPEC)
-    assert samples.digest() == Samples.of({"input": TENSORS}).digest()
+    samples = SampleSet.open(place, preprocessing=SPEC)
+    assert samples.digest() == SampleSet.from_arrays({"input": TENSORS}).digest()
     np.testing.assert_array_equal(samples.labels(), range(5))
     with pytest.raises(DataError, match="--preprocessing"):
-        Samples.open(place)
+        SampleSet.open(place)

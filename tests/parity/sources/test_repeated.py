@@ -10,8 +10,8 @@ import fsspec
 import numpy as np
 import pytest
 
+from gate.data.samples import SampleSet
 from gate.errors import DataError
-from gate.parity.arrays.samples import Samples
 from tests.parity.sources import factories, written
 from tests.parity.sources.factories import HERE, Map, X
 
@@ -25,27 +25,27 @@ def everything(samples, size=4):
     [
         everything,
         lambda s: s.at([7]),
-        lambda s: s.pick([7]),
-        lambda s: everything(s.between(5, 9)),
-        lambda s: s.between(6, 8).digest(),
+        lambda s: s.take([7]),
+        lambda s: everything(s.slice(5, 9)),
+        lambda s: s.slice(6, 8).digest(),
     ],
 )
 def test_another_sample_the_second_time_is_named(again):
-    samples = Samples.open(f"{HERE}:changing")
+    samples = SampleSet.open(f"{HERE}:changing")
     samples.digest()
     with pytest.raises(DataError, match="sample 7 of .*shuffles, augments or changes"):
         again(samples)
 
 
 def test_what_is_beside_it_is_still_there():
-    samples = Samples.open(f"{HERE}:changing")
+    samples = SampleSet.open(f"{HERE}:changing")
     everything(samples)
-    everything(samples.between(0, 7))
+    everything(samples.slice(0, 7))
     np.testing.assert_array_equal(samples.at([8])["input"], X[[8]])
 
 
 def test_another_label_is_another_sample():
-    samples = Samples.open(f"{HERE}:relabelled")
+    samples = SampleSet.open(f"{HERE}:relabelled")
     samples.labels()
     with pytest.raises(DataError, match="sample 3 of"):
         everything(samples)
@@ -54,21 +54,21 @@ def test_another_label_is_another_sample():
 def test_a_shuffled_set_has_another_digest_in_each_process(monkeypatch):
     orders = iter((range(11), [0, 2, 1, *range(3, 11)]))
     monkeypatch.setattr(factories, "shuffled", lambda: X[list(next(orders))], raising=False)
-    one, other = (Samples.open(f"{HERE}:shuffled") for _ in range(2))
-    assert one.between(1, 2).digest() != other.between(1, 2).digest()
-    assert one.between(3, 11).digest() == other.between(3, 11).digest()
+    one, other = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
+    assert one.slice(1, 2).digest() != other.slice(1, 2).digest()
+    assert one.slice(3, 11).digest() == other.slice(3, 11).digest()
 
 
 def test_each_sample_is_read_twice_for_digest_labels_and_measuring(monkeypatch):
     asked = []
     data = Map(lambda place: asked.append(place) or (X[place], 1))
     monkeypatch.setattr(factories, "counted", lambda: data, raising=False)
-    samples = Samples.open(f"{HERE}:counted")
+    samples = SampleSet.open(f"{HERE}:counted")
     asked.clear()
     samples.digest()
     samples.labels()
     everything(samples)
-    samples.with_gaps().digest()
+    samples.allow_nan().digest()
     assert sorted(asked) == sorted([*range(11)] * 2)
 
 
@@ -93,9 +93,9 @@ WRITTEN = {
 @pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize("at", [str, lambda path: f"file://{path}"], ids=["path", "url"])
 def test_a_file_that_is_written_to_meanwhile(kind, at, tmp_path, monkeypatch):
-    monkeypatch.setattr("gate.parity.sources.files._LOOK_S", 0.0)
+    monkeypatch.setattr("gate.data.location._LOOK_S", 0.0)
     path = WRITTEN[kind](tmp_path)
-    batches = Samples.open(at(path)).batches(4)
+    batches = SampleSet.open(at(path)).batches(4)
     next(batches)
     with path.open("r+b") as file:
         file.seek(-60, os.SEEK_END)
@@ -107,7 +107,7 @@ def test_a_file_that_is_written_to_meanwhile(kind, at, tmp_path, monkeypatch):
 
 def test_a_file_that_was_cut_off_meanwhile_does_not_end_the_process(tmp_path):
     path = npy(tmp_path)
-    samples = Samples.open(path)
+    samples = SampleSet.open(path)
     os.truncate(path, 128)
     with pytest.raises(DataError, match="samples 0 to 3"):
         everything(samples)
@@ -115,7 +115,7 @@ def test_a_file_that_was_cut_off_meanwhile_does_not_end_the_process(tmp_path):
 
 @pytest.mark.parametrize("kind", ["npy", "tar"])
 def test_a_file_that_was_exchanged_or_deleted_stays_as_it_was(kind, tmp_path):
-    samples = Samples.open(WRITTEN[kind](tmp_path))
+    samples = SampleSet.open(WRITTEN[kind](tmp_path))
     (path,) = tmp_path.iterdir()
     other = tmp_path / "other"
     other.write_bytes(b"other")
@@ -135,7 +135,7 @@ def test_a_file_that_was_exchanged_before_it_is_opened_again(suffix, tmp_path):
 
     for number in range(5):
         write(f"{number}.{suffix}", [number])
-    samples = Samples.open(tmp_path)
+    samples = SampleSet.open(tmp_path)
     write("other", [9]).replace(tmp_path / f"1.{suffix}")
     with pytest.raises(DataError, match=rf"1\.{suffix} was exchanged"):
         samples.at([1])
@@ -146,7 +146,7 @@ def test_a_copy_of_another_content_is_noticed():
     system, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
     for number in range(4):
         system.pipe(f"{root}/{number}.npy", written.npy(X + number))
-    samples = Samples.open(f"memory:/{root}")
+    samples = SampleSet.open(f"memory:/{root}")
     everything(samples)
     system.pipe(f"{root}/0.npy", written.npy(X - 1))
     with pytest.raises(DataError, match=r"0\.npy has other bytes"):

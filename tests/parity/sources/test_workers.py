@@ -7,11 +7,10 @@ import os
 import numpy as np
 import pytest
 
+from gate.data import open_samples
+from gate.data.open_samples import AheadRows, Opening, _Opened
+from gate.data.samples import SampleSet
 from gate.errors import DataError, StorageError
-from gate.parity.arrays.samples import Samples
-from gate.parity.sources import workers
-from gate.parity.sources.opening import Opening
-from gate.parity.sources.workers import AheadRows, _Opened
 from gate.preprocess.spec import PreprocessSpec
 from tests.parity.sources import factories
 from tests.parity.sources.factories import HERE, X, Y
@@ -21,8 +20,8 @@ SPEC = PreprocessSpec()
 
 @pytest.mark.proof
 def test_workers_give_the_same_samples():
-    alone = Samples.open(f"{HERE}:picture_bytes", preprocessing=SPEC)
-    ahead = Samples.open(f"{HERE}:picture_bytes", preprocessing=SPEC, decode_workers=2)
+    alone = SampleSet.open(f"{HERE}:picture_bytes", preprocessing=SPEC)
+    ahead = SampleSet.open(f"{HERE}:picture_bytes", preprocessing=SPEC, decode_workers=2)
     wanted = [batch["input"] for batch in alone.batches(1)]
 
     broken_off = ahead.batches(1)
@@ -49,7 +48,7 @@ def test_workers_give_the_same_samples():
 )
 def test_what_fails_in_a_worker(factory, error, words, monkeypatch):
     monkeypatch.setattr(factories, "PID", os.getpid())
-    samples = Samples.open(f"{HERE}:{factory}", decode_workers=1)
+    samples = SampleSet.open(f"{HERE}:{factory}", decode_workers=1)
     with pytest.raises(error, match=words):
         list(samples.batches(2))
 
@@ -69,7 +68,7 @@ def test_a_worker_answers_with_arrays_or_with_the_error():
 )
 def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
     monkeypatch.setattr(AheadRows, "_answers", lambda _, spans: [(said, "no room")] * len(spans))
-    samples = Samples.open(f"{HERE}:pairs", decode_workers=1)
+    samples = SampleSet.open(f"{HERE}:pairs", decode_workers=1)
     with pytest.raises(error, match="no room"):
         list(samples.batches(4))
 
@@ -86,7 +85,7 @@ def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
     ],
 )
 def test_workers_are_started_where_that_pays(wanted, cores, alone_s, pays, monkeypatch):
-    monkeypatch.setattr(workers, "_cores", lambda: cores)
+    monkeypatch.setattr(open_samples, "_cores", lambda: cores)
     opening = Opening(f"{HERE}:pairs")
     assert AheadRows(opening.rows(), opening, wanted)._pays(alone_s) is pays
 
@@ -94,8 +93,8 @@ def test_workers_are_started_where_that_pays(wanted, cores, alone_s, pays, monke
 @pytest.mark.parametrize("workers", [0, 2, None])
 def test_the_first_batch_starts_nobody(workers, monkeypatch):
     monkeypatch.setattr(AheadRows, "_started", lambda _: pytest.fail("workers were started"))
-    samples = Samples.open(f"{HERE}:pairs", decode_workers=workers)
+    samples = SampleSet.open(f"{HERE}:pairs", decode_workers=workers)
     next(samples.batches(4))
     samples.at([3, 8])
-    samples.pick([3])
-    list(samples.between(2, 6).batches(4))
+    samples.take([3])
+    list(samples.slice(2, 6).batches(4))

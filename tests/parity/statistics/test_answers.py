@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from gate.parity.statistics.answers import ClassAnswers
+from gate.statistics.classification import ClassAnswers
 
 NAN, INF = math.nan, math.inf
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gate.parity.statistics.change import by_column, columns, worse_columns, worst_ratio
+from gate.statistics.accumulators import by_column, columns, worse_columns, worst_ratio
 
 NAN, INF = math.nan, math.inf
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from gate.parity.statistics.answers import ClassAnswers
-from gate.parity.statistics.classification import ClassStatistics
-from gate.records.samples import LISTED
+from gate.records.outputs import LISTED
+from gate.statistics.classification import ClassAnswers, ClassStatistics
 from tests.parity.close import assert_close
 
 NAN, INF = math.nan, math.inf

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.parity.statistics.answers import ClassAnswers
-from gate.parity.statistics.confidence import ConfidenceStatistics
+from gate.statistics.classification import ClassAnswers, ConfidenceStatistics
 from tests.parity.close import assert_close
 
 

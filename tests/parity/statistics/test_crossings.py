@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.parity.statistics.answers import ClassAnswers
-from gate.parity.statistics.crossings import CrossingStatistics
-from gate.policy.operating_points import OperatingPoint
-from gate.records.samples import LISTED
+from gate.policy.sections import OperatingPoint
+from gate.records.outputs import LISTED
+from gate.statistics.classification import ClassAnswers, CrossingStatistics
 
 NAN = math.nan
 

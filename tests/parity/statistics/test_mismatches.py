@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.parity.statistics.mismatches import MOST, Mismatches
+from gate.statistics.output import MOST, IntegerMismatches
 
 
 def mismatches(reference, candidate, *, start=0):
-    found = Mismatches()
+    found = IntegerMismatches()
     found.update(np.abs(candidate - reference).astype(np.float64), candidate, start=start)
     return found
 
@@ -56,7 +56,7 @@ def test_where_too_much_differs_nothing_is_a_tie():
 
 
 def test_merging_is_one_pass():
-    whole, first, rest = mismatches(R, C), mismatches(R[:2], C[:2]), Mismatches()
+    whole, first, rest = mismatches(R, C), mismatches(R[:2], C[:2]), IntegerMismatches()
     rest.update(np.abs(C - R)[2:].astype(np.float64), C[2:], start=2)
     assert first.merge(rest).remaining() == whole.remaining()
 

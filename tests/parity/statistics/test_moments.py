@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.parity.statistics.moments import ElementMoments
+from gate.statistics.accumulators import ElementMoments
 
 
 def moments(*batches, unequal=False):

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.parity.statistics.moments import Moments
-from gate.parity.statistics.output import OutputStatistics, Span
-from gate.parity.statistics.worst import Worst
+from gate.statistics.accumulators import Moments, WorstValue
+from gate.statistics.output import OutputStatistics, Span
 from tests.parity.close import assert_close
 
 NAN, INF = math.nan, math.inf
@@ -314,11 +313,18 @@ def test_the_deviations_of_equal_values_are_exactly_zero():
 
 
 def test_worst_is_nan_then_largest_then_first():
-    numbers = [Worst(), Worst(1.0, 4), Worst(2.0, 9), Worst(2.0, 5), Worst(NAN, 8), Worst(NAN, 7)]
+    numbers = [
+        WorstValue(),
+        WorstValue(1.0, 4),
+        WorstValue(2.0, 9),
+        WorstValue(2.0, 5),
+        WorstValue(NAN, 8),
+        WorstValue(NAN, 7),
+    ]
     for order in itertools.permutations(numbers):
-        worst = Worst()
+        worst = WorstValue()
         for one in order:
             worst = worst.merge(one)
         assert worst.sample == 7
         assert math.isnan(worst.value)
-    assert Worst(2.0, 9).merge(Worst(2.0, 5)).sample == 5
+    assert WorstValue(2.0, 9).merge(WorstValue(2.0, 5)).sample == 5

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.parity.statistics.row_spool import RowSpool
+from gate.statistics.sample_table import RowSpool
 
 ROW = np.dtype([("index", np.int64), ("size", np.float64)])
 
@@ -31,8 +31,8 @@ def read(spool: RowSpool, output: str) -> bytes:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are a file, and are read in several steps."""
-    monkeypatch.setattr("gate.parity.statistics.row_spool._HELD_BYTES", 256)
-    monkeypatch.setattr("gate.parity.statistics.row_spool._STEP", 7)
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 256)
+    monkeypatch.setattr("gate.statistics.sample_table._STEP", 7)
 
 
 @pytest.mark.usefixtures("small")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.parity.statistics.rows import RowStatistics
+from gate.statistics.sample_table import RowStatistics
 from tests.parity.close import assert_close
 
 NAN, INF = math.nan, math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.parity.statistics.groups import scatter
+from gate.statistics.error_groups import scatter
 
 
 @pytest.mark.parametrize("draws", [2, 8, 32, 320])

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.parity.statistics.sizes import SizeHistogram
-from gate.records.samples import EDGES, PER_OCTAVE
+from gate.records.outputs import EDGES, PER_OCTAVE
+from gate.statistics.accumulators import MagnitudeHistogram
 
 NAN, INF = math.nan, math.inf
 
 
 def counted(sizes):
-    histogram = SizeHistogram()
+    histogram = MagnitudeHistogram()
     histogram.update(np.asarray(sizes, float))
     return histogram
 
@@ -54,7 +54,7 @@ def test_zeros_and_what_is_no_number_are_counted_apart():
     result = counted([0.0, 1.0, NAN, INF, 0.0, 5.0]).result()
     assert (result.zeros, result.nonfinite) == (2, 2)
     assert (result.first, sum(result.counts), len(result.counts)) == (0, 2, 10)
-    empty = SizeHistogram().result()
+    empty = MagnitudeHistogram().result()
     assert (empty.zeros, empty.first, empty.counts, empty.nonfinite) == (0, 0, (), 0)
 
 

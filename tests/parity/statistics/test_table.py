@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from gate.errors import EvidenceError
-from gate.parity.statistics.answers import ClassAnswers
-from gate.parity.statistics.row_spool import RowSpool
-from gate.parity.statistics.table import (
+from gate.statistics.classification import ClassAnswers
+from gate.statistics.sample_table import (
     COLUMNS,
     MOST,
     ROW,
     OutputRows,
+    RowSpool,
     SampleRows,
     SampleTable,
 )
-from gate.parity.units.packing import packed, unpacked
+from gate.statistics.serialization import from_plain, to_plain
 
 R = np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
 C = np.array([[0.0, 2.5], [0.0, 1.0], [1.0, math.nan]])
@@ -81,10 +81,10 @@ def test_rows_are_by_sample_however_they_came():
     parts = [rows(0, 1), rows(1, 3)]
     for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
         assert merged.result().tobytes() == whole.result().tobytes()
-        assert packed(merged) == packed(whole)
+        assert to_plain(merged) == to_plain(whole)
     assert whole.result()["index"].tolist() == [0, 1, 2]
-    assert unpacked(packed(whole)).result().tobytes() == whole.result().tobytes()
-    assert packed(SampleRows().merge(SampleRows())) == packed(SampleRows())
+    assert from_plain(to_plain(whole)).result().tobytes() == whole.result().tobytes()
+    assert to_plain(SampleRows().merge(SampleRows())) == to_plain(SampleRows())
 
 
 def test_a_table_of_units_is_the_table_of_all_at_once(tmp_path):
@@ -103,7 +103,7 @@ def test_rows_that_found_no_room_are_said_to_be_missing(tmp_path, monkeypatch):
     def away(**_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gate.parity.statistics.row_spool._HELD_BYTES", 1)
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
     monkeypatch.setattr("tempfile.TemporaryFile", away)
     spooled(rows(), output="=1").save(tmp_path / "samples.csv")
     (row,) = read(tmp_path / "samples.csv")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.parity.statistics.tally import CANDIDATE, REFERENCE, Tally
+from gate.statistics.error_groups import CANDIDATE, REFERENCE, GroupedErrors
 
 
 def tally(seed, *, samples=6, columns=3):
     rng = np.random.default_rng(seed)
     values = np.abs(rng.normal(size=(4, samples, 2, columns)))
-    return values, Tally.by_place(values, np.ones((samples, 2, columns), np.bool_))
+    return values, GroupedErrors.by_place(values, np.ones((samples, 2, columns), np.bool_))
 
 
 def test_by_place_is_column_by_column():
@@ -24,7 +24,7 @@ def test_by_place_is_column_by_column():
 def test_by_label_is_the_same_for_the_same_groups():
     values, sums = tally(0)
     labels = np.broadcast_to(np.arange(3), values[0].shape).ravel()
-    other = Tally.by_label(values.reshape(4, -1), labels, 3)
+    other = GroupedErrors.by_label(values.reshape(4, -1), labels, 3)
     assert other.sums == pytest.approx(sums.sums)
     assert other.peaks == pytest.approx(sums.peaks)
     assert other.counts == pytest.approx(sums.counts)
@@ -32,7 +32,7 @@ def test_by_label_is_the_same_for_the_same_groups():
 
 def test_merging_is_adding():
     parts = [tally(seed) for seed in (1, 2)]
-    whole = Tally.by_place(
+    whole = GroupedErrors.by_place(
         np.concatenate([values for values, _ in parts], axis=1), np.ones((12, 2, 3), np.bool_)
     )
     merged = parts[0][1].merge(parts[1][1])
@@ -53,11 +53,11 @@ def test_an_error_that_one_sample_dominates_comes_of_few_draws(heavy, least, mos
     values = np.abs(np.random.default_rng(0).normal(size=(4, 32, 1, 1)))
     if heavy:
         values[:, 7] = 100.0
-    sums = Tally.by_place(values, np.ones((32, 1, 1), np.bool_))
+    sums = GroupedErrors.by_place(values, np.ones((32, 1, 1), np.bool_))
     assert least <= sums.draws(REFERENCE)[0] <= most
 
 
 def test_the_middle_is_the_median():
     tallies = [tally(seed)[1] for seed in range(3)]
-    middle = Tally.middle(tallies)
+    middle = GroupedErrors.middle(tallies)
     assert middle.sums == pytest.approx(np.median([one.sums for one in tallies], axis=0))

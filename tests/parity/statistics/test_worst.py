@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.parity.statistics.answers import ClassAnswers
-from gate.parity.statistics.worst import KEPT, WorstSamples
+from gate.statistics.accumulators import KEPT
+from gate.statistics.classification import ClassAnswers, WorstSamples
 
 NAN = math.nan
 

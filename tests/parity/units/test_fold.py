@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.parity.units.fold import InOrder, PairwiseFold
+from gate.statistics.serialization import InOrder, PairwiseMerge
 
 
 def folded(values: list[str]) -> str:
-    fold = PairwiseFold(lambda left, right: f"({left}{right})")
+    fold = PairwiseMerge(lambda left, right: f"({left}{right})")
     for value in values:
         fold.add(value)
     return fold.result()
@@ -35,7 +35,7 @@ def test_a_binary_tree_by_index(letters: str, tree: str) -> None:
 
 @given(st.integers(1, 500))
 def test_it_holds_the_logarithm_of_what_came(count: int) -> None:
-    fold = PairwiseFold(lambda left, right: left + right)
+    fold = PairwiseMerge(lambda left, right: left + right)
     for value in range(count):
         fold.add(value)
         assert len(fold._waiting) <= math.log2(value + 1) + 1
@@ -45,12 +45,12 @@ def test_it_holds_the_logarithm_of_what_came(count: int) -> None:
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_no_order_and_no_doubled_part_changes_a_bit(count: int, chance: random.Random) -> None:
     values = [chance.uniform(-1, 1) * 10.0 ** chance.randrange(-8, 8) for _ in range(count)]
-    wanted = PairwiseFold(lambda left, right: left + right)
+    wanted = PairwiseMerge(lambda left, right: left + right)
     for value in values:
         wanted.add(value)
     came = [*range(count), *(chance.randrange(count) for _ in range(count // 2))]
     chance.shuffle(came)
-    fold = PairwiseFold(lambda left, right: left + right)
+    fold = PairwiseMerge(lambda left, right: left + right)
     ordered = InOrder(fold.add)
     for index in came:
         ordered.add(index, values[index])

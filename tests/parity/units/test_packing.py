@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gate.errors import EvidenceError
-from gate.parity.comparison import OutputComparison
-from gate.parity.output_check import OutputCheck
-from gate.parity.statistics.moments import Moments
-from gate.parity.statistics.output import Span
-from gate.parity.units.packing import packed, unpacked
+from gate.measure.runtime_measurement import OutputComparison
+from gate.measure.session_runner import OutputCheck
+from gate.statistics.accumulators import Moments
+from gate.statistics.output import Span
+from gate.statistics.serialization import from_plain, to_plain
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -29,7 +29,7 @@ PLAIN = st.recursive(
 
 
 def there_and_back(value: Any) -> Any:
-    return unpacked(json.loads(json.dumps(packed(value), allow_nan=False)))
+    return from_plain(json.loads(json.dumps(to_plain(value), allow_nan=False)))
 
 
 @given(PLAIN)
@@ -81,7 +81,7 @@ def test_a_comparison_goes_on_as_if_it_had_stayed() -> None:
         comparison.update_late(r, c, Span(64, 40))
     back = lead.successor()
     back.take(json.loads(json.dumps(there.state(), allow_nan=False)))
-    assert back.doubtful == later.doubtful != []
+    assert back.outliers == later.outliers != []
     here, brought = lead.merge(later), lead.merge(back)
     assert brought.result() == here.result()
     assert brought.drain_rows()["logits"].tobytes() == here.drain_rows()["logits"].tobytes()
@@ -105,12 +105,12 @@ HOSTILE = {
 @pytest.mark.parametrize("plain", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_else_is_made(plain: Any) -> None:
     with pytest.raises(EvidenceError, match="again"):
-        unpacked(plain)
+        from_plain(plain)
 
 
 def test_what_is_no_statistics_is_not_packed() -> None:
     with pytest.raises(TypeError, match="object is no part"):
-        packed([object()])
+        to_plain([object()])
 
 
 def test_a_class_comes_back_as_itself() -> None:

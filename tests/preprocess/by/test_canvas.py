@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.preprocess.implementation import implementation
+from gate.preprocess.implementations import implementation
 from gate.preprocess.resample import Sampling, resample
-from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.preprocess.tensor import to_pixels
+from gate.preprocess.spec import PreprocessSpec, Resize, to_pixels
 from tests.preprocess.pictures import picture
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from gate.errors import InputMismatch, OnnxFileError
-from gate.preprocess.by.onnx_graph import PICTURES, prepend
-from gate.preprocess.implementation import implementation
+from gate.preprocess.implementations import implementation
+from gate.preprocess.onnx_graph import PICTURES, prepend_graph
 from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.preprocess.pictures import SMALL, picture
 
@@ -62,7 +62,7 @@ def test_one_file_computes_what_both_did(
     tmp_path: Path, spec: PreprocessSpec, opset: int, hidden: str
 ) -> None:
     model = classifier(tmp_path / "model.onnx", opset=opset, hidden=hidden)
-    prepend(spec, model, tmp_path / "whole.onnx")
+    prepend_graph(spec, model, tmp_path / "whole.onnx")
     pixels = np.stack([picture(90, 70, seed=seed) for seed in range(3)])
     with implementation("onnx").opened(spec) as preprocess:
         tensors = np.stack([preprocess(one) for one in pixels])
@@ -90,7 +90,7 @@ def test_one_file_computes_what_both_did(
 def test_another_input_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     model = classifier(tmp_path / "model.onnx", **change)
     with pytest.raises(InputMismatch, match=says):
-        prepend(SMALL, model, tmp_path / "whole.onnx")
+        prepend_graph(SMALL, model, tmp_path / "whole.onnx")
     assert not (tmp_path / "whole.onnx").exists()
 
 
@@ -98,7 +98,7 @@ def test_another_input_is_refused(tmp_path: Path, change: dict[str, Any], says: 
 def test_a_picture_smaller_than_the_crop_fails_loudly(
     tmp_path: Path, size: tuple[int, int]
 ) -> None:
-    prepend(CROPPED, classifier(tmp_path / "model.onnx"), tmp_path / "whole.onnx")
+    prepend_graph(CROPPED, classifier(tmp_path / "model.onnx"), tmp_path / "whole.onnx")
     fine = run(tmp_path / "whole.onnx", pictures=picture(32, 36)[None])
     assert np.isfinite(fine).all()
     with pytest.raises(Fail, match="Reshape"):
@@ -129,4 +129,4 @@ def test_what_is_no_such_model_is_refused(
     model = classifier(tmp_path / "model.onnx")
     spoil(model)
     with pytest.raises(error, match=says):
-        prepend(SMALL, model, tmp_path / "whole.onnx")
+        prepend_graph(SMALL, model, tmp_path / "whole.onnx")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gate.preprocess.by import rust_image
+from gate.preprocess import resample
 
 VECTORS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "rust_image" / "vectors.json").read_text()
@@ -32,7 +32,7 @@ def source(height: int, width: int) -> NDArray[np.uint8]:
 )
 def test_equal_to_the_crate(vector: dict[str, Any]) -> None:
     wanted = np.array(vector["pixels"], np.uint8).reshape(*vector["to"], 3)
-    seen = rust_image.resize(source(*vector["from"]), tuple(vector["to"]), vector["mode"])
+    seen = resample.resize(source(*vector["from"]), tuple(vector["to"]), vector["mode"])
     np.testing.assert_array_equal(seen, wanted)
 
 

@@ -10,20 +10,21 @@ import pytest
 
 from gate.decision.champion import Champion
 from gate.errors import ResourceGone
-from gate.policy.policy import IncumbentPolicy, Policy
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy
 from gate.records.evidence import Evidence
-from gate.registry.comparison.by_records import compared_by_records
-from gate.registry.port import CANDIDATE, CHAMPION
+from gate.registry.interface import CANDIDATE, CHAMPION
+from gate.registry.load_champion import compare_records
 from gate.registry.promotion import promote
 from gate.registry.release import Release
-from gate.storage.foreign import RECORD_LIMIT
+from gate.storage.untrusted_files import RECORD_LIMIT
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.signed import Signing
 from tests.service.handing_in import World
 from tests.service.test_handed_in import edited
 
-DROP = IncumbentPolicy(max_accuracy_drop=0.01)
+DROP = ChampionPolicy(max_accuracy_drop=0.01)
 POLICY = builders.policy(promotion="by_service", incumbent=DROP)
 REVIEWED = POLICY.model_copy(update={"review": "required"})
 
@@ -119,7 +120,7 @@ def test_what_is_worse_or_can_not_be_compared_is_refused(world: World, case: str
 
 
 def test_what_nobody_can_say_without_running_both_is_an_error(tmp_path: Path) -> None:
-    agreement = IncumbentPolicy(min_agreement=0.9)
+    agreement = ChampionPolicy(min_agreement=0.9)
     world = begun(tmp_path, POLICY.model_copy(update={"incumbent": agreement}))
     world.look()
     number = world.send(made(world, 2, 0.97))
@@ -250,14 +251,12 @@ def test_evidence_on_other_samples_says_nothing() -> None:
     subject = new.subject.model_copy(update={"sha256": builders.digest("another file")})
     other = new.dataset.model_copy(update={"sha256": builders.digest("others")})
     champion = Champion(state="proven", version="1", sha256=old.subject.sha256, evidence=old)
-    found = compared_by_records(
-        champion, new.model_copy(update={"subject": subject, "dataset": other})
-    )
+    found = compare_records(champion, new.model_copy(update={"subject": subject, "dataset": other}))
     assert found.state == "incomparable"
     assert "other samples" in str(found.absent)
-    assert compared_by_records(champion, old).is_same_file
+    assert compare_records(champion, old).is_same_file
     # Right so often on labels that nobody names is no number to compare.
     old, new = (measured(builders.evidence(), each, labels=None) for each in (0.97, 0.97))
     champion = replace(champion, evidence=old)
     new = new.model_copy(update={"subject": subject})
-    assert compared_by_records(champion, new).state == "incomparable"
+    assert compare_records(champion, new).state == "incomparable"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gate.attestation.trust import Trust
 from gate.decision.champion import Champion
 from gate.ledger.ledger import Ledger
-from gate.registry.comparison.incumbent import champion_if_any, champion_of
+from gate.registry.load_champion import champion_if_any, load_champion
 from gate.registry.registered_model import RegisteredModel
+from gate.signing.trust import Trust
 from tests import builders
 from tests.registry.releases import NAME, onnx_file
 from tests.registry.signed import trust_in
@@ -33,13 +33,13 @@ def of_ci(world: World, trust: Trust | None) -> Champion:
     folder = world.place.folder / "ci"
     folder.mkdir()
     model = RegisteredModel(world.place.registry, Ledger(folder / "state.db"), NAME)
-    return champion_of(model, into=folder, trust=trust)
+    return load_champion(model, into=folder, trust=trust)
 
 
 def test_what_its_own_statements_vouch_for_is_the_champion(world: World) -> None:
     found = of_ci(world, trust_in(world.ci))
     assert (found.state, found.version, found.absent) == ("proven", "1", None)
-    by_ledger = champion_of(world.place.model(), into=world.place.folder)
+    by_ledger = load_champion(world.place.model(), into=world.place.folder)
     assert (found.sha256, found.evidence, found.decision) == (
         by_ledger.sha256, by_ledger.evidence, by_ledger.decision,
     )  # fmt: skip

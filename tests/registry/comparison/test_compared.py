@@ -7,27 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decision import decide
+from gate.decision.decide import decide
 from gate.errors import EvidenceError
 from gate.ledger.ledger import Ledger
-from gate.policy.policy import IncumbentPolicy
-from gate.records.incumbent import Incumbent
-from gate.records.names import DECISION
-from gate.registry.may_serve import examine
-from gate.registry.port import CANDIDATE, CHAMPION, Tag
+from gate.policy.sections import ChampionPolicy
+from gate.records.champion_comparison import ChampionComparison
+from gate.records.layout import DECISION, RECORDS
+from gate.registry.eligibility import examine
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.promotion import promote, rollback
-from gate.registry.records import RECORDS
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import Promotion, Release
-from gate.registry.terms import Terms
-from gate.service.guard import guard
-from gate.service.review import review
+from gate.registry.release import PromotionResult, Release
+from gate.registry.verify_release import Terms
+from gate.service.champion_guard import guard_champion
+from gate.service.submissions import process_reviews
 from tests import builders
 from tests.registry.releases import DECIDED_AT, NAME, onnx_file, release
 from tests.registry.simulator import Crash, Simulator, Watched
 
 POLICY = builders.policy(
-    incumbent=IncumbentPolicy(max_accuracy_drop=0.01, min_agreement=0.9, max_latency_ratio=1.5)
+    incumbent=ChampionPolicy(max_accuracy_drop=0.01, min_agreement=0.9, max_latency_ratio=1.5)
 )
 REVIEWED = POLICY.model_copy(update={"review": "required"})
 
@@ -36,7 +35,7 @@ def against(version: str | None, old: Release | None, new: Release, policy=POLIC
     """`new`, decided against `old` as this version; None: as a first release."""
     ours = {"subject_sha256": new.evidence.subject.sha256, "data_sha256": builders.digest("data")}
     incumbent = (
-        Incumbent(state="first", **ours)
+        ChampionComparison(state="first", **ours)
         if old is None
         else builders.incumbent(version=version, sha256=old.evidence.subject.sha256, **ours)
     )
@@ -45,7 +44,7 @@ def against(version: str | None, old: Release | None, new: Release, policy=POLIC
     return dataclasses.replace(new, decision=decision)
 
 
-def run(registry, of: Release, ledger: Ledger, policy=POLICY) -> Promotion:
+def run(registry, of: Release, ledger: Ledger, policy=POLICY) -> PromotionResult:
     return promote(registry, of, policy=policy, ledger=ledger)
 
 
@@ -206,14 +205,16 @@ def test_an_approval_counts_only_against_what_serves_now(
     assert run(registry, against("1", first, third), ledger).version == "3"
     registry.aliases[CANDIDATE] = "2"
     registry.versions[1].tags[Tag.REVIEW] = "approved"
-    (taken,) = review(model, REVIEWED)
+    (taken,) = process_reviews(model, REVIEWED)
     assert taken.outcome == "refused"
     assert "champion is version 3 now, this was compared with version 1" in taken.reason
     fourth = release(onnx_file(first.onnx_path.with_name("fourth.onnx"), seed=4))
     again = against("3", third, fourth, REVIEWED)
     assert run(registry, again, ledger, REVIEWED).version == "4"
     registry.versions[3].tags[Tag.REVIEW] = "approved"
-    assert [(each.outcome, each.version) for each in review(model, REVIEWED)] == [("promoted", "4")]
+    assert [(each.outcome, each.version) for each in process_reviews(model, REVIEWED)] == [
+        ("promoted", "4")
+    ]
 
 
 def test_a_hand_edited_comparison_does_not_fit_its_decision(first: Release) -> None:
@@ -242,7 +243,7 @@ def test_a_champion_by_hand_counts_only_against_what_served_until_then(
         model.write("deployed", "it serves", version="3", about=vouched)
     registry.set_tag(NAME, "2", key=Tag.REVIEW, value="approved")
     registry.set_alias(NAME, CHAMPION, "2")
-    (taken,) = guard(model, REVIEWED, thoroughly=False)
+    (taken,) = guard_champion(model, REVIEWED, thoroughly=False)
     expected = ("reverted", "3") if meanwhile else ("accepted", "2")
     assert (taken.outcome, taken.version) == expected
     assert ("champion is version 3 now, this was compared with" in taken.reason) is meanwhile
@@ -253,5 +254,5 @@ def test_what_served_before_is_gone_back_to_by_hand_whatever_it_was_compared_wit
 ) -> None:
     run(registry, against("1", first, second), ledger)
     registry.set_alias(NAME, CHAMPION, "1")
-    (taken,) = guard(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    (taken,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
     assert (taken.outcome, taken.version) == ("accepted", "1")

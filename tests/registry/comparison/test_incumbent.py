@@ -9,12 +9,11 @@ import pytest
 
 from gate.errors import MismatchUnconfirmed, RegistryUnavailable
 from gate.ledger.ledger import Ledger
-from gate.records.names import DECISION, EVIDENCE, TREND
-from gate.records.trend import MOST_ROWS, Trend
-from gate.registry.comparison.incumbent import champion_if_any, champion_of
-from gate.registry.port import CHAMPION, PREVIOUS
+from gate.records.champion_comparison import MOST_ROWS, Trend
+from gate.records.layout import DECISION, EVIDENCE, RECORDS, TREND
+from gate.registry.interface import CHAMPION, PREVIOUS
+from gate.registry.load_champion import champion_if_any, load_champion
 from gate.registry.promotion import promote, rollback
-from gate.registry.records import RECORDS
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.storage.digest import Digest
@@ -41,7 +40,7 @@ def test_bytes_evidence_and_decision_are_those_that_were_promoted(
     registry: Simulator, ledger: Ledger, first: Release, tmp_path: Path
 ) -> None:
     lines = len(ledger.entries())
-    champion = champion_of(of(registry, ledger), into=tmp_path)
+    champion = load_champion(of(registry, ledger), into=tmp_path)
     assert (champion.state, champion.version, champion.absent) == ("proven", "1", None)
     assert champion.onnx_path is not None
     assert champion.sha256 == Digest.of_file(champion.onnx_path)
@@ -52,7 +51,7 @@ def test_bytes_evidence_and_decision_are_those_that_were_promoted(
 
 
 def test_where_nothing_serves_it_is_a_first_release(ledger: Ledger, tmp_path: Path) -> None:
-    champion = champion_of(of(Simulator(), ledger), into=tmp_path)
+    champion = load_champion(of(Simulator(), ledger), into=tmp_path)
     assert champion.state == "first"
     assert champion.absent
 
@@ -61,7 +60,7 @@ def test_who_takes_the_alias_away_does_not_take_the_comparison_away(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:
     del registry.aliases[CHAMPION]
-    assert champion_of(of(registry, ledger), into=tmp_path).version == "1"
+    assert load_champion(of(registry, ledger), into=tmp_path).version == "1"
 
 
 def test_a_version_that_was_rolled_back_is_no_standard(
@@ -70,13 +69,13 @@ def test_a_version_that_was_rolled_back_is_no_standard(
     promote(registry, second, policy=POLICY, ledger=ledger)
     rollback(registry, NAME, ledger=ledger, reason="wrong")
     del registry.aliases[CHAMPION], registry.aliases[PREVIOUS]
-    assert champion_of(of(registry, ledger), into=tmp_path).version == "1"
+    assert load_champion(of(registry, ledger), into=tmp_path).version == "1"
 
 
 def test_a_version_without_a_line_of_the_ledger_is_said(
     registry: Simulator, tmp_path: Path
 ) -> None:
-    champion = champion_of(of(registry, Ledger(tmp_path / "other.jsonl")), into=tmp_path)
+    champion = load_champion(of(registry, Ledger(tmp_path / "other.jsonl")), into=tmp_path)
     assert (champion.state, champion.version, champion.onnx_path) == ("unvouched", "1", None)
 
 
@@ -84,7 +83,7 @@ def test_a_champion_without_evidence_is_said_and_not_skipped(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:
     del registry.versions[0].beside[f"{RECORDS}/{EVIDENCE}"]
-    champion = champion_of(of(registry, ledger), into=tmp_path)
+    champion = load_champion(of(registry, ledger), into=tmp_path)
     assert (champion.state, champion.evidence) == ("unrecorded", None)
     assert "no evidence beside its file" in str(champion.absent)
 
@@ -94,7 +93,7 @@ def test_a_decision_on_something_else_is_not_shown(
 ) -> None:
     place = f"{RECORDS}/{DECISION}"
     registry.versions[0].beside[place] = second.decision.to_json().encode()
-    assert champion_of(of(registry, ledger), into=tmp_path).decision is None
+    assert load_champion(of(registry, ledger), into=tmp_path).decision is None
 
 
 def test_other_bytes_are_weather_here(registry: Simulator, ledger: Ledger, tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_other_bytes_are_weather_here(registry: Simulator, ledger: Ledger, tmp_p
     registry.versions[0].data = b"other"
     lines = len(ledger.entries())
     with pytest.raises(MismatchUnconfirmed, match="nothing is condemned"):
-        champion_of(of(registry, ledger), into=tmp_path)
+        load_champion(of(registry, ledger), into=tmp_path)
     shown = champion_if_any(of(registry, ledger), into=tmp_path)
     assert shown.state == "unavailable"
     assert "nothing is condemned" in str(shown.absent)
@@ -118,17 +117,17 @@ def test_a_registry_that_is_away_is_raised_or_only_said(
     watched = Watched(registry)
     watched.before = away
     with pytest.raises(RegistryUnavailable):
-        champion_of(of(watched, ledger), into=tmp_path)
+        load_champion(of(watched, ledger), into=tmp_path)
     assert champion_if_any(of(watched, ledger), into=tmp_path).state == "unavailable"
 
 
 def test_each_release_takes_the_trend_of_those_before_along(
     registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
 ) -> None:
-    before = champion_of(of(registry, ledger), into=tmp_path).trend
+    before = load_champion(of(registry, ledger), into=tmp_path).trend
     release = dataclasses.replace(second, trend=before)
     promote(registry, release, policy=POLICY, ledger=ledger)
-    trend = champion_of(of(registry, ledger), into=tmp_path).trend
+    trend = load_champion(of(registry, ledger), into=tmp_path).trend
     assert len(trend.rows) == 2
     assert trend.rows[0] == before.rows[0]
     assert trend.rows[1].sha256 == second.evidence.subject.sha256
@@ -153,6 +152,6 @@ def test_a_trend_that_can_not_be_read_is_an_empty_one(
     registry: Simulator, ledger: Ledger, tmp_path: Path, text: bytes
 ) -> None:
     registry.versions[0].beside[f"{RECORDS}/{TREND}"] = text
-    champion = champion_of(of(registry, ledger), into=tmp_path)
+    champion = load_champion(of(registry, ledger), into=tmp_path)
     assert champion.state == "proven"
     assert champion.trend == Trend()

@@ -15,10 +15,9 @@ import pytest
 from sqlalchemy import create_engine
 
 from gate.errors import RegistryError, RegistryUnavailable, StorageError
-from gate.registry.mlflow import database
-from gate.registry.mlflow.database import usable
-from gate.registry.mlflow.errors import translated
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.mlflow_client import connection as database
+from gate.mlflow_client.connection import translate_errors, usable
+from gate.mlflow_client.registry import MlflowRegistry
 from tests.registry.servers import make_run
 from tests.service.postgres import MISSING, postgres, program
 
@@ -118,7 +117,7 @@ class TestLocked:
         with (
             locked(tmp_path / "mlflow.db"),
             pytest.raises(RegistryUnavailable, match="nothing is damaged") as caught,
-            translated(uri, "read the registry"),
+            translate_errors(uri, "read the registry"),
             engine.connect() as connection,
         ):
             connection.exec_driver_sql("SELECT * FROM t")

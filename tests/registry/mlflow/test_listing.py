@@ -12,10 +12,10 @@ import pytest
 from gate.errors import DigestMismatch
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.registry import MlflowRegistry
+from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.promotion import promote
-from gate.registry.proof import ExpectedFiles
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_files import ExpectedDigests
 from tests import builders
 from tests.registry.releases import NAME, onnx_file_with_data, release
 from tests.registry.servers import make_run
@@ -50,7 +50,7 @@ def test_the_ledger_says_how_much_it_was(promoted: tuple[RegisteredModel, Path])
     assert extent is not None
     sizes = [(folder / name).stat().st_size for name in ("model.onnx", "weights.data")]
     assert (extent.size_bytes, extent.files) == (sum(sizes), 2)
-    model.prove("1", ExpectedFiles.of(vouched(model)))
+    model.prove("1", ExpectedDigests.from_entry(vouched(model)))
 
 
 def endless(folder: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_is_far_more_is_not_downloaded(
     spoil(folder)
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda **_: pytest.fail("too much"))
     with pytest.raises(DigestMismatch, match="or more, expected|64 deep"):
-        model.prove("1", ExpectedFiles.of(vouched(model)))
+        model.prove("1", ExpectedDigests.from_entry(vouched(model)))
     assert model.ledger.entries()[-1].action == "violation"
 
 
@@ -90,7 +90,7 @@ def test_a_line_of_an_older_gate_allows_what_was_allowed_then(
     model, folder = promoted
     older = vouched(model).model_copy(update={"extent": None})
     many(folder)
-    model.prove("1", ExpectedFiles.of(older))
+    model.prove("1", ExpectedDigests.from_entry(older))
     endless(folder)
     with pytest.raises(DigestMismatch, match=r"42949672960|bytes or more"):
-        model.prove("1", ExpectedFiles.of(older))
+        model.prove("1", ExpectedDigests.from_entry(older))

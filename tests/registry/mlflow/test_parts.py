@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gate.registry.mlflow.registry import _onnx_file
+from gate.mlflow_client.registry import _onnx_file
 from tests.registry import parts
 
 PARTS = {"data": "release.yaml"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
-from gate.registry.mlflow import preflight as preflight_module
-from gate.registry.mlflow.registry import preflight
+from gate.mlflow_client import connection
+from gate.mlflow_client.connection import check_server
 from tests.exhaustive import exhaustive
 from tests.registry.servers import ADMIN
 
@@ -24,26 +24,26 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.proof
 @pytest.mark.slow
 def test_a_server_that_serves(server: Any) -> None:
-    preflight(server.uri)
-    preflight(server.uri + "/")
+    check_server(server.uri)
+    check_server(server.uri + "/")
 
 
 def test_nobody_listens() -> None:
     with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:9.*make ui"):
-        preflight("http://127.0.0.1:9")
+        check_server("http://127.0.0.1:9")
 
 
 def test_somebody_listens_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight_module, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
         with pytest.raises(RegistryUnavailable, match="unset MLFLOW_TRACKING_URI"):
-            preflight(f"http://127.0.0.1:{port}")
+            check_server(f"http://127.0.0.1:{port}")
 
 
 def test_no_such_host() -> None:
     with pytest.raises(RegistryUnavailable, match="nowhere"):
-        preflight("http://nowhere.invalid:5000")
+        check_server("http://nowhere.invalid:5000")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_something_else_answers(answering: Any, status: int, error: type[Excepti
     uri, handler = answering
     handler.status = status
     with pytest.raises(error, match=r"127\.0\.0\.1"):
-        preflight(uri)
+        check_server(uri)
 
 
 @exhaustive
@@ -93,19 +93,19 @@ def test_something_else_answers(answering: Any, status: int, error: type[Excepti
 @pytest.mark.slow
 def test_users_and_passwords(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegistryDenied, match="MLFLOW_TRACKING_USERNAME"):
-        preflight(guarded_server.uri)
+        check_server(guarded_server.uri)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", ADMIN[0])
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", ADMIN[1])
-    preflight(guarded_server.uri)
+    check_server(guarded_server.uri)
 
 
 def test_credentials_are_not_repeated() -> None:
     with pytest.raises(RegistryUnavailable) as caught:
-        preflight("http://ann:secret@127.0.0.1:9")
+        check_server("http://ann:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "sqlite://", "sqlite:///:memory:"])
 def test_what_holds_no_registry(uri: str) -> None:
     with pytest.raises(RegistryError, match=r"database|file"):
-        preflight(uri)
+        check_server(uri)

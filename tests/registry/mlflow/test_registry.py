@@ -27,12 +27,13 @@ from gate.errors import (
     StorageError,
 )
 from gate.ledger.ledger import Ledger
-from gate.onnxfile.description import digest_of_model
-from gate.registry import champion
-from gate.registry.mlflow.process import lent
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import Promotion, Release, promote, rollback
+from gate.mlflow_client.connection import lent
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.onnx_file.sandboxed_reading import digest_of_model
+from gate.registry import alias
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.promotion import promote, rollback
+from gate.registry.release import PromotionResult, Release
 from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
@@ -59,7 +60,7 @@ class Place:
     def here(self, of: Release) -> Release:
         return dataclasses.replace(of, model_name=self.name, run_id=self.run_id)
 
-    def promote(self, of: Release, ledger: Ledger) -> Promotion:
+    def promote(self, of: Release, ledger: Ledger) -> PromotionResult:
         return promote(self.registry, self.here(of), policy=POLICY, ledger=ledger)
 
     def aliases(self) -> dict[str, str | None]:
@@ -362,7 +363,7 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
             barrier.wait(240)
 
     registry.before = meet
-    champion.PATIENCE_S = 0.0
+    alias.PATIENCE_S = 0.0
     try:
         made = promote(registry, place.here(of), policy=POLICY, ledger=Ledger(folder / "ledger.db"))
         queue.put((made.outcome, seed, os.getpid(), ""))

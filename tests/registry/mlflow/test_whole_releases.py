@@ -16,11 +16,10 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from gate import cli
-from gate.deploy.manifest import EXACT, Slot
-from gate.deploy.store import Store
+from gate.deploy.store import EXACT, ModelStore, Slot
 from gate.ledger.ledger import Ledger
-from gate.registry.mlflow.registry import MlflowRegistry
-from gate.registry.port import CHAMPION
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.parts import tiny, towers
@@ -115,7 +114,7 @@ def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, 
 def look(name: str) -> Slot:
     """What the service does after an event; what serves then."""
     assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
-    live = Store(Path("store")).live(name)
+    live = ModelStore(Path("store")).live(name)
     assert live is not None
     return live.slots[EXACT]
 
@@ -138,8 +137,8 @@ def test_it_goes_the_whole_way_and_back_as_one(
         for file in slot.parts.values():
             assert file.sha256 == Digest.of_file(release.parent / file.name)
         seen.append(slot)
-        golden = Store(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
-        served = Store(Path("store")).live_path(name).resolve() / "release.yaml"
+        golden = ModelStore(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
+        served = ModelStore(Path("store")).live_path(name).resolve() / "release.yaml"
         assert cli.main(["verify-release", str(served), "--golden", str(golden)]) == 0
     lines = [e.action for e in Ledger(Path(".gate/state.db")).entries() if e.model == name]
     assert lines.count("promoted") == 2

@@ -15,9 +15,8 @@ import torch
 from onnx import numpy_helper
 
 from gate import cli
-from gate.decision.decision import Decision
-from gate.deploy.manifest import EXACT, QUANTIZED
-from gate.deploy.store import Store
+from gate.decision.decide import Decision
+from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
@@ -100,7 +99,7 @@ def promoted(release: Path, name: str, capsys: Capture, twin: Path | None = None
 def look(name: str) -> dict[str, Digest]:
     """What the service does after an event; what serves then."""
     assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
-    live = Store(Path("store")).live(name)
+    live = ModelStore(Path("store")).live(name)
     assert live is not None
     assert all(set(slot.parts) == {"encoder", "head"} for slot in live.slots.values())
     return {label: slot.sha256 for label, slot in live.slots.items()}
@@ -123,7 +122,7 @@ def test_both_go_the_whole_way_and_back_as_one(place: Path, capsys: Capture) -> 
     files = ["--file", str(release), "--golden", str(release.with_name("report") / "golden")]
     files += ["--twin", str(twin), "--twin-golden", str(twin.with_name("report") / "golden")]
     assert cli.main(["deploy", "by-hand", "--store", "store", *files]) == 0
-    live = Store(Path("store")).live("by-hand")
+    live = ModelStore(Path("store")).live("by-hand")
     assert live is not None
     assert {label: slot.sha256 for label, slot in live.slots.items()} == seen[1]
     single = ["--file", str(release), "--twin", str(twin.with_name("head.onnx"))]

@@ -7,14 +7,13 @@ import logging
 
 import pytest
 
-from gate.deploy.store import Store
+from gate.deploy.store import ModelStore
 from gate.errors import RegistryError, RegistryUnavailable, ResourceGone
 from gate.registry.absolution import absolve
-from gate.registry.page.pages import Pages
-from gate.registry.page.version_page import refresh
-from gate.registry.port import CANDIDATE, Tag
+from gate.registry.interface import CANDIDATE, Tag
 from gate.registry.promotion import rollback
-from gate.service.guard import guard
+from gate.registry.version_page import Pages, write_status
+from gate.service.champion_guard import guard_champion
 from gate.service.reconciler import Reconciler
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
@@ -84,7 +83,9 @@ def test_a_first_look_and_a_thorough_one_go_further_back(place, thoroughly):
 
 
 def test_the_service_looks_after_them(place, tmp_path):
-    reconcile = Reconciler(place.registry, place.ledger, AUTOMATIC, store=Store(tmp_path / "store"))
+    reconcile = Reconciler(
+        place.registry, place.ledger, AUTOMATIC, store=ModelStore(tmp_path / "store")
+    )
     spoil(place, "2")
     reconcile(NAME, cause="timer")
     assert status(place, "2").startswith("champion since")
@@ -160,7 +161,7 @@ def test_what_a_refused_version_says_of_itself_is_shown_as_a_claim(tmp_path, cla
     place.model().write("refused", "handed in, and refused: it is old", version="1", about=passed)
     place.tag("1", claim, Tag.VERDICT)
     for _ in range(2):
-        refresh(place.model(), ("1",))
+        write_status(place.model(), ("1",))
         assert place.stored("1").tags[Tag.VERDICT] == shown
     assert status(place, "1").startswith("handed in, and refused: it is old (20")
     place.tag("1", claim, Tag.VERDICT)  # somebody puts it back
@@ -173,7 +174,7 @@ def test_what_comes_again_after_a_refusal_has_its_verdict_again(tmp_path):
     place.promote(1)
     (passed,) = place.ledger.entries()
     place.model().write("refused", "another one is the candidate", version="1", about=passed)
-    refresh(place.model(), ("1",))
+    write_status(place.model(), ("1",))
     assert place.promote(1).version == "1"  # the same version, found by its tags
     assert place.stored("1").tags[Tag.VERDICT] == "PASS"
     assert status(place, "1").startswith("waits for review")
@@ -182,21 +183,21 @@ def test_what_comes_again_after_a_refusal_has_its_verdict_again(tmp_path):
 def test_a_tag_alone_rejects_no_page(place):
     place.tag("2", "REJECTED by review", Tag.VERDICT)
     place.tag("2", "rejected", Tag.REVIEW_RESULT)
-    refresh(place.model(), ("2",))
+    write_status(place.model(), ("2",))
     assert status(place, "2").startswith("champion since")
     assert place.registry.aliases[CANDIDATE] == "2"
 
 
 def test_moves_by_hand_reverts_rollbacks_and_absolutions_reach_the_pages(place):
     place.point("1")
-    (accepted,) = guard(place.model(), AUTOMATIC, thoroughly=False)
+    (accepted,) = guard_champion(place.model(), AUTOMATIC, thoroughly=False)
     assert accepted.outcome == "accepted"
     assert status(place, "2").endswith("replaced by version 1.")
     assert status(place, "1").startswith("champion since")
 
     bad = place.hand_made(9)
     place.point(bad)
-    guard(place.model(), AUTOMATIC, thoroughly=False)
+    guard_champion(place.model(), AUTOMATIC, thoroughly=False)
     assert status(place, bad).startswith("reverted by the guard on 20")
     assert "no line of the ledger says that the gate passed version 3" in status(place, bad)
 
@@ -206,7 +207,7 @@ def test_moves_by_hand_reverts_rollbacks_and_absolutions_reach_the_pages(place):
     assert "again: version 1 was rolled back" in status(place, "2")
 
     place.model().write("violation", "other bytes", version="2")
-    refresh(place.model(), ("2",))
+    write_status(place.model(), ("2",))
     assert status(place, "2").startswith("does not serve")
     absolve(place.registry, NAME, "2", ledger=place.ledger, reason="a bad disk")
     assert status(place, "2").startswith("champion since")

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import RegistryError
-from gate.policy.review_tag import ReviewTag
-from gate.registry.may_serve import veto
-from gate.registry.page import reviewer
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.port import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.policy.sections import ReviewTag
+from gate.registry import reviews
+from gate.registry.eligibility import veto
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import promote, rollback
 from gate.registry.registered_model import RegisteredModel
-from gate.service.guard import guard
-from gate.service.review import review
+from gate.registry.reviews import ReviewSettings
+from gate.service.champion_guard import guard_champion
+from gate.service.submissions import process_reviews
 from tests import builders
 from tests.registry.releases import NAME, release
 from tests.registry.simulator import Simulator
@@ -26,17 +26,17 @@ NOES = ["rejected", "Rejected", " REJECTED\n", "\u00a0rejected\u200b", "rejected
 
 
 def test_nothing_is_neither():
-    assert not reviewer.approves({}, TAG)
-    assert not reviewer.rejects({}, TAG)
-    assert reviewer.correction({}, TAG) is None
+    assert not reviews.approves({}, TAG)
+    assert not reviews.rejects({}, TAG)
+    assert reviews.correction({}, TAG) is None
 
 
 @given(st.text())
 def test_no_word_is_both_and_what_is_neither_is_answered(text):
     tags = {Tag.REVIEW: text}
-    yes, no = reviewer.approves(tags, TAG), reviewer.rejects(tags, TAG)
+    yes, no = reviews.approves(tags, TAG), reviews.rejects(tags, TAG)
     assert not (yes and no)
-    assert (reviewer.correction(tags, TAG) is None) == (yes or no)
+    assert (reviews.correction(tags, TAG) is None) == (yes or no)
     assert yes == (text.strip().casefold() == "approved")
 
 
@@ -60,10 +60,10 @@ WORDS: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.mark.parametrize(("tags", "expected"), WORDS.values(), ids=list(WORDS))
 def test_the_configured_tag(tags, expected):
-    yes, no = reviewer.approves(tags, CUSTOM), reviewer.rejects(tags, CUSTOM)
+    yes, no = reviews.approves(tags, CUSTOM), reviews.rejects(tags, CUSTOM)
     words = {(True, False): "yes", (False, True): "no"}
-    assert words.get((yes, no), reviewer.correction(tags, CUSTOM) or "nothing") == expected
-    assert reviewer.speaks(tags, CUSTOM) == (yes or no)
+    assert words.get((yes, no), reviews.correction(tags, CUSTOM) or "nothing") == expected
+    assert reviews.speaks(tags, CUSTOM) == (yes or no)
 
 
 @pytest.mark.rows(3)
@@ -76,7 +76,7 @@ def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
     registry = Simulator()
     for each in (first, second):
         promote(registry, release(each.onnx_path, policy=policy), policy=policy, ledger=ledger)
-    model = RegisteredModel(registry, ledger, NAME, reviews=ReviewRule.of(policy))
+    model = RegisteredModel(registry, ledger, NAME, reviews=ReviewSettings.of(policy))
     for number in ("1", "2"):
         registry.set_tag(NAME, number, key=key, value=word)
         problem = veto(model, number, history=model.history()).problem
@@ -87,11 +87,11 @@ def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
     promote(registry, new, policy=policy, ledger=ledger)
     assert registry.aliases[PREVIOUS] != "2"
     registry.aliases[CHAMPION] = "2"
-    (taken,) = guard(model, policy, thoroughly=False)
+    (taken,) = guard_champion(model, policy, thoroughly=False)
     assert (taken.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
     assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
     with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
-        rollback(registry, NAME, ledger=ledger, reason="worse", reviews=ReviewRule.of(policy))
+        rollback(registry, NAME, ledger=ledger, reason="worse", reviews=ReviewSettings.of(policy))
 
 
 @pytest.mark.rows(4)
@@ -112,7 +112,7 @@ def test_a_no_in_any_spelling_is_heard_wherever_a_version_may_come_to_serve(
     promote(registry, third, policy=POLICY, ledger=ledger)
     assert registry.aliases[PREVIOUS] != "2"
     registry.aliases[CHAMPION] = "2"
-    (taken,) = guard(model, POLICY, thoroughly=False)
+    (taken,) = guard_champion(model, POLICY, thoroughly=False)
     assert (taken.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
     assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
     with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
@@ -125,11 +125,11 @@ def test_the_guard_s_line_has_the_comment_too(ledger, first, second):
         promote(registry, each, policy=POLICY, ledger=ledger)
     registry.set_tag(NAME, "2", key=Tag.REVIEW_COMMENT, value="sevens\nread as ones")
     registry.set_tag(NAME, "2", key=Tag.REVIEW, value="Rejected")
-    guard(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
     (line,) = [e for e in ledger.entries() if e.action == "rejected"]
     assert line.comment == "sevens read as ones"
     assert 'sevens read as ones" (gate.review_comment; MLflow does not say who)' in line.reason
     assert 'because "sevens read as ones"' in registry.versions[1].description
     assert registry.aliases[CHAMPION] == "1"
     assert CANDIDATE not in registry.aliases
-    assert list(review(RegisteredModel(registry, ledger, NAME), POLICY)) == []
+    assert list(process_reviews(RegisteredModel(registry, ledger, NAME), POLICY)) == []

@@ -9,14 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import History
-from gate.registry.page.reviewer import ReviewRule
-from gate.registry.page.status_line import (
+from gate.ledger.history import ModelHistory
+from gate.registry.reviews import ReviewSettings
+from gate.registry.version_page import (
     DESCRIPTION_LIMIT,
     HANDED_IN,
     MARK,
     STATUS_LIMIT,
-    Fate,
+    VersionStatus,
     with_status,
 )
 
@@ -32,8 +32,8 @@ def line(action: str, version: str | None, previous: str | None = None, **more: 
 
 
 def status(lines: list[LedgerEntry], version: str) -> str | None:
-    fate = Fate.of(History(tuple(lines)), version)
-    return None if fate is None else fate.status_line(ReviewRule()).removeprefix(MARK)
+    fate = VersionStatus.of(ModelHistory(tuple(lines)), version)
+    return None if fate is None else fate.status_line(ReviewSettings()).removeprefix(MARK)
 
 
 AT = "2026-03-01 09:30 UTC"
@@ -140,7 +140,7 @@ ANSWERED = {
 
 @pytest.mark.parametrize(("lines", "answer"), ANSWERED.values(), ids=list(ANSWERED))
 def test_what_the_reviewer_is_answered(lines, answer):
-    fate = Fate.of(History(tuple(lines)), "2")
+    fate = VersionStatus.of(ModelHistory(tuple(lines)), "2")
     assert fate is not None
     assert fate.answer == answer
 
@@ -159,14 +159,14 @@ LINES = st.lists(
 @given(LINES)
 @example([line("rejected", "1", comment="_" * 700)])
 def test_of_any_lines_comes_one_short_line_and_one_champion_at_most(lines):
-    history = History(tuple(lines))
+    history = ModelHistory(tuple(lines))
     champions = []
     for version in ("1", "2", "3"):
-        fate = Fate.of(history, version)
+        fate = VersionStatus.of(history, version)
         if fate is None:
             continue
-        assert len(fate.status_line(ReviewRule())) <= STATUS_LIMIT
-        assert fate.status_line(ReviewRule()).isprintable()
+        assert len(fate.status_line(ReviewSettings())) <= STATUS_LIMIT
+        assert fate.status_line(ReviewSettings()).isprintable()
         if fate.kind == "champion":
             champions.append(version)
     assert champions in ([], [history.serving])

@@ -6,21 +6,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
-from gate.package import extras
+from gate import installation
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Evidence
-from gate.records.localisation import Explanation
-from gate.records.output_parity import Confidence, ConfidenceOfClass
-from gate.records.samples import Histogram
-from gate.records.trend import TrendRow
-from gate.report.charts import drawing, gallery
-from gate.report.charts.depth import _clear, depth
-from gate.report.charts.drawing import BLUE, RED, Chart, decimal
-from gate.report.charts.memory import memory
-from gate.report.charts.strain import strain, worst_first
-from gate.report.charts.trend import trend_charts
-from gate.story.story import Word
+from gate.records.localization import Explanation
+from gate.records.outputs import Confidence, ConfidenceOfClass, Histogram
+from gate.report import chart as drawing
+from gate.report import html_page
+from gate.report.chart import BLUE, RED, Chart, decimal
+from gate.report.error_charts import bound_usage_chart, worst_first
+from gate.report.model_charts import _clear, depth_chart, memory, trend_charts
+from gate.summary.summary import CheckRow
 from tests.builders import (  # fmt: skip
     absent,
     class_parity,
@@ -50,12 +48,12 @@ def texts(chart: Chart) -> list[str]:
 
 
 def all_of(case: stories.Case) -> tuple[Chart, ...]:
-    return gallery.of_report(case.story, case.evidence, case.decision, case.explanation)
+    return html_page.of_report(case.story, case.evidence, case.decision, case.explanation)
 
 
 def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts() -> None:
     charts = all_of(stories.rejected())
-    assert names(charts) == set(gallery.NAMES)
+    assert names(charts) == set(html_page.NAMES)
     for chart in charts:
         root = ElementTree.fromstring(chart.file())
         assert root.attrib["role"] == "img"
@@ -74,9 +72,9 @@ def test_the_same_records_give_the_same_bytes_and_others_do_not() -> None:
 
 
 def test_what_has_no_data_is_left_out() -> None:
-    assert gallery.of_evidence(evidence(runtimes=(absent("ort-cuda"),))) == ()
+    assert html_page.of_evidence(evidence(runtimes=(absent("ort-cuda"),))) == ()
     tensors = of(output_parity(classification=None))
-    assert names(gallery.of_evidence(tensors)) == {"latency"}
+    assert names(html_page.of_evidence(tensors)) == {"latency"}
 
 
 @pytest.mark.rows(4)
@@ -97,9 +95,9 @@ def test_spoilt_numbers_are_drawn(value: float) -> None:
     seen = of(output)
     judged = decide(policy(), seen, decided_at="now")
     words = tuple(map(stories.word, judged.checks))
-    drawn = gallery.of_evidence(seen, judged)
+    drawn = html_page.of_evidence(seen, judged)
     assert names(drawn) == {"differences", "confidence", "agreement", "latency"}
-    ranked = strain(words)
+    ranked = bound_usage_chart(words)
     assert ranked is not None
     for chart in (*drawn, ranked):
         places = [
@@ -115,7 +113,7 @@ def test_spoilt_numbers_are_drawn(value: float) -> None:
 @pytest.mark.parametrize("name", [stories.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
 def test_any_name_is_text_in_a_chart(name: str) -> None:
     found = stories._layers(name)
-    chart = depth(found)
+    chart = depth_chart(found)
     assert chart is not None
     tags = {e.tag.rpartition("}")[2] for e in ElementTree.fromstring(chart.file()).iter()}
     assert tags <= {"svg", "title", "desc", "g", "path", "text", "tspan", "defs", "use", "clipPath",
@@ -128,7 +126,7 @@ def test_what_fails_has_another_colour_and_another_shape() -> None:
     shown = {}
     for verdict in (Verdict.PASS, Verdict.FAIL):
         chosen = [w for w in words if w.check.verdict is verdict and w.strain is not None][:1]
-        chart = strain(chosen)
+        chart = bound_usage_chart(chosen)
         assert chart is not None
         shown[verdict] = chart.svg
     assert BLUE in shown[Verdict.PASS]
@@ -140,7 +138,7 @@ def test_what_fails_has_another_colour_and_another_shape() -> None:
 def test_the_worst_is_first_and_no_number_is_the_worst_of_all() -> None:
     check = next(c for c in stories.passed().decision.checks if c.bound is not None)
 
-    def used(value: float | None) -> Word:
+    def used(value: float | None) -> CheckRow:
         return stories.word(check).model_copy(update={"strain": value})
 
     ranked = worst_first([used(0.1), used(None), used(math.nan), used(3.0)])
@@ -151,7 +149,7 @@ def test_the_worst_is_first_and_no_number_is_the_worst_of_all() -> None:
 def test_what_is_counted_in_the_graph_is_after_what_fails_by_measure() -> None:
     check = next(c for c in stories.passed().decision.checks if c.bound is not None)
 
-    def failed(name: str, value: float, used: float) -> Word:
+    def failed(name: str, value: float, used: float) -> CheckRow:
         bad = check.model_copy(update={"name": name, "observed": value, "verdict": Verdict.FAIL})
         return stories.word(bad).model_copy(update={"strain": used})
 
@@ -162,7 +160,7 @@ def test_what_is_counted_in_the_graph_is_after_what_fails_by_measure() -> None:
     ]
     ranked = worst_first(words)
     assert [word.check.name for word in ranked[:2]] == ["noise_ratio", "graph_rounded_weights"]
-    drawn = strain(words)
+    drawn = bound_usage_chart(words)
     assert drawn is not None
     assert "10⁷" not in texts(drawn)
 
@@ -175,18 +173,18 @@ def test_the_name_of_a_layer_lies_on_no_point() -> None:
 
 def test_the_first_chart_is_of_the_cause() -> None:
     rejected, passed = stories.rejected(), stories.passed()
-    layer = gallery.of_cause(rejected.story, rejected.explanation)
+    layer = html_page.of_cause(rejected.story, rejected.explanation)
     assert layer is not None
     assert stories.LAYER in texts(layer)
-    finding = gallery.of_cause(rejected.story, Explanation())
+    finding = html_page.of_cause(rejected.story, Explanation())
     assert finding is not None
     blamed = {check.name for check in rejected.story.findings[0].checks}
     drawn = [text for text in texts(finding) if text.startswith("ort-")]
     assert {text.rpartition(" / ")[2] for text in drawn} == blamed
-    everything = gallery.of_cause(passed.story, passed.explanation)
+    everything = html_page.of_cause(passed.story, passed.explanation)
     assert everything is not None
     assert "42 more in the table" in everything.title
-    assert gallery.of_cause(passed.story.model_copy(update={"words": ()}), Explanation()) is None
+    assert html_page.of_cause(passed.story.model_copy(update={"words": ()}), Explanation()) is None
 
 
 @pytest.mark.parametrize("times", [1, 40])
@@ -194,15 +192,15 @@ def test_the_depth_of_any_model_names_its_first_source(times: int) -> None:
     found = stories._layers()
     right = tuple(row for row in found.layers if row.verdict == "ok")
     deep = found.model_copy(update={"layers": right * (times - 1) + found.layers})
-    chart = depth(deep)
+    chart = depth_chart(deep)
     assert chart is not None
     assert stories.LAYER in texts(chart)
     assert chart.svg.count("<use") < 900
-    assert depth(found.model_copy(update={"layers": ()})) is None
+    assert depth_chart(found.model_copy(update={"layers": ()})) is None
 
 
 def test_old_evidence_says_that_the_sign_was_not_recorded() -> None:
-    (chart,) = (c for c in gallery.of_evidence(evidence()) if c.name == "confidence")
+    (chart,) = (c for c in html_page.of_evidence(evidence()) if c.name == "confidence")
     assert "sign not recorded" in chart.alternative
     (signed,) = (c for c in all_of(stories.rejected()) if c.name == "confidence")
     assert "class 9 +0.00015" in signed.alternative
@@ -212,7 +210,7 @@ def test_old_evidence_says_that_the_sign_was_not_recorded() -> None:
 def test_agreement_has_the_interval_that_the_samples_prove() -> None:
     few = of(output_parity(classification=class_parity(top1_disagreements=2)))
     judged = decide(policy(), few, decided_at="now")
-    (chart,) = (c for c in gallery.of_evidence(few, judged) if c.name == "agreement")
+    (chart,) = (c for c in html_page.of_evidence(few, judged) if c.name == "agreement")
     assert "398 of 400, with 95 % confidence at least 0.9843, allowed from 1" in chart.alternative
 
 
@@ -252,7 +250,7 @@ def test_a_trend_is_drawn_of_what_two_releases_have() -> None:
 
 
 def test_without_matplotlib_a_chart_has_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda module: module != "matplotlib")
+    monkeypatch.setattr(installation, "is_installed", lambda module: module != "matplotlib")
     made = drawing.chart(
         "latency",
         lambda _figure: pytest.fail("drawn"),

@@ -5,26 +5,26 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from gate.runtimes.browser import server
-from gate.runtimes.browser.runtimes import BrowserWasm, WasmOptions
+from gate.runtimes import browser_page
+from gate.runtimes.browser import BrowserWasmRuntime, WasmOptions
 
-ABSENT = BrowserWasm().absent_reason(WasmOptions())
+ABSENT = BrowserWasmRuntime().absent_reason(WasmOptions())
 BROWSER = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
     """So that what a test changes is changed where the page is served."""
-    monkeypatch.setattr(BrowserWasm, "apart", False)
+    monkeypatch.setattr(BrowserWasmRuntime, "apart", False)
 
 
 def lying(monkeypatch, tmp_path, old, new):
     """Serve the page with another line of script in it."""
-    script = server._SCRIPT.read_text()
+    script = browser_page._SCRIPT.read_text()
     assert old in script
     path = tmp_path / "lying.mjs"
     path.write_text(script.replace(old, new))
-    monkeypatch.setattr(server, "_SCRIPT", path)
+    monkeypatch.setattr(browser_page, "_SCRIPT", path)
 
 
 def chromium_processes():

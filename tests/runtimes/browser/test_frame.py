@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gate.errors import EvidenceError, OutputMismatch
-from gate.runtimes.browser.frame import DTYPES, pack, unpack
+from gate.runtimes.browser_page import DTYPES, pack, unpack
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

@@ -10,10 +10,10 @@ import tarfile
 import pytest
 
 from gate.errors import DigestMismatch, StorageError
-from gate.runtimes.browser import package
+from gate.runtimes import browser_page
 from gate.storage.digest import Digest
 
-CONTENTS = {name: f"contents of {name}".encode() for name in package.FILES}
+CONTENTS = {name: f"contents of {name}".encode() for name in browser_page.FILES}
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def archive(tmp_path, monkeypatch):
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     digest = base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
-    monkeypatch.setattr(package, "INTEGRITY", f"sha512-{digest}")
+    monkeypatch.setattr(browser_page, "INTEGRITY", f"sha512-{digest}")
     digests = {name: Digest.of_bytes(data).hex for name, data in CONTENTS.items()}
-    monkeypatch.setattr(package, "FILES", digests)
+    monkeypatch.setattr(browser_page, "FILES", digests)
     npm(tmp_path, monkeypatch, f'cp {path} "$8/onnxruntime-web-1.30.0.tgz"')
     return path
 
@@ -43,29 +43,29 @@ def npm(tmp_path, monkeypatch, *lines):
 
 
 def test_what_npm_brings_is_installed_once():
-    assert "is not installed" in package.missing()
-    assert package.install()
-    assert package.missing() is None
-    assert {name: package.read(name) for name in CONTENTS} == CONTENTS
-    assert {path.name for path in package.folder().iterdir()} == set(CONTENTS)
-    assert not package.install()
+    assert "is not installed" in browser_page.missing()
+    assert browser_page.install()
+    assert browser_page.missing() is None
+    assert {name: browser_page.read(name) for name in CONTENTS} == CONTENTS
+    assert {path.name for path in browser_page.folder().iterdir()} == set(CONTENTS)
+    assert not browser_page.install()
 
 
 def test_a_file_that_was_changed_is_refused_and_brought_anew():
-    package.install()
-    changed = package.folder() / "ort.wasm.min.mjs"
+    browser_page.install()
+    changed = browser_page.folder() / "ort.wasm.min.mjs"
     changed.write_bytes(changed.read_bytes() + b"//")
     with pytest.raises(DigestMismatch, match=r"ort\.wasm\.min\.mjs has digest .* changed it"):
-        package.read("ort.wasm.min.mjs")
-    assert package.install()
-    assert package.read("ort.wasm.min.mjs") == CONTENTS["ort.wasm.min.mjs"]
+        browser_page.read("ort.wasm.min.mjs")
+    assert browser_page.install()
+    assert browser_page.read("ort.wasm.min.mjs") == CONTENTS["ort.wasm.min.mjs"]
 
 
 def test_a_package_of_another_digest_is_not_unpacked(archive):
     archive.write_bytes(archive.read_bytes() + b"\0")
     with pytest.raises(DigestMismatch, match="Nothing of it was unpacked"):
-        package.install()
-    assert not package.folder().exists()
+        browser_page.install()
+    assert not browser_page.folder().exists()
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_a_package_of_another_digest_is_not_unpacked(archive):
 def test_an_npm_that_brings_nothing_says_so(tmp_path, monkeypatch, lines, words):
     npm(tmp_path, monkeypatch, *lines)
     with pytest.raises(StorageError, match=words):
-        package.install()
+        browser_page.install()
 
 
 def test_without_npm_it_is_said_what_brings_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(package, "find_spec", lambda _: None)
+    monkeypatch.setattr(browser_page, "find_spec", lambda _: None)
     with pytest.raises(StorageError, match=r"pip install 'parity-gate\[browser\]'"):
-        package.install()
+        browser_page.install()
 
 
 def test_it_is_in_the_user_s_cache_or_where_the_variable_says(tmp_path, monkeypatch):
     monkeypatch.delenv("GATE_RUNTIMES")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert package.folder() == tmp_path / "parity-gate/runtimes/onnxruntime-web-1.30.0"
+    assert browser_page.folder() == tmp_path / "parity-gate/runtimes/onnxruntime-web-1.30.0"

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, ValueInfoProto, helper
 
 from gate.errors import EvidenceError
-from gate.runtimes.browser.placement import placed, strays
+from gate.runtimes.browser import placed, strays
 
 
 def test_all_on_one():

@@ -11,18 +11,18 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from gate.decision.checks import Verdict
-from gate.decision.decision import decide
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
 from gate.errors import EvidenceError
-from gate.parity.case import Case
-from gate.parity.measure import measure
-from gate.policy.built_in import exact_bounds
+from gate.measure.job import MeasurementJob
+from gate.measure.run import measure
+from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.runtimes.browser import runtimes
-from gate.runtimes.browser.server import PageServer
-from gate.runtimes.chosen import ChosenRuntime
+from gate.runtimes import browser
+from gate.runtimes.browser_page import PageServer
 from gate.runtimes.runtime import Conditions, RunnableFile
+from gate.runtimes.selection import SelectedRuntime
 from tests.parity import tiny
 from tests.runtimes.browser.pages import BROWSER, in_this_process, lying
 
@@ -34,7 +34,7 @@ def judged(model, file, count=20):
     bounds = exact_bounds("cpu", classes=True)
     wanted = {WASM: RuntimePolicy(required="always", bounds=bounds)}
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": wanted})
-    measured = measure(Case(model, file, tiny.samples(count), policy=policy))
+    measured = measure(MeasurementJob(model, file, tiny.samples(count), policy=policy))
     decision = decide(policy, tiny.evidence(file, measured), decided_at="now")
     return measured.runtimes[0], decision
 
@@ -87,7 +87,7 @@ def test_a_page_that_answers_from_another_model_fails_by_its_numbers(
 @BROWSER
 def test_chromium_ends_with_the_process_that_is_killed(good):
     wanted = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1.0))
-    chosen, before = ChosenRuntime(WASM, wanted), psutil.Process().children(recursive=True)
+    chosen, before = SelectedRuntime(WASM, wanted), psutil.Process().children(recursive=True)
     session = chosen.open(
         RunnableFile(good), conditions=Conditions(), example={"input": tiny.images(1)}
     )
@@ -106,15 +106,15 @@ def test_chromium_ends_with_the_process_that_is_killed(good):
 )
 def test_options_that_it_does_not_take_are_refused(options):
     with pytest.raises(ValidationError, match=next(iter(options))):
-        runtimes.WasmOptions.model_validate(options)
+        browser.WasmOptions.model_validate(options)
 
 
-@pytest.mark.parametrize("kind", [runtimes.BrowserWasm, runtimes.BrowserWebGpu])
+@pytest.mark.parametrize("kind", [browser.BrowserWasmRuntime, browser.BrowserWebGpuRuntime])
 def test_what_is_missing_is_said_with_what_brings_it(kind, monkeypatch, tmp_path):
     options = kind.options()
-    monkeypatch.setattr(runtimes, "chromium_missing", lambda extra: f"no browser: {extra}")
+    monkeypatch.setattr(browser, "chromium_missing", lambda extra: f"no browser: {extra}")
     assert kind().absent_reason(options) == "no browser: browser"
-    monkeypatch.setattr(runtimes, "chromium_missing", lambda _: None)
+    monkeypatch.setattr(browser, "chromium_missing", lambda _: None)
     monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path))
     assert kind().absent_reason(options).endswith("gate runtimes install browser-wasm")
 
@@ -131,20 +131,20 @@ def test_what_is_missing_is_said_with_what_brings_it(kind, monkeypatch, tmp_path
 def test_webgpu_is_absent_without_an_adapter(monkeypatch, tmp_path, adapter, words):
     from contextlib import nullcontext
 
-    from gate.runtimes.browser import chromium_page
+    from gate.runtimes import browser_page
 
     class Page:
         def call(self, function):
             assert function == "adapter"
             return adapter
 
-    monkeypatch.setattr(runtimes, "_GPU_DEVICES", (tmp_path,))
-    monkeypatch.setattr(chromium_page, "opened_page", lambda *_, **__: nullcontext(Page()))
-    reason = runtimes.BrowserWebGpu().absent_reason(runtimes.WebGpuOptions())
+    monkeypatch.setattr(browser, "_GPU_DEVICES", (tmp_path,))
+    monkeypatch.setattr(browser_page, "opened_page", lambda *_, **__: nullcontext(Page()))
+    reason = browser.BrowserWebGpuRuntime().absent_reason(browser.WebGpuOptions())
     assert (reason is None) if words is None else (words in reason)
-    monkeypatch.setattr(runtimes, "_GPU_DEVICES", (tmp_path / "none",))
-    monkeypatch.setattr(runtimes.sys, "platform", "linux")
-    reason = runtimes.BrowserWebGpu().absent_reason(runtimes.WebGpuOptions())
+    monkeypatch.setattr(browser, "_GPU_DEVICES", (tmp_path / "none",))
+    monkeypatch.setattr(browser.sys, "platform", "linux")
+    reason = browser.BrowserWebGpuRuntime().absent_reason(browser.WebGpuOptions())
     assert "no GPU on this machine" in reason
 
 
@@ -152,8 +152,8 @@ def test_webgpu_is_absent_without_an_adapter(monkeypatch, tmp_path, adapter, wor
 @pytest.mark.proof
 def test_webgpu_computes_where_an_adapter_is(good):
     """By the software adapter of Chromium, which some builds lack."""
-    options = runtimes.WebGpuOptions(software_adapter=True)
-    runtime = runtimes.BrowserWebGpu()
+    options = browser.WebGpuOptions(software_adapter=True)
+    runtime = browser.BrowserWebGpuRuntime()
     absent = runtime.absent_reason(options)
     if absent:
         pytest.skip(absent)

@@ -12,11 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
-from gate.onnxfile.candidate import Candidate
-from gate.onnxfile.subject import read_subject
-from gate.runtimes.browser import frame, package
-from gate.runtimes.browser import session as module
-from gate.runtimes.browser.runtimes import BrowserWasm, WasmOptions
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.runtimes import browser, browser_page
+from gate.runtimes.browser import BrowserWasmRuntime, WasmOptions
 from gate.runtimes.runtime import Conditions, RunnableFile
 from tests.parity import tiny
 from tests.runtimes.browser.pages import BROWSER, chromium_processes, in_this_process
@@ -36,7 +35,7 @@ TYPES = {
 
 
 def opened(candidate, threads=1):
-    return BrowserWasm().open(
+    return BrowserWasmRuntime().open(
         RunnableFile(candidate),
         options=WasmOptions(),
         conditions=Conditions(threads=threads),
@@ -64,7 +63,7 @@ def many_types(tmp_path):
     onnx.save_model(
         model, path, save_as_external_data=True, location="many.bin", size_threshold=100
     )
-    return Candidate(path, read_subject(path))
+    return TestedFile(path, read_subject(path))
 
 
 def test_every_type_data_beside_the_file_and_any_batch(many_types):
@@ -88,7 +87,7 @@ def test_every_type_data_beside_the_file_and_any_batch(many_types):
     assert proof.providers_active == ("wasm",)
     assert set(proof.nodes_per_provider) == {"CPUExecutionProvider"}
     assert proof.precision == "float32"
-    assert proof.versions["onnxruntime-web"] == package.VERSION
+    assert proof.versions["onnxruntime-web"] == browser_page.VERSION
     assert proof.versions["Chromium"].startswith("Chrom")
     assert proof.session_options == {
         "graphOptimizationLevel": "all", "numThreads": "2", "crossOriginIsolated": "true"
@@ -104,7 +103,7 @@ def test_a_node_that_ran_elsewhere_is_excused_by_its_shapes_only(tmp_path, monke
     subject = onnx.load(good.path)
     adds = [f"{n.op_type}:{n.name}" for n in subject.graph.node if n.op_type == "ReduceMax"]
     assert adds
-    monkeypatch.setattr(module, "placed", lambda _: ({"Other": len(adds)}, {"Other": tuple(adds)}))
+    monkeypatch.setattr(browser, "placed", lambda _: ({"Other": len(adds)}, {"Other": tuple(adds)}))
     session = opened(good)
     assert session.proof().fallback_nodes == tuple(adds)
     session.close()
@@ -127,7 +126,7 @@ def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
     ):
         in_page(
             session,
-            f"const frame = {list(frame.pack({}))};"
+            f"const frame = {list(browser_page.pack({}))};"
             f"window.fetch = (place, given) => place === 'outputs' ? {sabotage} : right(place);",
         )
         with pytest.raises(error) as raised:
@@ -154,18 +153,18 @@ def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
 
 
 def test_an_onnxruntime_web_that_was_changed_is_not_opened(tmp_path, monkeypatch):
-    originals = {name: package.read(name) for name in package.FILES}
+    originals = {name: browser_page.read(name) for name in browser_page.FILES}
     monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path))
-    package.folder().mkdir()
+    browser_page.folder().mkdir()
     for name, data in originals.items():
-        (package.folder() / name).write_bytes(data)
-    changed = package.folder() / "ort-wasm-simd-threaded.mjs"
+        (browser_page.folder() / name).write_bytes(data)
+    changed = browser_page.folder() / "ort-wasm-simd-threaded.mjs"
     changed.write_bytes(changed.read_bytes().replace(b"threads", b"THREADS"))
     model = tiny.export(tiny.net(), tmp_path / "model.onnx")
     with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
         opened(model)
     with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
-        BrowserWasm().versions()
+        BrowserWasmRuntime().versions()
 
 
 def test_a_chromium_that_may_not_be_looked_at_has_no_figure(monkeypatch):
@@ -188,4 +187,4 @@ def test_a_chromium_that_may_not_be_looked_at_has_no_figure(monkeypatch):
     ):
         processes = [Process(each) for each in found]
         monkeypatch.setattr(psutil.Process, "children", lambda self, recursive, p=processes: p)
-        assert module._chromium_bytes() == expected
+        assert browser._chromium_bytes() == expected

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gate.distributed.external_runtime import Packing
 from gate.errors import GateError
-from gate.parity.elsewhere.packing import Packing
 from gate.records.evidence import Subject, TensorSpec
-from gate.runtimes.recording.manifest import Whence
-from gate.runtimes.recording.reading import Recording
+from gate.runtimes.recording_format import Recording, RecordingSource
 from gate.storage.digest import Digest
 from tests.runtimes import consumer
 
@@ -34,7 +33,7 @@ def whole(tmp_path_factory):
         outputs=(spec.model_copy(update={"name": "y"}),),
     )  # fmt: skip
     packing = Packing(
-        subject, folder / "x.npy", folder / "y.npy", Whence.model_validate(consumer.META)
+        subject, folder / "x.npy", folder / "y.npy", RecordingSource.model_validate(consumer.META)
     )
     packing.write(folder / "recording")
     packing.write(folder / "recording.zip")

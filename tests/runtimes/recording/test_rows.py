@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.runtimes.recording.rows import row_digests
+from gate.runtimes.recording_format import row_digests
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = np.arange(4)

@@ -8,10 +8,10 @@ import sys
 import pytest
 import ray
 
+from gate.distributed.cluster_early import EarlyActors
+from gate.distributed.worker import Measurer
+from gate.distributed.worker_pool import Cluster
 from gate.errors import PolicyError
-from gate.scale.cluster.actor import Measurer
-from gate.scale.cluster.early import EarlyActors
-from gate.scale.cluster.session import Cluster
 
 
 def test_a_worker_that_this_machine_has_no_room_for_is_refused_before_anything_starts() -> None:
@@ -50,12 +50,13 @@ def test_those_that_nobody_took_are_ended_in_a_cluster_that_goes_on(
 def test_one_that_can_not_import_says_so_when_it_is_to_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gate.scale.cluster.reader", None)
+    monkeypatch.setitem(sys.modules, "gate.distributed.worker", None)
     Measurer()  # else Ray would start it again and again
 
 
 @pytest.mark.parametrize(
-    "module", ["gate.scale.early", "gate.scale.cluster.early", "gate.scale.cluster.actor"]
+    "module",
+    ["gate.distributed.early", "gate.distributed.cluster_early", "gate.distributed.worker"],
 )
 def test_who_starts_them_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'ray', 'numpy'}} & set(sys.modules))"

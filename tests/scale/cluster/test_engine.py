@@ -18,16 +18,14 @@ import pytest
 import ray
 import torch
 
+from gate.api import case_of, collect_evidence
+from gate.distributed.cluster_early import EarlyActors, require_room
+from gate.distributed.worker import JobSpec
+from gate.distributed.worker_pool import Cluster, RayActors, Workers
 from gate.errors import DataError, PolicyError, StorageError
-from gate.front_door import Reference, case_of, evidence_on
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.scale.assignment import Assignment
-from gate.scale.cluster.early import EarlyActors, require_room
-from gate.scale.cluster.engine import RayActors
-from gate.scale.cluster.session import Cluster
-from gate.scale.workers import Workers
 from tests.scale import test_processes
 from tests.scale.test_processes import BATCH, untimed
 from tests.scale.tiny import MARK
@@ -55,13 +53,13 @@ def _importable() -> Iterator[None]:
 
 def assigned(
     folder: Path, *, factory: str = "build", inputs: str = "x.npy"
-) -> tuple[Assignment, Reference, Workload]:
-    reference = Reference.load(f"tests.scale.tiny:{factory}")
-    workload = Workload.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
+) -> tuple[JobSpec, Reference, EvaluationData]:
+    reference = Reference.from_factory(f"tests.scale.tiny:{factory}")
+    workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
     case = case_of(
         folder / "model.onnx", reference=reference, workload=workload, policy=Policy.default()
     )
-    return Assignment.of(case, reference, workload), reference, workload
+    return JobSpec.from_job(case, reference, workload), reference, workload
 
 
 def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
@@ -72,7 +70,7 @@ def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
         Workers(engine := RayActors.of(assignment, early)) as crew,
     ):
         assert (engine.reader is not None) == theirs
-        return evidence_on(
+        return collect_evidence(
             folder / "model.onnx",
             reference=reference,
             workload=replace(workload, crew=crew),

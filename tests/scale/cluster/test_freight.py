@@ -9,13 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
+from gate.api import case_of
+from gate.distributed import worker
+from gate.distributed.worker import Freight, JobSpec
 from gate.errors import DigestMismatch
-from gate.front_door import Reference, case_of
-from gate.parity.workload import Workload
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
-from gate.scale.assignment import Assignment
-from gate.scale.cluster import freight
-from gate.scale.cluster.freight import Freight
 from tests.scale import test_processes
 
 folder = test_processes.folder
@@ -24,12 +23,12 @@ folder = test_processes.folder
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object store that is this process."""
-    monkeypatch.setattr(freight, "ray", SimpleNamespace(put=bytes, get=bytes))
-    monkeypatch.setattr(freight, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(worker, "ray", SimpleNamespace(put=bytes, get=bytes))
+    monkeypatch.setattr(worker, "_CHUNK_BYTES", 100)
 
 
 @pytest.fixture
-def assignment(folder: Path, tmp_path: Path) -> Assignment:
+def assignment(folder: Path, tmp_path: Path) -> JobSpec:
     """Of a file with external data, and labels."""
     place = tmp_path / "here" / "model.onnx"
     place.parent.mkdir()
@@ -37,27 +36,27 @@ def assignment(folder: Path, tmp_path: Path) -> Assignment:
         onnx.load(folder / "model.onnx"), place, save_as_external_data=True,
         all_tensors_to_one_file=True, location="weights.bin", size_threshold=0,
     )  # fmt: skip
-    reference = Reference.load("tests.scale.tiny:build")
-    workload = Workload.open(folder / "x.npy", labels=folder / "labels.npy", batch_size=8)
+    reference = Reference.from_factory("tests.scale.tiny:build")
+    workload = EvaluationData.open(folder / "x.npy", labels=folder / "labels.npy", batch_size=8)
     case = case_of(place, reference=reference, workload=workload, policy=Policy.default())
-    return Assignment.of(case, reference, workload)
+    return JobSpec.from_job(case, reference, workload)
 
 
-def test_they_are_whole(assignment: Assignment, tmp_path: Path) -> None:
+def test_they_are_whole(assignment: JobSpec, tmp_path: Path) -> None:
     there = Freight.of(assignment).unpacked(assignment, tmp_path / "there")
     assert Path(there.onnx).is_relative_to(tmp_path / "there")
     assert (Path(there.onnx).parent / "weights.bin").is_file()
     assert there.labels is not None
     assert np.array_equal(np.load(there.labels), np.load(str(assignment.labels)))
-    case = there.case()  # which verifies the digests
+    case = there.to_job()  # which verifies the digests
     assert case.candidate.subject.sha256 == assignment.subject_sha256
 
 
-def test_what_was_changed_on_the_way_is_noticed(assignment: Assignment, tmp_path: Path) -> None:
+def test_what_was_changed_on_the_way_is_noticed(assignment: JobSpec, tmp_path: Path) -> None:
     there = Freight.of(assignment).unpacked(assignment, tmp_path / "there")
     data = Path(there.onnx).parent / "weights.bin"
     flipped = bytearray(data.read_bytes())
     flipped[7] ^= 1
     data.write_bytes(flipped)
     with pytest.raises(DigestMismatch, match="for a worker"):
-        there.case()
+        there.to_job()

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gate.data.open_samples import Opening
+from gate.data.samples import SampleSet
+from gate.distributed import worker
+from gate.distributed.worker import FetchedRows, SampleReader
 from gate.errors import DataError
-from gate.parity.arrays.samples import Samples
-from gate.parity.sources.opening import Opening
-from gate.scale.cluster import reader
-from gate.scale.cluster.reader import FetchedRows, SampleReader
 
 
 class Remote:
@@ -29,7 +29,7 @@ class Remote:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "ray", SimpleNamespace(get=_read_only))
+    monkeypatch.setattr(worker, "ray", SimpleNamespace(get=_read_only))
 
 
 def _read_only(answer: Any) -> Any:
@@ -53,9 +53,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_they_are_the_samples_of_the_file(file: Path) -> None:
-    own, fetched = Samples.open(file), Samples(FetchedRows(handle(str(file))))
+    own, fetched = SampleSet.open(file), SampleSet(FetchedRows(handle(str(file))))
     assert fetched.digest() == own.digest()
-    assert fetched.between(3, 7).digest() == own.between(3, 7).digest()
+    assert fetched.slice(3, 7).digest() == own.slice(3, 7).digest()
     assert [spec.name for spec in fetched.specs] == [spec.name for spec in own.specs]
     for given, wanted in zip(fetched.batches(4), own.batches(4), strict=True):
         assert given.keys() == wanted.keys()
@@ -65,7 +65,7 @@ def test_they_are_the_samples_of_the_file(file: Path) -> None:
 
 def test_the_next_batch_is_asked_for_before_this_one_is_used(file: Path) -> None:
     calls: list[Any] = []
-    batches = Samples(FetchedRows(handle(str(file), calls))).batches(4)
+    batches = SampleSet(FetchedRows(handle(str(file), calls))).batches(4)
     next(batches)
     assert [list(places) for places, _ in calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -82,6 +82,6 @@ def test_what_breaks_later_is_one_too(file: Path, monkeypatch: pytest.MonkeyPatc
     def torn(*_: Any) -> Any:
         raise DataError("sample 2 changed")
 
-    monkeypatch.setattr("gate.parity.arrays.mapped.MappedRows.read", torn)
+    monkeypatch.setattr("gate.data.array_files.MappedRows.read", torn)
     with pytest.raises(DataError, match="sample 2 changed"):
         rows.read([2])

@@ -8,9 +8,8 @@ import threading
 import pytest
 import ray
 
+from gate.distributed.worker_pool import Cluster, RaySession, cores
 from gate.errors import StorageError
-from gate.scale.cluster.session import Cluster, RaySession
-from gate.scale.cores import cores
 
 
 @pytest.fixture(autouse=True)

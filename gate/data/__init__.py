@@ -1,0 +1,1 @@
+"""Samples: where they come from and which input they feed."""

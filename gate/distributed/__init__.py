@@ -1,0 +1,1 @@
+"""Measure in several processes, on a Ray cluster or on other machines."""

@@ -1,1 +1,0 @@
-"""Why an exporter refuses a model, and what helps."""

@@ -1,1 +1,0 @@
-"""PyTorch's exporters, one module each, by the strategies that lead to them."""

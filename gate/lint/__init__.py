@@ -1,0 +1,1 @@
+"""Static checks of the model's source for export hazards."""

@@ -1,1 +1,0 @@
-"""Looking into a release of several files."""

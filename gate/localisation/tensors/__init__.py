@@ -1,1 +1,0 @@
-"""The tensors of the model against the constants of the file."""

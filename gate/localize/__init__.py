@@ -1,0 +1,1 @@
+"""Find the first layer that diverges, and why."""

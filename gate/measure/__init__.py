@@ -1,0 +1,1 @@
+"""One measurement: all samples, all runtimes, one evidence record."""

@@ -1,0 +1,1 @@
+"""Releases of several ONNX files: the parts and the chain that runs them."""

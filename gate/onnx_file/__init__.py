@@ -1,0 +1,1 @@
+"""The ONNX file, without torch: parsing, digests, ONNX Runtime sessions."""

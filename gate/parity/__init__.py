@@ -1,1 +1,0 @@
-"""Measuring how far a runtime is from the PyTorch model."""

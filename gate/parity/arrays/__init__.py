@@ -1,1 +1,0 @@
-"""The samples, and which input they go to."""

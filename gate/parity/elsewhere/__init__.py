@@ -1,1 +1,0 @@
-"""What is computed on other machines: samples and probes go out, outputs come back."""

@@ -1,1 +1,0 @@
-"""The float64 reference, and errors in units of what rounding makes."""

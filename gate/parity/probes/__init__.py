@@ -1,1 +1,0 @@
-"""Inputs beside the samples, chosen to unmask what an export baked in."""

@@ -1,1 +1,0 @@
-"""The runtimes, and the machine that they run on."""

@@ -1,1 +1,0 @@
-"""Where samples come from besides mapped arrays: data sets, columns, tars, URLs."""

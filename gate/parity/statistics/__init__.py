@@ -1,1 +1,0 @@
-"""Numbers of two outputs, streaming and mergeable."""

@@ -1,1 +1,0 @@
-"""The spec by one implementation a module."""

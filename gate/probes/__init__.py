@@ -1,0 +1,1 @@
+"""Instrument: generated inputs that reveal what an export baked in."""

@@ -1,0 +1,1 @@
+"""The PyTorch reference in float32, in float64 and under random rounding."""

@@ -1,1 +1,0 @@
-"""The MLflow model registry."""

@@ -1,1 +1,0 @@
-"""Charts of a report: SVG by matplotlib, made for a column as wide as a telephone's screen."""

@@ -1,1 +1,0 @@
-"""onnxruntime-web in headless Chromium: the file as a visitor of a page has it."""

@@ -1,1 +1,0 @@
-"""Measuring units in several processes, on this machine or on others."""

@@ -1,1 +1,0 @@
-"""Measuring units on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Signed statements (in-toto, SLSA), keys and trust."""

@@ -1,1 +1,0 @@
-"""The database of the service: where the ledger and the inbox are."""

@@ -1,0 +1,1 @@
+"""Streaming, mergeable statistics of two outputs."""

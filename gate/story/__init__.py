@@ -1,1 +1,0 @@
-"""What a decision means: one story, made once, that every surface prints."""

@@ -1,0 +1,1 @@
+"""One summary of a decision, rendered by every report surface."""

@@ -1,0 +1,1 @@
+"""Instrument: do the file's constants equal the model's tensors?"""

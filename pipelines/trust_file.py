@@ -1,0 +1,125 @@
+"""A file of trust, edited for whoever owns it: comments and order stay, and what comes out is a
+trust, or nothing is written.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from gate.errors import PolicyError, StorageError
+from gate.signing.keys import PublicKey
+from gate.signing.trust import SECTION, Role, Trust, TrustedKey
+from gate.storage.files import temporary_folder, write_text
+
+_HEAD = "# Whose signatures count here, and for how long (docs/attestation.md).\n"
+_SHORT = 8
+"""Digits of a key's id at least, where it is named by its beginning."""
+
+
+@dataclass(frozen=True)
+class KeyTerms:
+    """Whose a key is, and within which times it counts, ISO 8601. None: as the file has it."""
+
+    name: str | None = None
+    valid_from: str | None = None
+    valid_until: str | None = None
+
+
+class EditedTrust:
+    """A file with a section `trust:`, or with the trust itself."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it; one that is not there will be made. Raises PolicyError."""
+        from ruamel.yaml import YAML
+
+        self._path = path
+        self._yaml = YAML()
+        self._yaml.preserve_quotes = True
+        self._yaml.width = 1 << 16
+        self._document = self._read()
+        is_bare = SECTION not in self._document and bool(
+            self._document.keys() & Trust.model_fields.keys()
+        )
+        if not is_bare and not isinstance(self._document.get(SECTION), dict):
+            self._document[SECTION] = {}
+        self._section: Any = self._document if is_bare else self._document[SECTION]
+
+    def trust(self, key: PublicKey, roles: Sequence[Role], terms: KeyTerms) -> None:
+        """Believe a key in these roles, on these terms, also one that is listed already."""
+        from ruamel.yaml.scalarstring import LiteralScalarString
+
+        for role in roles:
+            listed = self._section.setdefault(role, [])
+            found = next((one for one in listed if _id_of(one) == key.key_id), None)
+            if found is None:
+                pem = LiteralScalarString(key.public)
+                found = {"name": key.name, "key_id": key.key_id, "public": pem}
+                listed.append(found)
+            stated = asdict(terms).items()
+            found.update({field: text for field, text in stated if text is not None})
+
+    def revoke(self, key_id: str) -> str:
+        """Let a key count no more, whatever it signed whenever; gives its whole id. It may be named
+        by the beginning of its id, where it is listed. Raises PolicyError."""
+        wanted = key_id.strip().lower()
+        listed = {_id_of(one) for role in get_args(Role) for one in self._section.get(role) or ()}
+        found = sorted(one for one in listed if one.startswith(wanted) and len(wanted) >= _SHORT)
+        whole = len(wanted) == 64 and set(wanted) <= set("0123456789abcdef")
+        if len(found) != 1 and not whole:
+            raise PolicyError(
+                f"{self._path}: '{key_id}' names {len(found)} of the listed keys, expected one, by "
+                f"its id or {_SHORT} digits of it or more. See gate keys show."
+                + ("" if self._path.exists() else " The file is not there: is its name right?")
+            )
+        revoked = self._section.setdefault("revoked", [])
+        name = found[0] if found else wanted
+        if name not in revoked:
+            revoked.append(name)
+        return name
+
+    def save(self) -> Trust:
+        """Write it, if it is a trust. Raises PolicyError, StorageError."""
+        stream = io.StringIO()
+        self._yaml.dump(self._document, stream)
+        text = stream.getvalue().rstrip("\n") + "\n"
+        text = text if self._path.exists() else _HEAD + text
+        with temporary_folder() as folder:
+            draft = Path(folder, self._path.name)
+            draft.write_text(text, encoding="utf-8")
+            try:
+                trust = Trust.from_file(draft).read_from(str(self._path))
+            except PolicyError as error:
+                why = str(error).replace(str(draft), str(self._path))
+                first = "" if self._section.get("measurers") else " Name a measurer first."
+                raise PolicyError(f"{why}\nNothing was written.{first}") from error
+        write_text(self._path, text)
+        return trust
+
+    def _read(self) -> Any:
+        from ruamel.yaml.error import YAMLError
+
+        if not self._path.exists():
+            return {}
+        try:
+            document = self._yaml.load(self._path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StorageError(f"cannot read {self._path}: {error.strerror}.") from error
+        except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise PolicyError(f"{self._path} is no YAML: {error}. Mend it first.") from error
+        if document is not None and not isinstance(document, dict):
+            raise PolicyError(
+                f"{self._path} holds no settings. Name a file of trust, or a new one."
+            )
+        return {} if document is None else document
+
+
+def _id_of(listed: Any) -> str:
+    """The id of a key as the file has it; empty where it is none, which saving will refuse."""
+    try:
+        return TrustedKey(name="", public=str(listed["public"])).key_id
+    except (ValueError, TypeError, KeyError):
+        return ""

@@ -1,0 +1,138 @@
+"""A file of trust is edited as its owner would: comments stay, and what is no trust is not written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import PolicyError
+from gate.signing.trust import Trust
+from pipelines.trust_file import EditedTrust, KeyTerms
+from tests.attestation.signing import NOW, key
+
+ONE, TWO = key(1).public, key(2).public
+
+
+def made(path: Path) -> Path:
+    file = EditedTrust(path)
+    file.trust(ONE, ["measurers"], KeyTerms(name="CI"))
+    file.save()
+    return path
+
+
+def test_a_new_file_is_a_trust_with_one_measurer(tmp_path: Path) -> None:
+    trust = Trust.from_file(made(tmp_path / "new" / "trust.yaml"))
+    assert [(each.name, each.key_id) for each in trust.measurers] == [("CI", ONE.key_id)]
+    assert trust.reviewers == trust.writers == ()
+
+
+EDITED = """\
+# Ours, since January.
+gate:  # the policy
+  min_samples: 300   # enough
+trust:
+  threshold: 1  # four eyes later
+  measurers:
+    # The runner in the cellar.
+    - name: "cellar"
+      public: |
+        {pem}
+  max_age_days: 30
+"""
+
+
+def edited(path: Path) -> Path:
+    path.write_text(EDITED.format(pem=ONE.public.rstrip().replace("\n", "\n        ")))
+    return path
+
+
+def test_comments_order_and_other_sections_stay(tmp_path: Path) -> None:
+    path = edited(tmp_path / "params.yaml")
+    file = EditedTrust(path)
+    file.trust(TWO, ["measurers", "reviewers"], KeyTerms(valid_until="2027-01-31"))
+    file.revoke(ONE.short)
+    trust = file.save()
+    text = path.read_text()
+    for line in EDITED.replace("{pem}", "").splitlines():
+        assert line.strip() in text
+    assert text.index("gate:") < text.index("threshold") < text.index("max_age_days")
+    assert trust == Trust.from_file(path)
+    assert [each.name for each in trust.measurers] == ["cellar", "key 2"]
+    assert trust.reviewers[0].valid_until == "2027-01-31"
+    assert trust.revoked == (ONE.key_id,)
+    assert trust.max_age_days == 30
+    assert [each.name for each in trust.keys("measurers", at=NOW)] == ["key 2"]
+
+
+def test_a_listed_key_is_changed_not_listed_again(tmp_path: Path) -> None:
+    path = edited(tmp_path / "params.yaml")
+    file = EditedTrust(path)
+    file.trust(ONE, ["measurers"], KeyTerms(valid_until="2027-01-31T00:00:00Z"))
+    (found,) = file.save().measurers
+    assert (found.name, found.valid_until) == ("cellar", "2027-01-31T00:00:00Z")
+
+
+def test_a_file_that_is_the_trust_itself_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "trust.yaml"
+    pem = ONE.public.rstrip().replace("\n", "\n      ")
+    path.write_text(f"measurers:\n  - name: ci\n    public: |\n      {pem}\n")
+    file = EditedTrust(path)
+    file.trust(TWO, ["writers"], KeyTerms())
+    file.save()
+    assert "trust:" not in path.read_text()
+    assert len(Trust.from_file(path).writers) == 1
+
+
+def test_the_last_key_can_be_revoked(tmp_path: Path) -> None:
+    path = made(tmp_path / "trust.yaml")
+    file = EditedTrust(path)
+    assert file.revoke(ONE.key_id.upper()) == ONE.key_id
+    file.revoke(ONE.key_id)
+    file.save()
+    assert Trust.from_file(path).keys("measurers", at=NOW) == ()
+    assert Trust.from_file(path).revoked == (ONE.key_id,)
+
+
+def test_a_key_that_is_not_listed_is_revoked_by_its_whole_id(tmp_path: Path) -> None:
+    file = EditedTrust(made(tmp_path / "trust.yaml"))
+    file.revoke(TWO.key_id)
+    assert file.save().revoked == (TWO.key_id,)
+
+
+@pytest.mark.parametrize("key_id", ["", "a", TWO.short, "g" * 64, ONE.key_id[:7], f"{ONE.key_id}0"])
+def test_what_names_no_key_revokes_none(tmp_path: Path, key_id: str) -> None:
+    with pytest.raises(PolicyError, match="names 0 of the listed keys"):
+        EditedTrust(made(tmp_path / "trust.yaml")).revoke(key_id)
+
+
+def test_what_would_be_no_trust_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "trust.yaml"
+    file = EditedTrust(path)
+    file.trust(ONE, ["reviewers"], KeyTerms())
+    with pytest.raises(PolicyError, match=r"trust\.yaml.*measurers.*(\n.*)*Name a measurer first"):
+        file.save()
+    assert not path.exists()
+    before = made(path).read_bytes()
+    file = EditedTrust(path)
+    file.trust(ONE, ["measurers"], KeyTerms(valid_from="soon"))
+    with pytest.raises(PolicyError, match="is no time"):
+        file.save()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["- a\n", "trust: [\n", "text", b"\xff\xfe"])
+def test_a_file_that_holds_no_settings_is_left_alone(tmp_path: Path, text) -> None:
+    path = tmp_path / "trust.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = path.read_bytes()
+    with pytest.raises(PolicyError):
+        EditedTrust(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "trust:\n", "# nothing yet\n"])
+def test_an_empty_file_becomes_a_trust(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trust.yaml"
+    path.write_text(text)
+    assert len(Trust.from_file(made(path)).measurers) == 1
