@@ -56,9 +56,9 @@ def measure_once(inputs: Path) -> dict[str, float]:
     import torch
     from torch import nn
 
+    from gate.api import measure_job
     from gate.data.samples import SampleSet
     from gate.measure.job import MeasurementJob
-    from gate.measure.run import measure
     from gate.onnx_file.reading import read_subject
     from gate.onnx_file.tested_file import TestedFile
     from gate.policy.policy import Policy
@@ -84,7 +84,9 @@ def measure_once(inputs: Path) -> dict[str, float]:
     policy = Policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
     candidate = TestedFile(file, read_subject(file))
     before = _peak_mib()
-    measurement = measure(MeasurementJob(model, candidate, SampleSet.open(inputs), policy=policy))
+    measurement = measure_job(
+        MeasurementJob(model, candidate, SampleSet.open(inputs), policy=policy)
+    )
     assert measurement.runtimes[0].outputs, measurement.runtimes[0].failure
     return {"peak_mib": _peak_mib(), "growth_mib": _peak_mib() - before}
 

@@ -24,9 +24,9 @@ import torch
 import torchvision
 from torch import nn
 
+from gate.api import measure_job
 from gate.data.samples import SampleSet
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
@@ -109,7 +109,7 @@ def hand_written_loop(model: nn.Module, file: Path, inputs: Path, *, batch_size:
 def measured(model: nn.Module, file: Path, inputs: Path, *, batch_size: int) -> float:
     """The same number from `measure`."""
     candidate = TestedFile(file, read_subject(file))
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(
             model, candidate, SampleSet.open(inputs), policy=POLICY, batch_size=batch_size
         )

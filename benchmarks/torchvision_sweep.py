@@ -133,7 +133,7 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
             verdicted = check(
                 file,
                 reference=Reference(model, Source(factory=f"torchvision:{name}"), exported.record),
-                workload=EvaluationData(
+                data=EvaluationData(
                     SampleSet.from_arrays({"input": samples}), batch_size=BATCH_SIZE
                 ),
                 policy=default_policy(runtimes),

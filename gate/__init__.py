@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gate.api import EvaluationResult, check
+    from gate.api import EvaluationResult, check, collect_evidence
     from gate.data.samples import SampleSet
     from gate.decision.check_result import CheckResult, Verdict
     from gate.decision.decide import Decision, decide
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gate.golden.verify import verify_golden
     from gate.localize.locate import locate
     from gate.measure.job import EvaluationData, MeasurementJob, Reference
-    from gate.measure.run import Measurement, measure
     from gate.onnx_file.tested_file import TestedFile
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
@@ -37,7 +36,6 @@ __all__ = [
     "Evidence",
     "GateError",
     "Localization",
-    "Measurement",
     "MeasurementJob",
     "Policy",
     "PreprocessSpec",
@@ -46,9 +44,9 @@ __all__ = [
     "TestedFile",
     "Verdict",
     "check",
+    "collect_evidence",
     "decide",
     "locate",
-    "measure",
     "verify_golden",
 ]
 
@@ -56,6 +54,7 @@ _WHERE = {
     "gate.api": (
         "EvaluationResult",
         "check",
+        "collect_evidence",
     ),
     "gate.data.samples": ("SampleSet",),
     "gate.decision.check_result": (
@@ -73,10 +72,6 @@ _WHERE = {
         "EvaluationData",
         "MeasurementJob",
         "Reference",
-    ),
-    "gate.measure.run": (
-        "Measurement",
-        "measure",
     ),
     "gate.onnx_file.tested_file": ("TestedFile",),
     "gate.policy.policy": ("Policy",),

@@ -15,8 +15,10 @@ from gate.decision.champion import Champion
 from gate.decision.decide import Decision, decide
 from gate.errors import DataError, GateError, PolicyError
 from gate.measure.champion import Compared, measure_incumbent
-from gate.measure.job import EvaluationData, MeasurementJob, Reference, case_of_file
-from gate.measure.run import measure
+from gate.measure.context import Instrument
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.measure.run import Measurement, measure
+from gate.measure.stability import StabilityInstrument
 from gate.model.loading import collect_code
 from gate.model.source_code import verify_unchanged
 from gate.multi_file.release import MultiFileRelease
@@ -26,6 +28,7 @@ from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
+from gate.probes.instrument import ProbeInstrument
 from gate.records.evidence import Evidence, ModelCode
 from gate.records.localization import Explanation
 from gate.records.preprocessing import PreprocessingParity
@@ -33,18 +36,21 @@ from gate.runtimes.recorded import with_recordings
 from gate.statistics.sample_table import SampleTable
 from gate.summary.champion_changes import compare_with_champion, unasked
 from gate.summary.summary import Change
+from gate.weights.instrument import WeightInstrument
 
 if TYPE_CHECKING:
     from gate.measure.job import Progress
-
-
-# reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
-# verdicted = check(Path("model.onnx"), reference=reference,
-#                   workload=Workload.open(Path("samples.npy")))
-# assert verdicted.decision.passed
+    from gate.measure.work_units import Crew
 
 
 _steps = logging.getLogger("gate.steps")
+
+
+INSTRUMENTS: tuple[type[Instrument], ...] = (
+    WeightInstrument,
+    ProbeInstrument,
+    StabilityInstrument,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class EvaluationResult:
 
     evidence: Evidence
     decision: Decision
-    case: MeasurementJob
+    job: MeasurementJob
     explanation: Explanation
     samples: SampleTable = field(default_factory=SampleTable)
     """One row a sample, for a file beside the report."""
@@ -64,14 +70,14 @@ class EvaluationResult:
     @property
     def policy(self) -> Policy:
         """The policy that was applied."""
-        return self.case.policy
+        return self.job.policy
 
 
 def check(
     onnx: Path,
     *,
     reference: Reference,
-    workload: EvaluationData,
+    data: EvaluationData,
     policy: Policy | None = None,
     progress: Progress | None = None,
 ) -> EvaluationResult:
@@ -84,15 +90,15 @@ def check(
     process (`VmHWM`, `ru_maxrss`) is counted anew.
     """
     policy = policy or Policy.default()
-    if workload.recordings:
-        policy = with_recordings(policy, workload.recordings)
-    evidence, case, samples = collect_evidence(
-        onnx, reference=reference, workload=workload, policy=policy, progress=progress
+    if data.recordings:
+        policy = with_recordings(policy, data.recordings)
+    evidence, case, samples = measure_files(
+        onnx, reference=reference, data=data, policy=policy, progress=progress
     )
     _steps.debug("decide")
-    preprocessing = _preprocessing(policy, reference, workload, onnx)
+    preprocessing = _preprocessing(policy, reference, data, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
-    champion = _measure_champion(case, evidence, workload.against)
+    champion = _measure_champion(case, evidence, data.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     compared = champion.compared_by(case.policy) if champion else None
     decision = decide(policy, evidence, incumbent=compared, decided_at=now)
@@ -104,6 +110,13 @@ def check(
         samples,
         compare_with_champion(decision, evidence, champion),
     )
+
+
+def measure_job(
+    job: MeasurementJob, *, progress: Progress | None = None, crew: Crew | None = None
+) -> Measurement:
+    """Measure with all instruments. Arguments and exceptions are those of `measure`."""
+    return measure(job, instruments=INSTRUMENTS, progress=progress, crew=crew)
 
 
 def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
@@ -157,27 +170,39 @@ def collect_evidence(
     onnx: Path,
     *,
     reference: Reference,
-    workload: EvaluationData,
+    data: EvaluationData,
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> Evidence:
+    """Measure the file `onnx` against the reference, without a decision.
+
+    The evidence lacks parity of preprocessing, which `check` adds. Raises as `check`.
+    """
+    policy = policy or Policy.default()
+    return measure_files(onnx, reference=reference, data=data, policy=policy, progress=progress)[0]
+
+
+def measure_files(
+    onnx: Path,
+    *,
+    reference: Reference,
+    data: EvaluationData,
     policy: Policy,
     progress: Progress | None = None,
 ) -> tuple[Evidence, MeasurementJob, SampleTable]:
-    """All that is measured on the file but parity of preprocessing, what it was measured on, and
-    one row a sample.
-
-    Raises as `check`.
-    """
-    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    """Return the evidence, the job that was measured and one row per sample. Raises as `check`."""
+    case = case_of(onnx, reference=reference, data=data, policy=policy)
     parts = _parts_of(case, reference)
     subject = case.candidate.subject
     if reference.note is not None:
         reference.note.verify(subject, path=onnx)
-    spec = _spec(reference, workload)
+    spec = _spec(reference, data)
     code = _code(case, reference)
-    measurement = measure(case, progress=progress, crew=workload.crew)
+    measurement = measure_job(case, progress=progress, crew=data.crew)
     verify_unchanged(code)
     source = reference.source.model_copy(
         update={
-            "labels_sha256": workload.labels_sha256,
+            "labels_sha256": data.labels_sha256,
             "code": code,
             "preprocess_sha256": spec.digest() if spec else reference.source.preprocess_sha256,
         }
@@ -205,10 +230,10 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
     for part in release.parts:
         _steps.debug("measure the part %s", part.name)
         try:
-            found[part.name], _, _ = collect_evidence(
+            found[part.name] = collect_evidence(
                 part.candidate.path,
                 reference=Reference(part.module, reference.source),
-                workload=EvaluationData(part.samples, batch_size=case.batch_size),
+                data=EvaluationData(part.samples, batch_size=case.batch_size),
                 policy=part.policy(case.policy),
             )
         except GateError as error:
@@ -219,11 +244,11 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
 
 
 def case_of(
-    onnx: Path, *, reference: Reference, workload: EvaluationData, policy: Policy
+    onnx: Path, *, reference: Reference, data: EvaluationData, policy: Policy
 ) -> MeasurementJob:
     """What is measured. Raises OnnxFileError, and of a release as `MultiFileRelease.open`."""
     if is_release_file(onnx):
-        if workload.recordings:
+        if data.recordings:
             raise PolicyError(
                 f"a recording is of one file, and {onnx} is a release of several. Judge the part "
                 "that was recorded by itself (gate check PART.onnx), or leave the recording out."
@@ -231,24 +256,24 @@ def case_of(
         release = MultiFileRelease.open(
             onnx,
             model=reference.model,
-            samples=workload.samples,
-            batch_size=workload.batch_size,
+            samples=data.samples,
+            batch_size=data.batch_size,
         )
         return MeasurementJob(
             release.chain,
             TestedFile(onnx, release.subject),
-            workload.samples,
+            data.samples,
             policy,
-            workload.batch_size,
-            workload.labels,
+            data.batch_size,
+            data.labels,
             chained=release,
         )
-    return case_of_file(onnx, model=reference.model, workload=workload, policy=policy)
+    return MeasurementJob.from_files(onnx, model=reference.model, data=data, policy=policy)
 
 
-def _spec(reference: Reference, workload: EvaluationData) -> PreprocessSpec | None:
+def _spec(reference: Reference, data: EvaluationData) -> PreprocessSpec | None:
     """How pictures became the samples. Raises DataError where two say so differently."""
-    specs = [spec for spec in (workload.spec, reference.spec) if spec is not None]
+    specs = [spec for spec in (data.spec, reference.spec) if spec is not None]
     if len({spec.digest() for spec in specs}) > 1:
         raise DataError(
             "the samples were made by another preprocessing spec than the one that the reference "
@@ -258,16 +283,14 @@ def _spec(reference: Reference, workload: EvaluationData) -> PreprocessSpec | No
 
 
 def _preprocessing(
-    policy: Policy, reference: Reference, workload: EvaluationData, onnx: Path
+    policy: Policy, reference: Reference, data: EvaluationData, onnx: Path
 ) -> PreprocessingParity | None:
     """None where the policy asks for none, and where there is nothing to measure it on: the
     decision takes what is lacking for an ERROR."""
-    section, spec = policy.preprocessing, _spec(reference, workload)
-    if section is None or spec is None or not workload.pictures:
+    section, spec = policy.preprocessing, _spec(reference, data)
+    if section is None or spec is None or not data.pictures:
         return None
-    return parity_of_preprocessing(
-        onnx, spec, workload.pictures, policy=section, dumped=workload.dumped
-    )
+    return parity_of_preprocessing(onnx, spec, data.pictures, policy=section, dumped=data.dumped)
 
 
 def parity_of_preprocessing(

@@ -14,7 +14,7 @@ from __future__ import annotations
 #     ├── ModelError             the PyTorch model can't be built or loaded
 #     │   └── CheckpointError    the checkpoint is missing, unsafe or for another model
 #     ├── ExportError            no ONNX file came out, or not the one that was asked for
-#     │   └── ExportRefused      the settings forbid to export this source (a rejection, exit code 1)
+#     │   └── ExportRefused      the settings forbid to export this source (exit code 1)
 #     ├── OnnxFileError          the file is not a whole, valid ONNX model
 #     ├── EvidenceError          the measurement can't be made, or a record can't be read
 #     │   ├── InputMismatch      the samples don't fit the model's inputs

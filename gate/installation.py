@@ -59,12 +59,11 @@ def chromium_missing(extra: str) -> str | None:
     return None
 
 
-# Apart, so that it can be set before torch is loaded, when OpenMP reads it. By default its threads
-# spin for milliseconds: on cores that others use too, ONNX Runtime's threads among them (they sleep,
-# `gate.onnx_file.sessions`), two threads are then several times slower than one. Asleep at once, they
-# have to be woken for every operator: a network of many small ones takes several times as long as
-# with one thread. So they spin for the few microseconds between two operators. The numbers are the
-# same.
+# Set before torch is imported, because OpenMP reads it then. By default OpenMP threads spin for
+# milliseconds: on cores that ONNX Runtime's threads use too, two threads are then several times
+# slower than one. If they sleep at once, every operator has to wake them: a network of many small
+# operators takes several times as long as with one thread. So they spin for the few microseconds
+# between two operators. The results are the same.
 
 
 _SPINS = 300

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gate.api import collect_evidence, parity_of_preprocessing
+from gate.api import measure_files, parity_of_preprocessing
 from gate.commands.progress import progress_bar
 from gate.data.array_files import open_labels
 from gate.data.samples import SampleSet
@@ -52,10 +52,10 @@ def measured(
         samples, labels, source.labels_sha256, ParityParams.load().batch_size, origin=origin
     )
     with shared_out(onnx, workload, policy) as shared, progress_bar(title) as progress:
-        return collect_evidence(
+        return measure_files(
             onnx,
             reference=Reference(model, used),
-            workload=shared,
+            data=shared,
             policy=policy,
             progress=progress,
         )

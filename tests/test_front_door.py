@@ -58,7 +58,7 @@ def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
     verdicted = check_(
         project / "good.onnx",
         reference=reference,
-        workload=workload,
+        data=workload,
         progress=lambda done, total: seen.append((done, total)),
     )
     evidence, decision = verdicted.evidence, verdicted.decision
@@ -80,7 +80,7 @@ def test_columns_are_measured_like_their_arrays(project: Path) -> None:
     pq.write_table(pa.table({"input": pixels, "label": labels}), project / "samples.parquet")
     reference = Reference.from_factory("small_models:build")
     plain, columns = (
-        check_(project / "good.onnx", reference=reference, workload=workload).evidence
+        check_(project / "good.onnx", reference=reference, data=workload).evidence
         for workload in (
             EvaluationData.open(project / "images.npy", labels=project / "labels.npy"),
             EvaluationData.open("samples.parquet"),
@@ -111,38 +111,38 @@ def test_pictures_are_made_inputs_by_the_spec_that_the_evidence_names(project: P
 
     model = project / "coloured.onnx"
     evidence = check_(
-        model, reference=Reference.from_factory("small_models:coloured"), workload=workload
+        model, reference=Reference.from_factory("small_models:coloured"), data=workload
     ).evidence
     assert evidence.source.preprocess_sha256 == spec.digest()
     (project / "other.json").write_text(PreprocessSpec.imagenet().to_json())
     other = Reference.from_factory("small_models:coloured", preprocessing=project / "other.json")
     with pytest.raises(DataError, match="another preprocessing spec"):
-        check_(model, reference=other, workload=workload)
+        check_(model, reference=other, data=workload)
 
 
 def test_a_champion_that_can_not_be_run_stops_only_a_policy_that_asks(project: Path) -> None:
     reference = Reference.from_factory("small_models:build")
     workload = EvaluationData.open(project / "images.npy")
-    plain = check_(project / "good.onnx", reference=reference, workload=workload)
+    plain = check_(project / "good.onnx", reference=reference, data=workload)
     subject = plain.evidence.subject.model_copy(update={"sha256": Digest.of_bytes(b"another")})
     lost = Champion(
         state="proven", version="1", sha256=subject.sha256, onnx_path=project / "lost.onnx",
         evidence=plain.evidence.model_copy(update={"subject": subject}),
     )  # fmt: skip
     beside = replace(workload, against=lost)
-    verdicted = check_(project / "good.onnx", reference=reference, workload=beside)
+    verdicted = check_(project / "good.onnx", reference=reference, data=beside)
     assert verdicted.decision.passed
     assert "lost.onnx" in str(verdicted.change.absent)
     asks = verdicted.policy.model_copy(update={"incumbent": ChampionPolicy(min_agreement=0.9)})
     with pytest.raises(GateError, match=r"lost\.onnx"):
-        check_(project / "good.onnx", reference=reference, workload=beside, policy=asks)
+        check_(project / "good.onnx", reference=reference, data=beside, policy=asks)
 
 
 def test_a_changed_weight_is_rejected(project: Path) -> None:
     verdicted = check_(
         project / "bad.onnx",
         reference=Reference.from_factory("small_models:build"),
-        workload=EvaluationData.open(project / "images.npy"),
+        data=EvaluationData.open(project / "images.npy"),
     )
     assert verdicted.decision.verdict is Verdict.FAIL
     assert {check.name for check in verdicted.decision.problems} >= {"noise_ratio", "noise_diff"}
@@ -205,7 +205,7 @@ def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:
     check_(
         project / "good.onnx",
         reference=reference,
-        workload=EvaluationData.open(project / "images.npy"),
+        data=EvaluationData.open(project / "images.npy"),
     )
     assert reference.model.training
     assert torch.equal(torch.random.get_rng_state(), random)
@@ -225,7 +225,7 @@ def test_a_file_without_classes_cannot_choose_the_milder_task(project: Path) -> 
             return (image * scale).flatten(1)
 
     verdicted = check_(
-        project / "field.onnx", reference=Reference(Classifier(), SOURCE), workload=workload
+        project / "field.onnx", reference=Reference(Classifier(), SOURCE), data=workload
     )
     assert verdicted.decision.verdict is Verdict.FAIL
 
@@ -236,7 +236,7 @@ def test_a_model_that_cannot_compute_the_batch_is_an_error(project: Path) -> Non
         check_(
             project / "good.onnx",
             reference=reference,
-            workload=EvaluationData.open(project / "images.npy"),
+            data=EvaluationData.open(project / "images.npy"),
         )
 
 
@@ -245,7 +245,7 @@ def test_samples_that_do_not_fit_are_an_error(project: Path) -> None:
         check_(
             project / "good.onnx",
             reference=Reference.from_factory("small_models:build"),
-            workload=EvaluationData.open(project / "rank.npy"),
+            data=EvaluationData.open(project / "rank.npy"),
         )
 
 
@@ -260,7 +260,7 @@ def test_a_file_that_changes_meanwhile_is_not_judged(project: Path, tmp_path: Pa
         check_(
             path,
             reference=Reference.from_factory("small_models:build"),
-            workload=EvaluationData.open(project / "images.npy"),
+            data=EvaluationData.open(project / "images.npy"),
             progress=swap,
         )
 
@@ -298,7 +298,7 @@ def test_parity_of_preprocessing_where_the_policy_demands_it(
     verdicted = check_(
         project / "coloured.onnx",
         reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
-        workload=replace(EvaluationData.open(project / "coloured.npy"), pictures=found),
+        data=replace(EvaluationData.open(project / "coloured.npy"), pictures=found),
         policy=with_consumers(consumer),
     )
     assert verdicted.decision.verdict is verdict
@@ -317,9 +317,7 @@ def test_the_answers_of_a_file_with_external_data_are_its_own(
     verdicted = check_(
         path,
         reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
-        workload=replace(
-            EvaluationData.open(project / "coloured.npy"), pictures=pictures(tmp_path)
-        ),
+        data=replace(EvaluationData.open(project / "coloured.npy"), pictures=pictures(tmp_path)),
         policy=Policy.default().model_copy(update={"preprocessing": asked}),
     )
     assert verdicted.decision.verdict is Verdict.PASS
@@ -331,7 +329,7 @@ def test_a_spec_that_cannot_make_the_input_proves_nothing(project: Path, tmp_pat
     verdicted = check_(
         project / "good.onnx",
         reference=Reference.from_factory("small_models:build", preprocessing=spec),
-        workload=replace(EvaluationData.open(project / "images.npy"), pictures=pictures(tmp_path)),
+        data=replace(EvaluationData.open(project / "images.npy"), pictures=pictures(tmp_path)),
         policy=with_consumers("torchvision"),
     )
     assert verdicted.decision.verdict is Verdict.ERROR
@@ -429,7 +427,7 @@ def test_code_that_changes_while_it_is_measured_is_no_evidence(tmp_path, monkeyp
         source.write_text(source.read_text().replace("nn.ReLU", "nn.Sigmoid"))
 
     with pytest.raises(EvidenceError, match="changed while it was measured: edited_models"):
-        check_(Path("good.onnx"), reference=reference, workload=workload, progress=edit)
+        check_(Path("good.onnx"), reference=reference, data=workload, progress=edit)
 
 
 class _Wrapped(nn.Module):
@@ -445,7 +443,7 @@ def test_a_model_that_was_built_elsewhere_has_its_classes_code(project: Path) ->
     model = _Wrapped(build_model("small_models:build"))
     verdicted = check_(
         project / "good.onnx", reference=Reference(model, SOURCE),
-        workload=EvaluationData.open(project / "images.npy"),
+        data=EvaluationData.open(project / "images.npy"),
     )  # fmt: skip
     code = verdicted.evidence.source.code
     assert code is not None

@@ -45,7 +45,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     policy = default_policy(runtimes).model_copy(update=update)
     try:
         verdicted = check_(
-            pair.path, reference=reference, workload=workload, policy=policy, progress=progress
+            pair.path, reference=reference, data=workload, policy=policy, progress=progress
         )
     except GateError as error:
         return Ruling(False, (type(error).__name__,), str(error))

@@ -95,14 +95,13 @@ def evidence_of(pair: Pair, policy: Policy) -> Evidence:
         while first:
             first.pop()()
 
-    evidence, _, _ = collect_evidence(
+    return collect_evidence(
         pair.path,
         reference=Reference(pair.model, Source(factory="benchmarks.cuda"), export=pair.record),
-        workload=EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size),
+        data=EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size),
         policy=policy,
         progress=progress,
     )
-    return evidence
 
 
 def _reason(runtime: RuntimeEvidence | None) -> str:

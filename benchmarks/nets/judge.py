@@ -71,7 +71,7 @@ def parity_gate(drawn: Drawn, path: Path) -> Ruling:
     reference = Reference(copy.deepcopy(drawn.model), Source(factory="benchmarks.nets"))
     workload = EvaluationData(SampleSet.from_arrays(drawn.samples), batch_size=drawn.batch_size)
     try:
-        verdicted = check(path, reference=reference, workload=workload, policy=policy)
+        verdicted = check(path, reference=reference, data=workload, policy=policy)
     except GateError as error:
         return Ruling(False, (f"{type(error).__name__}: {str(error)[:200]}",))
     return Ruling(

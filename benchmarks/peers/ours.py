@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.peers.case import Case
-from gate.api import check
+from gate.api import check, measure_job
 from gate.data.samples import SampleSet
 from gate.measure import job
 from gate.measure.job import EvaluationData, Reference
-from gate.measure.run import measure
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
@@ -31,7 +30,7 @@ def judge(case: Case, *, export: ExportRecord | None = None) -> bool:
     verdicted = check(
         case.file,
         reference=Reference(case.model, Source(factory="benchmarks.peers"), export),
-        workload=EvaluationData(_samples(case), batch_size=case.batch_size),
+        data=EvaluationData(_samples(case), batch_size=case.batch_size),
     )
     return verdicted.decision.passed
 
@@ -39,7 +38,7 @@ def judge(case: Case, *, export: ExportRecord | None = None) -> bool:
 def measured(case: Case) -> float:
     """The largest difference with ONNX Runtime unoptimised, and every metric, no instrument."""
     candidate = TestedFile(case.file, read_subject(case.file))
-    measurement = measure(
+    measurement = measure_job(
         job.MeasurementJob(
             case.model, candidate, _samples(case), policy=SAMPLES_ONLY, batch_size=case.batch_size
         )

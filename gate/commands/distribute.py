@@ -135,7 +135,7 @@ def merge_command(
     @contextlib.contextmanager
     def merged(checked: CheckedFile) -> Iterator[EvaluationData]:
         with checked.as_planned(planned):
-            yield replace(checked.workload, crew=crew, units=planned.assignment.most_units)
+            yield replace(checked.data, crew=crew, units=planned.assignment.most_units)
 
     outcome = evaluate(
         _question(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)
@@ -226,16 +226,16 @@ def plan_command(output: Path, units: int | None, threads: int, **question: Any)
         from gate.measure.work_units import MOST
 
         reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
-        workload = EvaluationData.open(
+        data = EvaluationData.open(
             question["inputs"],
             labels=question["labels"],
             batch_size=question["batch_size"],
             preprocessing=question["preprocessing"],
             decode_workers=question["decode_workers"],
         )
-        case = case_of(question["model"], reference=reference, workload=workload, policy=policy)
+        case = case_of(question["model"], reference=reference, data=data, policy=policy)
         case = replace(case, units=MOST if units is None else units - 1)
-        plan = MeasurementPlan.of(case, reference, workload, threads=threads)
+        plan = MeasurementPlan.of(case, reference, data, threads=threads)
     plan.save(output)
     return CommandResult(
         ExitCode.DONE,

@@ -66,7 +66,7 @@ def own_or_built_in(
 
 
 SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
-"""Gives the workload of a check with those who measure it."""
+"""Gives the data of a check with those who measure it."""
 
 
 def measured_by(question: CheckRequest) -> AbstractContextManager[SharedOut]:
@@ -195,7 +195,7 @@ def write_report(
     from gate.report import folder
 
     verdicted.samples.save(report / SAMPLES)
-    worst = artifacts.thumbnails(verdicted.case.samples, verdicted.evidence, spec)
+    worst = artifacts.thumbnails(verdicted.job.samples, verdicted.evidence, spec)
     artifacts.save(report / PICTURES, worst)
     # Last, because the page shows the pictures that are there.
     folder.write_report(
@@ -221,7 +221,7 @@ def write_for_others(
     from gate.signing.subjects import statement_subjects
 
     golden = _write_golden(report / GOLDEN, verdicted)
-    evidence, onnx_path = verdicted.evidence, verdicted.case.candidate.path
+    evidence, onnx_path = verdicted.evidence, verdicted.job.candidate.path
     signing.statements(
         evidence,
         verdicted.decision,
@@ -257,7 +257,7 @@ def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
     if not verdicted.decision.passed:
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
         return None
-    golden = write_golden_of(folder, verdicted.case, evidence=verdicted.evidence)
+    golden = write_golden_of(folder, verdicted.job, evidence=verdicted.evidence)
     return Digest.of_bytes(golden.file_bytes())
 
 
@@ -412,7 +412,7 @@ def evaluate(
             from gate.storage.files import temporary_folder
             from gate.summary.summarize import SummaryInputs
 
-            workload = replace(
+            data = replace(
                 EvaluationData.open(
                     question["inputs"],
                     labels=labels,
@@ -434,13 +434,13 @@ def evaluate(
             if question["against"] is not None:
                 against = Against.of_options(question["against"], question)
                 champion = against.champion(policy=policy, into=served)
-                workload = replace(workload, against=champion)
-            checked_file = CheckedFile(question["model"], reference, workload, policy)
+                data = replace(data, against=champion)
+            checked_file = CheckedFile(question["model"], reference, data, policy)
             with shared_out(checked_file) as shared, progress_bar("measuring") as progress:
                 verdicted = check(
                     question["model"],
                     reference=reference,
-                    workload=shared,
+                    data=shared,
                     policy=policy,
                     progress=progress,
                 )

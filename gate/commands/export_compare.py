@@ -312,13 +312,13 @@ class _Bench:
         return trial
 
     def _parities(self, exported: Exported) -> tuple[TrialParity, ...]:
+        from gate.api import measure_job
         from gate.decision.decide import decide
         from gate.measure.job import MeasurementJob
-        from gate.measure.run import measure
         from gate.onnx_file.tested_file import TestedFile
 
         policy = _policy(samples=len(self._workload.samples))
-        measured = measure(
+        measured = measure_job(
             MeasurementJob(
                 self._reference.model,
                 TestedFile(exported.path, exported.subject),

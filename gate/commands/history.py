@@ -334,7 +334,8 @@ class _Proof(TypedDict):
     help="Print no lines: prove the chain, and that trusted writers signed it.",
 )  # fmt: skip
 @click.option(
-    "--checkpoint", type=ExistingPath(EvidenceError, "what gate history checkpoint wrote"), metavar="FILE",
+    "--checkpoint", type=ExistingPath(EvidenceError, "what gate history checkpoint wrote"),
+    metavar="FILE",
     help="With --verify: prove, too, that all lines are there that were there when it was made.",
 )  # fmt: skip
 @SIGNING_TRUST

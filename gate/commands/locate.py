@@ -111,7 +111,7 @@ def command(**question: Unpack[_Question]) -> CommandResult:
         reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
     with spinner("comparing layers"):
         case = case_of(
-            question["model"], reference=reference, workload=EvaluationData(samples), policy=policy
+            question["model"], reference=reference, data=EvaluationData(samples), policy=policy
         )
         runtime, limit = question["runtime"], question["samples"]
         release = case.chained

@@ -439,7 +439,7 @@ class Sending:
             return
         subject = self.candidate.subject
         if isinstance(stand, MeasurementContext):
-            yield from ProbeInstrument(stand, subject.inputs, sha256=subject.sha256).everything()
+            yield from ProbeInstrument(stand).everything()
             return
         axes = DynamicAxes.of(stand, SampleProfile.of(stand), subject.inputs)
         yield from basic_probes(stand, axes, sha256=subject.sha256)

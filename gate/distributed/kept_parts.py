@@ -49,15 +49,15 @@ class KeptPlan(Record):
     """Versions of each runtime's own, by its name."""
 
     @classmethod
-    def of(cls, assignment: JobSpec, workload: EvaluationData) -> KeptPlan:
+    def of(cls, assignment: JobSpec, data: EvaluationData) -> KeptPlan:
         """Of this process, with the threads that it has now."""
         with deterministic(assignment.policy.determinism) as switches:
             environment = describe_environment(switches)
         return cls(
             assignment=assignment,
             environment=environment,
-            samples=len(workload.samples),
-            labels_sha256=workload.labels_sha256,
+            samples=len(data.samples),
+            labels_sha256=data.labels_sha256,
             libraries=dict(_libraries(assignment.policy)),
         )
 

@@ -26,7 +26,7 @@ from gate.data.reader import SampleReader as SourceRows
 from gate.data.samples import SampleSet
 from gate.errors import DigestMismatch, EvidenceError, GateError, PolicyError, StorageError, by_name
 from gate.installation import package_folder
-from gate.measure.job import EvaluationData, MeasurementJob, Reference, case_of_file
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
 from gate.measure.run import SamplePass
 from gate.measure.work_units import FirstUnitState, ReferenceDigests, UnitResult, WorkUnit
 from gate.model.factory import paused_gc
@@ -121,8 +121,8 @@ class JobSpec(Record):
         workload = EvaluationData(
             samples, labels, batch_size=self.batch_size, units=self.most_units, spec=spec
         )
-        case = case_of_file(
-            Path(self.onnx), model=reference.model, workload=workload, policy=self.policy
+        case = MeasurementJob.from_files(
+            Path(self.onnx), model=reference.model, data=workload, policy=self.policy
         )
         return replace(case, source_labels=self.labelled and labels is None)
 

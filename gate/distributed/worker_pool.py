@@ -31,7 +31,7 @@ from gate.distributed.kept_parts import KeptParts, KeptPlan
 from gate.distributed.plan import MeasurementPlan
 from gate.distributed.worker import ONE_FILE, Answer, JobSpec, WorkerFailure, read_answer
 from gate.errors import EvidenceError, GateError, PolicyError, StorageError, first_line
-from gate.measure.job import EvaluationData, MeasurementJob, Reference, case_of_file
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
 from gate.measure.run import SamplePass
 from gate.measure.work_units import FirstUnitState, ReferenceDigests, UnitResult, WorkUnit
 from gate.onnx_file.release_file import is_release_file
@@ -595,7 +595,7 @@ class _Process:
 
 @dataclass(frozen=True)
 class Processes:
-    """As `gate.distributed.worker_pool.CrewEngine`: so many processes, with so many threads each."""
+    """As `CrewEngine`: so many processes, with so many threads each."""
 
     assignment: JobSpec
     count: int
@@ -802,33 +802,33 @@ class CheckedFile:
 
     onnx: Path
     reference: Reference
-    workload: EvaluationData
+    data: EvaluationData
     policy: Policy
 
     @contextlib.contextmanager
     def by_processes(
         self, jobs: int | None, *, early: deque[EarlyProcess] | None = None
     ) -> Iterator[EvaluationData]:
-        """The workload with its crew, if it has one. `jobs`: processes; None: as many as pay.
+        """The data with its crew, if it has one. `jobs`: processes; None: as many as pay.
         `early`: processes that have started already.
 
         Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
         several are asked for and can't be, and what opening the files raises.
         """
-        few = not worth_a_trial(self.workload.samples, self.workload.batch_size)
+        few = not worth_a_trial(self.data.samples, self.data.batch_size)
         if jobs == 1 or (jobs is None and few):
-            yield self.workload
+            yield self.data
             return
         case = self._case()
         try:
-            assignment = JobSpec.from_job(case, self.reference, self.workload)
+            assignment = JobSpec.from_job(case, self.reference, self.data)
         except PolicyError:
             if jobs is not None:
                 raise
             jobs = 1
         decided = chosen(case) if jobs is None else asked_for(jobs, case)
         if decided.count == 1:
-            yield self.workload
+            yield self.data
             return
         _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
         threads = decided.threads or 1
@@ -838,11 +838,11 @@ class CheckedFile:
 
     @contextlib.contextmanager
     def by_cluster(self, early: EarlyActors) -> Iterator[EvaluationData]:
-        """The workload with actors of a Ray cluster for its crew.
+        """The data with actors of a Ray cluster for its crew.
 
         Inside, PyTorch has as many threads here as in each of them. Raises as `by_processes`.
         """
-        engine = RayActors.of(JobSpec.from_job(self._case(), self.reference, self.workload), early)
+        engine = RayActors.of(JobSpec.from_job(self._case(), self.reference, self.data), early)
         _steps.debug("measure by %d actors of Ray", engine.count)
         with self._shared(engine, engine.threads) as workload:
             yield workload
@@ -857,7 +857,7 @@ class CheckedFile:
 
     @contextlib.contextmanager
     def _shared(self, engine: CrewEngine, threads: int) -> Iterator[EvaluationData]:
-        workload = self.workload
+        workload = self.data
         with threads_set(threads), contextlib.ExitStack() as held:
             plan = KeptPlan.of(engine.assignment, workload)
             kept = held.enter_context(KeptParts.opened(plan))
@@ -866,6 +866,6 @@ class CheckedFile:
     def _case(self) -> MeasurementJob:
         if is_release_file(self.onnx):
             raise PolicyError(ONE_FILE)
-        return case_of_file(
-            self.onnx, model=self.reference.model, workload=self.workload, policy=self.policy
+        return MeasurementJob.from_files(
+            self.onnx, model=self.reference.model, data=self.data, policy=self.policy
         )

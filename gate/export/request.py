@@ -454,7 +454,8 @@ def _forward(call: ForwardSignature, model: nn.Module, batch: Example) -> object
         return call(model, batch.tensors())
     except Exception as error:
         raise ExportError(
-            f"the model does not accept the example ({batch.describe()}): {shorten_message(error)}. "
+            f"the model does not accept the example ({batch.describe()}): "
+            f"{shorten_message(error)}. "
             "Check the example's shapes and dtypes, and that export.input_names are the names of "
             "forward's arguments, or in their order."
         ) from error

@@ -84,9 +84,9 @@ def export_copy(model: nn.Module) -> nn.Module:
         return copied
     except Exception as error:
         raise ExportError(
-            f"the model can't be copied: {shorten_message(error)}. The export works on a copy, so that it "
-            "can't change the model: remove what can't be copied (locks, open files, tensors "
-            "that were computed)."
+            f"the model can't be copied: {shorten_message(error)}. The export works on a copy, so "
+            "that it can't change the model: remove what can't be copied (locks, open files, "
+            "tensors that were computed)."
         ) from error
 
 
@@ -376,7 +376,8 @@ def write_scripted(
             )
         except Exception as error:
             why = objection(request) or (
-                f"the compiled model does not take or return flat tensors: {shorten_message(error)}",
+                "the compiled model does not take or return flat tensors: "
+                + shorten_message(error),
                 "Take and return tensors, in tuples.",
             )
             raise RungFailed.because(*why) from error

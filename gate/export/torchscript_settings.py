@@ -139,8 +139,8 @@ def _call(function: Function, symbolics: CustomSymbolics, spec: str) -> None:
         raise ExportError(f"export.custom_symbolics: {spec}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ExportError(
-            f"export.custom_symbolics: {spec} raised {shorten_message(error)}. Expected a function that "
-            "takes the registry and calls symbolics.legacy(…) or symbolics.dynamo(…)."
+            f"export.custom_symbolics: {spec} raised {shorten_message(error)}. Expected a function "
+            "that takes the registry and calls symbolics.legacy(…) or symbolics.dynamo(…)."
         ) from error
     if not (symbolics.symbolics or symbolics.translations):
         raise ExportError(

@@ -258,9 +258,13 @@ def _iterates(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     """A builtin that goes through what it is given: as a loop does."""
     for value in arguments.positional:
         if value.tensor and not value.constant:
-            scope.tell("TRC008", node, message=f"{_builtin_calls_name(node)} loops over a tensor: the file has "
-                       "as many turns as the example had rows", rewrite="use the operation on the "
-                       "whole tensor: torch.sum, torch.any, torch.amax")  # fmt: skip
+            scope.tell(
+                "TRC008",
+                node,
+                message=f"{_builtin_calls_name(node)} loops over a tensor: the "
+                "file has as many turns as the example had rows",
+                rewrite="use the operation on the whole tensor: torch.sum, torch.any, torch.amax",
+            )
             return (
                 tensor()
                 if _builtin_calls_name(node) in ("sum", "min", "max")
@@ -281,13 +285,21 @@ def _extreme(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     """`min` and `max` of sizes compare them, so the example decides."""
     sizes = [v for v in arguments.positional if v.kind in (Kind.SIZE, Kind.SHAPE)]
     if sizes:
-        scope.tell("TRC016", node, message=f"{_builtin_calls_name(node)} of sizes is decided by the example: "
-                   "wrong where an axis is dynamic")  # fmt: skip
+        scope.tell(
+            "TRC016",
+            node,
+            message=f"{_builtin_calls_name(node)} of sizes is decided by the "
+            "example: wrong where an axis is dynamic",
+        )
         return Value(Kind.SIZE, axis=common_axis(sizes))
     several = len(arguments.positional) > 1
     if several and any(v.tensor and not v.constant for v in arguments.positional):
-        scope.tell("TRC008", node, message=f"{_builtin_calls_name(node)} of tensors is decided by the example",
-                   rewrite="use torch.minimum or torch.maximum")  # fmt: skip
+        scope.tell(
+            "TRC008",
+            node,
+            message=f"{_builtin_calls_name(node)} of tensors is decided by the example",
+            rewrite="use torch.minimum or torch.maximum",
+        )
         return tensor()
     numbers = [v.object for v in arguments.positional]
     if several and all(isinstance(one, int | float) for one in numbers):

@@ -448,8 +448,8 @@ def folded_differences(
     two was another one.
 
     Folded, a weight is that of the layer, each output channel scaled by gamma / sqrt(var + eps).
-    `format_`: in which the file may keep and compute it (`gate.weights.model_tensors.leeway`); None:
-    float32.
+    `format_`: in which the file may keep and compute it (`gate.weights.model_tensors.leeway`);
+    None: float32.
     """
     layer, relative = modules[0], _UNITS * leeway(format_).relative
     norm = next(norms(modules[1]), None)

@@ -346,8 +346,8 @@ def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
     """The sample of the probe that is farthest off, as often as samples are matched on; of a file
     with a fixed batch the whole probe. Raises anything."""
     with deterministic(case.policy.determinism):
-        stand, subject = MeasurementContext.bare(case), case.candidate.subject
-        probe = ProbeInstrument(stand, subject.inputs, sha256=subject.sha256).named(name)
+        stand = MeasurementContext.bare(case)
+        probe = ProbeInstrument(stand).named(name)
         if probe is None:
             raise EvidenceError(f"there is no probe {name}. Judge the file again.")
         batch = probe.batch

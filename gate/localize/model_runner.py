@@ -79,6 +79,8 @@ class _Call:
 
 
 class Hook:
+    """Sees every tensor that enters or leaves a module, and may replace it."""
+
     def __init__(self, hears: Hears) -> None:
         self._hears = hears
         self._moments = 0
@@ -86,6 +88,7 @@ class Hook:
         self._open: list[_Call] = []
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return the arguments with which the module is called."""
         if self._open:
             self._open[-1].composite = True
         self._open.append(_Call(path, self._counts[path]))
@@ -93,6 +96,7 @@ class Hook:
         return self._pass(module, (args, kwargs), "in")
 
     def leave(self, _path: str, module: nn.Module, _args: Any, output: Any) -> Any:
+        """Return the output of the module."""
         returned = self._pass(module, output, "out")
         self._open.pop()
         return returned

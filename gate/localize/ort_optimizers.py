@@ -134,8 +134,9 @@ def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> t
 
 
 # They stand here because the log names the sets only, and not the rule that applied.
-# `disabled_optimizers` takes the names of rules too, and ignores names that it does not have: a rule
-# that a version lacks does no harm here, and one that is missing here leaves the name of the set.
+# `disabled_optimizers` takes the names of rules too, and ignores names that it does not have: a
+# rule that a version lacks does no harm here, and one that is missing here leaves the name of the
+# set.
 
 
 RULES: Mapping[str, tuple[str, ...]] = {

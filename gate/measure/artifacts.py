@@ -40,8 +40,8 @@ def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -
     The samples are spread over the data. Where there are logits, samples come first whose margin
     (largest minus second largest logit) is more than twice the tolerance: a runtime within the
     tolerance can't give them another answer. The tolerances are those of
-    `gate.golden.tolerance.tolerances_for`. The reference is a copy of the model as `measure` makes it;
-    the model and all global switches are afterwards as they were.
+    `gate.golden.tolerance.tolerances_for`. The reference is a copy of the model as `measure` makes
+    it; the model and all global switches are afterwards as they were.
 
     Raises InputMismatch for samples that don't fit, OutputMismatch where the reference has another
     number of outputs than the file, EvidenceError where it can't be computed or has only NaN to

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -17,6 +18,8 @@ from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.cost_meter import CostMeter
 from gate.measure.job import MeasurementJob
+from gate.measure.runtime_measurement import Track
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.reference.cache import ReferenceCache
 from gate.reference.float64 import Truth
@@ -121,6 +124,7 @@ class MeasurementContext:
     binding: InputBinding
     samples: SampleSet
     policy: Policy
+    tested_file: TestedFile
 
     @classmethod
     def bare(cls, case: MeasurementJob) -> MeasurementContext:
@@ -131,7 +135,8 @@ class MeasurementContext:
         binding = case.bind()
         own = copy_model(case.model, device="cpu", double=binding.double)
         truth = Truth(own, binding, samples=0)
-        return cls(own, ReferencePass(own, binding), truth, binding, case.inputs, case.policy)
+        reference = ReferencePass(own, binding)
+        return cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
 
     def rounded_run(
         self, batch: Batch, *, draw: int, scale: float = 1.0, ties: bool = False
@@ -143,6 +148,34 @@ class MeasurementContext:
         )
 
     @cached_property
+    def example(self) -> Batch:
+        """A small batch of another size than the measured ones, where the file allows it."""
+        size = self.binding.batch_size
+        return next(self.samples.batches(size if self.binding.fixed else 1 if size > 1 else 2))
+
+    @cached_property
     def answers(self) -> ReferenceCache:
         """Of the reference to the batches that instruments make of the samples."""
         return ReferenceCache(self.reference.run, self.truth.aside)
+
+
+class Instrument(Protocol):
+    """A measurement beyond the samples. `measure` gets a list of them."""
+
+    needs_runtimes: bool
+    """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
+    cost: int
+    """Number of samples that it computes, for the progress bar."""
+
+    def __init__(self, context: MeasurementContext) -> None:
+        """Prepare the measurement, without running the model."""
+
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if the policy of the job asks for this instrument."""
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
+        """Measure. `advance` gets the numbers of samples as they are done."""
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return the fields of `Measurement` that this instrument measured."""

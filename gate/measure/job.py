@@ -33,11 +33,6 @@ from gate.runtimes.selection import SelectedRuntime
 from gate.storage.arrays import Batch
 from gate.storage.digest import Digest
 
-# reference = Reference.load("mypackage.models:build", checkpoint=Path("model.safetensors"))
-# verdicted = check(Path("model.onnx"), reference=reference,
-#                   workload=Workload.open(Path("samples.npy")))
-# assert verdicted.decision.passed
-
 Progress = Callable[[int, int], None]
 """Called with the samples that are done and their total."""
 
@@ -138,6 +133,22 @@ class MeasurementJob:
     units: int = MOST
     """Units at most, beside the lead (`gate.measure.work_units`)."""
 
+    @classmethod
+    def from_files(
+        cls, onnx: Path, *, model: nn.Module, data: EvaluationData, policy: Policy
+    ) -> MeasurementJob:
+        """Read one ONNX file. Raises OnnxFileError."""
+        return cls(
+            model,
+            TestedFile(onnx, read_subject(onnx)),
+            data.samples,
+            policy,
+            data.batch_size,
+            data.labels,
+            data.recordings,
+            units=data.units,
+        )
+
     @property
     def inputs(self) -> SampleSet:
         """The samples, of which NaN is a value where the policy says so."""
@@ -189,7 +200,7 @@ def keeps_double(model: nn.Module, subject: Subject) -> bool:
 
 @dataclass(frozen=True)
 class SamplesOrigin:
-    """What `Workload.open` was given."""
+    """What `EvaluationData.open` was given."""
 
     inputs: str
     labels: Path | None = None
@@ -260,19 +271,3 @@ class EvaluationData:
         return replace(
             opened, labels=own, labels_sha256=SampleSet.from_arrays({"label": own}).digest()
         )
-
-
-def case_of_file(
-    onnx: Path, *, model: nn.Module, workload: EvaluationData, policy: Policy
-) -> MeasurementJob:
-    """What is measured of one file. Raises OnnxFileError."""
-    return MeasurementJob(
-        model,
-        TestedFile(onnx, read_subject(onnx)),
-        workload.samples,
-        policy,
-        workload.batch_size,
-        workload.labels,
-        workload.recordings,
-        units=workload.units,
-    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,12 @@ from gate.errors import (
     PackageMissing,
     PolicyError,
     RuntimeUnusable,
-    describe_failure,
 )
-from gate.measure.context import MeasurementContext, ReferencePass
+from gate.measure.context import Instrument, MeasurementContext, ReferencePass
 from gate.measure.job import MeasurementJob
 from gate.measure.outliers import RoundingFloor, analyze_outliers
 from gate.measure.runtime_measurement import Track, floor_of, judge_by, part_of, proof_of, take
 from gate.measure.session_runner import SessionRunner, conditions
-from gate.measure.stability import StabilityInstrument
 from gate.measure.work_units import (
     Crew,
     FirstUnitState,
@@ -44,7 +42,6 @@ from gate.measure.work_units import (
     split_into_units,
 )
 from gate.policy.policy import Policy
-from gate.probes.instrument import ProbeInstrument
 from gate.records.evidence import (
     Cost,
     CrewRecord,
@@ -57,7 +54,6 @@ from gate.records.evidence import (
     RuntimeEvidence,
     Source,
     Subject,
-    TensorSpec,
     differences,
 )
 from gate.records.instruments import GraphReport, TraceSearch
@@ -72,53 +68,6 @@ from gate.statistics.sample_table import SampleTable
 from gate.statistics.serialization import InOrder
 from gate.storage.arrays import Batch, OutputArray
 from gate.storage.digest import Digest
-from gate.weights.instrument import read_graph
-from gate.weights.model_tensors import ReferenceObserver
-
-
-class Examination:
-    """Every runtime that is still alive gets its `stability` and `probes`."""
-
-    def __init__(
-        self, stand: MeasurementContext, inputs: Sequence[TensorSpec], *, sha256: Digest
-    ) -> None:
-        """`inputs` and `sha256`: the file's."""
-        self._stand = stand
-        instruments = stand.policy.instruments
-        self._prober = ProbeInstrument(stand, inputs, sha256=sha256) if instruments.probes else None
-        self._stability = StabilityInstrument.cost(stand) if instruments.stability_samples else 0
-        self._probed = sum(probe.size for probe in self._prober.probes) if self._prober else 0
-        self.samples = self._stability + self._probed
-        """How many samples are computed, for a progress bar."""
-
-    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
-        """Examine the tracks. `advance` gets the numbers of samples as they are done.
-
-        Returns what the search for more probes saw; None without it, or without a runtime.
-        """
-        search = None
-        if self._prober is not None and any(track.runner for track in tracks):
-            search = self._prober.run(tracks, advance)
-        else:
-            advance(self._probed)  # nobody is left to ask
-        if self._stability and any(t.runner is not None and t.runner.live for t in tracks):
-            self._repeat(tracks)
-        advance(self._stability)
-        return search
-
-    def _repeat(self, tracks: Sequence[Track]) -> None:
-        """A runtime that can't compute another batch size has failed: it would serve no other."""
-        stability = StabilityInstrument(self._stand)
-        for track in tracks:
-            if track.runner is None or not track.runner.live:
-                continue
-            try:
-                track.stability = stability.of(
-                    track.compute, company=partial(track.compute, by=SessionRunner.answer)
-                )
-            except Exception as error:
-                track.fail(error)
-
 
 _RUNNING = "while running"
 """What ONNX Runtime says where it breaks on the first batch, and not on the file."""
@@ -152,7 +101,13 @@ class SamplePass:
         wanted = policy.instruments.noise_samples
         self.truth = Truth(self.model, self.binding, samples=wanted if noise else 0)
         self.stand = MeasurementContext(
-            self.model, self.reference, self.truth, self.binding, self.samples, policy
+            self.model,
+            self.reference,
+            self.truth,
+            self.binding,
+            self.samples,
+            policy,
+            case.candidate,
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
         self.units = split_into_units(
@@ -160,7 +115,7 @@ class SamplePass:
         )
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
-        self.example = next(self.samples.batches(_example_size(self.binding)))
+        self.example = self.stand.example
         self.expected = self.reference.first_run(self.example)
 
     @classmethod
@@ -327,13 +282,6 @@ def _add(answers: hashlib._Hash, outputs: list[OutputArray]) -> None:
 
 def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
     return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
-
-
-def _example_size(binding: InputBinding) -> int:
-    """A small batch of another size than the measured ones, where the file allows it."""
-    if binding.fixed:
-        return binding.batch_size
-    return 1 if binding.batch_size > 1 else 2
 
 
 def _open(
@@ -511,6 +459,7 @@ class Measurement:
 def measure(
     case: MeasurementJob,
     *,
+    instruments: Sequence[type[Instrument]],
     progress: Callable[[int, int], None] | None = None,
     crew: Crew | None = None,
 ) -> Measurement:
@@ -519,9 +468,9 @@ def measure(
     The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the file
     has in float64 too (`gate.measure.job`); the model and all global switches are
     afterwards as they were. A file with a fixed batch axis is measured with that batch size.
-    `progress` is called with (samples done, samples in all), those that stability and probes
-    compute after the dataset's included. `crew`: who measures all units but the first; the numbers
-    are the same as without one.
+    `instruments`: what is measured beyond the samples, in this order. `progress` is called with
+    (samples done, samples in all), those that instruments compute included. `crew`: who measures
+    all units but the first; the numbers are the same as without one.
 
     A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
     and DataError for samples and labels that don't fit, ModelError and EvidenceError where the
@@ -530,18 +479,22 @@ def measure(
     """
     with SamplePass.open(case) as sample_pass:
         spread = sample_pass.reference.spread(sample_pass.example, sample_pass.expected)
-        graph, graph_unread = _graph(sample_pass)
+        enabled = [kind for kind in instruments if kind.is_enabled(case)]
+        before = [kind(sample_pass.stand) for kind in enabled if not kind.needs_runtimes]
+        for instrument in before:
+            instrument.run((), lambda _count: None)
         sample_pass.open_runtimes()
-        subject = case.candidate.subject
-        examination = Examination(sample_pass.stand, subject.inputs, sha256=subject.sha256)
-        advance = _Advance(progress, len(sample_pass.samples) + examination.samples)
+        after = [kind(sample_pass.stand) for kind in enabled if kind.needs_runtimes]
+        cost = sum(instrument.cost for instrument in after)
+        advance = _Advance(progress, len(sample_pass.samples) + cost)
         start = time.perf_counter()
         lead, *others = sample_pass.units
         sample_pass.run(lead, advance)
         sample_pass.end_unit()
         if crew is not None and others:  # which works while the examination does
             _begin(crew, sample_pass, others)
-            search = examination.run(sample_pass.tracks, advance)
+            for instrument in after:
+                instrument.run(sample_pass.tracks, advance)
             _take_parts(sample_pass, crew, advance)
         else:
             for unit in others:
@@ -553,7 +506,9 @@ def measure(
         sample_pass.rounding.widen()
         analyze_outliers(sample_pass.stand, sample_pass.tracks)
         if crew is None or not others:
-            search = examination.run(sample_pass.tracks, advance)
+            for instrument in after:
+                instrument.run(sample_pass.tracks, advance)
+        measured = [instrument.evidence() for instrument in (*before, *after)]
         measurement = Measurement(
             runtimes=tuple(track.evidence() for track in sample_pass.tracks),
             environment=sample_pass.environments[0],
@@ -567,11 +522,9 @@ def measure(
             reference_cost=sample_pass.reference.meter.cost(),
             reference_spread=spread,
             noise_unmeasured=sample_pass.truth.unmeasured,
-            trace_search=search,
-            graph=graph,
-            graph_unread=graph_unread,
             crew=_record(crew, sample_pass) if crew is not None and others else None,
             samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
+            **dict(chain.from_iterable(fields.items() for fields in measured)),
         )
     case.candidate.verify()
     return measurement
@@ -615,16 +568,3 @@ class _Advance:
         self._done += samples
         if self._progress is not None:
             self._progress(self._done, self._total)
-
-
-def _graph(sample_pass: SamplePass) -> tuple[GraphReport | None, str | None]:
-    """The report on the graph, or the reason why there is none, if the policy asks for it."""
-    if sample_pass.case.chained or not sample_pass.case.policy.instruments.graph:
-        return None, None
-    try:
-        witness = ReferenceObserver(
-            sample_pass.model, sample_pass.reference.run, sample_pass.example
-        )
-        return read_graph(sample_pass.case.candidate, witness), None
-    except Exception as error:
-        return None, describe_failure(error)

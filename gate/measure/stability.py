@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from gate.data.reader import length
 from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.context import MeasurementContext
+from gate.measure.job import MeasurementJob
 from gate.measure.noise_floor import DRAWS
+from gate.measure.runtime_measurement import Track
+from gate.measure.session_runner import SessionRunner
 from gate.records.instruments import EPSILON, StabilityParity
 from gate.statistics.accumulators import by_column, columns, worse_columns, worst_ratio
 from gate.statistics.error_groups import Floats
@@ -44,6 +48,39 @@ class _Part:
 
 
 class StabilityInstrument:
+    """Every runtime that is still open gets its `stability`."""
+
+    needs_runtimes = True
+
+    def __init__(self, context: MeasurementContext) -> None:
+        self._context = context
+        self.cost = StabilityReference.cost(context)
+
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if the policy repeats samples."""
+        return bool(job.policy.instruments.stability_samples)
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
+        """Repeat the samples in every runtime. A runtime that can't compute another batch size has
+        failed: it would serve no other."""
+        live = [track for track in tracks if track.runner is not None and track.runner.live]
+        if live:
+            reference = StabilityReference(self._context)
+        for track in live:
+            company = partial(track.compute, by=SessionRunner.answer)
+            try:
+                track.stability = reference.of(track.compute, company=company)
+            except Exception as error:
+                track.fail(error)
+        advance(self.cost)
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return nothing: each runtime has its own record."""
+        return {}
+
+
+class StabilityReference:
     """The reference side, computed once; `of` judges one runtime after the other.
 
     All samples in one batch are the baseline; they are computed again in batches of one, of

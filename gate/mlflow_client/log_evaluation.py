@@ -226,8 +226,8 @@ _LONG = 5000
 def log_evaluation(
     page: RunLogger, judgement: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
 ) -> None:
-    """Write all of it on a new page. `folder`: what `gate.report.folder.write_report` wrote; `inputs`:
-    where the samples lie, if that is known."""
+    """Write all of it on a new page. `folder`: what `gate.report.folder.write_report` wrote;
+    `inputs`: where the samples lie, if that is known."""
     evidence = judgement.evidence
     write_export(page, evidence.subject, source=evidence.source, export=evidence.export)
     write_evidence(page, evidence, judgement.policy, inputs=inputs)

@@ -131,8 +131,8 @@ def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def restore_structure(form: Any, outputs: Sequence[torch.Tensor], *, part: str) -> Any:
-    """`outputs` in the order of `gate.model.forward_signature.leaves`, in the tuples, lists, dicts, dataclasses
-    and named tuples of `form`; None stays where it is.
+    """`outputs` in the order of `gate.model.forward_signature.leaves`, in the tuples, lists,
+    dicts, dataclasses and named tuples of `form`; None stays where it is.
 
     Raises OutputMismatch for another number of tensors.
     """

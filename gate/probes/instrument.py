@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext, ProbeSource
+from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import Track
 from gate.measure.session_runner import SessionRunner
 from gate.probes.expected_outputs import ExpectedOutputs
@@ -18,7 +20,6 @@ from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
 from gate.probes.trace_search import TraceSearcher
 from gate.probes.value_probes import column_probes, nonfinite_probes, value_probes
-from gate.records.evidence import TensorSpec
 from gate.records.instruments import TraceSearch
 from gate.runtimes.recording_format import row_digests
 from gate.storage.digest import Digest
@@ -29,21 +30,32 @@ _steps = logging.getLogger("gate.steps")
 class ProbeInstrument:
     """The probes that the stand's samples and the file's inputs give."""
 
-    def __init__(
-        self, stand: MeasurementContext, inputs: Sequence[TensorSpec], *, sha256: Digest
-    ) -> None:
-        """`inputs` and `sha256`: the file's."""
+    needs_runtimes = True
+
+    def __init__(self, stand: MeasurementContext) -> None:
+        subject = stand.tested_file.subject
         self._stand = stand
         self._observed = SampleProfile.of(stand)
-        self._axes = DynamicAxes.of(stand, self._observed, inputs)
+        self._axes = DynamicAxes.of(stand, self._observed, subject.inputs)
         self._digests: set[bytes] = set()
-        self.probes = basic_probes(stand, self._axes, sha256=sha256)
+        self._search: TraceSearch | None = None
+        self.probes = basic_probes(stand, self._axes, sha256=subject.sha256)
+        self.cost = sum(probe.size for probe in self.probes)
 
-    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> TraceSearch | None:
-        """Judge every track that has a runner; `advance` gets the samples of each probe.
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if the policy asks for probes."""
+        return job.policy.instruments.probes
 
-        Returns what the search for more probes saw, None where the policy asks for none.
-        """
+    def evidence(self) -> Mapping[str, Any]:
+        """Return what the search for more probes saw; None without it, or without a runtime."""
+        return {"trace_search": self._search}
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
+        """Judge every track that has a runner; `advance` gets the samples of each probe."""
+        if not any(track.runner for track in tracks):
+            advance(self.cost)
+            return
         self._compute_in_float64()
         for probe in self.probes:
             self._judge(probe, tracks)
@@ -51,12 +63,11 @@ class ProbeInstrument:
         for probe in self._further():
             self._judge(probe, tracks)
         if not self._stand.policy.instruments.search_inputs:
-            return None
+            return
         _steps.debug("look for inputs on which the trace takes another branch")
-        search, more = TraceSearcher(self._stand, self._axes, self.probes).run()
+        self._search, more = TraceSearcher(self._stand, self._axes, self.probes).run()
         for probe in more:
             self._judge(probe, tracks)
-        return search
 
     def everything(self) -> Iterator[Probe]:
         """The probes that `run` judges by, in its order; some may have the input of another."""

@@ -63,8 +63,8 @@ RECORDS = "gate"
 """The folder of the records, beside the ONNX file."""
 
 
-# quantized/model.onnx           the file (whatever its name), with its external data; of a release of
-#                                several files its release file, with the parts
+# quantized/model.onnx           the file (whatever its name), with its external data; of a release
+#                                of several files its release file, with the parts
 # quantized/gate/…               its own evidence and decision
 # quantized/golden/…             its own golden vectors
 

@@ -223,7 +223,7 @@ def _warn_once(model: str, number: str, text: str) -> None:
 
 
 class TrustFile:
-    """The file with the trust, if there is one. Implements `gate.registry.verify_release.ReadTrust`."""
+    """The file with the trust, if there is one. Implements `ReadTrust`."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

@@ -14,11 +14,6 @@ from gate.registry.release import EvaluatedFile, GoldenFolder
 from gate.registry.version_files import Records, twin_file
 from gate.sandbox.limits import SandboxLimits
 
-# quantized/model.onnx           the file (whatever its name), with its external data; of a release of
-#                                several files its release file, with the parts
-# quantized/gate/…               its own evidence and decision
-# quantized/golden/…             its own golden vectors
-
 
 def digests_of(twin: EvaluatedFile) -> TwinDigests:
     """Of a twin as it was opened."""

@@ -107,12 +107,6 @@ def trend_beside(onnx_path: Path) -> Trend:
         return Trend()
 
 
-# quantized/model.onnx           the file (whatever its name), with its external data; of a release of
-#                                several files its release file, with the parts
-# quantized/gate/…               its own evidence and decision
-# quantized/golden/…             its own golden vectors
-
-
 def twin_file(folder: Path) -> Path:
     """The one release file of the folder, beside which its parts may lie; without any the one ONNX
     file. Raises EvidenceError."""

@@ -31,8 +31,8 @@ _ROWS = 12
 _ZOOM = 24
 """Pixels of a side that are shown enlarged, around the largest difference."""
 
-_PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max", "flips", "confidence",
-             "verdict")  # fmt: skip
+_PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max", "flips",
+             "confidence", "verdict")  # fmt: skip
 
 
 def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
@@ -169,8 +169,9 @@ def _described(values: TensorSummary) -> str:
     return f"min {values.min:.4g}, max {values.max:.4g}, mean {values.mean:.4g}; first {first}"
 
 
-_TRIALS_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime", "max_abs_diff",
-             "l2_logits", "l2_probabilities", "noise_ratio", "top-1", "ms", "verdict")  # fmt: skip
+_TRIALS_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime",
+             "max_abs_diff", "l2_logits", "l2_probabilities", "noise_ratio", "top-1", "ms",
+             "verdict")  # fmt: skip
 
 _SHORT = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff", "L2", "L2 prob",
           "noise", "top-1", "ms", "verdict")  # fmt: skip

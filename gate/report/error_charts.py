@@ -273,7 +273,8 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
         paint,
         title=f"How large the differences of single elements are ({make_printable(worst.name)})",
         alternative=f"Largest difference {format_number(worst.max_abs_diff)}, mean "
-        f"{format_number(worst.mean_abs_diff)}; {beside or 'no floor was measured'}. Equal: {equal}",
+        f"{format_number(worst.mean_abs_diff)}; {beside or 'no floor was measured'}. "
+        f"Equal: {equal}",
         height=_HEIGHT,
     )
 

@@ -135,17 +135,20 @@ class IsolatedSession(Session):
         self.open_seconds = open_seconds
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
+        """Run one batch in the process. Raises what the runtime raised there."""
         value, arrays = self._process.ask({"verb": "run"}, batch, limit_s=self._limit_s)
         self.seconds = float(value["seconds"])
         return arrays
 
     def proof(self) -> Proof:
+        """Return the proof that the process read back."""
         value, _ = self._process.ask({"verb": "proof"}, limit_s=self._limit_s)
         for name in ("providers_active", "fallback_nodes"):
             value[name] = tuple(value[name])
         return Proof(**value)
 
     def close(self) -> None:
+        """End the process."""
         self._process.end()
 
 

@@ -332,8 +332,8 @@ async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Ans
 # POST /webhooks/mlflow   deliveries (gate.service.app)
 # GET  /healthz           200 while the process answers
 # GET  /readyz            200 if the inbox takes, the ledger is whole, the worker works and the
-#                         registry answered lately; else 503, and which of them is in trouble. Whether
-#                         the trust can be read is said, and takes nothing offline
+#                         registry answered lately; else 503, and which of them is in trouble.
+#                         Whether the trust can be read is said, and takes nothing offline
 # GET  /metrics           Prometheus
 
 

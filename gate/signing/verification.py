@@ -338,6 +338,7 @@ class VerdictChecks:
         return tuple(name for name in names if name not in brought)
 
     def result(self) -> None:
+        """Verify that the verdict is PASSED."""
         if self._summary.verification_result != "PASSED":
             raise Untrusted(
                 f"the verdict is {self._summary.verification_result}: the file was rejected, or "
@@ -345,14 +346,17 @@ class VerdictChecks:
             )
 
     def model(self) -> None:
+        """Verify the digests of the model's files."""
         self._files = verify_model(self._signed, self._beside.model, model=self._summary.model)
 
     def resource(self) -> None:
+        """Verify the registered model that the verdict names."""
         assert self._beside.registered is not None
         registries, name = self._beside.registered
         verify_resource(self._summary, registries=registries, model=name)
 
     def evidence(self) -> None:
+        """Verify the digest of the evidence."""
         evidence, summary = self._beside.evidence, self._summary
         assert evidence is not None
         named = [each.sha256 for each in summary.input_attestations]
@@ -364,11 +368,13 @@ class VerdictChecks:
             )
 
     def measurement(self, trust: Trust, now: datetime) -> None:
+        """Verify the signed statement of the measurement."""
         assert self._beside.measurement is not None
         assert self._beside.evidence is not None
         verify_measurement(self._beside.measurement, self._beside.evidence, trust=trust, now=now)
 
     def policy(self) -> None:
+        """Verify the digest of the policy."""
         policy = self._policy()
         if policy is None:
             assert self._beside.policy is not None
@@ -379,6 +385,7 @@ class VerdictChecks:
             )
 
     def decision(self) -> None:
+        """Decide again and compare."""
         policy, evidence, summary = self._policy(), self._beside.evidence, self._summary
         assert policy is not None
         assert evidence is not None
@@ -398,10 +405,12 @@ class VerdictChecks:
             )
 
     def golden(self) -> None:
+        """Verify the golden vectors."""
         assert self._beside.golden is not None
         verify_golden_files(self._signed, self._beside.golden, model=self._summary.model)
 
     def preprocessing(self) -> None:
+        """Verify the preprocessing spec."""
         assert self._beside.preprocessing is not None
         verify_files(self._signed, {PREPROCESSING: self._beside.preprocessing})
 

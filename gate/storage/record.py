@@ -92,8 +92,8 @@ class Record(BaseModel):
 
     @classmethod
     def from_untrusted(cls, data: bytes, *, what: str, sha256: Digest | None = None) -> Self:
-        """Read JSON text that a stranger may have written (`gate.storage.untrusted_files`): strictly, and
-        only if its canonical JSON has the digest `sha256`, where one is pinned.
+        """Read JSON text that a stranger may have written (`gate.storage.untrusted_files`):
+        strictly, and only if its canonical JSON has the digest `sha256`, where one is pinned.
 
         Raises EvidenceError where it is no such record, DigestMismatch where it is another.
         """

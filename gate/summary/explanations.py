@@ -325,7 +325,8 @@ def _preprocessing(scene: Scene) -> GroupExplanation:
 
 def _numbers(scene: Scene) -> GroupExplanation:
     check, found = scene.shown, scene.explanation.localisation
-    text = f"{check.output or 'An output'} differs: {check.name} {format_bound_usage(check)} on {scene.where}"
+    usage = format_bound_usage(check)
+    text = f"{check.output or 'An output'} differs: {check.name} {usage} on {scene.where}"
     if scene.explanation.failure is not None:
         text += f". The layer is not known: {short(scene.explanation.failure)}"
     elif found is not None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, groupby
+from typing import Any
 
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, inliner, shape_inference
 
-from gate.errors import OnnxFileError
+from gate.errors import OnnxFileError, describe_failure
+from gate.measure.context import MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.measure.runtime_measurement import Track
 from gate.onnx_file.reading import DOMAIN, is_of_runtime
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
@@ -129,6 +133,36 @@ def _rows(spec: TensorSpec) -> int | None:
 
 _LISTED = 50
 """Findings of one kind that are kept; the last of them says how many more there are."""
+
+
+class WeightInstrument:
+    """The report on the graph, or the reason why there is none."""
+
+    needs_runtimes = False
+    cost = 0
+
+    def __init__(self, context: MeasurementContext) -> None:
+        self._context = context
+        self._report: GraphReport | None = None
+        self._unread: str | None = None
+
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if the policy asks for it. Each part of a release has its own report."""
+        return job.chained is None and job.policy.instruments.graph
+
+    def run(self, _tracks: Sequence[Track], _advance: Callable[[int], None]) -> None:
+        """Read the graph. It runs the reference at most once."""
+        context = self._context
+        try:
+            observer = ReferenceObserver(context.model, context.reference.run, context.example)
+            self._report = read_graph(context.tested_file, observer)
+        except Exception as error:
+            self._unread = describe_failure(error)
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return the report and the reason why there is none."""
+        return {"graph": self._report, "graph_unread": self._unread}
 
 
 def read_graph(candidate: TestedFile, witness: ReferenceObserver) -> GraphReport:

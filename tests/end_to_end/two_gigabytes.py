@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     exported = export_model(model, {"ids": ids}, settings=settings, output=folder / "model.onnx")
     workload = EvaluationData(SampleSet.from_arrays({"ids": ids}), batch_size=8)
     reference = Reference(model, Source(factory="words"), exported.record)
-    judged = check(exported.path, reference=reference, workload=workload, policy=policy())
+    judged = check(exported.path, reference=reference, data=workload, policy=policy())
     del model, reference
     uri = f"sqlite:///{folder}/mlflow.db"
     release = Release(

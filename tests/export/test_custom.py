@@ -69,7 +69,7 @@ def test_the_example_is_exported_and_passes_the_gate(tmp_path: Path, strategy: s
     verdicted = check(
         path,
         reference=Reference.from_factory("tests.export.custom_example:build"),
-        workload=EvaluationData.open(tmp_path / "samples.npy"),
+        data=EvaluationData.open(tmp_path / "samples.npy"),
     )
     failed = [one for one in verdicted.decision.checks if one.verdict in ("FAIL", "ERROR")]
     assert verdicted.decision.verdict is Verdict.PASS, failed
@@ -86,7 +86,7 @@ def test_a_wrong_symbolic_function_is_rejected(tmp_path: Path) -> None:
     verdicted = check(
         path,
         reference=Reference.from_factory("tests.export.custom_example:build"),
-        workload=EvaluationData.open(tmp_path / "samples.npy"),
+        data=EvaluationData.open(tmp_path / "samples.npy"),
     )
     assert verdicted.decision.verdict is Verdict.FAIL
 

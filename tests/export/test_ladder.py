@@ -42,7 +42,7 @@ def judged(
     verdicted = check(
         output,
         reference=Reference(model, Source(factory="tests:model"), exported.record),
-        workload=EvaluationData(SampleSet.from_arrays(arrays), batch_size=4),
+        data=EvaluationData(SampleSet.from_arrays(arrays), batch_size=4),
     )
     return exported, verdicted
 

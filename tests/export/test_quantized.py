@@ -174,7 +174,7 @@ def twin(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judged(path: Path, policy: Policy | None):
     workload = EvaluationData(SampleSet.from_arrays({"input": images(128, seed=2)}), batch_size=16)
     return check_(
-        path, reference=Reference(Net().eval(), Source(factory="net")), workload=workload,
+        path, reference=Reference(Net().eval(), Source(factory="net")), data=workload,
         policy=policy,
     ).decision  # fmt: skip
 

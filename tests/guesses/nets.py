@@ -98,6 +98,6 @@ def judged(
     return check(
         onnx,
         reference=Reference(model, Source(factory="tests:net")),
-        workload=EvaluationData(SampleSet.from_arrays({"input": inputs(samples)})),
+        data=EvaluationData(SampleSet.from_arrays({"input": inputs(samples)})),
         policy=policy,
     )

@@ -50,7 +50,7 @@ def judged(model: nn.Module, exported: nn.Module, path: Path, rows: np.ndarray) 
     policy = Policy.default().model_copy(update={"nonfinite": "same_places"})
     return check(
         written(exported, path), reference=Reference(model.eval(), Source(factory="tests")),
-        workload=EvaluationData(SampleSet.from_arrays({"input": rows})), policy=policy,
+        data=EvaluationData(SampleSet.from_arrays({"input": rows})), policy=policy,
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_without_the_policy_the_way_out_is_named(tmp_path: Path) -> None:
     path = written(Imputing(), tmp_path / "model.onnx")
     with pytest.raises(DataError, match="nonfinite: same_places"):
         check(path, reference=Reference(Imputing().eval(), Source(factory="tests")),
-              workload=EvaluationData(SampleSet.from_arrays({"input": rows(gaps=True)})))  # fmt: skip
+              data=EvaluationData(SampleSet.from_arrays({"input": rows(gaps=True)})))  # fmt: skip
 
 
 def test_the_order_of_what_is_equal_is_nobodys_promise(tmp_path: Path) -> None:

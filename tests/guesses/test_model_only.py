@@ -73,7 +73,7 @@ def samples(mask: int | None = 1, **others: np.ndarray) -> SampleSet:
 def judged(model: Tagger, path: Path, given: SampleSet) -> EvaluationResult:
     return check(
         file_without_mask(model, path), reference=Reference(model, Source(factory="tests")),
-        workload=EvaluationData(given), policy=POLICY,
+        data=EvaluationData(given), policy=POLICY,
     )  # fmt: skip
 
 
@@ -135,6 +135,6 @@ def test_a_wrapper_gets_the_samples_in_their_order(tmp_path: Path) -> None:
     path = file_without_mask(tagger, tmp_path / "model.onnx")
     seen = check(
         path, reference=Reference(Any(tagger).eval(), Source(factory="tests")),
-        workload=EvaluationData(samples(None)), policy=POLICY,
+        data=EvaluationData(samples(None)), policy=POLICY,
     )  # fmt: skip
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems

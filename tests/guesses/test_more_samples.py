@@ -76,4 +76,4 @@ def test_no_verdict_gets_worse(files, net: int, seed: int) -> None:
 def verdict_of(model: nn.Module, onnx: Path, rows: np.ndarray) -> Verdict:
     workload = EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=50)
     reference = Reference(model, Source(factory="tests:net"))
-    return check(onnx, reference=reference, workload=workload, policy=POLICY).decision.verdict
+    return check(onnx, reference=reference, data=workload, policy=POLICY).decision.verdict

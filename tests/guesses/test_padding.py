@@ -61,7 +61,7 @@ def test_padded_text_passes(tmp_path: Path, causal: bool) -> None:
             dynamic_shapes=({0: dynamic.AUTO, 1: dynamic.DYNAMIC},) * 2, verbose=False,
         )  # fmt: skip
     seen = check(path, reference=Reference(model, Source(factory="tests")),
-                 workload=EvaluationData(SampleSet.from_arrays(arrays)))  # fmt: skip
+                 data=EvaluationData(SampleSet.from_arrays(arrays)))  # fmt: skip
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
     sizes = [p for r in seen.evidence.runtimes for p in r.probes if p.kind == "size"]
     assert any(probe.inapplicable is None for probe in sizes)

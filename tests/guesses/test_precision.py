@@ -63,7 +63,7 @@ def exported_as_it_is(model: nn.Module, path: Path, dtype: type = np.float32) ->
 def judged(model: nn.Module, onnx: Path, dtype: type = np.float32) -> EvaluationResult:
     workload = EvaluationData(SampleSet.from_arrays({"input": inputs(40, dtype)}))
     reference = Reference(model, Source(factory="tests:net"))
-    return check(onnx, reference=reference, workload=workload, policy=POLICY)
+    return check(onnx, reference=reference, data=workload, policy=POLICY)
 
 
 def cast(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -182,6 +182,6 @@ def test_a_buffer_of_float64_in_a_model_of_float32_stays_so(
     path = exported_as_it_is(Clock(kept_in), tmp_path / "model.onnx")
     seen = check(
         path, reference=Reference(Clock(torch.float64).eval(), Source(factory="tests")),
-        workload=EvaluationData(SampleSet.from_arrays({"input": inputs(48, np.float32)})), policy=POLICY,
+        data=EvaluationData(SampleSet.from_arrays({"input": inputs(48, np.float32)})), policy=POLICY,
     )  # fmt: skip
     assert seen.decision.verdict is verdict, seen.decision.problems

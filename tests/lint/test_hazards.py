@@ -77,7 +77,7 @@ def judge(model: nn.Module, case: Case, path: Path) -> EvaluationResult:
     return check(
         path,
         reference=Reference(model, Source(factory="tests")),
-        workload=EvaluationData(SampleSet.from_arrays(arrays), batch_size=case.batch_size),
+        data=EvaluationData(SampleSet.from_arrays(arrays), batch_size=case.batch_size),
         policy=POLICY,
     )
 

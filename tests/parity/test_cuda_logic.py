@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 import torch
 
+from gate.api import measure_job
 from gate.data.input_binding import bind_inputs
 from gate.decision.check_result import Verdict
 from gate.decision.decide import iter_checks
 from gate.errors import RuntimeAbsent
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.reference.torch_session import TorchSession
 from gate.runtimes import ort
 from gate.runtimes.ort import OrtCpu
@@ -32,7 +32,7 @@ def said_to_be_there(monkeypatch):
 @NO_DEVICE
 def test_without_a_device_the_runtimes_are_absent_with_a_reason(model, good):
     policy = tiny.policy("ort-cpu", "torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    cpu, *cuda = measure(MeasurementJob(model, good, tiny.samples(), policy=policy)).runtimes
+    cpu, *cuda = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy)).runtimes
     assert cpu.outputs
     for runtime in cuda:
         assert "no CUDA device on this machine" in runtime.absent_reason
@@ -50,7 +50,9 @@ def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     policy = tiny.policy("torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    by_torch, *by_ort = measure(MeasurementJob(model, good, tiny.samples(), policy=policy)).runtimes
+    by_torch, *by_ort = measure_job(
+        MeasurementJob(model, good, tiny.samples(), policy=policy)
+    ).runtimes
     assert by_torch.absent_reason is None
     assert "PyTorch sees none" in by_torch.failure
     assert ("CUDA_VISIBLE_DEVICES is" in by_torch.failure) is (visible is not None)
@@ -72,7 +74,7 @@ def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good,
         named = tiny.policy("ort-cpu", "torch-cuda").runtimes
         by_cuda = named["torch-cuda"].model_copy(update={"required": required})
         policy = tiny.policy(runtimes={**named, "torch-cuda": by_cuda})
-        measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
+        measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
         by_torch = measurement.runtimes[1]
         assert by_torch.absent_reason == "the model runs on the CPU alone"
         assert by_torch.failure is None
@@ -91,7 +93,7 @@ def test_a_runtime_of_the_file_can_not_call_itself_absent_once_it_is_there(
         raise RuntimeAbsent("the file runs elsewhere alone")
 
     monkeypatch.setattr(OrtCpu, "open", leaves)
-    (by_ort,) = measure(
+    (by_ort,) = measure_job(
         MeasurementJob(model, good, tiny.samples(), policy=tiny.policy("ort-cpu"))
     ).runtimes
     assert by_ort.absent_reason is None
@@ -134,7 +136,7 @@ def checks(candidate, measurement, policy):
 
 def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, pretended):
     policy = tiny.policy("ort-cuda")
-    measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
+    measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
     (runtime,) = measurement.runtimes
     assert runtime.providers_active == (CUDA, CPU)
     assert CUDA not in runtime.nodes_per_provider
@@ -157,7 +159,7 @@ def test_provider_options_are_those_that_the_session_reports(
 ):
     monkeypatch.setattr(SaysCuda, "options", reported)
     policy = tiny.policy("ort-cuda")
-    measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
+    measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
     assert measurement.runtimes[0].session_options["device_id"] == "0"
     assert checks(good, measurement, policy)["session"].verdict is verdict
 

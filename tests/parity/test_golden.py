@@ -44,7 +44,7 @@ def judged(project: Path) -> tuple[Reference, EvaluationData, EvaluationResult]:
         reference = Reference.from_factory("small_models:build")
     workload = EvaluationData.open(project / "images.npy")
     return reference, workload, check(
-        project / "good.onnx", reference=reference, workload=workload, policy=POLICY
+        project / "good.onnx", reference=reference, data=workload, policy=POLICY
     )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gate.api import measure_job
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.policy import Policy
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES
 from gate.runtimes.ort import cuda_absent_reason
@@ -22,7 +22,7 @@ def test_every_runtime_is_proven_and_passes(tmp_path):
     model = tiny.net()
     candidate = tiny.export(model, tmp_path / "model.onnx")
     policy = Policy.default()
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(model, candidate, tiny.samples(64), policy=policy, batch_size=8)
     )
     evidence = tiny.evidence(candidate, measurement)

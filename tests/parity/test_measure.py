@@ -12,12 +12,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gate.api import measure_job
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy as Policy_
 from gate.policy.sections import Bounds, Instruments
@@ -37,7 +37,7 @@ def test_a_correct_export_passes(model, good):
     samples = tiny.samples(21)
     labels = np.arange(21) % tiny.CLASSES
     seen = []
-    measurement = measure(MeasurementJob(model, good, samples, policy=policy, batch_size=4, labels=labels), progress=lambda done, total: seen.append((done, total)))  # fmt: skip
+    measurement = measure_job(MeasurementJob(model, good, samples, policy=policy, batch_size=4, labels=labels), progress=lambda done, total: seen.append((done, total)))  # fmt: skip
 
     total = seen[-1][1]
     assert seen[:6] == [(done, total) for done in (4, 8, 12, 16, 20, 21)]
@@ -73,7 +73,7 @@ def test_numbers_are_those_of_a_plain_loop(model, good):
     import onnxruntime
 
     x = tiny.images(9)
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(model, good, SampleSet.from_arrays({"x": x}), policy=tiny.policy())
     ).runtimes
     options = onnxruntime.SessionOptions()
@@ -101,7 +101,7 @@ def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, 
     case = MeasurementJob(
         model, bad, samples, policy=pointed(*CPU), batch_size=batch_size, labels=labels
     )
-    measurement = measure(case)
+    measurement = measure_job(case)
     with torch.no_grad():
         r = model(torch.from_numpy(tiny.images(20))).double()
     bias = model.head.bias.detach().double()
@@ -156,7 +156,7 @@ def test_probabilities_have_their_points_without_a_softmax(model, tmp_path):
     with torch.no_grad():
         p = own(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
     policy = pointed("ort-cpu", outputs={"p": "probabilities"})
-    measurement = measure(MeasurementJob(own, good, tiny.samples(20), policy=policy))
+    measurement = measure_job(MeasurementJob(own, good, tiny.samples(20), policy=policy))
     (output,) = measurement.runtimes[0].outputs
     assert output.classification.normalised
     assert [c.reference_above for c in output.classification.crossings] == [
@@ -175,7 +175,8 @@ def test_probabilities_have_their_points_without_a_softmax(model, tmp_path):
 def test_a_runtime_that_breaks_has_no_rows(model, good, tmp_path):
     bad = tiny.edit(good, tmp_path / "bad.onnx", extra_output)
     assert (
-        measure(MeasurementJob(model, bad, tiny.samples(), policy=tiny.policy())).samples.rows == {}
+        measure_job(MeasurementJob(model, bad, tiny.samples(), policy=tiny.policy())).samples.rows
+        == {}
     )
 
 
@@ -208,7 +209,7 @@ def divided_by_zero(proto):
 def test_a_file_with_other_numbers_is_measured_and_fails(model, good, tmp_path, spoil):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
     policy = tiny.policy(*CPU)
-    measurement = measure(MeasurementJob(model, bad, tiny.samples(), policy=policy))
+    measurement = measure_job(MeasurementJob(model, bad, tiny.samples(), policy=policy))
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         (output,) = runtime.outputs
@@ -255,7 +256,7 @@ def double_output(proto):
 def test_other_outputs_are_a_failure_in_words(model, good, tmp_path, spoil, words):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
     policy = tiny.policy(*CPU)
-    measurement = measure(MeasurementJob(model, bad, tiny.samples(), policy=policy))
+    measurement = measure_job(MeasurementJob(model, bad, tiny.samples(), policy=policy))
     for runtime in measurement.runtimes:
         assert words in runtime.failure
         assert runtime.outputs == ()
@@ -268,13 +269,15 @@ def test_a_missing_output_is_a_failure(good):
             y = super().forward(x)
             return y, y
 
-    measurement = measure(MeasurementJob(TwoOutputs(), good, tiny.samples(), policy=tiny.policy()))
+    measurement = measure_job(
+        MeasurementJob(TwoOutputs(), good, tiny.samples(), policy=tiny.policy())
+    )
     assert "the model returns 2" in measurement.runtimes[0].failure
 
 
 def test_a_renamed_output_is_measured_under_the_file_s_name(model, tmp_path):
     renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(model, renamed, tiny.samples(), policy=tiny.policy())
     ).runtimes
     assert [output.name for output in runtime.outputs] == ["scores"]
@@ -285,7 +288,7 @@ def test_another_file_than_the_described_one_is_a_failure_of_every_runtime(model
     wrong = TestedFile(
         renamed.path, good.subject.model_copy(update={"sha256": renamed.subject.sha256})
     )
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(model, wrong, tiny.samples(), policy=tiny.policy())
     ).runtimes
     assert "['scores']" in runtime.failure
@@ -299,7 +302,7 @@ def test_a_batch_size_that_is_baked_in_is_a_failure(tmp_path):
 
     baked = tiny.export(Baked(), tmp_path / "baked.onnx")
     policy = tiny.policy()
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2)
     )
     assert measurement.runtimes[0].failure is not None
@@ -318,7 +321,7 @@ def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
             return self.same @ x.flatten(1) if len(x) == 3 else x.flatten(1)
 
     baked = tiny.export(Rows(), tmp_path / "rows.onnx", example={"input": tiny.images(3)})
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(Rows(), baked, tiny.samples(4), policy=tiny.policy(), batch_size=2)
     )
     assert str(measurement.runtimes[0].failure).endswith("It computes batches of 3.")
@@ -326,13 +329,13 @@ def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
 
 def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32)
     )
     assert measurement.runtimes[0].latency.batch_size == 2
     assert measurement.runtimes[0].outputs[0].samples == 6
     with pytest.raises(InputMismatch, match="7 samples are no multiple"):
-        measure(MeasurementJob(model, fixed, tiny.samples(7), policy=tiny.policy()))
+        measure_job(MeasurementJob(model, fixed, tiny.samples(7), policy=tiny.policy()))
 
 
 TWO = {
@@ -356,7 +359,7 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names)
     np.savez(tmp_path / "x.npz", **arrays)
     policy = tiny.policy(*CPU, task="classification", logits=("sum",))
     samples = SampleSet.open(tmp_path / "x.npz")
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4)
     )
     for runtime in measurement.runtimes:
@@ -382,7 +385,7 @@ def test_a_file_exchanged_for_a_moment_is_never_measured(model, good, tmp_path):
         def __deepcopy__(self, memo):
             return self
 
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(Swapping(), bad, tiny.samples(8), policy=tiny.policy())
     ).runtimes
     assert bad.path.read_bytes() == judged_bytes
@@ -398,7 +401,7 @@ class MeanAndSpread(nn.Module):
 @pytest.mark.parametrize("names", [("mean", "spread"), ("m", "s")])
 def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(
             MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
         )
@@ -409,7 +412,7 @@ def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names)
 
 def test_exchanged_names_fail(tmp_path):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("spread", "mean"))
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(
             MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
         )
@@ -431,7 +434,7 @@ class MeanAndTable(nn.Module):
 def test_a_number_is_no_name_of_an_output(tmp_path):
     candidate = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
     assert onnx.load(candidate.path).graph.output[1].name.isdecimal()
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(
             MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
         )
@@ -449,7 +452,7 @@ class SpreadAndMean(MeanAndSpread):
 
 def test_the_order_of_named_outputs_counts(tmp_path):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("mean", "spread"))
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(
             SpreadAndMean(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
         )
@@ -476,7 +479,7 @@ class Pairs(MeanAndSpread):
 )
 def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
     candidate = tiny.export(Pairs(), tmp_path / "model.onnx", outputs=names)
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
     ).runtimes
     assert (words or "") in (runtime.failure or "")
@@ -486,7 +489,7 @@ def test_exchanged_places_below_a_key_fail(tmp_path, names, words):
 @pytest.mark.parametrize("names", [("mean", "other"), ("other", "spread"), ("spread", "m")])
 def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
     candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(
             MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
         )
@@ -508,7 +511,9 @@ def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
 )
 def test_samples_that_do_not_fit_name_both_sides(model, good, arrays, words):
     with pytest.raises(InputMismatch, match=words) as caught:
-        measure(MeasurementJob(model, good, SampleSet.from_arrays(arrays), policy=tiny.policy()))
+        measure_job(
+            MeasurementJob(model, good, SampleSet.from_arrays(arrays), policy=tiny.policy())
+        )
     assert "'input' float32 (batch, 3, 8, 8)" in str(caught.value)
     assert f"'{next(iter(arrays))}' " in str(caught.value)
 
@@ -517,7 +522,7 @@ def test_nan_in_inputs_is_a_data_error(model, good):
     x = tiny.images(9)
     x[6, 0, 0, 0] = np.nan
     with pytest.raises(DataError, match="'input'.*sample 6"):
-        measure(
+        measure_job(
             MeasurementJob(
                 model, good, SampleSet.from_arrays({"input": x}), policy=tiny.policy(), batch_size=4
             )
@@ -535,12 +540,14 @@ def test_nan_in_inputs_is_a_data_error(model, good):
 )
 def test_labels_that_do_not_match_are_a_data_error(model, good, labels, words):
     with pytest.raises(DataError, match=words):
-        measure(MeasurementJob(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels))
+        measure_job(
+            MeasurementJob(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels)
+        )
 
 
 def test_a_batch_size_below_one_is_refused(model, good):
     with pytest.raises(InputMismatch, match="batch size is 0"):
-        measure(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0))
+        measure_job(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0))
 
 
 class NoLogits(nn.Module):
@@ -566,7 +573,7 @@ def test_outputs_that_are_no_logits(tmp_path):
         ' "bounds": {"max_abs_diff": 1e-4}}}}'
     )
     assert bounds
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(model, candidate, tiny.samples(20), policy=policy, batch_size=8)
     )
     outputs = {output.name: output for output in measurement.runtimes[0].outputs}
@@ -585,7 +592,9 @@ def test_the_file_is_hashed_again_after_measuring(model, good, tmp_path):
         mine.path.write_bytes(good.path.read_bytes() + b"\0")
 
     with pytest.raises(DigestMismatch, match="model.onnx"):
-        measure(MeasurementJob(model, mine, tiny.samples(), policy=tiny.policy()), progress=tamper)
+        measure_job(
+            MeasurementJob(model, mine, tiny.samples(), policy=tiny.policy()), progress=tamper
+        )
 
 
 def test_external_data_is_hashed_too(model, good, tmp_path):
@@ -595,7 +604,7 @@ def test_external_data_is_hashed_too(model, good, tmp_path):
     manifest = Digest.of_manifest(tmp_path, ["model.onnx", "w.bin"])
     subject = good.subject.model_copy(update={"sha256": manifest, "external_data": ("w.bin",)})
     candidate = TestedFile(path, subject)
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy())
     ).runtimes
     assert runtime.outputs[0].max_abs_diff < 1e-5
@@ -604,7 +613,7 @@ def test_external_data_is_hashed_too(model, good, tmp_path):
     data[100] ^= 1
     (tmp_path / "w.bin").write_bytes(bytes(data))
     with pytest.raises(DigestMismatch):
-        measure(MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy()))
+        measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy()))
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07"])
@@ -612,7 +621,7 @@ def test_a_file_that_is_no_model_fails_every_runtime(model, good, tmp_path, data
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     subject = good.subject.model_copy(update={"sha256": Digest.of_bytes(data)})
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(model, TestedFile(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
     )
     for runtime in measurement.runtimes:
@@ -651,7 +660,7 @@ class NoCopy(nn.Module):
 )
 def test_a_reference_that_can_not_be_computed_is_an_error(good, broken, error, words):
     with pytest.raises(error, match=words):
-        measure(MeasurementJob(broken(), good, tiny.samples(), policy=tiny.policy()))
+        measure_job(MeasurementJob(broken(), good, tiny.samples(), policy=tiny.policy()))
 
 
 def test_the_caller_s_model_is_never_changed(good):
@@ -669,7 +678,7 @@ def test_the_caller_s_model_is_never_changed(good):
     model.conv.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
-    measure(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
+    measure_job(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
     assert [module.training for module in model.modules()] == modes
     assert [p.requires_grad for p in model.parameters()][:2] == [False, True]
     for name, value in model.state_dict().items():
@@ -679,7 +688,7 @@ def test_the_caller_s_model_is_never_changed(good):
 
 def test_the_reference_is_in_eval_mode_whatever_the_caller_s_model_is_in(model, good):
     training = copy.deepcopy(model).train()
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(training, good, tiny.samples(), policy=tiny.policy())
     ).runtimes
     assert runtime.outputs[0].max_abs_diff < 1e-5
@@ -695,7 +704,7 @@ def test_an_in_place_model_does_not_change_what_the_file_gets(tmp_path):
             return (x * 2.0).flatten(1)
 
     file = tiny.export(OutOfPlace(), tmp_path / "m.onnx")
-    (runtime,) = measure(
+    (runtime,) = measure_job(
         MeasurementJob(InPlace(), file, tiny.samples(), policy=tiny.policy())
     ).runtimes
     assert runtime.outputs[0].max_abs_diff == 0.0
@@ -709,7 +718,7 @@ def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
     policy = Policy(
         runtimes={**wanted.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
     )
-    measurement = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
+    measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
     assert [runtime.runtime for runtime in measurement.runtimes] == ["ort-cpu"]
 
 
@@ -727,7 +736,7 @@ def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
         return original(self, batch)
 
     monkeypatch.setattr(OrtSession, "run", run)
-    measurement = measure(
+    measurement = measure_job(
         MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4)
     )
     healthy, broken = measurement.runtimes
@@ -744,7 +753,7 @@ def test_control_c_passes_through_and_restores_the_switches(model, good):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(
+        measure_job(
             MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()), progress=interrupt
         )
     assert torch.backends.cudnn.deterministic is before
@@ -767,7 +776,7 @@ def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_c
 
     monkeypatch.setattr(OrtSession, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        measure(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
+        measure_job(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
 
 
 class Drawing(nn.Module):
@@ -796,7 +805,7 @@ def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread
     rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     verdicted = check(
         onnx_file(tmp_path / "m.onnx"), reference=Reference(model, Source(factory="x")),
-        workload=EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=8),
+        data=EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=8),
     )  # fmt: skip
     seen = verdicted.evidence.reference_spread
     assert spread[0] <= seen <= spread[1]
@@ -811,7 +820,7 @@ def measuring_peak(candidate: TestedFile, inputs: Mapping[str, np.ndarray]) -> i
     case = MeasurementJob(nn.Linear(3, 10), candidate, SampleSet.from_arrays(inputs), policy, batch_size=1000, labels=np.arange(count) % 10)  # fmt: skip
     tracemalloc.start()
     try:
-        measurement = measure(case)
+        measurement = measure_job(case)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -840,10 +849,10 @@ def test_rows_without_room_change_nothing_else(model, good, tmp_path, monkeypatc
 
     policy = tiny.policy("ort-cpu", instruments=Instruments.none())
     case = MeasurementJob(model, good, tiny.samples(), policy=policy, batch_size=4)
-    whole = measure(case)
+    whole = measure_job(case)
     monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
     monkeypatch.setattr("tempfile.TemporaryFile", full)
-    measurement = measure(case)
+    measurement = measure_job(case)
     assert measurement.runtimes[0].outputs == whole.runtimes[0].outputs != ()
     measurement.samples.save(tmp_path / "samples.csv")
     _, line = (tmp_path / "samples.csv").read_text().splitlines()

@@ -13,7 +13,7 @@ from torch import nn
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import EvidenceError
-from gate.measure.stability import StabilityInstrument
+from gate.measure.stability import StabilityReference
 from gate.statistics.accumulators import difference
 from tests.parity import tiny
 from tests.parity.probes import benches
@@ -35,7 +35,7 @@ class Linear(nn.Module):
 def of(model, fake, arrays=None, **options):
     """The records of a runtime that computes as `fake` does: from batch and reference."""
     with torch.inference_mode():
-        stability = StabilityInstrument(benches.stand(model, arrays or X, **options))
+        stability = StabilityReference(benches.stand(model, arrays or X, **options))
         return stability.of(fake)
 
 
@@ -72,7 +72,7 @@ def test_the_unit_is_at_least_half_a_step_of_float32():
 def test_the_batch_sizes(options, sizes, samples):
     (seen,) = of(Linear(), honest, **options)
     assert (seen.batch_sizes, seen.samples) == (sizes, samples)
-    cost = StabilityInstrument.cost(benches.stand(Linear(), X, **options))
+    cost = StabilityReference.cost(benches.stand(Linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
@@ -109,7 +109,7 @@ def test_answers_of_before_serve_for_the_company_alone():
         return [expected[0] + 0.5]
 
     with torch.inference_mode():
-        stability = StabilityInstrument(benches.stand(Linear(), X))
+        stability = StabilityReference(benches.stand(Linear(), X))
         (seen,) = stability.of(computed, company=answered)
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert seen.batch_invariance == pytest.approx(0.5)

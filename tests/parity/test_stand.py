@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from gate.api import measure_job
 from gate.data.samples import SampleSet
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.sections import Instruments
 from tests.parity import tiny
 
@@ -29,7 +29,9 @@ def good(model, tmp_path_factory):
 def measured(model, candidate, *, instruments=NOISE_ONLY, batch_size=3, samples=None):
     policy = tiny.policy("ort-cpu", "ort-cpu-optimized", instruments=instruments)
     samples = samples or tiny.samples()
-    return measure(MeasurementJob(model, candidate, samples, policy=policy, batch_size=batch_size))
+    return measure_job(
+        MeasurementJob(model, candidate, samples, policy=policy, batch_size=batch_size)
+    )
 
 
 def test_a_correct_export_is_about_as_far_from_the_truth_as_pytorch(model, good):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gate.api import measure_job
 from gate.measure import run as turns
 from gate.measure.job import MeasurementJob
-from gate.measure.run import Measurement, measure
+from gate.measure.run import Measurement
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.reference.torch_session import TorchSession
@@ -21,7 +22,7 @@ POLICY = Policy(
 
 
 def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Measurement:
-    return measure(
+    return measure_job(
         MeasurementJob(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size)
     )
 
@@ -137,7 +138,7 @@ def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypat
     counted(TorchSession, "reference")
     counted(OrtSession, "runtime")
     monkeypatch.setattr(turns, "_MOST", turns._LEAST)
-    found = measure(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
+    found = measure_job(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
     assert found.runtimes[0].outputs[0].stability is not None
     # Sample 0 is the example, which the reference computes twice to see that it repeats itself.
     assert sorted(alone["reference"]) == [0, 0, 0, 1, 2, 3]

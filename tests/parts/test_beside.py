@@ -41,14 +41,14 @@ def good(folder: Path) -> EvaluationResult:
     return check(
         tiny.release(folder, encoder="encoder.onnx", head="head.onnx"),
         reference=Reference.from_factory("tests.parts.tiny:build"),
-        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=POLICY,
     )
 
 
 def beside(folder: Path, good: EvaluationResult, champion: TestedFile) -> ChampionComparison:
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    case = good.case
+    case = good.job
     evidence = good.evidence.model_copy(update={"subject": champion.subject})
     served = Champion(
         state="proven",
@@ -71,7 +71,7 @@ def other(folder: Path, place: Path, **files: str) -> TestedFile:
     case = case_of(
         tiny.release(place, **files),
         reference=Reference.from_factory("tests.parts.tiny:build"),
-        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=POLICY,
     )
     return case.candidate

@@ -250,7 +250,7 @@ def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> Non
     found = check(
         made.path,
         reference=Reference.from_factory("tests.parts.tiny:near_ties"),
-        workload=EvaluationData(samples, batch_size=50),
+        data=EvaluationData(samples, batch_size=50),
         policy=policy.model_copy(
             update={"instruments": policy.instruments.model_copy(update={"probes": False})}
         ),

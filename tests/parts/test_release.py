@@ -51,7 +51,7 @@ def judged(folder: Path, **files: str) -> EvaluationResult:
     return check_(
         tiny.release(folder, **files),
         reference=Reference.from_factory("tests.parts.tiny:build"),
-        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
     )
 
 
@@ -85,7 +85,7 @@ def test_the_digest_is_of_all_files(folder: Path, good: EvaluationResult) -> Non
     other = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
     assert other.evidence.subject.sha256 != good.evidence.subject.sha256
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    good.case.candidate.verify()
+    good.job.candidate.verify()
 
 
 def test_a_part_of_yesterday_is_named(folder: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_recording_is_of_one_file(folder: Path) -> None:
     with pytest.raises(PolicyError, match="a recording is of one file"):
         case_of(
             path, reference=Reference.from_factory("tests.parts.tiny:build"),
-            workload=replace(workload, recordings=given), policy=Policy.default(),
+            data=replace(workload, recordings=given), policy=Policy.default(),
         )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def test_a_chain_that_can_not_run_is_no_verdict(folder: Path, chain: str, text: 
         check_(
             path,
             reference=Reference.from_factory("tests.parts.tiny:build"),
-            workload=EvaluationData.open(folder / "x.npy", batch_size=8),
+            data=EvaluationData.open(folder / "x.npy", batch_size=8),
         )
 
 
@@ -206,7 +206,7 @@ def test_a_part_that_fails_fails_the_release(good: EvaluationResult) -> None:
 def test_it_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
     reference = Reference.from_factory("tests.parts.tiny:build")
     with pytest.raises(PolicyError, match="only one file"):
-        JobSpec.from_job(good.case, reference, EvaluationData.open(folder / "x.npy"))
+        JobSpec.from_job(good.job, reference, EvaluationData.open(folder / "x.npy"))
 
 
 def test_evidence_survives_a_file(good: EvaluationResult) -> None:
@@ -219,21 +219,21 @@ def test_golden_vectors_are_of_each_part_and_of_the_chain(
     good: EvaluationResult, folder: Path, tmp_path: Path
 ) -> None:
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    golden = write_golden_of(tmp_path, good.case, evidence=good.evidence)
+    golden = write_golden_of(tmp_path, good.job, evidence=good.evidence)
     assert [output.name for output in golden.outputs] == ["boxes", "peak"]
     assert {name: part.model.file for name, part in golden.parts.items()} == {
         "encoder": "encoder.onnx",
         "head": "head.onnx",
     }
     vectors = read_golden(tmp_path)
-    passed = verify_golden(good.case.candidate.path, tmp_path)
+    passed = verify_golden(good.job.candidate.path, tmp_path)
     assert passed.passed, passed.problems
     assert [(o.part, o.name) for o in passed.outputs] == [("encoder", "voxels"), ("head", "boxes")]
     again = refit(tmp_path, tmp_path / "again", policy=good.policy, evidence=good.evidence)
     assert again == golden
     assert vectors.parts["head"].inputs["x"].shape == (8, 4)
     judged_with = EvaluatedFile(
-        onnx_path=good.case.candidate.path,
+        onnx_path=good.job.candidate.path,
         evidence=good.evidence,
         decision=good.decision,
         golden=GoldenFolder.open(tmp_path),
@@ -254,8 +254,8 @@ def test_a_part_with_data_in_a_folder_of_its_own_is_proven_like_any_other(
     )  # fmt: skip
     found = judged(place, encoder="encoder.onnx", head="sub/head.onnx")
     assert found.evidence.parts["head"].subject.external_data == ("head.data",)
-    write_golden_of(tmp_path / "golden", found.case, evidence=found.evidence)
-    proven = verify_golden(found.case.candidate.path, tmp_path / "golden")
+    write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence)
+    proven = verify_golden(found.job.candidate.path, tmp_path / "golden")
     assert proven.passed, proven.problems
 
 
@@ -270,7 +270,7 @@ def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path:
     found = check_(
         tmp_path / "release.yaml",
         reference=Reference.from_factory("tests.parts.tiny:build"),
-        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
     )
     assert found.decision.passed, found.decision.problems
     samples = found.evidence.dataset.samples
@@ -305,7 +305,7 @@ def test_a_part_is_called_by_the_names_of_its_arguments(
     found = check_(
         tmp_path / "release.yaml",
         reference=Reference.from_factory("tests.parts.tiny:split_and_fuse"),
-        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=24),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=24),
         policy=QUICK,
     )
     assert found.decision.passed, found.decision.problems
@@ -333,7 +333,7 @@ def test_a_part_without_an_axis_of_samples_takes_samples_of_its_own(tmp_path: Pa
         return check_(
             tmp_path / "release.yaml",
             reference=Reference.from_factory("tests.parts.tiny:masked"),
-            workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+            data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
             policy=QUICK,
         )
 
@@ -363,12 +363,12 @@ def test_files_with_a_fixed_batch_are_measured_with_it(
     found = check_(
         tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
         reference=Reference.from_factory("tests.parts.tiny:build"),
-        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
         policy=QUICK,
     )
     assert found.decision.passed, found.decision.problems
     assert found.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
-    assert write_golden_of(tmp_path / "golden", found.case, evidence=found.evidence).parts
+    assert write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence).parts
 
 
 def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -
     found = check_(
         tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
         reference=Reference.from_factory("tests.parts.tiny:build"),
-        workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
         policy=QUICK,
     )
     assert not found.decision.passed
@@ -413,5 +413,5 @@ def test_a_part_that_is_never_called_is_named_whatever_samples_it_has(
         check_(
             tmp_path / "release.yaml",
             reference=Reference.from_factory("tests.parts.tiny:build"),
-            workload=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+            data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
         )

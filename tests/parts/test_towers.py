@@ -27,7 +27,7 @@ def judged(folder: Path, chain: str, factory: str, **files: str) -> EvaluationRe
     return check(
         path,
         reference=Reference.from_factory(f"tests.parts.towers:{factory}"),
-        workload=EvaluationData.open(folder / "x.npz", batch_size=4),
+        data=EvaluationData.open(folder / "x.npz", batch_size=4),
     )
 
 

@@ -7,11 +7,11 @@ import time
 import psutil
 import pytest
 
+from gate.api import measure_job
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import PolicyError
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
 from tests.parity import tiny
@@ -32,7 +32,7 @@ def judged(model, good, tmp_path, monkeypatch):
         runtimes = {"acme": wanted, **plain.runtimes}
         policy = Policy.model_validate({**dict(plain), "runtimes": runtimes})
         before = psutil.Process().children(recursive=True)
-        measured = measure(MeasurementJob(model, good, tiny.samples(), policy=policy))
+        measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
         decision = decide(policy, tiny.evidence(good, measured), decided_at="now")
         assert set(psutil.Process().children(recursive=True)) <= set(before)
         return measured.runtimes, decision

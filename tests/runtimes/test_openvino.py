@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from gate.api import measure_job
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments, RuntimePolicy
@@ -45,7 +45,7 @@ def policy(instruments: Instruments | None = None, **options: dict[str, Any]) ->
 
 def judged(model, candidate, wanted: Policy):
     """The records and the failed checks by name of the runtime, and the verdict."""
-    measured = measure(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
+    measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
     decision = decide(wanted, tiny.evidence(candidate, measured), decided_at="now")
     problems = {(check.runtime, check.name): check.explanation for check in decision.problems}
     return {record.runtime: record for record in measured.runtimes}, problems, decision.verdict

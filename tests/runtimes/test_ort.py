@@ -8,12 +8,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from gate.api import measure_job
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import PolicyError
 from gate.localize.locate import locate
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.onnx_file.sessions import open_session, session_options
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
@@ -41,7 +41,7 @@ def policy(name: str, options: dict[str, Any], **wanted: Any) -> Policy:
 
 def judged(model, good, wanted: Policy, name: str):
     """The record of the runtime, its checks by name, and the verdict."""
-    measured = measure(MeasurementJob(model, good, tiny.samples(), policy=wanted))
+    measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
     evidence = tiny.evidence(good, measured)
     decision = decide(wanted, evidence, decided_at="now")
     checks = {check.name: check for check in decision.checks if check.runtime == name}
@@ -84,7 +84,9 @@ def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, ki
     assert checks["session"].verdict is checks["provider"].verdict is Verdict.PASS
     again = decide(
         policy(name, {**SETTINGS, **own, "threads": 2}, kind=kind),
-        tiny.evidence(good, measure(MeasurementJob(model, good, tiny.samples(), policy=wanted))),
+        tiny.evidence(
+            good, measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
+        ),
         decided_at="now",
     )
     (session_check,) = (c for c in again.checks if (c.runtime, c.name) == (name, "session"))
@@ -109,7 +111,7 @@ def test_a_provider_that_this_build_has_not_is_absent_with_its_reason(model, goo
 def test_a_provider_that_nobody_has_is_no_absence(model, good, providers, required):
     wanted = policy("trt", {"providers": providers}, kind="ort", required=required)
     with pytest.raises(PolicyError, match=f"knows no {providers[0]}"):
-        measure(MeasurementJob(model, good, tiny.samples(), policy=wanted))
+        measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
 
 
 def test_a_misspelt_provider_is_answered_with_the_nearest(monkeypatch):
@@ -205,7 +207,9 @@ def test_a_kind_that_nobody_has_stops_before_anything_is_measured(
     model, good, kind, options, words
 ):
     with pytest.raises(PolicyError, match=words):
-        measure(MeasurementJob(model, good, tiny.samples(), policy=policy("x", options, kind=kind)))
+        measure_job(
+            MeasurementJob(model, good, tiny.samples(), policy=policy("x", options, kind=kind))
+        )
 
 
 def test_its_layers_are_compared_like_those_of_any_other(model, good):

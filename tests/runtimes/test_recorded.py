@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gate.api import measure_job
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.distributed.external_runtime import Packing, Sending
 from gate.errors import EvidenceError, InputMismatch, PolicyError
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.runtimes.recorded import RecordedSession, with_recordings
@@ -63,7 +63,7 @@ def judged(model, made):
             batch_size,
             recordings={"phone": recording},
         )
-        measured = measure(case)
+        measured = measure_job(case)
         evidence = tiny.evidence(good, measured)
         decision = decide(by, evidence, decided_at="now")
         checks = {c.name: c for c in decision.checks if c.runtime == "phone"}
@@ -265,7 +265,7 @@ def test_the_same_inputs_twice_with_different_outputs_are_not_chosen_from(model,
 def test_without_a_recording_it_is_absent(model, made):
     by = policy()
     good = tiny.candidate(made / "model.onnx")
-    measured = measure(MeasurementJob(model, good, tiny.samples(COUNT), by))
+    measured = measure_job(MeasurementJob(model, good, tiny.samples(COUNT), by))
     decision = decide(by, tiny.evidence(good, measured), decided_at="now")
     assert decision.verdict is Verdict.ERROR
     assert "no recording was given" in " ".join(c.explanation for c in decision.problems)
@@ -310,4 +310,4 @@ def test_a_recording_nobody_asked_for_is_an_error(model, made):
     case = MeasurementJob(model, good, tiny.samples(COUNT), tiny.policy())
     for name, words in (("phone", "does not ask for"), ("ort-cpu", "computes here")):
         with pytest.raises(PolicyError, match=words):
-            measure(replace(case, recordings={name: made / "phone"}))
+            measure_job(replace(case, recordings={name: made / "phone"}))

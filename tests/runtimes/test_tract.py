@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gate.api import measure_job
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import DigestMismatch, OutputMismatch
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments, RuntimePolicy
@@ -27,7 +27,7 @@ def judged(model, candidate, **policy):
     """The record, the failed checks by name, and the verdict."""
     wanted = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": {"tract": wanted}, **policy})
-    measured = measure(MeasurementJob(model, candidate, tiny.samples(), policy=policy))
+    measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=policy))
     decision = decide(policy, tiny.evidence(candidate, measured), decided_at="now")
     return measured.runtimes[0], {c.name for c in decision.problems}, decision.verdict
 

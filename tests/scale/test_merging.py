@@ -61,7 +61,7 @@ def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, EvaluationData,
 
 def planned(folder: Path, **policy: Any) -> MeasurementPlan:
     onnx, reference, workload, chosen = asked(folder, **policy)
-    case = case_of(onnx, reference=reference, workload=workload, policy=chosen)
+    case = case_of(onnx, reference=reference, data=workload, policy=chosen)
     return MeasurementPlan.of(case, reference, workload, threads=1)
 
 
@@ -89,13 +89,13 @@ def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
 def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
     onnx, reference, workload, chosen = asked(folder, **policy)
     workload = replace(workload, crew=MergedParts.of(plan, paths))
-    return collect_evidence(onnx, reference=reference, workload=workload, policy=chosen)[0]
+    return collect_evidence(onnx, reference=reference, data=workload, policy=chosen)
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Any]:
     onnx, reference, workload, policy = asked(folder)
-    evidence = collect_evidence(onnx, reference=reference, workload=workload, policy=policy)[0]
+    evidence = collect_evidence(onnx, reference=reference, data=workload, policy=policy)
     (output,) = next(runtime for runtime in evidence.runtimes if runtime.measured).outputs
     assert output.noise is not None
     assert output.noise.rounding_rms is not None  # the floor that all units must share
@@ -179,9 +179,7 @@ def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
     monkeypatch.chdir(folder)
     reference = Reference.from_factory("tests.scale.tiny:rare")
     workload = EvaluationData.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
-    case = case_of(
-        Path("model.onnx"), reference=reference, workload=workload, policy=Policy.default()
-    )
+    case = case_of(Path("model.onnx"), reference=reference, data=workload, policy=Policy.default())
     labelled = MeasurementPlan.of(replace(case, units=UNITS - 1), reference, workload, threads=1)
     changed(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
     monkeypatch.chdir(tmp_path)
@@ -320,7 +318,7 @@ def test_a_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
 def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
     onnx, reference, workload, policy = asked(folder)
     reference = replace(reference, loaded=False)
-    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    case = case_of(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="with one job"):
         MeasurementPlan.of(case, reference, workload, threads=1)
 
@@ -354,7 +352,7 @@ def test_a_password_goes_into_no_plan(folder: Path) -> None:
     onnx, reference, workload, policy = asked(folder)
     assert workload.origin is not None
     origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
-    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+    case = case_of(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="has a password") as refused:
         MeasurementPlan.of(case, reference, replace(workload, origin=origin), threads=1)
     assert "secret" not in str(refused.value)

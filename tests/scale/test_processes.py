@@ -55,8 +55,8 @@ def evidence(
     reference = Reference.from_factory(f"tests.scale.tiny:{factory}")
     workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
     if jobs == 1:
-        return collect_evidence(onnx, reference=reference, workload=workload, policy=policy)[0]
-    case = case_of(onnx, reference=reference, workload=workload, policy=policy)
+        return collect_evidence(onnx, reference=reference, data=workload, policy=policy)
+    case = case_of(onnx, reference=reference, data=workload, policy=policy)
     with (
         early_processes(early) as waiting,
         Workers(
@@ -64,7 +64,7 @@ def evidence(
         ) as crew,
     ):
         shared = replace(workload, crew=crew)
-        return collect_evidence(onnx, reference=reference, workload=shared, policy=policy)[0]
+        return collect_evidence(onnx, reference=reference, data=shared, policy=policy)
 
 
 def untimed(value: Any) -> Any:
@@ -140,7 +140,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
     reference = Reference.from_factory("tests.scale.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", batch_size=BATCH)
     case = case_of(
-        folder / "model.onnx", reference=reference, workload=workload, policy=Policy.default()
+        folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
     )
     crew = Workers(Processes(JobSpec.from_job(case, reference, workload), 2))
     with pytest.raises(KeyboardInterrupt), crew:

@@ -399,7 +399,7 @@ def judged(fault: Fault, folder: Path) -> EvaluationResult:
     if fault.champion is not None:
         serving = _file(folder / "champion.onnx", fault.model, fault.champion)
         workload = replace(workload, against=_champion(serving, reference, workload))
-    return check(path, reference=reference, workload=workload, policy=fault.policy())
+    return check(path, reference=reference, data=workload, policy=fault.policy())
 
 
 def _file(
@@ -419,7 +419,7 @@ def _answers(model: nn.Module) -> np.ndarray:
 
 def _champion(path: Path, reference: Reference, workload: EvaluationData) -> Champion:
     """As the registry gives it: right in its time, for a model of its own."""
-    measured = check(path, reference=reference, workload=workload, policy=classes_only())
+    measured = check(path, reference=reference, data=workload, policy=classes_only())
     sha256 = measured.evidence.subject.sha256
     return Champion(
         state="proven", version="3", sha256=sha256, onnx_path=path, evidence=measured.evidence

@@ -107,7 +107,7 @@ class TestStory:
         return fault, check(
             candidate.path,
             reference=Reference(fault.model().eval(), Source(factory="faults:model")),
-            workload=EvaluationData(SampleSet.from_arrays({"input": fault.inputs})),
+            data=EvaluationData(SampleSet.from_arrays({"input": fault.inputs})),
             policy=default.model_copy(update={"runtimes": runtimes}),
         )
 

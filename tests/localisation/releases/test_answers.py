@@ -44,15 +44,15 @@ def judged(folder: Path, chain: str, factory: str) -> EvaluationResult:
     return check_(
         release(folder, chain),
         reference=Reference.from_factory(f"tests.parts.tiny:{factory}"),
-        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=QUICK,
     )
 
 
 def found(verdicted: EvaluationResult) -> ChainDifference | None:
-    chained = verdicted.case.chained
+    chained = verdicted.job.chained
     assert isinstance(chained, MultiFileRelease)
-    return explain_chain(verdicted.case, chained, runtime="ort-cpu")
+    return explain_chain(verdicted.job, chained, runtime="ort-cpu")
 
 
 def test_a_part_that_overwrites_what_it_is_given_is_named(folder: Path) -> None:

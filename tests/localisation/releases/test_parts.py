@@ -36,7 +36,7 @@ def located(
         reference=Reference.from_factory(
             f"tests.parts.tiny:build{'_scaled' if chain != 'run' else ''}"
         ),
-        workload=EvaluationData.open(folder / "x.npy", batch_size=8),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=Policy.default(task="tensors"),
     )
     assert isinstance(case.chained, MultiFileRelease)

@@ -10,18 +10,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from gate.api import measure_job
 from gate.data.input_binding import bind_inputs
 from gate.data.samples import SampleSet
 from gate.measure.context import MeasurementContext, ReferencePass
 from gate.measure.job import MeasurementJob
-from gate.measure.run import Measurement, measure
+from gate.measure.run import Measurement
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.probes.probe import SampleProfile
-from gate.records.evidence import TensorSpec
+from gate.records.evidence import Subject, TensorSpec
 from gate.reference.float64 import Truth
 from gate.reference.torch_session import copy_model
+from gate.storage.digest import Digest
 from tests.parity import tiny
 
 Arrays = Mapping[str, np.ndarray]
@@ -60,13 +62,21 @@ def stand(
 ) -> MeasurementContext:
     """A stand without any file."""
     samples = SampleSet.from_arrays(dict(arrays))
-    binding = bind_inputs(
-        specs(arrays, fixed=fixed), samples.specs, count=len(samples), batch_size=size
+    inputs = specs(arrays, fixed=fixed)
+    binding = bind_inputs(inputs, samples.specs, count=len(samples), batch_size=size)
+    subject = Subject(
+        sha256=Digest.of_bytes(b"file"),
+        size_bytes=4,
+        opset=18,
+        producer="",
+        inputs=tuple(inputs),
+        outputs=(),
     )
     own = copy_model(model, device="cpu")
     asked = policy(**instruments)
     truth = Truth(own, binding, samples=asked.instruments.noise_samples)
-    return MeasurementContext(own, ReferencePass(own, binding), truth, binding, samples, asked)
+    reference, file = ReferencePass(own, binding), TestedFile(Path("model.onnx"), subject)
+    return MeasurementContext(own, reference, truth, binding, samples, asked, file)
 
 
 def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
@@ -105,7 +115,7 @@ def export(
 def measured(
     model: nn.Module, candidate: TestedFile, arrays: Arrays, *, size: int = 4, **instruments
 ) -> Measurement:
-    return measure(
+    return measure_job(
         MeasurementJob(
             model,
             candidate,

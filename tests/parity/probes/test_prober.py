@@ -12,13 +12,12 @@ from torch import nn
 
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
-from gate.measure.run import Examination
+from gate.measure.stability import StabilityInstrument
+from gate.probes.instrument import ProbeInstrument
 from gate.reference.float64 import Float64Reference
-from gate.storage.digest import Digest
 from tests.parity import tiny
 from tests.parity.probes import benches
 
-DIGEST = Digest.of_bytes(b"file")
 X = {"x": benches.images()}
 SEQUENCES = {"x": np.random.default_rng(0).normal(size=(12, 5, 8)).astype(np.float32)}
 QUIET = {"noise_samples": 8}
@@ -292,8 +291,12 @@ def test_without_a_runtime_that_lives_nothing_is_computed():
             return x
 
     stand = benches.stand(Counting(), X)
-    assert Examination(stand, benches.specs(X), sha256=DIGEST).run([], calls.append) is None
-    assert 1 not in calls
+    for kind in (ProbeInstrument, StabilityInstrument):
+        instrument = kind(stand)
+        instrument.run([], calls.append)
+        assert calls.pop() == instrument.cost
+        assert not instrument.evidence().get("trace_search")
+    assert not calls
 
 
 def test_a_fixed_batch_is_probed_with_that_batch(tmp_path):

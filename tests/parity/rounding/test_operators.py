@@ -28,7 +28,7 @@ def judged(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
     return check(
         candidate.path,
         reference=reference,
-        workload=EvaluationData(SampleSet.from_arrays(arrays), batch_size=16),
+        data=EvaluationData(SampleSet.from_arrays(arrays), batch_size=16),
     )
 
 

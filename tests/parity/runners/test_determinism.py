@@ -10,8 +10,8 @@ import torch._inductor.config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gate.api import measure_job
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.sections import DeterminismPolicy, Instruments
 from gate.reference.environment import _LEVELS, cublas_reason, deterministic
 from gate.runtimes import ort
@@ -312,7 +312,9 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
     before = everything(model)
     assert torch.is_grad_enabled()
     try:
-        measure(MeasurementJob(model, exported, tiny.samples(8), policy=policy), progress=progress)
+        measure_job(
+            MeasurementJob(model, exported, tiny.samples(8), policy=policy), progress=progress
+        )
     except Interrupted:
         assert raises
     assert everything(model) == before
@@ -323,7 +325,7 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
 def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algorithms):
     wanted = DeterminismPolicy(threads=threads, algorithms=algorithms)
     policy = tiny.policy(instruments=Instruments.none(), determinism=wanted)
-    seen = measure(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
+    seen = measure_job(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
     switches = seen.environment.determinism
     assert (switches.threads, switches.algorithms) == (threads, algorithms)
     options = seen.runtimes[0].session_options
@@ -341,7 +343,7 @@ def test_torch_on_cuda_says_which_variable_is_missing(exported, monkeypatch):
         instruments=Instruments.none(),
         determinism=DeterminismPolicy(algorithms=True),
     )
-    cpu, cuda = measure(
+    cpu, cuda = measure_job(
         MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy)
     ).runtimes
     assert cpu.failure is None

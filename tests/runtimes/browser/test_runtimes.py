@@ -11,11 +11,11 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from gate.api import measure_job
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import EvidenceError
 from gate.measure.job import MeasurementJob
-from gate.measure.run import measure
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
@@ -34,7 +34,7 @@ def judged(model, file, count=20):
     bounds = exact_bounds("cpu", classes=True)
     wanted = {WASM: RuntimePolicy(required="always", bounds=bounds)}
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": wanted})
-    measured = measure(MeasurementJob(model, file, tiny.samples(count), policy=policy))
+    measured = measure_job(MeasurementJob(model, file, tiny.samples(count), policy=policy))
     decision = decide(policy, tiny.evidence(file, measured), decided_at="now")
     return measured.runtimes[0], decision
 

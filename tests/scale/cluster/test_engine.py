@@ -57,7 +57,7 @@ def assigned(
     reference = Reference.from_factory(f"tests.scale.tiny:{factory}")
     workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
     case = case_of(
-        folder / "model.onnx", reference=reference, workload=workload, policy=Policy.default()
+        folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
     )
     return JobSpec.from_job(case, reference, workload), reference, workload
 
@@ -73,9 +73,9 @@ def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
         return collect_evidence(
             folder / "model.onnx",
             reference=reference,
-            workload=replace(workload, crew=crew),
+            data=replace(workload, crew=crew),
             policy=Policy.default(),
-        )[0]
+        )
 
 
 def of_ray() -> list[psutil.Process]:

@@ -38,7 +38,7 @@ def assignment(folder: Path, tmp_path: Path) -> JobSpec:
     )  # fmt: skip
     reference = Reference.from_factory("tests.scale.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", labels=folder / "labels.npy", batch_size=8)
-    case = case_of(place, reference=reference, workload=workload, policy=Policy.default())
+    case = case_of(place, reference=reference, data=workload, policy=Policy.default())
     return JobSpec.from_job(case, reference, workload)
 
 
