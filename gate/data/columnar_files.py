@@ -131,7 +131,7 @@ _MOST_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """SourceRows that are read in order from their first: a row group, or a record batch."""
+    """Rows that are read in order from their first: a row group, or a record batch."""
 
     file: ColumnFile
     number: int

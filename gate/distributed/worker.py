@@ -21,8 +21,7 @@ from torch import nn
 
 from gate.data.array_files import open_labels
 from gate.data.open_samples import Opening
-from gate.data.reader import Block
-from gate.data.reader import SampleReader as SourceRows
+from gate.data.reader import Block, SampleReader
 from gate.data.samples import SampleSet
 from gate.errors import DigestMismatch, EvidenceError, GateError, PolicyError, StorageError, by_name
 from gate.installation import package_folder
@@ -372,12 +371,12 @@ class SourceForm:
     labelled: bool
 
 
-class SampleReader:
+class SampleActor:
     """An actor beside the driver, where the samples are."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
-        self._rows: dict[str, SourceRows] = {}
+        self._rows: dict[str, SampleReader] = {}
         """By who reads: each goes on where it was, in a file that is read from its beginning."""
 
     def form(self) -> SourceForm | WorkerFailure:
@@ -395,14 +394,14 @@ class SampleReader:
         except GateError as error:
             return WorkerFailure.of(error)
 
-    def _opened(self, who: str) -> SourceRows:
+    def _opened(self, who: str) -> SampleReader:
         if who not in self._rows:
             self._rows[who] = self._opening.rows()
         return self._rows[who]
 
 
-class FetchedRows(SourceRows):
-    """What a `SampleReader` reads. While a batch is computed, the next one is on its way."""
+class FetchedRows(SampleReader):
+    """What a `SampleActor` reads. While a batch is computed, the next one is on its way."""
 
     def __init__(self, reader: Any) -> None:
         """`reader`: the actor's handle. Raises what opening the samples raised there."""

@@ -536,7 +536,7 @@ def _reader(assignment: JobSpec) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from gate.distributed.worker import SampleReader
+    from gate.distributed.worker import SampleActor
 
     named = SampleLocation.parse(assignment.inputs)
     if named.is_url or named.is_factory:
@@ -549,7 +549,7 @@ def _reader(assignment: JobSpec) -> Any:
     )
     here = ray.get_runtime_context().get_node_id()
     strategy = NodeAffinitySchedulingStrategy(here, soft=False)
-    kind = ray.remote(SampleReader).options(
+    kind = ray.remote(SampleActor).options(
         num_cpus=0, scheduling_strategy=strategy, max_restarts=_RETRIES, max_task_retries=_RETRIES
     )
     return kind.remote(opening)

@@ -9,7 +9,7 @@ from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, RegistryEr
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
-from gate.registry.alias import promotion_lock
+from gate.registry.alias import model_lock
 from gate.registry.interface import Registry
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_files import ExpectedDigests, Records
@@ -39,7 +39,7 @@ def absolve(
     be said now.
     """
     model = RegisteredModel(registry, ledger, model_name)
-    with promotion_lock(model):
+    with model_lock(model):
         history = model.history()
         vouched = _vouched(model, history, version)
 

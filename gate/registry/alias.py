@@ -9,8 +9,7 @@ from gate.errors import EvidenceError, PromotionConflict, RegistryError, Registr
 from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.history import ModelHistory
 from gate.ledger.journal import Journal, Move
-from gate.ledger.lock import PATIENCE_S
-from gate.ledger.lock import promotion_lock as lock_promotion_lock
+from gate.ledger.lock import PATIENCE_S, promotion_lock
 from gate.registry.eligibility import veto
 from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
@@ -21,9 +20,7 @@ from gate.registry.version_page import write_status
 
 
 @contextlib.contextmanager
-def promotion_lock(
-    model: RegisteredModel, *, quietly: bool = False
-) -> Iterator[LedgerEntry | None]:
+def model_lock(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEntry | None]:
     """Hold the promotion lock, and finish the move of `champion` that a crash left; gives its line.
 
     Raises PromotionConflict where another process holds it for too long, after writing it
@@ -32,7 +29,7 @@ def promotion_lock(
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock_promotion_lock(model.ledger, patience_s=PATIENCE_S))
+            stack.enter_context(promotion_lock(model.ledger, patience_s=PATIENCE_S))
         except PromotionConflict as error:
             if not quietly:
                 model.write("conflict", str(error))
@@ -91,7 +88,7 @@ def _take_back(model: RegisteredModel, begun: Move) -> None:
     """Undo a move that came late: this process was stopped for longer than its lease just before
     it, and the registry has nothing that would have refused it. Else the guard would take it for
     somebody's own will."""
-    with lock_promotion_lock(model.ledger, patience_s=PATIENCE_S):
+    with promotion_lock(model.ledger, patience_s=PATIENCE_S):
         history, target = model.history(), begun.target
         if history.has_operation(begun.operation) or model.alias(CHAMPION) != target:
             return

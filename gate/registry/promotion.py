@@ -27,7 +27,7 @@ from gate.ledger.entry import LedgerEntry, now, plain
 from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
-from gate.registry.alias import move_alias, promotion_lock
+from gate.registry.alias import model_lock, move_alias
 from gate.registry.create_version import Creation, ReleaseVersions
 from gate.registry.doubts import MismatchMemory
 from gate.registry.eligibility import check_bytes_allowed, veto
@@ -294,7 +294,7 @@ def promote(
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to promote"
         return PromotionResult("dry_run", None, None, reason)
-    with promotion_lock(model):
+    with model_lock(model):
         # A broken ledger must stop the promotion before it touches the registry.
         done = _Attempt(model, release, policy, model.history(), trust).promote()
         return replace(done, signers=release.signers)
@@ -446,7 +446,7 @@ def rollback(
     An interrupted rollback is finished by calling again.
     """
     model = RegisteredModel(registry, ledger, model_name, reviews=reviews or ReviewSettings())
-    with promotion_lock(model) as finished:
+    with model_lock(model) as finished:
         if finished is not None and finished.action == "rolled_back":
             return _resumed(model, finished)
         return _rollback(model, reason)

@@ -31,8 +31,7 @@ from gate.report.model_charts import depth_chart, latency, memory, trend_charts
 from gate.storage.safe_text import make_printable
 from gate.summary.render import allowed, format_number, observed
 from gate.summary.summarize import COST_HEADINGS
-from gate.summary.summary import CheckRow as Word
-from gate.summary.summary import Summary
+from gate.summary.summary import CheckRow, Summary
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -235,11 +234,11 @@ _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED, Verdict.PASS)
 
 
 @dataclass(frozen=True)
-class CheckRow:
+class PageRow:
     """One check with its words."""
 
     check: CheckResult
-    word: Word | None
+    word: CheckRow | None
     observed: str
     allowed: str
     strain: float | None
@@ -269,7 +268,7 @@ class ShownSamples:
     rows: tuple[SampleRow, ...]
 
 
-def checks(story: Summary, decision: Decision) -> tuple[CheckRow, ...]:
+def checks(story: Summary, decision: Decision) -> tuple[PageRow, ...]:
     """Every check, what fails first, then what has used most of its bound."""
     words = {word.check: word for word in story.words}
     made = [_row(check, words.get(check)) for check in decision.checks]
@@ -277,7 +276,7 @@ def checks(story: Summary, decision: Decision) -> tuple[CheckRow, ...]:
     return tuple(made)
 
 
-def row_of(check: CheckResult) -> CheckRow:
+def row_of(check: CheckResult) -> PageRow:
     """A check as a row of a short table, without words."""
     return _row(check, None)
 
@@ -307,11 +306,11 @@ def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSam
     return ShownSamples(runtime, output.name, shown)
 
 
-def _row(check: CheckResult, word: Word | None) -> CheckRow:
+def _row(check: CheckResult, word: CheckRow | None) -> PageRow:
     strain = word.strain if word is not None else None
     if strain is not None and math.isnan(strain):
         strain = math.inf
-    return CheckRow(check, word, observed(check), allowed(check), strain)
+    return PageRow(check, word, observed(check), allowed(check), strain)
 
 
 def _address(picture: bytes | None) -> str | None:

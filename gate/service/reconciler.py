@@ -21,7 +21,7 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
 from gate.records.layout import MAX_BYTES
 from gate.records.layout import QUANTIZED as BESIDE
-from gate.registry.alias import promotion_lock
+from gate.registry.alias import model_lock
 from gate.registry.doubts import MismatchMemory
 from gate.registry.eligibility import TrustFile, veto
 from gate.registry.interface import CHAMPION, Registry
@@ -266,7 +266,7 @@ class Reconciler:
                 f"ledger {self._ledger.place} tells of it: it was deleted or renamed. What is "
                 "deployed stays. Give it its name back, or take it off the service's models."
             )
-        with promotion_lock(registered, quietly=True):
+        with model_lock(registered, quietly=True):
             thoroughly = self._is_due(model, registered.alias(CHAMPION))
             doubts, policy, trust = self._doubts[model], self._policy, self._trust
             done = [

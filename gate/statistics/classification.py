@@ -17,11 +17,11 @@ from gate.records.outputs import (
     ClassParity,
     Confidence,
     ConfidenceOfClass,
+    Crossing,
     Disagreement,
     SideAnswer,
     WorstSample,
 )
-from gate.records.outputs import Crossing as SamplesCrossing
 from gate.statistics.accumulators import KEPT, worse
 
 Floats = NDArray[np.float64]
@@ -180,7 +180,7 @@ class ConfidenceStatistics:
         )
 
 
-# Formulas: docs/metrics.md and `gate.records.outputs.Crossing`.
+# Formulas: docs/metrics.md and `gate.records.outputs.SampleCrossing`.
 
 
 class CrossingStatistics:
@@ -196,8 +196,8 @@ class CrossingStatistics:
         self.point = point
         self._counts = np.zeros(4, np.int64)
         """Compared, above in the reference, above in the candidate, crossed."""
-        self._listed: list[Crossing] = []
-        self._torn: list[Crossing] = []
+        self._listed: list[SampleCrossing] = []
+        self._torn: list[SampleCrossing] = []
         """Those with another class; near-ties are among the first of them."""
 
     def update(
@@ -231,13 +231,13 @@ class CrossingStatistics:
         merged._take(other)
         return merged
 
-    def result(self, ties: Collection[int] = ()) -> SamplesCrossing:
+    def result(self, ties: Collection[int] = ()) -> Crossing:
         """The record. `ties`: near-ties, of the first hundred samples with another class."""
         excused = [entry for entry in self._torn if entry.sample in ties]
         less = [len(excused), sum(e.reference for e in excused),
                 sum(e.candidate for e in excused), len(excused)]  # fmt: skip
         compared, above_r, above_c, crossed = (int(n) for n in self._counts - less)
-        return SamplesCrossing(
+        return Crossing(
             threshold=self.point.threshold,
             label=self.point.label,
             samples=compared,
@@ -253,8 +253,8 @@ class CrossingStatistics:
         self._torn = sorted(self._torn + part._torn)[:LISTED]
 
 
-class Crossing(NamedTuple):
-    """A sample that crossed."""
+class SampleCrossing(NamedTuple):
+    """A sample that crossed a threshold on one side only."""
 
     sample: int
     reference: bool
@@ -264,9 +264,9 @@ class Crossing(NamedTuple):
 
 def _entries(
     rows: NDArray[np.intp], places: NDArray[np.intp], above_r: Bools, above_c: Bools
-) -> list[Crossing]:
+) -> list[SampleCrossing]:
     columns = (array[rows].tolist() for array in (places, above_r, above_c))
-    return [Crossing(*entry) for entry in zip(*columns, strict=True)]
+    return [SampleCrossing(*entry) for entry in zip(*columns, strict=True)]
 
 
 # Formulas: docs/metrics.md and `gate.records.evidence.ClassParity`.

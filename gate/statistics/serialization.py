@@ -25,8 +25,8 @@ from gate.statistics.classification import (
     ClassReading,
     ClassStatistics,
     ConfidenceStatistics,
-    Crossing,
     CrossingStatistics,
+    SampleCrossing,
     WorstSamples,
 )
 from gate.statistics.error_groups import GroupedErrors
@@ -93,7 +93,7 @@ class InOrder(Generic[T]):
 _CLASSES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        ClassReading, ClassStatistics, ConfidenceStatistics, Crossing, CrossingStatistics,
+        ClassReading, ClassStatistics, ConfidenceStatistics, SampleCrossing, CrossingStatistics,
         Disagreement, ElementMoments, IntegerMismatches, Moments,
         OperatingPoint, OutputStatistics, RowStatistics, SampleRows, SideAnswer,
         MagnitudeHistogram, GroupedErrors, Variation, WorstValue, WorstSample, WorstSamples,

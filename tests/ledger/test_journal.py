@@ -72,7 +72,7 @@ def test_a_damaged_journal_is_set_aside_once(tmp_path, text):
     journal = Journal(place.ledger, model="digits", registry="simulator")
     spoil_note(place.ledger.state, journal.name, text)
     for _ in range(2):
-        with alias.promotion_lock(place.model()) as finished:
+        with alias.model_lock(place.model()) as finished:
             assert finished is None
     ((aside, kept),) = notes(place.ledger.state).items()
     assert "damaged" in aside
@@ -119,7 +119,7 @@ def test_a_damaged_journal_of_one_model_is_none_of_another_s(tmp_path):
     place.promote(1)
     name = Journal(place.ledger, model="letters", registry="simulator").name
     spoil_note(place.ledger.state, name, "{")
-    with alias.promotion_lock(place.model()):
+    with alias.model_lock(place.model()):
         assert place.lines() == [("promoted", "1")]
     assert notes(place.ledger.state) == {name: "{"}
 

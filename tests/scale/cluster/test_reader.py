@@ -12,7 +12,7 @@ import pytest
 from gate.data.open_samples import Opening
 from gate.data.samples import SampleSet
 from gate.distributed import worker
-from gate.distributed.worker import FetchedRows, SampleReader
+from gate.distributed.worker import FetchedRows, SampleActor
 from gate.errors import DataError
 
 
@@ -41,7 +41,7 @@ def _read_only(answer: Any) -> Any:
 
 def handle(inputs: str, calls: list[Any] | None = None) -> Any:
     """Of an actor on these samples."""
-    actor, calls = SampleReader(Opening(inputs)), [] if calls is None else calls
+    actor, calls = SampleActor(Opening(inputs)), [] if calls is None else calls
     return SimpleNamespace(form=Remote(actor.form, calls), read=Remote(actor.read, calls))
 
 
