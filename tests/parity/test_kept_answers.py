@@ -26,7 +26,7 @@ class Counting:
 
 
 def asked(kept, batch, compute):
-    return kept.take(row_digests(batch), lambda: compute(batch))
+    return kept.get_or_compute(row_digests(batch), lambda: compute(batch))
 
 
 def test_the_same_batch_is_computed_once():

@@ -399,7 +399,7 @@ def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     def fail(*_: object, **__: object) -> None:
         raise RegistryUnavailable("the store is away")
 
-    monkeypatch.setattr(beside, "champion_of", fail)
+    monkeypatch.setattr(beside, "load_champion", fail)
     assert promote.main() == ExitCode.DONE
     assert "the store is away" in str(Change.load(paths.CHANGE).absent)
     assert "incumbent" not in Decision.load(paths.DECISION).to_plain()

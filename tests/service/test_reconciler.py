@@ -161,7 +161,11 @@ def test_a_server_that_is_away_changes_nothing(service):
     assert service.look() == [("deploy", "deployed", "2")]
 
 
-STEPS_OF_A_LOOK = {"guard": "guard", "review": "review", "deploy": "deploy_champion"}
+STEPS_OF_A_LOOK = {
+    "guard": "guard_champion",
+    "review": "process_reviews",
+    "deploy": "deploy_champion",
+}
 
 
 @pytest.mark.rows(4)
