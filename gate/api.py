@@ -15,9 +15,8 @@ from gate.decision.champion import Champion
 from gate.decision.decide import Decision, decide
 from gate.errors import DataError, GateError, PolicyError
 from gate.measure.champion import Compared, measure_incumbent
-from gate.measure.context import Instrument
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.measure.run import Measurement, measure
+from gate.measure.run import Instrument, Measurement, measure
 from gate.measure.stability import StabilityInstrument
 from gate.model.loading import collect_code
 from gate.model.source_code import verify_unchanged

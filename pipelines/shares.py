@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.distributed.cluster_early import EarlyActors
-from gate.distributed.worker_pool import CheckedFile, Cluster, worth_a_trial
+from gate.distributed.cluster_early import Cluster, EarlyActors
+from gate.distributed.worker_pool import CheckedFile, worth_a_trial
 from gate.measure.job import EvaluationData, Reference
 from gate.onnx_file.release_file import is_release_file
 from gate.policy.policy import Policy

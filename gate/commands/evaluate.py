@@ -78,7 +78,7 @@ def measured_by(question: CheckRequest) -> AbstractContextManager[SharedOut]:
         return _by_processes(question["jobs"])
     if question["jobs"] is not None:
         raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
-    from gate.distributed.worker_pool import set_switches
+    from gate.distributed.cluster_early import set_switches
 
     set_switches()
     return _by_cluster(question)
@@ -94,8 +94,7 @@ def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
 
 @contextlib.contextmanager
 def _by_cluster(question: CheckRequest) -> Iterator[SharedOut]:
-    from gate.distributed.cluster_early import EarlyActors
-    from gate.distributed.worker_pool import Cluster
+    from gate.distributed.cluster_early import Cluster, EarlyActors
 
     cluster = Cluster(
         address=question["address"],

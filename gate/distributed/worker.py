@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import ray
 import torch
 from torch import nn
 
@@ -194,6 +193,8 @@ class Freight:
 
     def unpacked(self, assignment: JobSpec, into: Path) -> JobSpec:
         """The assignment on copies below `into`; whoever opens it verifies their digests."""
+        import ray
+
         copies = {}
         for field, files in self.files.items():
             for name, chunks in files.items():
@@ -207,6 +208,8 @@ class Freight:
 
 
 def _stored(first: Path, *beside: Path) -> dict[str, tuple[Any, ...]]:
+    import ray
+
     return {
         str(path.relative_to(first.parent)): tuple(map(ray.put, _chunks(path)))
         for path in (first, *beside)
@@ -311,56 +314,6 @@ def written(answer: Answer) -> bytes:
 # Whoever creates it imports nothing heavy for it: it may start before the check has read anything.
 
 
-class Measurer:
-    """Its methods answer with bytes, as `gate.distributed.worker.read_answer` takes them."""
-
-    def __init__(self) -> None:
-        self._held = contextlib.ExitStack()
-        self._pass: SamplePass | None = None
-        self._failure: WorkerFailure | None = None
-        with contextlib.suppress(Exception), paused_gc():  # `open` says what is missing
-            pass
-
-    def open(self, assignment: JobSpec, freight: Freight, *, reader: Any, threads: int) -> None:
-        """What is needed. What goes wrong is the answer to the first unit. `reader`: the actor that
-        reads the samples; None: their address says where they are."""
-        from gate.data.samples import SampleSet
-        from gate.storage.files import temporary_folder
-
-        try:
-            with paused_gc():
-                folder = self._held.enter_context(temporary_folder())
-                unpacked = freight.unpacked(assignment, folder)
-                samples = None if reader is None else SampleSet(FetchedRows(reader))
-                case = unpacked.to_job(samples)
-                self._pass = self._held.enter_context(opened(case, threads=threads, noise=False))
-        except Exception as error:
-            self._failure = WorkerFailure.of(error)
-
-    def begin(self, lead: bytes) -> None:
-        """Take the lead by which units are judged."""
-        from gate.measure.work_units import FirstUnitState
-
-        try:
-            if self._pass is not None:
-                self._pass.judge_by(FirstUnitState.from_json(lead.decode()))
-        except Exception as error:
-            self._failure = WorkerFailure.of(error)
-
-    def answer(self, index: int, start: int, stop: int, *, again: bool) -> bytes:
-        """As `gate.distributed.worker.answer_to`."""
-        from gate.measure.work_units import WorkUnit
-
-        if self._failure is not None:
-            return written(self._failure)
-        assert self._pass is not None
-        return answer_to(self._pass, WorkUnit(index, start, stop), again=again)
-
-    def close(self) -> None:
-        """Give back sessions and files."""
-        self._held.close()
-
-
 @dataclass(frozen=True)
 class SourceForm:
     """What is to be known of samples before any is read."""
@@ -432,6 +385,8 @@ class FetchedRows(SampleReader):
 
 
 def _answer(reference: Any) -> Any:
+    import ray
+
     answer = ray.get(reference)
     if isinstance(answer, WorkerFailure):
         raise answer.error()

@@ -5,32 +5,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import queue
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import psutil
 
 from gate.data.location import SampleLocation
 from gate.data.open_samples import Opening
 from gate.data.samples import SampleSet
-from gate.distributed.cluster_early import EarlyActors, end_actor
+from gate.distributed.cluster_early import (
+    EarlyActors,
+    cores,
+    end_actor,
+)
 from gate.distributed.early import EarlyProcess
 from gate.distributed.kept_parts import KeptParts, KeptPlan
 from gate.distributed.plan import MeasurementPlan
 from gate.distributed.worker import ONE_FILE, Answer, JobSpec, WorkerFailure, read_answer
-from gate.errors import EvidenceError, GateError, PolicyError, StorageError, first_line
+from gate.errors import EvidenceError, GateError, PolicyError, first_line
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
 from gate.measure.run import SamplePass
 from gate.measure.work_units import FirstUnitState, ReferenceDigests, UnitResult, WorkUnit
@@ -41,169 +43,9 @@ from gate.records.evidence import CrewRecord
 from gate.records.runtime import CPU_PROVIDER
 from gate.reference.environment import threads_set
 from gate.runtimes.selection import chosen_of
-from gate.storage.files import temporary_folder
 
 if TYPE_CHECKING:
     from gate.distributed.worker import Freight
-
-
-_SWITCHES = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one machine listens on 127.0.0.1 alone
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # as urgent as --jobs; Ray's 15 starves beside any other work
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs of their own use what is there
-}
-
-
-def set_switches() -> None:
-    """Set those that nobody has set, for this process and those that it starts."""
-    for name, value in _SWITCHES.items():
-        os.environ.setdefault(name, value)
-
-
-def cores() -> int:
-    """Physical ones that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(min(psutil.cpu_count(logical=False) or 1, allowed or 1), 1)
-
-
-_LISTEN_S = 10.0
-
-_SOCKETS = 40
-"""Characters of a folder in which Ray's sockets can be: their names are long, and have a limit."""
-
-
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Where workers run, and what each takes."""
-
-    address: str | None = None
-    """`auto` or HOST:PORT of a cluster that runs; None: RAY_ADDRESS, else one of this machine."""
-    workers: int | None = None
-    """None: as many as there are processors for."""
-    cpus: int = 1
-    """Of a worker, and its threads."""
-    gpus: float = 0.0
-
-    def room(self, machine: dict[str, float]) -> int:
-        """Workers for which a machine has processors and GPUs."""
-        count = machine.get("CPU", 0.0) // self.cpus
-        return int(min(count, machine.get("GPU", 0.0) // self.gpus) if self.gpus else count)
-
-
-class RaySession:
-    """What the cluster is asked for goes through one thread, in the order of asking. That thread
-    lives as long as the session: the servers that it started end with it."""
-
-    def __init__(self, cluster: Cluster, thread: ThreadPoolExecutor, there: Future[None]) -> None:
-        self._cluster, self._thread, self._there = cluster, thread, there
-        self.of_this_machine = False
-        """Whether the cluster is ours, and has this machine alone."""
-
-    @classmethod
-    @contextlib.contextmanager
-    def joined(cls, cluster: Cluster) -> Iterator[RaySession]:
-        """Raises PolicyError where Ray is not installed, StorageError where a cluster that is named
-        can't be reached; whether one of this machine starts is heard of by `later`."""
-        set_switches()
-        try:
-            import ray
-        except ImportError as error:
-            raise PolicyError(
-                "gate check --engine ray needs Ray: pip install 'parity-gate[ray]'. Without it, "
-                "--jobs N measures in N processes of this machine."
-            ) from error
-        address = cluster.address or os.environ.get("RAY_ADDRESS")
-        theirs = ray.is_initialized()
-        if address is not None and not theirs:
-            _require_listener(address)
-        with ThreadPoolExecutor(1, "ray") as thread, temporary_folder() as folder:
-            if theirs:  # by whoever calls this as a library: it is theirs to end
-                yield cls(cluster, thread, thread.submit(lambda: None))
-                return
-            own = _own(cluster, str(folder)) if address is None else {"address": address}
-            there = thread.submit(_enter, address or "of this machine", own)
-            try:
-                session = cls(cluster, thread, there)
-                session.of_this_machine = address is None
-                if address is not None:
-                    there.result()
-                yield session
-            finally:
-                thread.submit(_leave, there).result()  # after all that was asked for before
-
-    def machines(self) -> list[dict[str, float]]:
-        """What each machine of the cluster has. One of this machine is waited for only where it is
-        to say which GPUs there are. Raises as `later`."""
-        if self.of_this_machine and not self._cluster.gpus:
-            return [{"CPU": _cpus(self._cluster)}]
-        return self.later(_machines).result()
-
-    def later(self, call: Callable[[], Value]) -> Future[Value]:
-        """What `call` gives in the cluster; StorageError where that could not be entered."""
-
-        def inside() -> Value:
-            self._there.result()
-            return call()
-
-        return self._thread.submit(inside)
-
-
-def _require_listener(address: str) -> None:
-    """Raise StorageError where nobody listens at HOST:PORT: Ray would wait for minutes, and then
-    end this process."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _LISTEN_S).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, error) from error
-
-
-def _unreachable(place: str, error: Exception) -> StorageError:
-    return StorageError(
-        f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
-        "it runs, has the same versions of Python and Ray, and which token it asks for "
-        "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
-        "machines."
-    )
-
-
-def _enter(place: str, options: dict[str, Any]) -> None:
-    import ray
-
-    try:
-        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        raise _unreachable(place, error) from error
-
-
-def _leave(there: Future[None]) -> None:
-    import ray
-
-    if there.exception() is None:
-        ray.shutdown()
-
-
-def _own(cluster: Cluster, folder: str) -> dict[str, Any]:
-    """The options of a cluster of this machine alone."""
-    own = {"address": "local", "include_dashboard": False, "num_cpus": _cpus(cluster)}
-    return own | ({"_temp_dir": folder} if len(folder) <= _SOCKETS else {})
-
-
-def _cpus(cluster: Cluster) -> int:
-    return cluster.workers * cluster.cpus if cluster.workers else cores()
-
-
-def _machines() -> list[dict[str, float]]:
-    import ray
-
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
 
 
 _WORTH_S = 20.0

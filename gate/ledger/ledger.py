@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import sqlalchemy as sa
 from filelock import Timeout
@@ -19,6 +20,7 @@ from gate.errors import (
     GateError,
     KeyUnusable,
     PastChanged,
+    PromotionConflict,
     StateUnavailable,
     StorageError,
     Untrusted,
@@ -26,6 +28,7 @@ from gate.errors import (
 from gate.ledger import database
 from gate.ledger.database import LINES, StateDatabase
 from gate.ledger.entry import HashChain, LedgerEntry, Linked, Row, Rows, now
+from gate.ledger.lock import LEASE_S, NAME, FencingToken, renewing
 from gate.signing.keys import SigningKey
 from gate.signing.local_keys import LocalKeys
 from gate.signing.trust import Trust, TrustedKey, time_of
@@ -33,10 +36,6 @@ from gate.storage.digest import Digest, canonical_json
 from gate.storage.files import private_lock, write_text
 from gate.storage.record import Record, Sha256
 from gate.storage.untrusted_files import parse_strict_json, read_untrusted
-
-if TYPE_CHECKING:
-    from gate.ledger.lock import FencingToken
-
 
 # A keeper keeps the longest head that it was shown, in another place than the ledger. Law: what a
 # keeper was shown once stays in the ledger. Whoever finds a shorter or another past refuses it,
@@ -534,3 +533,31 @@ def _has_lines(path: Path) -> bool:
         raise StorageError(
             f"cannot look at {path}: {error.strerror}. Fix its permissions."
         ) from error
+
+
+@contextlib.contextmanager
+def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock in the ledger's database. Meanwhile what this object writes is written under
+    it, or not at all: PromotionConflict where it was lost to another process.
+
+    A holder that died is replaced: at once by a process of its machine, by others when its lease is
+    over. Raises PromotionConflict where another process holds it (at once, or after `patience_s`),
+    and StateUnavailable where nobody can know.
+    """
+    lease = FencingToken(ledger.state, name=NAME)
+    holder = lease.take(patience_s=patience_s)
+    if holder is not None:
+        raise PromotionConflict(
+            f"another promotion or rollback is under way: {holder} holds the lock in "
+            f"{ledger.place}. Nothing was changed. Wait until it is done, then repeat."
+        )
+    before, ledger.lease = ledger.lease, lease
+    try:
+        with renewing(lease):
+            yield
+    finally:
+        ledger.lease = before
+        try:
+            lease.free()
+        except StateUnavailable as error:
+            _log.warning("the promotion lock is free only in %.0f s: %s", LEASE_S, error)

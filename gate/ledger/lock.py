@@ -19,7 +19,6 @@ from gate.errors import EvidenceError, PromotionConflict, StateUnavailable
 from gate.ledger import database
 from gate.ledger.database import LOCKS, StateDatabase
 from gate.ledger.entry import now
-from gate.ledger.ledger import Ledger
 from gate.storage.record import Record
 
 _PROC = Path("/proc")
@@ -194,35 +193,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock in the ledger's database. Meanwhile what this object writes is written under
-    it, or not at all: PromotionConflict where it was lost to another process.
-
-    A holder that died is replaced: at once by a process of its machine, by others when its lease is
-    over. Raises PromotionConflict where another process holds it (at once, or after `patience_s`),
-    and StateUnavailable where nobody can know.
-    """
-    lease = FencingToken(ledger.state, name=NAME)
-    holder = lease.take(patience_s=patience_s)
-    if holder is not None:
-        raise PromotionConflict(
-            f"another promotion or rollback is under way: {holder} holds the lock in "
-            f"{ledger.place}. Nothing was changed. Wait until it is done, then repeat."
-        )
-    before, ledger.lease = ledger.lease, lease
-    try:
-        with _renewing(lease):
-            yield
-    finally:
-        ledger.lease = before
-        try:
-            lease.free()
-        except StateUnavailable as error:
-            _log.warning("the promotion lock is free only in %.0f s: %s", LEASE_S, error)
-
-
-@contextlib.contextmanager
-def _renewing(lease: FencingToken) -> Iterator[None]:
+def renewing(lease: FencingToken) -> Iterator[None]:
     """Keep the lease while what is done takes long."""
     over = threading.Event()
 

@@ -14,8 +14,16 @@ from pydantic import Field, ValidationError
 
 from gate.errors import EvidenceError, PastChanged, Untrusted, first_line
 from gate.ledger.entry import Action, LedgerEntry, plain
-from gate.ledger.ledger import UNVOUCHED, Keeper, Ledger, check_writer, proven, verify
-from gate.ledger.lock import PATIENCE_S, promotion_lock
+from gate.ledger.ledger import (
+    UNVOUCHED,
+    Keeper,
+    Ledger,
+    check_writer,
+    promotion_lock,
+    proven,
+    verify,
+)
+from gate.ledger.lock import PATIENCE_S
 from gate.ledger.notes import Notes
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.statement import CamelCaseRecord, SignedStatement, Statement, resources

@@ -41,10 +41,10 @@ from gate.lint.torch_rules import READ_ON, floor_division, tell_rewritten
 from gate.lint.values import (
     NOTHING,
     Arguments,
+    Frame,
     Kind,
     Local,
     Rank,
-    Scope,
     ShapeMethod,
     Super,
     TensorMethod,
@@ -98,7 +98,7 @@ def decided(value: Value) -> bool | None:
 def condition(
     value: Value,
     node: ast.expr,
-    scope: Scope,
+    scope: Frame,
     *,
     changes: bool = True,
     guard: bool = False,
@@ -155,7 +155,7 @@ def negated(value: Value) -> Value:
     return tensor(mask=True, truth=not value.constant) if value.tensor else value
 
 
-def chosen(node: ast.BoolOp, parts: Sequence[Value], scope: Scope) -> None:
+def chosen(node: ast.BoolOp, parts: Sequence[Value], scope: Frame) -> None:
     """Tell of `and`, `or` that choose a value by a tensor. Where all are truths, nothing is chosen:
     the condition that they stand in later tells of them."""
     on_tensor = any(part.tensor and not part.constant for part in parts[:-1])
@@ -187,7 +187,7 @@ def _changes(node: ast.AST) -> bool:
     return in_place or isinstance(node, ast.Continue | ast.Break)
 
 
-def numbers_from(node: ast.Call, arguments: Arguments, scope: Scope, *, by: str) -> Value:
+def numbers_from(node: ast.Call, arguments: Arguments, scope: Frame, *, by: str) -> Value:
     """The result of a call that computes outside of torch; `by`: its name."""
     if any(value.kind is Kind.TENSORS or (value.tensor and not value.constant)
            for value in arguments.all):  # fmt: skip
@@ -201,7 +201,7 @@ def numbers_from(node: ast.Call, arguments: Arguments, scope: Scope, *, by: str)
 
 
 def tell_size(
-    node: ast.Call, sizes: list[Value], scope: Scope, *, rewrite: str | None = None
+    node: ast.Call, sizes: list[Value], scope: Frame, *, rewrite: str | None = None
 ) -> None:
     """The example's size becomes a constant: an error for the batch axis, which is dynamic."""
     fixed = common_axis(sizes) != 0
@@ -215,17 +215,17 @@ def tell_size(
     scope.tell("TRC004", node, level=level, message=message, rewrite=rewrite)
 
 
-_Call = Callable[[ast.Call, Arguments, Scope], Value]
+_Call = Callable[[ast.Call, Arguments, Frame], Value]
 
 
-def _number(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _number(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     value = arguments.positional[0] if arguments.positional else python()
     if isinstance(value.object, int | float):
         return python()
     return numbers_from(node, arguments, scope, by=_builtin_calls_name(node))
 
 
-def _bool(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _bool(_node: ast.Call, arguments: Arguments, _scope: Frame) -> Value:
     # The condition that it stands in tells of it, where it matters.
     value = arguments.positional[0] if arguments.positional else python()
     if value.tensor:
@@ -233,7 +233,7 @@ def _bool(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
     return Value(value.kind, flag=value.flag)
 
 
-def _len(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _len(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     value = arguments.positional[0] if arguments.positional else unknown()
     if value.tensor and not value.constant:
         scope.tell("TRC005", node)
@@ -243,7 +243,7 @@ def _len(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     return python()
 
 
-def _range(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _range(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     bounds = [value.object for value in arguments.positional]
     if any(value.tensor for value in arguments.positional):
         scope.tell("TRC008", node, message="the loop has as many turns in the file as the "
@@ -254,7 +254,7 @@ def _range(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     return Value(Kind.PYTHON, loop=any(v.kind is Kind.SIZE for v in arguments.positional))
 
 
-def _iterates(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _iterates(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     """A builtin that goes through what it is given: as a loop does."""
     for value in arguments.positional:
         if value.tensor and not value.constant:
@@ -273,7 +273,7 @@ def _iterates(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     return unknown()
 
 
-def _list(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _list(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     value = arguments.positional[0] if arguments.positional else Value(Kind.PYTHON, object=[])
     if value.tensor:
         return _iterates(node, arguments, scope)
@@ -281,7 +281,7 @@ def _list(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
                  loop=value.loop)  # fmt: skip
 
 
-def _extreme(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _extreme(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     """`min` and `max` of sizes compare them, so the example decides."""
     sizes = [v for v in arguments.positional if v.kind in (Kind.SIZE, Kind.SHAPE)]
     if sizes:
@@ -307,19 +307,19 @@ def _extreme(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
     return _iterates(node, arguments, scope)
 
 
-def _round(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _round(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     value = arguments.positional[0] if arguments.positional else python()
     if value.kind is Kind.SIZE:
         tell_size(node, [value], scope)
     return value if value.tensor else python()
 
 
-def _enumerate(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _enumerate(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     turns = Arguments((python(), *arguments.positional[:1]))
     return _zip(node, turns, scope)
 
 
-def _zip(node: ast.Call, arguments: Arguments, scope: Scope) -> Value:
+def _zip(node: ast.Call, arguments: Arguments, scope: Frame) -> Value:
     for value in arguments.positional:
         if value.tensor and not value.constant:
             _iterates(node, Arguments((value,)), scope)
@@ -338,7 +338,7 @@ def _first_of(value: Value) -> Value:
     return python() if value.kind is Kind.PYTHON and not value.items else unknown()
 
 
-def _isinstance(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _isinstance(_node: ast.Call, arguments: Arguments, _scope: Frame) -> Value:
     if len(arguments.positional) != 2:
         return python()
     value, against = arguments.positional
@@ -352,7 +352,7 @@ def _isinstance(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
     return python()
 
 
-def _hasattr(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _hasattr(_node: ast.Call, arguments: Arguments, _scope: Frame) -> Value:
     if len(arguments.positional) == 2:
         value, name = arguments.positional
         if isinstance(value.object, torch.nn.Module) and isinstance(name.object, str):
@@ -360,15 +360,15 @@ def _hasattr(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
     return python()
 
 
-def _getattr(_node: ast.Call, _arguments: Arguments, _scope: Scope) -> Value:
+def _getattr(_node: ast.Call, _arguments: Arguments, _scope: Frame) -> Value:
     return unknown()
 
 
-def _same(_node: ast.Call, arguments: Arguments, _scope: Scope) -> Value:
+def _same(_node: ast.Call, arguments: Arguments, _scope: Frame) -> Value:
     return arguments.positional[-1] if arguments.positional else unknown()
 
 
-def _nothing(_node: ast.Call, _arguments: Arguments, _scope: Scope) -> Value:
+def _nothing(_node: ast.Call, _arguments: Arguments, _scope: Frame) -> Value:
     return Value(Kind.PYTHON, object=None)
 
 
@@ -738,7 +738,7 @@ def shape_of(value: Value) -> Value:
     return Value(Kind.SHAPE, axis=0)
 
 
-def of_other(value: Value, name: str, scope: Scope) -> Value:
+def of_other(value: Value, name: str, scope: Frame) -> Value:
     """An attribute of anything but a tensor."""
     if value.kind in (Kind.SHAPE, Kind.SIZE):
         return Value(Kind.PYTHON, object=ShapeMethod(value, name))
@@ -751,7 +751,7 @@ def of_other(value: Value, name: str, scope: Scope) -> Value:
     return _of_object(value.object, name)
 
 
-def _attributes_of_module(module: nn.Module, name: str, scope: Scope) -> Value:
+def _attributes_of_module(module: nn.Module, name: str, scope: Frame) -> Value:
     if name == "training":
         return of_object(False)  # exports are made in eval mode
     for own in (module.__dict__, module._parameters, module._buffers, module._modules):
@@ -998,7 +998,7 @@ _COMPUTES = (
 _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
-def of_torch(node: ast.Call, callee: Any, arguments: Arguments, scope: Scope) -> Value:
+def of_torch(node: ast.Call, callee: Any, arguments: Arguments, scope: Frame) -> Value:
     """What a function of torch returns."""
     name = callee.__name__
     owner = getattr(callee, "__self__", None)
@@ -1039,7 +1039,7 @@ def _torch_calls_of_module(owner: nn.Module, name: str) -> Value:
 
 
 def tensor_method(
-    node: ast.Call, method: TensorMethod, arguments: Arguments, scope: Scope
+    node: ast.Call, method: TensorMethod, arguments: Arguments, scope: Frame
 ) -> Value:
     """What a method of a tensor returns."""
     owner, name = method.tensor, method.name
@@ -1065,7 +1065,7 @@ def _size(name: str, arguments: Arguments) -> Value:
     return Value(Kind.SIZE, axis=number if isinstance(number, int) else None)
 
 
-def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
+def _index_put(node: ast.Call, arguments: Arguments, scope: Frame) -> None:
     indices = arguments.get(0, "indices")
     items = list(indices.items.values()) if indices is not None else []
     ranks = [item.rank.offset for item in items if item.rank and item.rank.base == 0]
@@ -1073,7 +1073,7 @@ def _index_put(node: ast.Call, arguments: Arguments, scope: Scope) -> None:
         scope.tell("TRC010", node)
 
 
-def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Scope) -> Value:
+def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Frame) -> Value:
     """What a method of a shape, or of one of its numbers, returns."""
     if method.name in ("numel", "item", "__int__", "__float__", "__index__"):
         tell_size(node, [method.shape], scope)
@@ -1082,7 +1082,7 @@ def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, sco
 
 
 def _dropout(
-    node: ast.Call, callee: Callable[..., Any], arguments: Arguments, scope: Scope
+    node: ast.Call, callee: Callable[..., Any], arguments: Arguments, scope: Frame
 ) -> None:
     if arguments.spread:
         return
@@ -1117,7 +1117,7 @@ _NUMERIC = ("numpy", "math", "cmath", "statistics")
 
 _CALLS_PLAIN = (type, types.FunctionType, types.BuiltinFunctionType)
 
-_Answer = Callable[[ast.Call, Any, Arguments, Scope], Value]
+_Answer = Callable[[ast.Call, Any, Arguments, Frame], Value]
 
 _BY_STRATEGY: dict[str, tuple[str, ...]] = {
     "traced": ("is_tracing", "_is_tracing", "_get_tracing_state", "is_in_onnx_export"),
@@ -1131,7 +1131,7 @@ _FLAGS = frozenset(name for names in _BY_STRATEGY.values() for name in names)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
-def call(node: ast.Call, function: Value, arguments: Arguments, scope: Scope) -> Value:
+def call(node: ast.Call, function: Value, arguments: Arguments, scope: Frame) -> Value:
     """What the call returns."""
     callee = function.object
     if callee is NOTHING:
@@ -1144,7 +1144,7 @@ def call(node: ast.Call, function: Value, arguments: Arguments, scope: Scope) ->
     return answer(node, callee, arguments, scope)
 
 
-def _calls_function(node: ast.Call, callee: Any, arguments: Arguments, scope: Scope) -> Value:
+def _calls_function(node: ast.Call, callee: Any, arguments: Arguments, scope: Frame) -> Value:
     package = _home(python_function(callee) or callee).partition(".")[0]
     name = str(getattr(callee, "__name__", ""))
     if name in _FLAGS and package in ("torch", "torchvision"):
@@ -1164,19 +1164,19 @@ def _calls_function(node: ast.Call, callee: Any, arguments: Arguments, scope: Sc
     return scope.walk.follow(callee, arguments, scope)
 
 
-def _local(_node: ast.Call, callee: Local, arguments: Arguments, scope: Scope) -> Value:
+def _local(_node: ast.Call, callee: Local, arguments: Arguments, scope: Frame) -> Value:
     return scope.walk.call_local(callee, arguments)
 
 
-def _module(_node: ast.Call, callee: nn.Module, arguments: Arguments, scope: Scope) -> Value:
+def _module(_node: ast.Call, callee: nn.Module, arguments: Arguments, scope: Frame) -> Value:
     return scope.walk.call_module(callee, arguments, scope)
 
 
-def _class(_node: ast.Call, callee: type, arguments: Arguments, scope: Scope) -> Value:
+def _class(_node: ast.Call, callee: type, arguments: Arguments, scope: Frame) -> Value:
     return _super(arguments, scope) if callee is super else _calls_made(callee, arguments)
 
 
-def _super(arguments: Arguments, scope: Scope) -> Value:
+def _super(arguments: Arguments, scope: Frame) -> Value:
     if arguments.positional:
         after = arguments.positional[0].object
         return of_object(Super(scope.owner, after)) if isinstance(after, type) else unknown()
@@ -1222,7 +1222,7 @@ _CALLS_BY_TYPE: tuple[tuple[type, _Answer], ...] = (
 )
 
 
-def _flag(name: str, scope: Scope) -> Value:
+def _flag(name: str, scope: Frame) -> Value:
     """What the function of this name returns: False, or what only an export makes true."""
     strategy = "traced" if scope.walk.strategy == "direct" else scope.walk.strategy
     if name in _BY_STRATEGY[strategy]:
@@ -1230,7 +1230,7 @@ def _flag(name: str, scope: Scope) -> Value:
     return of_object(False)
 
 
-def evaluate(node: ast.expr, scope: Scope) -> Value:
+def evaluate(node: ast.expr, scope: Frame) -> Value:
     """The value of an expression. Never raises for valid syntax."""
     handler = _EXPRESSIONS_BY_TYPE.get(type(node))
     if handler is not None:
@@ -1241,14 +1241,14 @@ def evaluate(node: ast.expr, scope: Scope) -> Value:
     return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
 
 
-def evaluate_test(node: ast.expr, scope: Scope) -> Value:
+def evaluate_test(node: ast.expr, scope: Frame) -> Value:
     """The value of an expression of which only the truth is asked: whoever asks tells of it."""
     if isinstance(node, ast.BoolOp):
         return all_or_any(node, _parts(node, scope, evaluate_test))
     return evaluate(node, scope)
 
 
-def assign(target: ast.expr, value: Value, scope: Scope) -> None:
+def assign(target: ast.expr, value: Value, scope: Frame) -> None:
     """Bind names, unpack tuples, and look at what is written through an index."""
     if isinstance(target, ast.Name):
         scope.names[target.id] = value
@@ -1270,7 +1270,7 @@ def assign(target: ast.expr, value: Value, scope: Scope) -> None:
             scope.names[ast.unparse(target)] = value  # `self.last` is no other name
 
 
-def _attribute(node: ast.Attribute, scope: Scope) -> Value:
+def _attribute(node: ast.Attribute, scope: Frame) -> Value:
     owner = evaluate(node.value, scope)
     if isinstance(owner.object, nn.Module) and ast.unparse(node) in scope.names:
         return scope.names[ast.unparse(node)]
@@ -1281,7 +1281,7 @@ def _attribute(node: ast.Attribute, scope: Scope) -> Value:
     return of_tensor(owner, node.attr)
 
 
-def _subscript(node: ast.Subscript, scope: Scope) -> Value:
+def _subscript(node: ast.Subscript, scope: Frame) -> Value:
     owner = evaluate(node.value, scope)
     if owner.tensor:
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
@@ -1300,7 +1300,7 @@ def _subscript(node: ast.Subscript, scope: Scope) -> Value:
     return keyed(owner, key)
 
 
-def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Value:
+def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: Frame) -> Value:
     values = [evaluate(part, scope) for part in node.elts]
     if any(isinstance(part, ast.Starred) for part in node.elts):
         tensors = all(value.kind in (Kind.TENSOR, Kind.TENSORS) for value in values)
@@ -1308,7 +1308,7 @@ def _sequence(node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Value:
     return sequence(values, tuple if isinstance(node, ast.Tuple) else list)
 
 
-def _dict(node: ast.Dict, scope: Scope) -> Value:
+def _dict(node: ast.Dict, scope: Frame) -> Value:
     for key in node.keys:
         if key is not None:
             evaluate(key, scope)
@@ -1316,7 +1316,7 @@ def _dict(node: ast.Dict, scope: Scope) -> Value:
     return Value(Kind.DICT, items=dict(enumerate(values)))
 
 
-def _binary(node: ast.BinOp, scope: Scope) -> Value:
+def _binary(node: ast.BinOp, scope: Frame) -> Value:
     sides = [evaluate(part, scope) for part in (node.left, node.right)]
     for part, value in zip((node.left, node.right), sides, strict=True):
         if value.truth:
@@ -1326,7 +1326,7 @@ def _binary(node: ast.BinOp, scope: Scope) -> Value:
     return combine(node.op, *sides)
 
 
-def _compare(node: ast.Compare, scope: Scope) -> Value:
+def _compare(node: ast.Compare, scope: Frame) -> Value:
     left, *others = (evaluate(part, scope) for part in (node.left, *node.comparators))
     found = []
     for operation, right in zip(node.ops, others, strict=True):
@@ -1338,13 +1338,13 @@ def _compare(node: ast.Compare, scope: Scope) -> Value:
     return found[0] if len(found) == 1 else all_of(found)
 
 
-def _boolean(node: ast.BoolOp, scope: Scope) -> Value:
+def _boolean(node: ast.BoolOp, scope: Frame) -> Value:
     parts = _parts(node, scope, evaluate)
     chosen(node, parts, scope)
     return all_or_any(node, parts)
 
 
-def _parts(node: ast.BoolOp, scope: Scope, read: Callable[[ast.expr, Scope], Value]) -> list[Value]:
+def _parts(node: ast.BoolOp, scope: Frame, read: Callable[[ast.expr, Frame], Value]) -> list[Value]:
     """The parts up to the one that decides."""
     parts: list[Value] = []
     for part in node.values:
@@ -1354,13 +1354,13 @@ def _parts(node: ast.BoolOp, scope: Scope, read: Callable[[ast.expr, Scope], Val
     return parts
 
 
-def _unary(node: ast.UnaryOp, scope: Scope) -> Value:
+def _unary(node: ast.UnaryOp, scope: Frame) -> Value:
     if isinstance(node.op, ast.Not):
         return negated(evaluate_test(node.operand, scope))
     return signed(evaluate(node.operand, scope), minus=isinstance(node.op, ast.USub))
 
 
-def _choice(node: ast.IfExp, scope: Scope) -> Value:
+def _choice(node: ast.IfExp, scope: Frame) -> Value:
     test = evaluate_test(node.test, scope)
     truth = decided(test)
     if truth is not None:
@@ -1374,7 +1374,7 @@ def _choice(node: ast.IfExp, scope: Scope) -> Value:
     return join([one, other])
 
 
-def _call(node: ast.Call, scope: Scope) -> Value:
+def _call(node: ast.Call, scope: Frame) -> Value:
     function = evaluate(node.func, scope)
     positional, keywords, spread = [], {}, False
     for part in node.args:
@@ -1397,9 +1397,9 @@ def _call(node: ast.Call, scope: Scope) -> Value:
 
 
 def _comprehension(
-    node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope
+    node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Frame
 ) -> Value:
-    inner = Scope(scope.code, scope.walk, scope.path, {}, scope.owner, scope,
+    inner = Frame(scope.code, scope.walk, scope.path, {}, scope.owner, scope,
                   depth=scope.depth)  # fmt: skip
     for part in node.generators:
         assign(part.target, iterate(part.iter, inner), inner)
@@ -1414,7 +1414,7 @@ def _comprehension(
     return Value(kinds.get(element.kind, Kind.PYTHON))
 
 
-def iterate(node: ast.expr, scope: Scope) -> Value:
+def iterate(node: ast.expr, scope: Frame) -> Value:
     """What a loop over this expression gives in each turn; tells of loops over tensors."""
     value = evaluate(node, scope)
     if value.tensor and not value.constant:
@@ -1427,13 +1427,13 @@ def iterate(node: ast.expr, scope: Scope) -> Value:
     return value.items[0] if value.loop and value.items else items_item(value, None)
 
 
-def _named(node: ast.NamedExpr, scope: Scope) -> Value:
+def _named(node: ast.NamedExpr, scope: Frame) -> Value:
     value = evaluate(node.value, scope)
     assign(node.target, value, scope)
     return value
 
 
-_EXPRESSIONS_BY_TYPE: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
+_EXPRESSIONS_BY_TYPE: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.Name: lambda node, scope: scope.look_up(node.id),
     ast.Constant: lambda node, _scope: Value(Kind.PYTHON, object=node.value),
     ast.Attribute: _attribute,
@@ -1456,7 +1456,7 @@ _EXPRESSIONS_BY_TYPE: dict[type[ast.expr], Callable[[Any, Scope], Value]] = {
 Names = dict[str, Value]
 
 
-def run(body: Sequence[ast.stmt], scope: Scope) -> bool:
+def run(body: Sequence[ast.stmt], scope: Frame) -> bool:
     """Go through statements. True if the end is never reached (return, raise, continue, break)."""
     for statement in body:
         handler = _FLOW_BY_TYPE.get(type(statement))
@@ -1465,22 +1465,22 @@ def run(body: Sequence[ast.stmt], scope: Scope) -> bool:
     return False
 
 
-def _expression(node: ast.Expr, scope: Scope) -> None:
+def _expression(node: ast.Expr, scope: Frame) -> None:
     evaluate(node.value, scope)
 
 
-def _assign(node: ast.Assign, scope: Scope) -> None:
+def _assign(node: ast.Assign, scope: Frame) -> None:
     value = evaluate(node.value, scope)
     for target in node.targets:
         assign(target, value, scope)
 
 
-def _annotated(node: ast.AnnAssign, scope: Scope) -> None:
+def _annotated(node: ast.AnnAssign, scope: Frame) -> None:
     if node.value is not None:
         assign(node.target, evaluate(node.value, scope), scope)
 
 
-def _augmented(node: ast.AugAssign, scope: Scope) -> None:
+def _augmented(node: ast.AugAssign, scope: Frame) -> None:
     before, by = evaluate(node.target, scope), evaluate(node.value, scope)
     floor_division(node, [before, by], scope)
     value = combine(node.op, before, by)
@@ -1489,7 +1489,7 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> None:
     assign(node.target, value, scope)
 
 
-def _shared(size: Value, target: ast.expr, scope: Scope) -> bool:
+def _shared(size: Value, target: ast.expr, scope: Frame) -> bool:
     """True if somebody else holds this very size: another name, a tuple, its shape."""
     own = target.id if isinstance(target, ast.Name) else None
     for name, value in scope.names.items():
@@ -1500,7 +1500,7 @@ def _shared(size: Value, target: ast.expr, scope: Scope) -> bool:
     return False
 
 
-def _if(node: ast.If, scope: Scope) -> bool:
+def _if(node: ast.If, scope: Frame) -> bool:
     test = evaluate_test(node.test, scope)
     truth = decided(test)
     if truth is not None:
@@ -1522,7 +1522,7 @@ def _if(node: ast.If, scope: Scope) -> bool:
     return ended and other_ended
 
 
-def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Scope) -> None:
+def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Frame) -> None:
     one, other = branches
     for name in one.keys() & other.keys():
         left, right = one[name], other[name]
@@ -1531,7 +1531,7 @@ def _ranks(node: ast.If, branches: tuple[Names, Names], scope: Scope) -> None:
                        "exporter takes one for both")  # fmt: skip
 
 
-def _returned_ranks(node: ast.If, scope: Scope, marks: tuple[int, int]) -> None:
+def _returned_ranks(node: ast.If, scope: Frame, marks: tuple[int, int]) -> None:
     start, middle = marks
     one, other = scope.returned[start:middle], scope.returned[middle:]
     if any(ranks_differ(left, right) for left in one for right in other):
@@ -1545,13 +1545,13 @@ def _joined(one: Names, other: Names) -> Names:
     }
 
 
-def _for(node: ast.For, scope: Scope) -> bool:
+def _for(node: ast.For, scope: Frame) -> bool:
     turn = iterate(node.iter, scope)
     _loop(node.body, scope, lambda: assign(node.target, turn, scope))
     return run(node.orelse, scope)
 
 
-def _while(node: ast.While, scope: Scope) -> bool:
+def _while(node: ast.While, scope: Frame) -> bool:
     def test() -> None:
         value = evaluate_test(node.test, scope)
         if decided(value) is None:
@@ -1561,7 +1561,7 @@ def _while(node: ast.While, scope: Scope) -> bool:
     return run(node.orelse, scope)
 
 
-def _loop(body: Sequence[ast.stmt], scope: Scope, start: Callable[[], None]) -> None:
+def _loop(body: Sequence[ast.stmt], scope: Frame, start: Callable[[], None]) -> None:
     """Two turns: what the first binds is there in the second."""
     for _ in range(2):
         before = dict(scope.names)
@@ -1570,7 +1570,7 @@ def _loop(body: Sequence[ast.stmt], scope: Scope, start: Callable[[], None]) -> 
         scope.names = _joined(before, scope.names)
 
 
-def _with(node: ast.With, scope: Scope) -> bool:
+def _with(node: ast.With, scope: Frame) -> bool:
     for part in node.items:
         value = evaluate(part.context_expr, scope)
         if part.optional_vars is not None:
@@ -1578,7 +1578,7 @@ def _with(node: ast.With, scope: Scope) -> bool:
     return run(node.body, scope)
 
 
-def _try(node: ast.Try, scope: Scope) -> bool:
+def _try(node: ast.Try, scope: Frame) -> bool:
     before = dict(scope.names)
     ended = run([*node.body, *node.orelse], scope)
     for handler in node.handlers:
@@ -1590,7 +1590,7 @@ def _try(node: ast.Try, scope: Scope) -> bool:
     return run(node.finalbody, scope) or ended
 
 
-def _match(node: ast.Match, scope: Scope) -> None:
+def _match(node: ast.Match, scope: Frame) -> None:
     subject = evaluate(node.subject, scope)
     condition(subject, node.subject, scope)
     before, ends = dict(scope.names), []
@@ -1603,7 +1603,7 @@ def _match(node: ast.Match, scope: Scope) -> None:
         scope.names = _joined(scope.names, names)
 
 
-def _return(node: ast.Return, scope: Scope) -> bool:
+def _return(node: ast.Return, scope: Frame) -> bool:
     value = of_object(None) if node.value is None else evaluate(node.value, scope)
     scope.returned.append(value)
     if scope.top and node.value is not None:
@@ -1611,7 +1611,7 @@ def _return(node: ast.Return, scope: Scope) -> bool:
     return True
 
 
-def _outputs(node: ast.Return, value: Value, scope: Scope) -> None:
+def _outputs(node: ast.Return, value: Value, scope: Frame) -> None:
     """What the model itself returns becomes the outputs of the file."""
     if value.kind is Kind.DICT:
         scope.tell("TRC012", node, message="the model returns a dict: the file has its tensors in "
@@ -1623,30 +1623,30 @@ def _outputs(node: ast.Return, value: Value, scope: Scope) -> None:
                    "the file", rewrite="return tensors alone; keep texts beside it")  # fmt: skip
 
 
-def _ends(node: ast.stmt, scope: Scope) -> bool:
+def _ends(node: ast.stmt, scope: Frame) -> bool:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             evaluate(child, scope)
     return True
 
 
-def _assert(node: ast.Assert, scope: Scope) -> None:
+def _assert(node: ast.Assert, scope: Frame) -> None:
     value = evaluate_test(node.test, scope)
     condition(value, node.test, scope, guard=True)
 
 
-def _flow_function(node: ast.FunctionDef, scope: Scope) -> None:
+def _flow_function(node: ast.FunctionDef, scope: Frame) -> None:
     scope.names[node.name] = Value(Kind.PYTHON, object=Local(node, scope))
 
 
-def _import(node: ast.Import, scope: Scope) -> None:
+def _import(node: ast.Import, scope: Frame) -> None:
     for alias in node.names:
         name = alias.name if alias.asname else alias.name.partition(".")[0]
         module = sys.modules.get(name)
         scope.names[alias.asname or name] = unknown() if module is None else of_object(module)
 
 
-def _import_from(node: ast.ImportFrom, scope: Scope) -> None:
+def _import_from(node: ast.ImportFrom, scope: Frame) -> None:
     package = scope.code.function.__globals__.get("__package__") or ""
     try:
         name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
@@ -1659,13 +1659,13 @@ def _import_from(node: ast.ImportFrom, scope: Scope) -> None:
         scope.names[alias.asname or alias.name] = value
 
 
-def _forget(node: ast.Delete, scope: Scope) -> None:
+def _forget(node: ast.Delete, scope: Frame) -> None:
     for target in node.targets:
         if isinstance(target, ast.Name):
             scope.names.pop(target.id, None)
 
 
-_FLOW_BY_TYPE: dict[type[ast.stmt], Callable[[Any, Scope], bool | None]] = {
+_FLOW_BY_TYPE: dict[type[ast.stmt], Callable[[Any, Frame], bool | None]] = {
     ast.Expr: _expression,
     ast.Assign: _assign,
     ast.AnnAssign: _annotated,
@@ -1718,7 +1718,7 @@ class ForwardVisitor:
     # --- what the flow asks -------------------------------------------------------------------
 
     def call_module(
-        self, module: nn.Module, arguments: Arguments | None, scope: Scope | None
+        self, module: nn.Module, arguments: Arguments | None, scope: Frame | None
     ) -> Value:
         """See `Walk`. `arguments` None: as the forward declares them."""
         self._walked.add(id(module))
@@ -1736,7 +1736,7 @@ class ForwardVisitor:
             given = arguments.after(of_object(owner))
         return self._function(function, given, (module, scope))
 
-    def follow(self, function: Any, arguments: Arguments, scope: Scope) -> Value:
+    def follow(self, function: Any, arguments: Arguments, scope: Frame) -> Value:
         """See `Walk`."""
         arguments = _with_partial(function, arguments)
         owner = getattr(function, "__self__", None)
@@ -1757,7 +1757,7 @@ class ForwardVisitor:
         if outer.depth >= _DEEP or definition in self._open:
             return unknown()
         names = values.bound(definition, None, arguments)
-        scope = Scope(outer.code, self, outer.path, names, outer.owner, outer,
+        scope = Frame(outer.code, self, outer.path, names, outer.owner, outer,
                       depth=outer.depth + 1)  # fmt: skip
         self._open.add(definition)
         try:
@@ -1765,7 +1765,7 @@ class ForwardVisitor:
         finally:
             self._open.discard(definition)
 
-    def tell(self, scope: Scope, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
+    def tell(self, scope: Frame, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
         """See `Walk`."""
         rule = RULES[code]
         if self.strategy not in rule.strategies:
@@ -1791,7 +1791,7 @@ class ForwardVisitor:
         name = thing if isinstance(thing, str) else _walk_name(thing)
         self.not_read.setdefault(name, reason)
 
-    def reaches(self, node: ast.If | ast.IfExp, scope: Scope) -> bool:
+    def reaches(self, node: ast.If | ast.IfExp, scope: Frame) -> bool:
         """See `Walk`."""
         guarded = Guarded.of(node, scope.code.definition)
         written = guarded.written() if guarded is not None else None
@@ -1807,7 +1807,7 @@ class ForwardVisitor:
     # --- functions ----------------------------------------------------------------------------
 
     def _function(
-        self, function: Any, arguments: Arguments | None, place: tuple[Any, Scope | None]
+        self, function: Any, arguments: Arguments | None, place: tuple[Any, Frame | None]
     ) -> Value:
         owner, caller = place
         depth = caller.depth + 1 if caller else 0
@@ -1825,7 +1825,7 @@ class ForwardVisitor:
         path = self._paths.get(id(owner), caller.path if caller else "")
         top = caller is None and owner is self._model
         names = self._names(code, arguments, owner)
-        scope = Scope(code, self, path, names, owner, top=top, depth=depth)
+        scope = Frame(code, self, path, names, owner, top=top, depth=depth)
         if top:
             _inputs(scope)
         self._open.add(key)
@@ -1846,7 +1846,7 @@ class ForwardVisitor:
         return values.declared(code.definition, code.function, of_object(owner))
 
     def _torch_module(
-        self, module: nn.Module, arguments: Arguments | None, scope: Scope | None
+        self, module: nn.Module, arguments: Arguments | None, scope: Frame | None
     ) -> Value:
         """torch's own: containers are gone through, the others return tensors."""
         if not isinstance(module, nn.Sequential) or arguments is None or scope is None:
@@ -1870,14 +1870,14 @@ def _from_torch(module: nn.Module, arguments: Arguments | None) -> Value:
     return tensor(rank)
 
 
-def _result(definition: Definition, scope: Scope) -> Value:
+def _result(definition: Definition, scope: Frame) -> Value:
     if isinstance(definition, ast.Lambda):
         return evaluate(definition.body, scope)
     run(definition.body, scope)
     return join(scope.returned) if scope.returned else of_object(None)
 
 
-def _inputs(scope: Scope) -> None:
+def _inputs(scope: Frame) -> None:
     """What the model itself takes becomes the inputs of the file."""
     definition = scope.code.definition
     for argument in (*definition.args.posonlyargs, *definition.args.args)[1:]:
@@ -1893,13 +1893,13 @@ def _inputs(scope: Scope) -> None:
                         "one: forward(self, image, mask)")  # fmt: skip
 
 
-def _tell_input(scope: Scope, argument: ast.arg, message: str, rewrite: str) -> None:
+def _tell_input(scope: Frame, argument: ast.arg, message: str, rewrite: str) -> None:
     node = ast.copy_location(ast.Name(id=argument.arg), argument)
     node.end_lineno, node.end_col_offset = argument.end_lineno, argument.end_col_offset
     scope.tell("TRC012", node, message=message, rewrite=rewrite)
 
 
-def _text_default(scope: Scope, name: str) -> bool:
+def _text_default(scope: Frame, name: str) -> bool:
     parameters = inspect.signature(scope.code.function).parameters
     return name in parameters and isinstance(parameters[name].default, str)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gate.lint.values import Arguments, Kind, Rank, Scope, Value, tensor
+from gate.lint.values import Arguments, Frame, Kind, Rank, Value, tensor
 
 _WHOLE = "slice"
 
@@ -70,7 +70,7 @@ class IndexExpression:
         return made or _NEW in self.parts or _UNIT in self.parts
 
 
-def read(node: ast.Subscript, indexed: Value, index: IndexExpression, scope: Scope) -> Value:
+def read(node: ast.Subscript, indexed: Value, index: IndexExpression, scope: Frame) -> Value:
     """What `x[…]` gives; tells of negative index tensors."""
     gathers = index.gathers
     if any(_negative(value) for value in gathers):
@@ -97,7 +97,7 @@ def write(
     node: ast.Subscript,
     indexed: Value,
     index: IndexExpression,
-    given: tuple[Value, Scope],
+    given: tuple[Value, Frame],
 ) -> None:
     """Tells of what `x[…] = given` gets wrong."""
     value, scope = given
@@ -213,7 +213,7 @@ _SMALL = 1e-5
 """An epsilon up to here hardly shows in float32."""
 
 
-def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Scope) -> None:
+def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Frame) -> None:
     """Look at a call of torch's function, or of the tensor's method, of this name."""
     own = _DYNAMO if scope.walk.strategy == "dynamo" else _TORCHSCRIPT
     look = _EVERYWHERE.get(name) or own.get(name)
@@ -221,14 +221,14 @@ def tell_rewritten(name: str, node: _Node, arguments: Arguments, scope: Scope) -
         look(node, arguments, scope)
 
 
-def floor_division(node: ast.BinOp | ast.AugAssign, sides: Iterable[Value], scope: Scope) -> None:
+def floor_division(node: ast.BinOp | ast.AugAssign, sides: Iterable[Value], scope: Frame) -> None:
     """Look at an operator, if it is `//` and one side is a tensor."""
     computed = any(value.tensor and not value.constant for value in sides)
     if computed and isinstance(node.op, ast.FloorDiv) and scope.walk.strategy != "dynamo":
         _floor_divide(node, Arguments(), scope)
 
 
-def _softplus(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _softplus(node: _Node, arguments: Arguments, scope: Frame) -> None:
     threshold = _number(arguments, 2, "threshold")
     if threshold is not None and threshold < _SOFT:
         scope.tell(
@@ -238,7 +238,7 @@ def _softplus(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _avg_pool(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _avg_pool(node: _Node, arguments: Arguments, scope: Frame) -> None:
     divisor = _number(arguments, 6, "divisor_override")
     if divisor is not None:
         scope.tell(
@@ -248,13 +248,13 @@ def _avg_pool(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _cdist(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _cdist(node: _Node, arguments: Arguments, scope: Frame) -> None:
     power = _number(arguments, 2, "p")
     if power is not None and not _even(power):
         _tell_power(node, power, scope)
 
 
-def _pairwise_distance(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _pairwise_distance(node: _Node, arguments: Arguments, scope: Frame) -> None:
     power, epsilon = _number(arguments, 2, "p"), _number(arguments, 3, "eps")
     if power is not None and not _even(power):
         _tell_power(node, power, scope)
@@ -265,7 +265,7 @@ def _pairwise_distance(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _tell_power(node: _Node, power: float, scope: Scope) -> None:
+def _tell_power(node: _Node, power: float, scope: Frame) -> None:
     scope.tell(
         "TRC017", node, message=f"p={power:g} is taken of the difference instead of its absolute "
         "value: NaN, or another number", rewrite="torch.linalg.vector_norm(x - y, ord=p, dim=-1), "
@@ -273,7 +273,7 @@ def _tell_power(node: _Node, power: float, scope: Scope) -> None:
     )  # fmt: skip
 
 
-def _cosine_similarity(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _cosine_similarity(node: _Node, arguments: Arguments, scope: Frame) -> None:
     epsilon = _number(arguments, 3, "eps")
     if epsilon is not None and epsilon > _SMALL:
         scope.tell(
@@ -283,7 +283,7 @@ def _cosine_similarity(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _spread(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _spread(node: _Node, arguments: Arguments, scope: Frame) -> None:
     correction = _number(arguments, -1, "correction")
     if correction is not None and correction != int(correction):
         scope.tell(
@@ -292,7 +292,7 @@ def _spread(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _batch_norm(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _batch_norm(node: _Node, arguments: Arguments, scope: Frame) -> None:
     training, mean = arguments.get(5, "training"), arguments.get(1, "running_mean")
     always = training is not None and training.object is True
     if always and mean is not None and mean.object is not None:
@@ -303,7 +303,7 @@ def _batch_norm(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _scatter_reduce(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _scatter_reduce(node: _Node, arguments: Arguments, scope: Frame) -> None:
     how = arguments.get(4, "reduce")
     if how is not None and how.object == "mean":
         scope.tell(
@@ -312,7 +312,7 @@ def _scatter_reduce(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _index_put(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _index_put(node: _Node, arguments: Arguments, scope: Frame) -> None:
     adds = arguments.get(3, "accumulate")
     if adds is not None and adds.object is True:
         scope.tell(
@@ -321,7 +321,7 @@ def _index_put(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _mean(node: _Node, arguments: Arguments, scope: Scope) -> None:
+def _mean(node: _Node, arguments: Arguments, scope: Frame) -> None:
     if "dtype" in arguments.keywords and arguments.keywords["dtype"].object is not None:
         scope.tell(
             "TRC018", node, message="the mean is taken in the input's own dtype and cast "
@@ -329,21 +329,21 @@ def _mean(node: _Node, arguments: Arguments, scope: Scope) -> None:
         )  # fmt: skip
 
 
-def _logaddexp(node: _Node, _arguments: Arguments, scope: Scope) -> None:
+def _logaddexp(node: _Node, _arguments: Arguments, scope: Frame) -> None:
     scope.tell(
         "TRC018", node, message="the file computes log(exp(x) + exp(y)): infinite from 89 on",
         rewrite="torch.logsumexp(torch.stack([x, y]), 0)",
     )  # fmt: skip
 
 
-def _floor_divide(node: _Node, _arguments: Arguments, scope: Scope) -> None:
+def _floor_divide(node: _Node, _arguments: Arguments, scope: Frame) -> None:
     scope.tell(
         "TRC018", node, message="the file rounds the quotient towards zero, torch down: wrong "
         "where it is negative", rewrite="torch.div(a, b, rounding_mode='floor')",
     )  # fmt: skip
 
 
-def _log_sigmoid(node: _Node, _arguments: Arguments, scope: Scope) -> None:
+def _log_sigmoid(node: _Node, _arguments: Arguments, scope: Frame) -> None:
     scope.tell(
         "TRC018", node, message="the file computes log(sigmoid(x)): off by percents from -15 on, "
         "-inf from -18 on", rewrite="-F.softplus(-x)",
@@ -361,7 +361,7 @@ def _even(power: float) -> bool:
     return power > 0 and power % 2 == 0
 
 
-_Look = Callable[[_Node, Arguments, Scope], None]
+_Look = Callable[[_Node, Arguments, Frame], None]
 
 _EVERYWHERE: dict[str, _Look] = {
     "avg_pool2d": _avg_pool,

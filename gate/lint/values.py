@@ -338,7 +338,7 @@ class Local:
     """A function that is defined inside of another one."""
 
     definition: Definition
-    scope: Scope
+    scope: Frame
 
 
 @dataclass(frozen=True)
@@ -354,27 +354,27 @@ class Walk(Protocol):
 
     strategy: Strategy
 
-    def follow(self, function: Any, arguments: Arguments, scope: Scope) -> Value:
+    def follow(self, function: Any, arguments: Arguments, scope: Frame) -> Value:
         """What a function of the user returns; its source is read on the way."""
 
-    def call_module(self, module: nn.Module, arguments: Arguments, scope: Scope) -> Value:
+    def call_module(self, module: nn.Module, arguments: Arguments, scope: Frame) -> Value:
         """What a module returns."""
 
     def call_local(self, local: Local, arguments: Arguments) -> Value:
         """What a function that is defined inside of another one returns."""
 
-    def tell(self, scope: Scope, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
+    def tell(self, scope: Frame, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
         """A rule is broken. `instead`: level, message, rewrite, where they are not the rule's."""
 
     def unread(self, thing: Any, reason: str) -> None:
         """Code that the model reaches and that can't be read."""
 
-    def reaches(self, node: ast.If | ast.IfExp, scope: Scope) -> bool:
+    def reaches(self, node: ast.If | ast.IfExp, scope: Frame) -> bool:
         """Whether a value of the code that this guards may reach an output."""
 
 
 @dataclass(eq=False)
-class Scope:
+class Frame:
     """One run through a function."""
 
     code: FunctionSource
@@ -384,7 +384,7 @@ class Scope:
     names: dict[str, Value]
     owner: Any = None
     """Its `self`."""
-    outer: Scope | None = None
+    outer: Frame | None = None
     top: bool = False
     """It is the forward of the model itself."""
     depth: int = 0

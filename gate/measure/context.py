@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import nn
@@ -18,7 +17,6 @@ from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.cost_meter import CostMeter
 from gate.measure.job import MeasurementJob
-from gate.measure.runtime_measurement import Track
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.reference.cache import ReferenceCache
@@ -157,25 +155,3 @@ class MeasurementContext:
     def answers(self) -> ReferenceCache:
         """Of the reference to the batches that instruments make of the samples."""
         return ReferenceCache(self.reference.run, self.truth.aside)
-
-
-class Instrument(Protocol):
-    """A measurement beyond the samples. `measure` gets a list of them."""
-
-    needs_runtimes: bool
-    """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
-    cost: int
-    """Number of samples that it computes, for the progress bar."""
-
-    def __init__(self, context: MeasurementContext) -> None:
-        """Prepare the measurement, without running the model."""
-
-    @staticmethod
-    def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if the policy of the job asks for this instrument."""
-
-    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
-        """Measure. `advance` gets the numbers of samples as they are done."""
-
-    def evidence(self) -> Mapping[str, Any]:
-        """Return the fields of `Measurement` that this instrument measured."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, cycle, islice
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from gate.errors import (
     PolicyError,
     RuntimeUnusable,
 )
-from gate.measure.context import Instrument, MeasurementContext, ReferencePass
+from gate.measure.context import MeasurementContext, ReferencePass
 from gate.measure.job import MeasurementJob
 from gate.measure.outliers import RoundingFloor, analyze_outliers
 from gate.measure.runtime_measurement import Track, floor_of, judge_by, part_of, proof_of, take
@@ -68,6 +69,29 @@ from gate.statistics.sample_table import SampleTable
 from gate.statistics.serialization import InOrder
 from gate.storage.arrays import Batch, OutputArray
 from gate.storage.digest import Digest
+
+
+class Instrument(Protocol):
+    """A measurement beyond the samples. `measure` gets a list of them."""
+
+    needs_runtimes: bool
+    """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
+    cost: int
+    """Number of samples that it computes, for the progress bar."""
+
+    def __init__(self, context: MeasurementContext) -> None:
+        """Prepare the measurement, without running the model."""
+
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if the policy of the job asks for this instrument."""
+
+    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
+        """Measure. `advance` gets the numbers of samples as they are done."""
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return the fields of `Measurement` that this instrument measured."""
+
 
 _RUNNING = "while running"
 """What ONNX Runtime says where it breaks on the first batch, and not on the file."""

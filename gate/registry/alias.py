@@ -9,7 +9,8 @@ from gate.errors import EvidenceError, PromotionConflict, RegistryError, Registr
 from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.history import ModelHistory
 from gate.ledger.journal import Journal, Move
-from gate.ledger.lock import PATIENCE_S, promotion_lock
+from gate.ledger.ledger import promotion_lock
+from gate.ledger.lock import PATIENCE_S
 from gate.registry.eligibility import veto
 from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel

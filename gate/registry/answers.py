@@ -25,8 +25,13 @@ from gate.records.layout import (
     QUANTIZED,
     RECORDS,
 )
-from gate.registry.version_files import ExpectedDigests, external_data_of
+from gate.registry.doubts import digest_of_folder
+from gate.registry.version_files import Download, ExpectedDigests, Stated, external_data_of
+from gate.storage.digest import Digest
 from gate.storage.untrusted_files import parse_strict_json, read_untrusted
+
+_TOO_LARGE = Digest.of_bytes(b"more than is allowed")
+"""For a download that was cut off here, wherever that was."""
 
 _HEAD = 1024
 """Bytes that are looked at to tell a text."""
@@ -49,6 +54,23 @@ _OF_MLFLOW = ("conda.yaml", "python_env.yaml")
 _VARINT, _LENGTH = 0, 2
 
 _MORE, _LOW = 0x80, 0x7F
+
+
+def answer_of(download: Download) -> str | None:
+    """Return which file of a download is an answer of the store, and why; or None. Raises
+    StorageError."""
+    if download.is_too_large:
+        return None
+    expected = None if isinstance(download.expected, Stated) else download.expected
+    return answer_in(download.folder, expected)
+
+
+def received_digest(download: Download) -> Digest | None:
+    """Return the digest of all files that came; None for an answer of the store. Raises
+    StorageError."""
+    if download.is_too_large:
+        return _TOO_LARGE
+    return None if answer_of(download) else digest_of_folder(download.folder)
 
 
 def answer_in(folder: Path, expected: ExpectedDigests | None) -> str | None:

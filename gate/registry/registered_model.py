@@ -24,6 +24,7 @@ from gate.ledger.history import SERVING, HistoryCache, ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.ledger.maintenance import same
 from gate.records.layout import VersionSize
+from gate.registry.answers import answer_of, received_digest
 from gate.registry.doubts import MismatchMemory
 from gate.registry.interface import Alias, Registry
 from gate.registry.release import Release
@@ -159,7 +160,7 @@ class RegisteredModel:
             try:
                 used = use(download.proven())
             except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
-                if self.reading.doubts.confirms(key, download.digest):
+                if self.reading.doubts.confirms(key, received_digest(download)):
                     self._check_store(download, error)
                     self.reading.doubts.forget(key)  # the next time two downloads are needed again
                     if not download.is_proven and isinstance(expected, ExpectedDigests):
@@ -224,7 +225,7 @@ class RegisteredModel:
 
 
 def _doubt(download: Download, mismatch: GateError, duration: str) -> MismatchUnconfirmed:
-    answer = download.answer
+    answer = answer_of(download)
     why = (
         "nothing says yet that somebody changed it"
         if answer is None

@@ -12,6 +12,7 @@ from gate.errors import DigestMismatch, EvidenceError, PolicyError
 from gate.golden.folder import files_of, read_golden
 from gate.golden.manifest import GoldenManifest, Origin
 from gate.ledger.entry import ComparedWith, TwinDigests
+from gate.onnx_file.release_file import ReleaseFile, is_release_file
 from gate.onnx_file.sandboxed_reading import verify_description, verify_files
 from gate.policy.overrides import sentence
 from gate.policy.policy import Policy
@@ -231,8 +232,6 @@ class Release(EvaluatedFile):
         the policy does not name, or names and is not there, or is of another model, and as
         `verify_origin`.
         """
-        from gate.registry.quantized_twin import verify_origin
-
         super().verify(policy, limits=limits)
         if self.twin is None and policy.twin is None:
             return
@@ -292,8 +291,6 @@ class Release(EvaluatedFile):
     @property
     def twin_digests(self) -> TwinDigests | None:
         """What the ledger notes of the twin."""
-        from gate.registry.quantized_twin import digests_of
-
         return None if self.twin is None else digests_of(self.twin)
 
     @property
@@ -357,3 +354,85 @@ class PromotionResult:
     signers: tuple[str, ...] = ()
     """Ids of the keys that vouch for the verdict; none: nobody was asked to sign, or nothing was
     tried."""
+
+
+def digests_of(twin: EvaluatedFile) -> TwinDigests:
+    """Of a twin as it was opened."""
+    return TwinDigests(
+        sha256=twin.decision.subject_sha256,
+        evidence_sha256=twin.decision.evidence_sha256,
+        golden_sha256=twin.golden_sha256,
+    )
+
+
+def verify_origin(
+    twin: EvaluatedFile, *, exact: EvaluatedFile, limits: SandboxLimits | None
+) -> None:
+    """A twin is of these very bytes, as its own metadata says; of a release it has the same chain
+    and parts, each of which is the exact one of that name or was quantized from it.
+
+    Both are to be verified before. `limits`: as of `Judged.verify`. Raises EvidenceError with the
+    name of the part, and as `origin_within`.
+    """
+    from gate.onnx_file.sandboxed_reading import origin_within
+
+    several = is_release_file(exact.onnx_path)
+    if several != is_release_file(twin.onnx_path):
+        kinds = [
+            "a release of several files" if each else "one file" for each in (several, not several)
+        ]
+        raise EvidenceError(
+            f"{exact.onnx_path} is {kinds[0]}, its twin {twin.onnx_path} is {kinds[1]}. Quantize "
+            "what is promoted (gate quantize), and judge that twin."
+        )
+    if several:
+        _verify_parts(twin, exact, limits)
+        return
+    if twin.onnx_path.suffix != ".onnx":
+        raise EvidenceError(
+            f"the twin {twin.onnx_path} must have a name that ends in .onnx: rename it, and "
+            "judge it again."
+        )
+    origin = origin_within(twin.onnx_path, limits)
+    sha256 = str(exact.evidence.subject.sha256)
+    if origin != sha256:
+        raise EvidenceError(
+            f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, the "
+            f"exact file is {sha256}. Quantize this file (gate quantize), and judge its twin."
+        )
+
+
+def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimits | None) -> None:
+    from gate.onnx_file.sandboxed_reading import origin_within
+
+    ours, its = (ReleaseFile.load(each.onnx_path) for each in (exact, twin))
+    remedy = "Quantize this release (gate quantize), and judge its twin."
+    if its.chain != ours.chain:
+        raise EvidenceError(
+            f"the chain of the twin {twin.onnx_path} is {its.chain}, that of the exact release is "
+            f"{ours.chain}. {remedy}"
+        )
+    for name in sorted({*ours.references} | {*its.references}):
+        reference, of_twin = ours.references.get(name), its.references.get(name)
+        if reference != of_twin:
+            raise EvidenceError(
+                f"the part {name} of the twin {twin.onnx_path} computes like "
+                f"{of_twin or 'nothing: there is none'}, that of the exact release like "
+                f"{reference or 'nothing: there is none'}. {remedy}"
+            )
+    quantized = False
+    for name, part in twin.evidence.subject.parts.items():
+        sha256 = exact.evidence.subject.parts[name].sha256
+        if part.sha256 == sha256:
+            continue
+        origin = origin_within(twin.onnx_path.parent / part.file, limits)
+        if origin != str(sha256):
+            raise EvidenceError(
+                f"the part {name} of the twin {twin.onnx_path} was quantized from "
+                f"{origin or 'an unknown file'}, the exact part is {sha256}. {remedy}"
+            )
+        quantized = True
+    if not quantized:
+        raise EvidenceError(
+            f"no part of the twin {twin.onnx_path} is quantized: all are the exact ones. {remedy}"
+        )

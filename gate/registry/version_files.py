@@ -28,7 +28,6 @@ from gate.records.layout import (
     TREND,
     VersionSize,
 )
-from gate.registry.doubts import digest_of_folder
 from gate.registry.interface import Registry
 from gate.sandbox.limits import limit_folder_size
 from gate.signing.verification import StatementPair
@@ -211,10 +210,6 @@ def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
         raise DigestMismatch(f"{what} has other golden vectors: {error}") from error
 
 
-_TOO_LARGE = Digest.of_bytes(b"more than is allowed")
-"""For what was cut off here, by us, wherever that was."""
-
-
 @dataclass(frozen=True)
 class Stated:
     """Of a version for which no line vouches: what is expected of it, its own statements say.
@@ -239,7 +234,7 @@ class Download:
     folder: Path
     is_proven: bool = field(default=False, init=False)
     """Its bytes are the expected ones; what people read of them may be no good all the same."""
-    _too_large: bool = field(default=False, init=False)
+    is_too_large: bool = field(default=False, init=False)
 
     @classmethod
     def into(cls, parent: Path, registry: Registry, *, of: tuple[str, str, Expected]) -> Download:
@@ -267,7 +262,7 @@ class Download:
             with limit_folder_size(self.folder, extent.most_bytes):
                 path = self.registry.download(self.name, self.number, self.folder, extent=extent)
         except TooLarge as error:
-            self._too_large = True
+            self.is_too_large = True
             raise DigestMismatch(
                 f"{self.what}: {error}. It was exchanged: promote it anew."
             ) from error
@@ -276,20 +271,3 @@ class Download:
         prove(path, self.expected, what=self.what)
         self.is_proven = True
         return path
-
-    @property
-    def answer(self) -> str | None:
-        """Which file is an answer of the store, and not the version's. Raises StorageError."""
-        from gate.registry.answers import answer_in
-
-        if self._too_large:
-            return None
-        expected = None if isinstance(self.expected, Stated) else self.expected
-        return answer_in(self.folder, expected)
-
-    @property
-    def digest(self) -> Digest | None:
-        """Of all that came; None: it was an answer of the store. Raises StorageError."""
-        if self._too_large:
-            return _TOO_LARGE
-        return None if self.answer else digest_of_folder(self.folder)

@@ -20,8 +20,8 @@ from gate.ledger import lock
 from gate.ledger.database import LOCKS
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.journal import Journal
-from gate.ledger.ledger import Ledger
-from gate.ledger.lock import LockOwner, promotion_lock
+from gate.ledger.ledger import Ledger, promotion_lock
+from gate.ledger.lock import LockOwner
 from tests.ledger.rows import holders
 from tests.service.postgres import MISSING, Postgres, postgres, program
 

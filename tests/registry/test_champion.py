@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, ServiceError
 from gate.ledger.database import LOCKS, NOTES
 from gate.ledger.journal import Journal
-from gate.ledger.ledger import Ledger
-from gate.ledger.lock import promotion_lock
+from gate.ledger.ledger import Ledger, promotion_lock
 from gate.ledger.maintenance import declare_addresses
 from gate.ledger.notes import Notes
 from gate.registry import alias as registry_alias

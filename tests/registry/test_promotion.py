@@ -18,8 +18,7 @@ from gate.errors import (
     RegistryUnavailable,
     ResourceGone,
 )
-from gate.ledger.ledger import Ledger
-from gate.ledger.lock import promotion_lock
+from gate.ledger.ledger import Ledger, promotion_lock
 from gate.policy.overrides import with_overrides
 from gate.records.evidence import ModelCode
 from gate.registry import promotion

@@ -7,8 +7,7 @@ import pytest
 
 from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
 from gate.ledger.history import ModelHistory
-from gate.ledger.ledger import Ledger
-from gate.ledger.lock import promotion_lock
+from gate.ledger.ledger import Ledger, promotion_lock
 from gate.registry.eligibility import veto
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import promote, rollback

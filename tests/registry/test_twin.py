@@ -19,8 +19,8 @@ from gate.records.evidence import ModelCode
 from gate.records.layout import QUANTIZED
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.promotion import promote, rollback
-from gate.registry.quantized_twin import digests_of, twin_in, write_twin
-from gate.registry.release import EvaluatedFile, GoldenFolder, Release
+from gate.registry.quantized_twin import twin_in, write_twin
+from gate.registry.release import EvaluatedFile, GoldenFolder, Release, digests_of
 from gate.registry.version_files import prove_twin
 from gate.registry.version_files import twin_file as twin_file_in
 from gate.storage.digest import Digest

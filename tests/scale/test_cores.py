@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from gate.distributed.worker_pool import cores
+from gate.distributed.cluster_early import cores
 
 
 @pytest.mark.parametrize(

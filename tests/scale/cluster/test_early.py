@@ -8,9 +8,7 @@ import sys
 import pytest
 import ray
 
-from gate.distributed.cluster_early import EarlyActors
-from gate.distributed.worker import Measurer
-from gate.distributed.worker_pool import Cluster
+from gate.distributed.cluster_early import Cluster, EarlyActors, Measurer
 from gate.errors import PolicyError
 
 
@@ -56,7 +54,7 @@ def test_one_that_can_not_import_says_so_when_it_is_to_open(
 
 @pytest.mark.parametrize(
     "module",
-    ["gate.distributed.early", "gate.distributed.cluster_early", "gate.distributed.worker"],
+    ["gate.distributed.early", "gate.distributed.cluster_early"],
 )
 def test_who_starts_them_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'ray', 'numpy'}} & set(sys.modules))"

@@ -19,9 +19,9 @@ import ray
 import torch
 
 from gate.api import case_of, collect_evidence
-from gate.distributed.cluster_early import EarlyActors, require_room
+from gate.distributed.cluster_early import Cluster, EarlyActors, require_room
 from gate.distributed.worker import JobSpec
-from gate.distributed.worker_pool import Cluster, RayActors, Workers
+from gate.distributed.worker_pool import RayActors, Workers
 from gate.errors import DataError, PolicyError, StorageError
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy

@@ -8,7 +8,7 @@ import threading
 import pytest
 import ray
 
-from gate.distributed.worker_pool import Cluster, RaySession, cores
+from gate.distributed.cluster_early import Cluster, RaySession, cores
 from gate.errors import StorageError
 
 
