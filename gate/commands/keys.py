@@ -57,7 +57,7 @@ def _new(place: str, scheme: str) -> CommandResult:
         f"public    {public}",
         f"key id    {key.key_id}",
         f"sign      --key {path}",
-        f"trust     whoever relies on it runs gate keys trust {public} --trust FILE, with "
+        f"trust     gate keys trust {public} prints the entry for a trust file, with "
         "--as measurer where it signs verdicts and --as reviewer where it approves versions",
     )
     plain = {"path": str(path), "public_path": str(public), **_plain(key)}

@@ -277,17 +277,20 @@ def named_state(given: str) -> str:
 
 def read_ledger(state: str) -> Ledger:
     """The ledger in the database that was named, to read; whose lines it believes:
-    `gate.ledger.ledger.verify_writer`. Raises BadParameter, UsageError, EvidenceError where one of
-    before the database was not imported, PolicyError, StorageError."""
-    return _believe(_imported_ledger(state))
+    `gate.ledger.ledger.verify_writer`. Raises BadParameter, UsageError, PolicyError,
+    StorageError."""
+    from gate.ledger.ledger import Ledger
+
+    return _believe(Ledger(named_state(state)))
 
 
 def existing_ledger(state: str) -> Ledger:
     """The same to show or to prove: of its signatures nothing is believed yet. Raises StorageError
     where there is none, too: that is no empty one."""
     from gate.errors import StorageError
+    from gate.ledger.ledger import Ledger
 
-    ledger = _imported_ledger(state)
+    ledger = Ledger(named_state(state))
     if not ledger.state.is_there:
         raise StorageError(
             f"there is no ledger at {ledger.place}: nothing was promoted or refused from this "
@@ -318,7 +321,7 @@ def require_written(ledger: Ledger) -> None:
 
 
 def new_ledger(place: LedgerPlace, *, keepers: Sequence[Keeper] = ()) -> Ledger:
-    """As `written_ledger`, and nothing is proven yet: one of before may be there to import."""
+    """As `written_ledger`, and nothing is proven yet."""
     from gate.ledger.ledger import Ledger
 
     key = local_keys().signing_key_if_any(place["key"])
@@ -340,14 +343,6 @@ def key_uri(given: str | None) -> str | None:
     """The address of the key that signs: this one, else that of this folder, if there is one."""
     own = local_keys().key_path
     return given or (str(own) if own.exists() else None)
-
-
-def _imported_ledger(state: str) -> Ledger:
-    from gate.ledger.ledger import Ledger, require_imported
-
-    ledger = Ledger(named_state(state))
-    require_imported(ledger)
-    return ledger
 
 
 def _believe(ledger: Ledger, trust: Path | None = None) -> Ledger:

@@ -247,8 +247,7 @@ _GONE = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
 
 _INSTEAD = (
     "ledger and inbox lie in one database now. Name it with --state or GATE_STATE (sqlite:///FILE, "
-    "postgresql://HOST/NAME; default: sqlite:///.gate/state.db), and bring an old ledger there "
-    "once: gate history import FILE."
+    "postgresql://HOST/NAME; default: sqlite:///.gate/state.db)."
 )
 
 

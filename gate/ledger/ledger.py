@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
@@ -457,12 +457,6 @@ def _parser(place: str) -> Callable[[bytes, int], LedgerEntry]:
     return lambda line, number: LedgerEntry.of_line(line, where=f"{place}:{number}")
 
 
-FILE_NAME = "ledger.jsonl"
-
-USUAL = Path(".gate") / FILE_NAME
-"""Where the ledger was before it lay in a database, unless somebody said otherwise."""
-
-
 def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) -> Ledger:
     """Have a ledger be believed by the trust of this file, else of GATE_TRUST, else by the folder's
     own, where there is one (`believe_by_default`). Raises PolicyError, Untrusted."""
@@ -486,32 +480,13 @@ def believe_by_default(ledger: Ledger, trust: Trust) -> Ledger:
     return ledger
 
 
-def require_imported(ledger: Ledger, *, places: Iterable[Path] = (USUAL,)) -> None:
-    """Prove that no ledger is forgotten: that this one has a line, or that none of before lies in
-    these places or beside the database, if that is a file.
-
-    Raises EvidenceError where one does, StorageError where nobody can know.
-    """
-    beside = () if ledger.state.file is None else (ledger.state.file.with_name(FILE_NAME),)
-    left = next((path for path in dict.fromkeys((*places, *beside)) if _has_lines(path)), None)
-    if left is None or ledger.rows():
-        return
-    raise EvidenceError(
-        f"there is a ledger of an earlier version at {left}, and no line in {ledger.place}: "
-        "without it nothing says what was promoted, rolled back or rejected. Import it once: gate "
-        f"history import {left} (with the same --state). If it belongs to another state, move it "
-        "away."
-    )
-
-
-def require_writable(ledger: Ledger, *, places: Iterable[Path] = (USUAL,)) -> None:
-    """Prove, before any work, that what is written into this ledger will be believed: as
-    `require_imported`; and a ledger whose last line is signed goes on by a key.
+def require_writable(ledger: Ledger) -> None:
+    """Prove, before any work, that what is written into this ledger will be believed: a ledger
+    whose last line is signed goes on by a key.
 
     Raises Untrusted for a key that its own trust does not count as a writer's, and KeyUnusable for
     none, too.
     """
-    require_imported(ledger, places=places)
     check_writer(ledger.key, ledger.trust, place=ledger.place)
     if ledger.key is not None:
         return
@@ -522,17 +497,6 @@ def require_writable(ledger: Ledger, *, places: Iterable[Path] = (USUAL,)) -> No
             "another one: whoever trusts its writers would not believe it any more. Name the key "
             "of a writer: --key or GATE_SIGNING_KEY."
         )
-
-
-def _has_lines(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise StorageError(
-            f"cannot look at {path}: {error.strerror}. Fix its permissions."
-        ) from error
 
 
 @contextlib.contextmanager

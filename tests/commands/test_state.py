@@ -109,7 +109,6 @@ def test_what_was_said_before_is_answered(
         printed = capsys.readouterr().err
         assert moved in printed, arguments
         assert "--state" in printed
-        assert "gate history import" in printed
         assert "hunter2" not in printed
     assert not (here / ".gate").exists()
 

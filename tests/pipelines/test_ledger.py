@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import EvidenceError, Untrusted
+from gate.errors import Untrusted
 from gate.signing.keys import SigningKey
 from pipelines import paths
 from pipelines.ledger import project_ledger
 from tests.ledger.keys import Writers
 from tests.ledger.rows import rows
-from tests.ledger.test_jsonl import GOLDEN
 from tests.ledger.test_signature import entry
 
 
@@ -29,16 +28,6 @@ def test_its_lines_are_signed_by_the_projects_key() -> None:
     own = SigningKey.of_file(paths.state() / "keys" / "local.pem")
     (row,) = rows(paths.database())
     assert own.public.key_id in (row.signature or "")
-
-
-def test_a_ledger_of_before_the_database_is_not_forgotten() -> None:
-    paths.state().mkdir()
-    old = paths.state() / "ledger.jsonl"
-    old.write_bytes((GOLDEN / "ledger-v1.jsonl").read_bytes())
-    with pytest.raises(EvidenceError, match="gate history import"):
-        project_ledger(is_written=True)
-    assert rows(paths.database()) == []
-    project_ledger(is_written=False)  # what is handed in goes without it
 
 
 def test_a_key_that_nobody_would_believe_is_told_before_the_work(
