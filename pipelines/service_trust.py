@@ -15,7 +15,7 @@ from pipelines.trust_file import EditedTrust, KeyTerms
 
 _HEAD = """\
 # Whose signatures count for the service of make stack, which reads this file anew at each look.
-# Made on first use, and yours since then: gate keys trust --trust THIS ….
+# Made on first use, and yours since then: gate keys trust prints the entries of other keys.
 # The key of make repro is a measurer. Nobody is a reviewer until you say so: with review: required
 # a tag is enough, and for review: signed a measurer's own key would not count.
 # Both are writers: what make repro promotes directly goes into the same ledger.

@@ -192,15 +192,10 @@ CONSUMER = (
 )
 
 
-def one_of_theirs(folder: Path) -> str:
-    return SigningKey.load(str(folder / "bob.pem")).public.key_id[:12]
-
-
 OF_THE_READER: dict[str, tuple[str, Callable[[Path], str]]] = {
-    "docs/attestation.md": ("3f1c55aa09d1", one_of_theirs),
     "docs/recorded.md": ("# run it there:", lambda _: f"{sys.executable} -c '{CONSUMER}' #"),
 }
-"""What a page has no other words for: the reader's own id, or what a comment asks of him."""
+"""What a page has no other words for: what a comment asks of the reader."""
 MAY_REJECT = ("docs/preprocessing.md",)
 """Whose comparison is of all that is installed here, some of which is another one."""
 

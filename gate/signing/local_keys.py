@@ -24,8 +24,8 @@ TRUST_VARIABLE = "GATE_TRUST"
 _TIMEOUT_S = 30.0
 
 _HEAD = """\
-# Whose signatures count in this folder. Its own key was put in when this file was made; others are
-# put in by gate keys trust.
+# Whose signatures count in this folder. Its own key was put in when this file was made. Paste the
+# entries of other keys here: gate keys trust prints them.
 """
 
 Announce = Callable[[str], None]

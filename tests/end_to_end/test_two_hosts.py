@@ -247,8 +247,11 @@ def test_ci_on_its_host_hands_in_and_replicas_on_two_others_deploy(
         "GATE_TRUST": "ci-trust.yaml",
     }  # fmt: skip
     for command in documented("CI")[1:]:  # the service has to trust the key already
-        done = world.ci.run("-m", *command, **environment)
+        words, _, target = " ".join(command).partition(" > ")
+        done = world.ci.run("-m", *words.split(), **environment)
         assert done.returncode == 0, done.stdout + done.stderr
+        if target:
+            world.ci.write(target, done.stdout)
     assert "handed in" in done.stdout
     assert not (world.ci.folder / ".gate" / "state.db").exists()  # it has no ledger
     wait_until_all_serve(world, "1", *services)
