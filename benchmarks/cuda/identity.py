@@ -14,8 +14,9 @@ from benchmarks.cuda.gpu_tests import files_with_gpu_tests
 
 ROOT = Path(__file__).parents[2]
 _MEASURES = (
-    "gate/export", "gate/model", "gate/onnx_file", "gate/measure", "gate/policy", "gate/records",
-    "gate/runtimes", "benchmarks/corpus", "benchmarks/torchvision_models.py",
+    "gate/data", "gate/distributed", "gate/export", "gate/measure", "gate/model", "gate/onnx_file",
+    "gate/policy", "gate/probes", "gate/records", "gate/reference", "gate/runtimes",
+    "gate/statistics", "gate/weights", "benchmarks/corpus", "benchmarks/torchvision_models.py",
     "benchmarks/cuda/device.py", "benchmarks/cuda/measuring.py", "benchmarks/cuda/odd_nets.py",
     "benchmarks/cuda/setting.py", "benchmarks/cuda/stand_in.py", "benchmarks/cuda/subjects.py",
 )  # fmt: skip
