@@ -1,4 +1,4 @@
-"""The walls of the house (pyproject.toml, import-linter) hold, and light modules stay light."""
+"""The import contracts (pyproject.toml, import-linter) hold, and light modules stay light."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def test_light_modules_import_nothing_heavy(module):
     assert not HEAVY & set(json.loads(answer.stdout))
 
 
-def test_the_walls_hold():
+def test_the_import_contracts_hold():
     # In a process of its own: import-linter switches the loggers of this one off.
     program = (
         "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
