@@ -52,7 +52,7 @@ docs: $(READY)  ## The documentation site from docs/ and the code, strictly, int
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "What happened: the site was built, without a warning, and loads nothing from elsewhere. Where to look: build/site/index.html; with its search, which a browser runs from a server alone: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-lint: $(READY)  ## Format check, lint, types, import walls
+lint: $(READY)  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
