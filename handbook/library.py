@@ -9,8 +9,9 @@ _HEAD = """\
 # The library
 
 All that is public; all else is private and may change without notice. Nothing is imported before it
-is used, so `import gate` costs nothing. `Reference` and `EvaluationData` are what is compared. `check`
-measures, decides and explains, and returns an `EvaluationResult`. `collect_evidence` only measures.
+is used, so `import gate` costs nothing. `Reference` and `EvaluationData` are what is compared.
+`check` measures, decides and explains, and returns an `EvaluationResult`. `collect_evidence` only
+measures.
 """
 _FIRST = ("check", "Reference", "EvaluationData", "EvaluationResult", "Policy", "Decision")
 
