@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from gate.errors import DataError
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import SUFFIXES, read_picture
-from gate.preprocess.spec import Pixels, PreprocessSpec
+from gate.preprocess.spec import PreprocessSpec
+from gate.storage.arrays import Pixels
 from gate.storage.untrusted_files import detect_pointer_file
 from pipelines.params import PrepareParams
 

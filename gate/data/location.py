@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 from urllib.parse import parse_qsl
 
-from gate.data.array_files import Stamp, changed, check_kinds, is_shard
 from gate.errors import DataError, first_line
 from gate.storage.safe_text import redacted, without_passwords
 from gate.storage.untrusted_files import detect_pointer_file
@@ -54,6 +53,8 @@ class LocalFile(SourceFile):
 
     def __init__(self, path: Path) -> None:
         """Raises DataError where it can't be found."""
+        from gate.data.array_files import Stamp
+
         self.path, self.name = path, str(path)
         if (pointer := detect_pointer_file(path)) is not None:
             raise DataError(pointer)
@@ -69,6 +70,8 @@ class LocalFile(SourceFile):
         except OSError as error:
             raise _unreadable(self.name, error) from error
         if not self._stamp.fits(os.fstat(stream.fileno())):
+            from gate.data.array_files import changed
+
             stream.close()
             raise changed(f"{self.name} was exchanged while it was measured")
         return stream
@@ -103,6 +106,8 @@ class RemoteFile(SourceFile):
         except Exception as error:
             raise _unreadable(self.name, error) from error
         if any(now[key] != self._info[key] for key in _MARKS & now.keys() & self._info.keys()):
+            from gate.data.array_files import changed
+
             raise changed(f"{self.name} was exchanged while it was measured, at {what}")
         self._looked = time.monotonic()
 
@@ -118,6 +123,8 @@ def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
     Raises DataError where nothing is there, and for a folder with anything but one of `kinds`
     (suffixes).
     """
+    from gate.data.array_files import check_kinds, is_shard
+
     name = redacted(url)
     try:
         import fsspec

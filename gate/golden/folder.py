@@ -26,8 +26,9 @@ from gate.golden.manifest import (
 from gate.policy.sections import NonFinite
 from gate.preprocess.implementations import lacking, pillow_preprocess
 from gate.preprocess.pictures import decoded, read_picture
-from gate.preprocess.spec import Pixels, PreprocessSpec, Tensor, geometry, to_pixels
+from gate.preprocess.spec import PreprocessSpec, geometry, to_pixels
 from gate.storage import files
+from gate.storage.arrays import Pixels, Tensor
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import read_untrusted
 

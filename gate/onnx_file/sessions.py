@@ -13,17 +13,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
-from onnx import shape_inference
 
 from gate.errors import EvidenceError, LimitExceeded, RuntimeUnusable, first_line
 from gate.installation import onnx_runtime
-from gate.onnx_file.reading import WithData, subgraphs
 from gate.policy.runtime_options import OrtSetup
 from gate.records.runtime import CPU_PROVIDER
+
+if TYPE_CHECKING:
+    import onnx
+
+    from gate.onnx_file.reading import WithData
 
 _ONE = threading.RLock()
 """The descriptor is the whole process's: of two that took it at once, the one that ends last would
@@ -221,6 +223,8 @@ def open_session(
 
     Raises RuntimeUnusable where the first of them doesn't load, and whatever ONNX Runtime raises.
     """
+    from gate.onnx_file.reading import WithData
+
     if isinstance(model, WithData):
         names, data = list(model.data), list(model.data.values())
         options.add_external_initializers_from_files_in_memory(names, data, list(map(len, data)))
@@ -281,6 +285,8 @@ def shape_arithmetic(model: onnx.ModelProto) -> frozenset[str]:
     """The nodes that compute shapes, sizes and indices, by the shapes that the file itself gives
     their outputs: `op_type:node_name`. One whose shapes are not known is none."""
     found: dict[str, bool] = {}
+    from onnx import shape_inference
+
     inferred = shape_inference.infer_shapes(model, data_prop=True)
     for name, small in _sized(inferred.graph):
         found[name] = found.get(name, True) and small
@@ -288,6 +294,8 @@ def shape_arithmetic(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def _sized(graph: onnx.GraphProto) -> Iterator[tuple[str, bool]]:
+    from gate.onnx_file.reading import subgraphs
+
     values = (*graph.value_info, *graph.output)
     shapes = {value.name: _shape(value.type) for value in values}
     for node in graph.node:

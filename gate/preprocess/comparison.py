@@ -18,7 +18,7 @@ from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.diagnosis import DIGITS, diagnose, wrong_shape
 from gate.preprocess.implementations import WHERE, Implementation, implementation
 from gate.preprocess.pictures import Picture
-from gate.preprocess.spec import Pixels, PreprocessSpec, Tensor, channels_last
+from gate.preprocess.spec import PreprocessSpec, channels_last
 from gate.records.preprocessing import (
     ChannelDifference,
     ConsumerParity,
@@ -27,6 +27,7 @@ from gate.records.preprocessing import (
     PreprocessingParity,
     TensorSummary,
 )
+from gate.storage.arrays import Pixels, Tensor
 from gate.storage.digest import Digest
 
 _SHOWN = 100

@@ -10,16 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.preprocess.resample import Sampling, resample
-from gate.preprocess.spec import (
-    Geometry,
-    Pixels,
-    PreprocessSpec,
-    Resize,
-    Tensor,
-    channels_last,
-    cropped,
-    geometry,
-)
+from gate.preprocess.spec import Geometry, PreprocessSpec, Resize, channels_last, cropped, geometry
+from gate.storage.arrays import Pixels, Tensor
 
 # A `Hypothesis` is what would come out if the causes that it names were at work; `causes` beside
 # this looks which one is nearest to what a consumer made.

@@ -16,17 +16,9 @@ from typing import Any
 import numpy as np
 
 from gate.installation import FLAGS, chromium_missing, chromium_path
-from gate.preprocess.spec import (
-    Geometry,
-    Pixels,
-    PreprocessSpec,
-    Resize,
-    Tensor,
-    cropped,
-    geometry,
-    to_tensor,
-)
+from gate.preprocess.spec import Geometry, PreprocessSpec, Resize, cropped, geometry, to_tensor
 from gate.records.preprocessing import ImplementationName
+from gate.storage.arrays import Pixels, Tensor
 
 # Each is imported when it is asked for.
 

@@ -15,8 +15,9 @@ from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 from gate.errors import InputMismatch, OnnxFileError
 from gate.onnx_file.sessions import open_on_cpu
 from gate.preprocess.implementations import Implementation, Preprocess
-from gate.preprocess.spec import Pixels, PreprocessSpec, Resize, Tensor, geometry
+from gate.preprocess.spec import PreprocessSpec, Resize, geometry
 from gate.storage import files
+from gate.storage.arrays import Pixels, Tensor
 
 PICTURES = "pictures"
 """The graph's input: uint8 RGB (batch, height, width, 3)."""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.errors import DataError
-from gate.preprocess.spec import Pixels
 from gate.records.preprocessing import CONSUMER_NAME
+from gate.storage.arrays import Pixels
 from gate.storage.untrusted_files import detect_pointer_file
 
 

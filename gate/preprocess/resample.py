@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.preprocess.implementations import Implementation, always
-from gate.preprocess.spec import Pixels, PreprocessSpec, Tensor, cropped, geometry, to_tensor
+from gate.preprocess.spec import PreprocessSpec, cropped, geometry, to_tensor
+from gate.storage.arrays import Pixels, Tensor
 
 # The crate samples vertically into float32, then horizontally, and rounds only then, half away from
 # zero (`FilterType::Nearest`, `Triangle`, `CatmullRom`; source: image-rs/image,

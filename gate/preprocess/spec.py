@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from gate.errors import DataError, DigestMismatch, EvidenceError
@@ -16,6 +14,12 @@ from gate.storage.digest import Digest
 from gate.storage.record import Record
 from gate.storage.untrusted_files import read_untrusted
 from gate.storage.yaml_section import has_section, load_section
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from gate.storage.arrays import Pixels, Tensor
 
 # The steps, always in this order: resize, crop, order of channels, value range, mean and std,
 # layout, dtype. Between resize and value range the picture is uint8, as it is for all who will
@@ -226,13 +230,6 @@ def _resized(spec: PreprocessSpec, height: int, width: int) -> tuple[int, int]:
     return side * height // shorter, side * width // shorter
 
 
-Pixels = NDArray[np.uint8]
-"""A picture, RGB, shape (height, width, 3)."""
-
-Tensor = NDArray[np.generic]
-"""The model's input for one picture, without the batch axis."""
-
-
 def cropped(pixels: Pixels, box: Geometry) -> Pixels:
     """The crop of a resized picture."""
     return pixels[box.top : box.bottom, box.left : box.right]
@@ -240,6 +237,8 @@ def cropped(pixels: Pixels, box: Geometry) -> Pixels:
 
 def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
     """Order of channels, value range, mean and std, layout and dtype of resized, cropped pixels."""
+    import numpy as np
+
     ordered = pixels[..., ::-1] if spec.channels == "bgr" else pixels
     values: Tensor = ordered if spec.dtype == "uint8" else _normalised(ordered, spec)
     if spec.layout == "nchw":
@@ -249,12 +248,16 @@ def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
 
 def channels_last(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
     """The same values, shape (height, width, 3)."""
+    import numpy as np
+
     values = np.asarray(tensor, dtype=np.float64)
     return values.transpose(1, 2, 0) if spec.layout == "nchw" else values
 
 
 def to_pixels(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
     """The way back: RGB (height, width, 3) in steps, 0 to 255, not rounded."""
+    import numpy as np
+
     values = channels_last(tensor, spec)
     if spec.mean is not None and spec.std is not None:
         values = values * np.array(spec.std) + np.array(spec.mean)
@@ -264,6 +267,8 @@ def to_pixels(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
 
 
 def _normalised(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
+    import numpy as np
+
     values = pixels.astype(np.float32)
     if spec.value_range != (0, 255):
         values = values / np.float32(255.0)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from gate.errors import OutputMismatch, PolicyError, StorageError
 from gate.installation import onnx_runtime
 from gate.onnx_file.sessions import NO_SPINNING, open_session, read_placement, session_options
-from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, RuntimeName
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
@@ -344,5 +343,7 @@ def private_copy(file: RunnableFile) -> Iterator[Path]:
                 f"cannot copy {file.path.name} to measure it: {error.strerror or error}. It needs "
                 "its external data beside it, and room for a copy where TMPDIR points to."
             ) from error
+        from gate.onnx_file.tested_file import TestedFile
+
         TestedFile(copied, file.subject).verify()
         yield copied

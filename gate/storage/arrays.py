@@ -75,3 +75,9 @@ RuntimeArray = NDArray[Any]
 
 Batch = Mapping[str, RuntimeArray]
 """Arrays by name, shape (batch, ...)."""
+
+Pixels = NDArray[np.uint8]
+"""A picture, RGB, shape (height, width, 3)."""
+
+Tensor = NDArray[np.generic]
+"""The model's input for one picture, without the batch axis."""

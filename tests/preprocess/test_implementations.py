@@ -11,8 +11,9 @@ from gate import installation
 from gate.errors import DataError
 from gate.preprocess import implementations
 from gate.preprocess.implementations import implementation
-from gate.preprocess.spec import PreprocessSpec, Resize, Tensor, to_pixels
+from gate.preprocess.spec import PreprocessSpec, Resize, to_pixels
 from gate.records.preprocessing import IMPLEMENTATIONS
+from gate.storage.arrays import Tensor
 from tests.preprocess.pictures import SMALL, picture
 
 FAST = tuple(name for name in IMPLEMENTATIONS if name != "canvas")

@@ -92,7 +92,7 @@ def test_a_crash_at_any_call_leaves_one_line_for_a_move_that_happened(ledger, to
     setattr(registry, moment, lambda *_: None)
     dropped = [("conflict", "1")] if pending(model) else []
     for _ in range(2):
-        with registry_alias.promotion_lock(model):
+        with registry_alias.model_lock(model):
             assert lines(ledger) == ([("promoted", to)] if moved else dropped)
             assert not pending(model)
 
@@ -108,10 +108,10 @@ def test_a_move_that_comes_when_the_lock_was_lost_is_taken_back(ledger, to):
         if call in ("set_alias champion", "delete_alias") and not other.history().serving:
             with ledger.state.writing() as connection:  # its lease is over
                 connection.execute(sa.update(LOCKS).values(leased_until=0.0))
-            with registry_alias.promotion_lock(other):
+            with registry_alias.model_lock(other):
                 move(other, "3")
 
-    with pytest.raises(PromotionConflict, match="was lost"), registry_alias.promotion_lock(model):
+    with pytest.raises(PromotionConflict, match="was lost"), registry_alias.model_lock(model):
         registry.before = overtake
         move(model, to)
     assert model.alias(CHAMPION) == "3"
@@ -126,7 +126,7 @@ def test_a_crash_at_the_line_leaves_one_line(ledger, moment):
         move(model)
     assert pending(model)
     again = RegisteredModel(model.registry, ledger, "digits")
-    with registry_alias.promotion_lock(again):
+    with registry_alias.model_lock(again):
         assert lines(ledger) == [("promoted", "2")]
     assert not pending(model)
 
@@ -136,7 +136,7 @@ def test_nobody_claims_a_move_that_nobody_knows_of(ledger):
     with pytest.raises(Crash):
         move(model)
     model.registry.aliases[CHAMPION] = "3"  # somebody else, in the meantime
-    with registry_alias.promotion_lock(RegisteredModel(model.registry, ledger, "digits")):
+    with registry_alias.model_lock(RegisteredModel(model.registry, ledger, "digits")):
         pass
     (line,) = ledger.entries()
     assert (line.action, line.version) == ("conflict", "3")
@@ -170,7 +170,7 @@ def test_a_server_that_broke_off_leaves_the_move_open(ledger):
     with pytest.raises(RegistryUnavailable):
         move(model)
     registry.after = lambda *_: None
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         assert lines(ledger) == [("promoted", "2")]
 
 
@@ -205,14 +205,14 @@ def crashed(
 def finished_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
     """Once more it would take `previous` back, too."""
     put_back = crashed(model, "4", moment="after", action="rolled_back")
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         registry_alias.move_alias(model, line(model, "promoted", "4", "1"))
     return put_back
 
 
 def finished_late_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
     put_back = crashed(model, "4", action="rolled_back")
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         registry_alias.move_alias(model, line(model, "promoted", "4", "1"))
     return put_back
 
@@ -220,7 +220,7 @@ def finished_late_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
 def moved_on_by_hand(model: RegisteredModel) -> Callable[[], None]:
     """The guard takes a move by hand without a journal."""
     put_back = crashed(model, "4", action="rolled_back")
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         model.registry.set_alias(NAME, CHAMPION, "1")
         model.registry.set_alias(NAME, PREVIOUS, "4")
         model.write("promoted", "by hand", version="1", previous="4")
@@ -230,7 +230,7 @@ def moved_on_by_hand(model: RegisteredModel) -> Callable[[], None]:
 def dropped(model: RegisteredModel) -> Callable[[], None]:
     put_back = crashed(model, "4")
     model.registry.set_alias(NAME, CHAMPION, "3")
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         pass
     return put_back
 
@@ -255,7 +255,7 @@ def set_aside(model: RegisteredModel) -> Callable[[], None]:
     put_back = crashed(model, "4")
     model.registry.set_alias(NAME, CHAMPION, "3")
     spoil_note(model.ledger.state, _journal(model).name, "{")
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         pass
     return put_back
 
@@ -277,7 +277,7 @@ def under_the_other_address(model: RegisteredModel) -> Callable[[], None]:
     there = replace(
         model, registry=Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
     )
-    with registry_alias.promotion_lock(there):
+    with registry_alias.model_lock(there):
         registry_alias.move_alias(there, line(there, "promoted", "4", "1"))
     return put_back
 
@@ -305,7 +305,7 @@ def test_a_note_that_is_put_back_finishes_nothing(ledger, tmp_path, end, old):
         if old:
             _as_of_an_older_version(model)
         model.registry.set_alias(NAME, CHAMPION, "4")
-        with registry_alias.promotion_lock(model) as finished:
+        with registry_alias.model_lock(model) as finished:
             assert finished is None
         assert not pending(model)
         since = model.history().entries[len(before.entries) :]
@@ -333,7 +333,7 @@ def test_a_note_of_another_ledger_finishes_nothing(ledger, tmp_path, lines_after
     for number in range(lines_after):
         model.write("refused", f"another past {number}", version="9")
     put_back()
-    with registry_alias.promotion_lock(model) as finished:
+    with registry_alias.model_lock(model) as finished:
         assert finished is None
     (*_, last) = ledger.entries()
     assert last.action == "conflict"
@@ -349,7 +349,7 @@ def test_what_others_write_meanwhile_ends_no_move(ledger):
         of.write("promoted", "another one", version="7")
     model.write("conflict", "another promotion is under way")
     declare_addresses(ledger, "http://mlflow", ["simulator"])
-    with registry_alias.promotion_lock(model) as finished:
+    with registry_alias.model_lock(model) as finished:
         assert finished is not None
     assert finished.version == "4"
 
@@ -358,7 +358,7 @@ def test_moves_of_other_models_are_others(ledger):
     model = model_of(CrashingLedger(ledger.state, "before"))
     with pytest.raises(Crash):
         move(model)
-    with registry_alias.promotion_lock(RegisteredModel(model.registry, ledger, "letters")):
+    with registry_alias.model_lock(RegisteredModel(model.registry, ledger, "letters")):
         assert lines(ledger) == []
     assert pending(model)
 
@@ -370,7 +370,7 @@ def test_who_comes_again_writes_no_conflict(ledger, monkeypatch, quietly):
     with (
         promotion_lock(ledger),
         pytest.raises(PromotionConflict),
-        registry_alias.promotion_lock(model, quietly=quietly),
+        registry_alias.model_lock(model, quietly=quietly),
     ):
         pass
     assert lines(ledger) == ([] if quietly else [("conflict", None)])
@@ -381,7 +381,7 @@ def test_a_short_look_of_another_process_is_waited_for(ledger):
     lock = promotion_lock(ledger)
     lock.__enter__()
     threading.Timer(0.3, lock.__exit__, (None, None, None)).start()
-    with registry_alias.promotion_lock(model):
+    with registry_alias.model_lock(model):
         assert lines(ledger) == []
 
 
@@ -391,7 +391,7 @@ def test_a_move_that_was_begun_under_another_address_is_finished(ledger):
         move(model)
     there = Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
     declare_addresses(ledger, "http://mlflow", ["simulator"])
-    with registry_alias.promotion_lock(RegisteredModel(there, ledger, "digits")):
+    with registry_alias.model_lock(RegisteredModel(there, ledger, "digits")):
         assert lines(ledger) == [("same_registry", None), ("promoted", "2")]
     assert not pending(model)
 
@@ -522,7 +522,7 @@ def test_a_crash_leaves_the_old_champion_or_a_move_that_is_finished_once(
     setattr(registry, moment, lambda *_: None)
     dropped = not moved and pending(model)
     for _ in range(2):
-        with registry_alias.promotion_lock(model):
+        with registry_alias.model_lock(model):
             pass
         assert not pending(model)
         if old != new:
@@ -542,11 +542,11 @@ def test_a_crash_at_the_line_of_a_revert_leaves_previous_right(ledger, moment):
     crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, moment), NAME)
     with pytest.raises(Crash):
         registry_alias.move_alias(crashing, entry)
-    with registry_alias.promotion_lock(model) as finished:
+    with registry_alias.model_lock(model) as finished:
         assert finished is not None
         assert finished.action == "reverted"
     assert aliases(model) == ("2", "1")
-    with registry_alias.promotion_lock(model) as finished:
+    with registry_alias.model_lock(model) as finished:
         assert finished is None
 
 
@@ -564,10 +564,10 @@ def test_who_can_not_move_previous_keeps_nobody_from_his_work(ledger):
     with pytest.raises(RegistryUnavailable):
         registry_alias.move_alias(model, line(model, "reverted", "3", "2"))
     for expected in (RegistryUnavailable, RegistryError):
-        with pytest.raises(expected), registry_alias.promotion_lock(model):
+        with pytest.raises(expected), registry_alias.model_lock(model):
             pass
         trouble.pop(0)
-    with registry_alias.promotion_lock(model) as finished:
+    with registry_alias.model_lock(model) as finished:
         assert finished is None
     assert aliases(model) == ("2", "2")
 
@@ -578,7 +578,7 @@ def test_what_was_told_and_then_moved_by_somebody_else_is_over(ledger):
     with pytest.raises(Crash):
         registry_alias.move_alias(crashing, line(model, "reverted", "3", "2"))
     model.registry.set_alias(NAME, CHAMPION, "4")
-    with registry_alias.promotion_lock(model) as finished:
+    with registry_alias.model_lock(model) as finished:
         assert finished is None
     assert aliases(model) == ("4", "2")
 

@@ -130,6 +130,8 @@ class Quantized(Branch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.layer = torch.ao.nn.quantized.dynamic.Linear(6, 2)
+            weight = torch.quantize_per_tensor(torch.ones(2, 6), 0.1, 0, torch.qint8)
+            self.layer.set_weight_bias(weight, torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", [Anchored, Dropped, Quantized])
