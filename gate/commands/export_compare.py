@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
-from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from gate.commands.click_types import NEW_FOLDER, SAMPLES, SETTINGS_FILE
 from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
 from gate.commands.result import machine_options
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from gate.commands.result import CommandResult
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     )
     from gate.records.outputs import OutputParity
     from gate.storage.digest import Digest
+
+    Arrays = Mapping[str, NDArray[Any]]
 
 
 _MOST = 16
@@ -146,9 +147,6 @@ def _show(found: Trials, report: Path | None, console: Console) -> None:
 
 
 # The table with which people find out that their default exporter is the fault.
-
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 _LEAST_SAMPLES = 8
@@ -417,6 +415,8 @@ def _largest(numbers: list[float]) -> float | None:
 
 def _brief(error: Exception) -> str:
     """The first line that says something."""
+    from pydantic import ValidationError
+
     from gate.errors import first_line
     from gate.storage.yaml_section import first_problem
 

@@ -16,7 +16,9 @@ from benchmarks.screens.camera import LAPTOP, Picture
 
 def test_the_samples_are_those_of_the_spec() -> None:
     shown, labels = digits.pictures()
-    inputs = np.stack([workbench.pillow.preprocess(one, workbench.SPEC) for one in shown[:4]])
+    inputs = np.stack(
+        [workbench.implementations.pillow_preprocess(one, workbench.SPEC) for one in shown[:4]]
+    )
     with torch.no_grad():
         assert digits.network().eval()(torch.from_numpy(inputs)).shape == (4, 10)
     assert len(set(labels.tolist())) == 10

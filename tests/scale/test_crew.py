@@ -32,7 +32,7 @@ def checked(tmp_path: Path) -> CheckedFile:
 
 def test_few_samples_have_no_crew(checked: CheckedFile) -> None:
     with checked.by_processes(None) as workload:
-        assert workload is checked.workload
+        assert workload is checked.data
 
 
 def test_one_job_is_no_crew(checked: CheckedFile) -> None:

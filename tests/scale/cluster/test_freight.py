@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ folder = test_processes.folder
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object store that is this process."""
-    monkeypatch.setattr(worker, "ray", SimpleNamespace(put=bytes, get=bytes))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=bytes, get=bytes))
     monkeypatch.setattr(worker, "_CHUNK_BYTES", 100)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from gate.data.open_samples import Opening
 from gate.data.samples import SampleSet
-from gate.distributed import worker
 from gate.distributed.worker import FetchedRows, SampleActor
 from gate.errors import DataError
 
@@ -29,7 +29,7 @@ class Remote:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "ray", SimpleNamespace(get=_read_only))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=_read_only))
 
 
 def _read_only(answer: Any) -> Any:
