@@ -70,6 +70,9 @@ class Side:
     root: Path
     work: Path
     """A copy of the inputs. Both sides use the same path, one after the other."""
+    tree: Path
+    """A link to `root`, likewise: torch writes the paths of a model's source into ONNX files, and
+    gate draws batch sizes of probes by the digest of a file."""
     metadata: Path
 
     @classmethod
@@ -87,7 +90,17 @@ class Side:
         for group, points in project["entry-points"].items():
             lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-        return cls(name, root, folder / "work", info.parent)
+        return cls(name, root, folder / "work", folder / "tree", info.parent)
+
+    def enter(self, inputs: Path) -> None:
+        """Make `work` and `tree` those of this side. Raises RunFailed where `gate` is another's."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(inputs, self.work)
+        self.tree.unlink(missing_ok=True)
+        self.tree.symlink_to(self.root)
+        path = self.run(["-c", "import gate; print(gate.__file__)"], folder=self.work).strip()
+        if Path(path).parents[1].resolve() != self.root.resolve():
+            raise RunFailed(f"{self.name} would run {path}")
 
     def run(
         self,
@@ -98,7 +111,7 @@ class Side:
         codes: Sequence[int] = (0,),
     ) -> str:
         """Run Python with this side's `gate` and return its stdout. Raises RunFailed."""
-        path = os.pathsep.join(map(str, (self.metadata, self.root)))
+        path = os.pathsep.join(map(str, (self.metadata, self.tree)))
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("GATE_", "MLFLOW_"))}
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -112,7 +125,8 @@ class Side:
         )
         if done.returncode not in codes:
             last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-            raise RunFailed(f"exit code {done.returncode} of {' '.join(arguments[:3])}: {last}")
+            command = " ".join(word for word in arguments if word != _SELECT)
+            raise RunFailed(f"exit code {done.returncode} of python {command}\n{last}")
         return done.stdout
 
     def evidence(self, kind: str) -> Any:
@@ -121,21 +135,17 @@ class Side:
             self.run(["-m", "gate", *command], folder=self.work)
         return _read(self.work / f"report-{kind}" / "evidence.json")
 
-    def verify(self) -> None:
-        """Raise RunFailed if this side would import another tree's `gate`."""
-        path = self.run(["-c", "import gate; print(gate.__file__)"], folder=self.work).strip()
-        if Path(path).parents[1].resolve() != self.root.resolve():
-            raise RunFailed(f"{self.name} would run {path}")
-
     def names(self) -> list[str]:
         """Return the names of all entries of the corpus. Raises RunFailed."""
-        return list(json.loads(self.run(["-c", _SELECT], folder=self.root)))
+        return list(json.loads(self.run(["-P", "-c", _SELECT], folder=self.work)))
 
     def outcomes(self, names: Sequence[str], jobs: int) -> dict[str, dict[str, Any]]:
         """Return the outcome of each of these entries. Raises RunFailed."""
         file = self.metadata / "corpus.json"
         options = ["--json", str(file), "--jobs", str(jobs)]
-        self.run(["-c", _SELECT, *options], folder=self.root, stdin=json.dumps(names), codes=(0, 1))
+        self.run(
+            ["-P", "-c", _SELECT, *options], folder=self.work, stdin=json.dumps(names), codes=(0, 1)
+        )
         outcomes = {row["name"]: row | (row.pop("ruling") or {}) for row in _read(file)["outcomes"]}
         judged = {name for name, row in outcomes.items() if row["refused"] or "passed" in row}
         if judged != set(names):
@@ -190,15 +200,14 @@ def _compared(
     write_inputs(inputs)
     values: dict[str, list[Any]] = {kind: [] for kind in kinds}
     for side in sides:
-        shutil.rmtree(side.work, ignore_errors=True)
-        shutil.copytree(inputs, side.work)
-        side.verify()
+        side.enter(inputs)
         for kind in kinds:
             began = time.monotonic()
             try:
                 if kind == CORPUS:
                     names = select(side.names(), whole=asked.all, pattern=asked.entries)
                     values[kind].append(side.outcomes(names, asked.jobs))
+                    print(f"{side.name}: {len(names)} entries of the corpus")
                 else:
                     values[kind].append(side.evidence(kind))
             except RunFailed as failure:
@@ -256,7 +265,9 @@ def _read(path: Path) -> Any:
 
 
 def _print(results: dict[str, list[Difference]]) -> None:
-    shown = Table("kind", "result", "path", "base", "current", box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("kind", "result", "path", "base", "current"):
+        shown.add_column(heading, overflow="fold")
     for kind, rows in results.items():
         if not rows:
             shown.add_row(kind, "equal")

@@ -33,7 +33,7 @@ RUNS: dict[str, str] = {
     "dataset": "logits.onnx build_classifier frozen_models:open_images --decode-workers 1",
     "release": "release.yaml build_release images.npy",
     "int8": "int8.onnx build_classifier images.npy --policy int8.yaml",
-    "reduced": "reduced.onnx build_classifier images.npy --precision reduced",
+    "reduced": "reduced.onnx build_embedding images.npy --precision reduced",
     "float64": "float64.onnx build_mixed_precision rows.npy",
     "recorded": "logits.onnx build_classifier images.npy --recorded phone=recording",
     "jobs": "logits.onnx build_classifier many.npy --jobs 2 --batch-size 8",
@@ -113,8 +113,8 @@ def write_inputs(folder: Path) -> None:
     classifier = models.build_classifier()
     _export(classifier, folder / "logits.onnx", picture, ["logits"])
     _export(classifier, folder / "fixed_batch.onnx", picture, ["logits"], dynamic=False)
-    half = models.HalfPrecision(models.build_classifier())
-    _export(half, folder / "reduced.onnx", picture, ["logits"])
+    half = models.HalfPrecision(models.build_embedding())
+    _export(half, folder / "reduced.onnx", picture, ["embedding"])
     _export(models.build_embedding(), folder / "embedding.onnx", picture, ["embedding"])
     detector = models.build_detector()
     _export(detector, folder / "detector.onnx", picture, ["boxes", "scores", "labels"])

@@ -110,7 +110,10 @@ def test_entry_points_are_those_of_the_tree(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[project.entry-points."parity_gate.runtimes"]\nort-cpu = "gate.moved:OrtCpu"\n'
     )
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "__init__.py").touch()
     side = Side.prepare("base", tmp_path, tmp_path)
+    side.enter(tmp_path / "gate")
     code = (
         "from importlib.metadata import entry_points as e; print(*e(group='parity_gate.runtimes'))"
     )
