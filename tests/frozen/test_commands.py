@@ -73,9 +73,12 @@ def test_session(
     for line in SESSION:
         if line.startswith("#") or not line:
             continue
-        arguments = shlex.split(line)
+        command, _, output = line.partition(" > ")
+        arguments = shlex.split(command)
         code = cli.main(arguments)
         printed = capsys.readouterr()
+        if output:
+            Path(output).write_text(printed.out)
         text += f"$ gate {line}\n  exit code {code}\n"
         if printed.err and code:
             lines = printed.err.strip().splitlines()  # progress comes first where it takes long
