@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
-import gate.mlflow_client.runs
 from gate.errors import RegistryUnavailable, ResourceGone
 from gate.mlflow_client.runs import (
     DECIDED_TAG,
@@ -104,19 +101,3 @@ def test_a_run_that_is_not_there_is_told(runs: Runs) -> None:
 def test_a_server_that_is_down_is_told_at_once() -> None:
     with pytest.raises(RegistryUnavailable):
         Runs("http://127.0.0.1:1")
-
-
-@pytest.mark.proof
-def test_this_room_never_touches_the_registry() -> None:
-    """The wall that import-linter can't see: the same client could."""
-    registry = {
-        name for name in dir(MlflowClient) if "model_version" in name or "registered" in name
-    }
-    called = {
-        node.attr
-        for path in Path(gate.mlflow_client.runs.__file__).parent.glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-    }
-    assert "create_run" in called
-    assert not called & registry
