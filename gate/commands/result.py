@@ -55,8 +55,10 @@ class Dispatch(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
 
-# 0    passed, or done 1    rejected by the policy 2    could not judge: bad input, a missing
-# device, a server that is down, a fault of the gate 130  interrupted
+# 0    passed, or done
+# 1    rejected by the policy
+# 2    could not judge: bad input, a missing device, a server that is down, a fault of the gate
+# 130  interrupted
 
 
 _OF_VERDICTS = {"PASS": 0, "FAIL": 1, "ERROR": 2}

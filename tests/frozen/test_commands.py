@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import shlex
 import shutil
@@ -40,11 +41,15 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The command lines of a command and all its subcommands."""
+    """Yield the command lines of a command and all its subcommands.
+
+    click keeps the help option of a command's first call: without `-h` where a test of this process
+    called the command alone.
+    """
+    command._help_option = None
     yield path
-    found = getattr(command, "subcommands", ())
-    for name in found:
-        yield (*path, name)
+    for name, place in getattr(command, "subcommands", {}).items():
+        yield from commands(pkgutil.resolve_name(place), (*path, name))
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -81,7 +86,8 @@ def test_session(
             Path(output).write_text(printed.out)
         text += f"$ gate {line}\n  exit code {code}\n"
         if printed.err and code:
-            lines = printed.err.strip().splitlines()  # progress comes first where it takes long
+            # Progress is printed where a step takes long, which depends on the machine.
+            lines = [each for each in printed.err.splitlines() if each and each[-1] != "…"]
             first = next((each for each in lines if each.startswith("error:")), lines[0])
             first = first.replace(str(folder), "FOLDER")
             text += f"  {re.sub(r'[0-9a-f]{12,}', 'HEX', first)}\n"
