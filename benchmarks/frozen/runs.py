@@ -64,7 +64,7 @@ def commands(kind: str, report: str) -> list[list[str]]:
 _INT8_POLICY = """\
 precision: quantized
 min_samples: 40
-instruments: {noise_samples: 0, stability_samples: 0, search_inputs: 0, probe_relative_diff: 0.2}
+instruments: {noise_samples: 0, stability_samples: 0, search_inputs: 0, probe_relative_diff: 2.0}
 runtimes:
   ort-cpu-optimized:
     required: always
