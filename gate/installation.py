@@ -364,3 +364,11 @@ def _stated(path: Path) -> str | None:
 
 def _checked(text: str) -> str | None:
     return text if _COMMIT.fullmatch(text) else None
+
+
+def cores() -> int:
+    """Return the number of physical cores that this process may use."""
+    import psutil
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(min(psutil.cpu_count(logical=False) or 1, allowed or 1), 1)

@@ -13,9 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import psutil
-
 from gate.errors import PolicyError, StorageError, first_line
+from gate.installation import cores
 from gate.model.factory import paused_gc
 from gate.storage.files import temporary_folder
 
@@ -35,12 +34,6 @@ def set_switches() -> None:
     """Set those that nobody has set, for this process and those that it starts."""
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)
-
-
-def cores() -> int:
-    """Physical ones that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(min(psutil.cpu_count(logical=False) or 1, allowed or 1), 1)
 
 
 _LISTEN_S = 10.0

@@ -25,7 +25,6 @@ from gate.data.open_samples import Opening
 from gate.data.samples import SampleSet
 from gate.distributed.cluster_early import (
     EarlyActors,
-    cores,
     end_actor,
 )
 from gate.distributed.early import EarlyProcess
@@ -33,6 +32,7 @@ from gate.distributed.kept_parts import KeptParts, KeptPlan
 from gate.distributed.plan import MeasurementPlan
 from gate.distributed.worker import ONE_FILE, Answer, JobSpec, WorkerFailure, read_answer
 from gate.errors import EvidenceError, GateError, PolicyError, first_line
+from gate.installation import cores
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
 from gate.measure.run import SamplePass
 from gate.measure.work_units import FirstUnitState, ReferenceDigests, UnitResult, WorkUnit

@@ -85,9 +85,9 @@ def test_session(
         if output:
             Path(output).write_text(printed.out)
         text += f"$ gate {line}\n  exit code {code}\n"
-        if printed.err and code:
-            # Progress is printed where a step takes long, which depends on the machine.
-            lines = [each for each in printed.err.splitlines() if each and each[-1] != "…"]
+        # Progress is printed where a step takes long, which depends on the machine.
+        lines = [each for each in printed.err.splitlines() if each and not each.endswith(" …")]
+        if lines and code:
             first = next((each for each in lines if each.startswith("error:")), lines[0])
             first = first.replace(str(folder), "FOLDER")
             text += f"  {re.sub(r'[0-9a-f]{12,}', 'HEX', first)}\n"

@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from gate.distributed.cluster_early import cores
+from gate.installation import cores
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import threading
 import pytest
 import ray
 
-from gate.distributed.cluster_early import Cluster, RaySession, cores
+from gate.distributed.cluster_early import Cluster, RaySession
 from gate.errors import StorageError
+from gate.installation import cores
 
 
 @pytest.fixture(autouse=True)
