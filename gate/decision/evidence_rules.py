@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gate.decision.catalog import CHAIN, REMEDIES
 from gate.decision.check_result import CheckResult, Verdict
@@ -12,6 +12,7 @@ from gate.policy.runtime_options import OrtSetup, is_recorded, ort_setup
 from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence, SubjectPart
 from gate.records.runtime import CPU_PROVIDER, OWN, PROVIDERS, RUNTIMES, RuntimeName
+from gate.storage.safe_text import make_printable
 
 
 def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
@@ -35,6 +36,9 @@ def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResul
 
 _SPREAD = 1e-4
 """Of the largest output: far above what two runs of one batch differ by in rounding, if at all."""
+
+_NAMED = 5
+"""Parameters and buffers that a text lists."""
 
 
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
@@ -235,22 +239,43 @@ def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]
 
 
 def repeats(evidence: Evidence) -> Iterator[CheckResult]:
-    """A reference that draws random numbers in eval mode has any answer, and a huge noise floor."""
-    spread = evidence.reference_spread
+    """A reference that draws random numbers in eval mode has any answer, and a huge noise floor.
+    One that computes with what an earlier call left in a buffer has another answer each time."""
+    spread, state = evidence.reference_spread, evidence.state_spread
     if spread is None:
         return
     problems = []
-    if not (math.isfinite(spread) and 0.0 <= spread <= _SPREAD):
+    fine = "The reference gives the same answer twice."
+    if state:
+        fine += f" Its forward changes {_named(state)}, restored before each run."
+    if not _is_small(spread):
         problems.append(
             f"two runs of the reference on the same samples differ by {spread:.3g} of its largest "
             "output"
         )
+    counting = {name: moved for name, moved in state.items() if not _is_small(moved)}
+    if counting and not problems:
+        problems.append(
+            f"the outputs depend on the number of the call: forward changes {_named(counting)} and "
+            f"computes with it, so a second call differs by {max(counting.values()):.3g} of the "
+            "largest output"
+        )
     yield check_statement(
         "repeats",
         problems=problems,
-        fine="The reference gives the same answer twice.",
+        fine=fine,
         verdict=Verdict.ERROR,
     )
+
+
+def _is_small(spread: float) -> bool:
+    return math.isfinite(spread) and 0.0 <= spread <= _SPREAD
+
+
+def _named(state: Iterable[str]) -> str:
+    names = sorted(state)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(make_printable(name) for name in names[:_NAMED]) + more
 
 
 def inputs(evidence: Evidence) -> Iterator[CheckResult]:

@@ -78,7 +78,8 @@ def locate(
     taken = next(samples.batches(min(wanted, len(samples))))
     with _switched(policy):
         graph = FileGraph(candidate)
-        side = ModelRunner(copy_model(case.model, device="cpu", double=binding.double), binding)
+        own = copy_model(case.model, device="cpu", double=binding.double)
+        side = ModelRunner(own, binding, original=case.model)
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)

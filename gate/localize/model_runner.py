@@ -373,10 +373,11 @@ class Float64Values:
 class ModelRunner:
     """Our own copy of the model. Call it outside of inference mode, without gradients."""
 
-    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
+    def __init__(self, model: nn.Module, binding: InputBinding, *, original: nn.Module) -> None:
+        """`original`: what `model` was copied from."""
         self.model = model
         self._binding = binding
-        self._reference = ReferencePass(model, binding)
+        self._reference = ReferencePass(model, binding, original=original)
 
     def survey(self, batch: Batch) -> ValueSurvey:
         """The values of a forward. Raises EvidenceError."""
@@ -416,7 +417,9 @@ class ModelRunner:
         Raises ModelError where the model can't run in float64.
         """
         in_float64 = double_copy(self.model)
-        runner = TorchSession(in_float64, self._binding, device="cpu", dtype=torch.float64)
+        runner = TorchSession(
+            in_float64, self._binding, device="cpu", dtype=torch.float64, original=self.model
+        )
         through = CaptureOutputs(survey, references, whole=False)
         apart = ReplaceOutputs(survey, references)
         try:

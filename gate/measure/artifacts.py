@@ -73,7 +73,9 @@ def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: st
     names = [spec.name for spec in subject.outputs]
     with deterministic(policy.determinism):
         reference = ReferencePass(
-            copy_model(case.model, device="cpu", double=binding.double), binding
+            copy_model(case.model, device="cpu", double=binding.double),
+            binding,
+            original=case.model,
         )
         chosen = samples.take(_choose(reference, samples, binding, [allowed[n] for n in names]))
         batch = next(chosen.batches(binding.batch_size))

@@ -17,6 +17,7 @@ from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.cost_meter import CostMeter
 from gate.measure.job import MeasurementJob
+from gate.model.model_state import ModelState
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.reference.cache import ReferenceCache
@@ -30,14 +31,22 @@ from gate.storage.arrays import Batch, OutputArray
 class ReferencePass:
     """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
 
-    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
-        self._runner = TorchSession(model, binding, device="cpu")
+    def __init__(
+        self, model: nn.Module, binding: InputBinding, *, original: nn.Module | None = None
+    ) -> None:
+        """`original`: what `model` was copied from; None: its state is cloned."""
+        self._runner = TorchSession(model, binding, device="cpu", original=original)
         self.meter = CostMeter()
 
     @property
     def keys(self) -> tuple[str | None, ...]:
         """Under which name the last run returned each output."""
         return self._runner.keys
+
+    @property
+    def state(self) -> ModelState:
+        """What forward changes, and restores."""
+        return self._runner.state
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """All outputs. Raises EvidenceError."""
@@ -60,6 +69,26 @@ class ReferencePass:
         if len(again) != len(expected):
             return math.inf
         return max((_spread(a, b) for a, b in zip(expected, again, strict=True)), default=0.0)
+
+    def state_spread(self, batch: Batch, expected: list[OutputArray]) -> dict[str, float]:
+        """For each parameter and buffer that forward changes: the `spread` of a run that begins
+        with what a run before has left in it."""
+        if not self.state.changed:
+            return {}
+        left = self.state.after(lambda: self.run(batch))
+
+        def spread(*names: str) -> float:
+            self.state.replace({name: left[name] for name in names})
+            return self.spread(batch, expected)
+
+        together = spread(*left)
+        if together == 0.0:
+            return dict.fromkeys(left, 0.0)
+        alone = {name: spread(name) for name in left}
+        if not any(alone.values()):
+            return dict.fromkeys(left, together)
+        worst = max(alone, key=lambda name: alone[name])
+        return alone | {worst: max(together, alone[worst])}
 
     def timed_run(self, batch: Batch) -> list[OutputArray]:
         """The same, on the clock."""
@@ -133,7 +162,7 @@ class MeasurementContext:
         binding = case.bind()
         own = copy_model(case.model, device="cpu", double=binding.double)
         truth = Truth(own, binding, samples=0)
-        reference = ReferencePass(own, binding)
+        reference = ReferencePass(own, binding, original=case.model)
         return cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
 
     def rounded_run(

@@ -121,7 +121,7 @@ class SamplePass:
             for chosen in chosen_of(policy, case.recordings)
         ]
         self.model = copy_model(case.model, device="cpu", double=self.binding.double)
-        self.reference = ReferencePass(self.model, self.binding)
+        self.reference = ReferencePass(self.model, self.binding, original=case.model)
         wanted = policy.instruments.noise_samples
         self.truth = Truth(self.model, self.binding, samples=wanted if noise else 0)
         self.stand = MeasurementContext(
@@ -320,7 +320,7 @@ def _open(
         if unusable is not None:
             raise RuntimeUnusable(unusable)
         own = copy_model(model, device=device, double=binding.double)
-        return TorchSession(own, binding, device=device)
+        return TorchSession(own, binding, device=device, original=model)
 
     try:
         track.absent_reason = chosen.absent_reason()
@@ -449,6 +449,7 @@ class Measurement:
     reference_latency: Latency | None
     reference_cost: Cost | None
     reference_spread: float
+    state_spread: dict[str, float]
     noise_unmeasured: str | None
     trace_search: TraceSearch | None = None
     graph: GraphReport | None = None
@@ -471,6 +472,7 @@ class Measurement:
             reference_latency=self.reference_latency,
             reference_cost=self.reference_cost,
             reference_spread=self.reference_spread,
+            state_spread=self.state_spread,
             noise_unmeasured=self.noise_unmeasured,
             trace_search=self.trace_search,
             graph=self.graph,
@@ -502,7 +504,8 @@ def measure(
     that `candidate.subject` describes.
     """
     with SamplePass.open(case) as sample_pass:
-        spread = sample_pass.reference.spread(sample_pass.example, sample_pass.expected)
+        reference, first = sample_pass.reference, (sample_pass.example, sample_pass.expected)
+        spread, state_spread = reference.spread(*first), reference.state_spread(*first)
         enabled = [kind for kind in instruments if kind.is_enabled(case)]
         before = [kind(sample_pass.stand) for kind in enabled if not kind.needs_runtimes]
         for instrument in before:
@@ -545,6 +548,7 @@ def measure(
             reference_latency=sample_pass.reference.meter.latency(),
             reference_cost=sample_pass.reference.meter.cost(),
             reference_spread=spread,
+            state_spread=state_spread,
             noise_unmeasured=sample_pass.truth.unmeasured,
             crew=_record(crew, sample_pass) if crew is not None and others else None,
             samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),

@@ -161,6 +161,7 @@ class TracedReference:
     def __init__(self, stand: MeasurementContext, batch: Batch) -> None:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
         self._names = stand.binding.arguments
+        self._state = stand.reference.state
         with _quiet() as caught:
             try:
                 self._net: nn.Module = _Flat(stand.model, stand.binding)
@@ -174,7 +175,7 @@ class TracedReference:
     def watched(self, batch: Batch) -> tuple[BranchRecorder, bool]:
         """What the model itself reads from its tensors, and whether it computes the batch."""
         tensors = self._tensors(batch)
-        with _quiet(), BranchRecorder() as watch:
+        with _quiet(), self._state.restored(), BranchRecorder() as watch:
             try:
                 self._net(*tensors)
             except Exception:  # what the model refuses is no input of it
@@ -194,9 +195,13 @@ class TracedReference:
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """All outputs. May raise anything."""
-        with _quiet(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        with (
+            _quiet(),
+            self._state.restored(),
+            torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
+        ):
             outputs = self._module(*self._tensors(batch))
-        return [output.detach().numpy() for output in outputs]
+            return [output.detach().numpy().copy() for output in outputs]
 
     def _trace_or_say_why(self, batch: Batch) -> Any:
         try:
@@ -208,9 +213,10 @@ class TracedReference:
             ) from error
 
     def _trace(self, batch: Batch) -> Any:
-        return torch.jit.trace(  # type: ignore[no-untyped-call]
-            self._net, self._tensors(batch), check_trace=False, strict=False
-        )
+        with self._state.restored():
+            return torch.jit.trace(  # type: ignore[no-untyped-call]
+                self._net, self._tensors(batch), check_trace=False, strict=False
+            )
 
     def _tensors(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         tensors = (torch.from_numpy(batch[name].copy()) for name in self._names)

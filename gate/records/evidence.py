@@ -274,6 +274,10 @@ class Evidence(Record):
     reference_spread: Measured | None = added_field(None)
     """max|a - b| / max|a| of two runs a, b of the reference on the same samples; the worst over the
     outputs. None: of before it was measured."""
+    state_spread: dict[str, Measured] = added_field({})
+    """Parameters and buffers that the reference's forward changes. They are restored before each
+    run. The number: as `reference_spread`, where run b begins with what run a left in the
+    tensor."""
     graph: GraphReport | None = added_field(None)
     graph_unread: str | None = added_field(None)
     """Why the graph could not be read."""

@@ -129,7 +129,9 @@ class Float64Reference:
     def __init__(self, model: nn.Module, binding: InputBinding) -> None:
         """Raises ModelError if `model` can't be copied."""
         self.model = double_copy(model)
-        self._runner = TorchSession(self.model, binding, device="cpu", dtype=torch.float64)
+        self._runner = TorchSession(
+            self.model, binding, device="cpu", dtype=torch.float64, original=model
+        )
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """All outputs, those of floats in float64.
@@ -156,7 +158,8 @@ class Float64Reference:
 def double_copy(model: nn.Module) -> nn.Module:
     """A deep copy on the CPU, in eval mode and float64. Raises ModelError."""
     duplicate = copy_model(model, device="cpu", double=True)
-    duplicate.double()
+    with torch.inference_mode(False):
+        duplicate.double()
     return duplicate
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gate.data.input_binding import InputBinding
 from gate.errors import ModelError
 from gate.model.forward_signature import ForwardSignature, leaves
+from gate.model.model_state import ModelState
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 from gate.runtimes.runtime import Proof, Session
 from gate.storage.arrays import Batch, OutputArray
@@ -36,17 +37,18 @@ def copy_model(model: nn.Module, *, device: str, double: bool = False) -> nn.Mod
     can't be copied.
     """
     try:
-        with torch.no_grad(), _computed_apart(model):
-            # no_grad: else copies of TorchScript's parameters are computed tensors
+        # no_grad: else copies of TorchScript's parameters are computed tensors
+        with torch.inference_mode(False), torch.no_grad(), _computed_apart(model):
             duplicate = copy.deepcopy(model)
     except Exception as error:
         raise ModelError(
             f"the reference model can't be copied: {type(error).__name__}: {error}. Build it so "
             "that copy.deepcopy works: keep no tensors with a gradient history as attributes."
         ) from error
-    duplicate.to(device=device)
-    # `to(dtype=…)` would also make complex numbers real
-    duplicate._apply(_wide if double else _single)  # type: ignore[no-untyped-call]
+    with torch.inference_mode(False), torch.no_grad():  # so that tensors have version counters
+        duplicate.to(device=device)
+        # `to(dtype=…)` would also make complex numbers real
+        duplicate._apply(_wide if double else _single)  # type: ignore[no-untyped-call]
     duplicate.eval()  # not chained: models that override `train` often forget to return themselves
     return duplicate
 
@@ -79,7 +81,11 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TorchSession(Session):
-    """Runs a module on one device; the module is the runner's own from then on."""
+    """Runs a module on one device; the module is the runner's own from then on.
+
+    Parameters and buffers that forward changes are restored after each run, so every run begins
+    with the state of the original.
+    """
 
     def __init__(
         self,
@@ -88,8 +94,12 @@ class TorchSession(Session):
         *,
         device: str,
         dtype: torch.dtype = torch.float32,
+        original: nn.Module | None = None,
     ) -> None:
+        """`original`: what `model` was copied from; None: its state is cloned
+        (`gate.model.model_state`)."""
         self._model = model
+        self.state = ModelState(model, original)
         self._device = torch.device(device)
         self._dtype = dtype
         self._double = binding.double
@@ -106,10 +116,14 @@ class TorchSession(Session):
         The outputs come in the model's order.
         """
         tensors = [self._tensor(batch[name]) for name in self._names]
-        found = leaves(self._call(self._model, tensors))
+        with self.state.restored():
+            found = leaves(self._call(self._model, tensors))
+            outputs = [_to_numpy(leaf.tensor) for leaf in found]
+            if self.state.find_changes():  # an output may be a view of what is restored
+                outputs = [output.copy() for output in outputs]
         self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
         self._devices |= {leaf.tensor.device.type for leaf in found}
-        return [_to_numpy(leaf.tensor) for leaf in found]
+        return outputs
 
     def proof(self) -> Proof:
         """The devices of the outputs, as providers; CPU first if any output was there."""

@@ -379,7 +379,7 @@ def _model(scene: Scene) -> GroupExplanation:
     text = check.explanation.rstrip(".")
     if check.name == "near_ties":
         text = f"The model leaves answers to rounding: {text.partition(':')[0]}"
-    if check.name == "repeats":
+    if check.name == "repeats" and not scene.evidence.state_spread:
         text += ": the model draws random numbers, or changes itself, in eval mode"
     return GroupExplanation("the model", clean(capital(text)), check.remedy)
 

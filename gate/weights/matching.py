@@ -28,6 +28,7 @@ from gate.weights.model_tensors import (
     canonical,
     leeway,
     norms,
+    renormalized_embeddings,
     stored_tensors,
 )
 from gate.weights.value_graph import FLOATS, INTEGERS, DroppedContents, ValueGraph
@@ -94,6 +95,7 @@ class WeightMatcher:
         self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
         for layer in layers(witness.model):
             self._layers[tuple(layer.weight.shape)].append(layer)
+        self._renormalized = dict(renormalized_embeddings(witness.model))
 
     def exact(self, constant: Constant) -> Match | None:
         """The same elements as a tensor of the model, or as one packed for a recurrent operator;
@@ -124,6 +126,30 @@ class WeightMatcher:
                 return
         candidates = _rounded(self.pool.of_dims(values), name)
         constant.suspect(nearest(constant.name, values, candidates))
+
+    def renormalized(self, constant: Constant) -> None:
+        """An embedding with `max_norm`, whose rows are either unchanged or renormalized: a forward
+        before the export has renormalized the rows that it looked up."""
+        values, kept = constant.values, leeway(constant.format)
+        assert values is not None
+        for name, limited in self._renormalized.items():
+            stored = self.pool.by_name[name]
+            if values.shape != stored.shape:
+                continue
+            right = _near(values, stored.values, kept=kept).all(1)
+            wrong = np.asarray(~(right | _near(values, limited, kept=kept).all(1)))
+            if not wrong.any():
+                constant.match = Match("renormalized", stored.names)
+                if self.pool.by_name.get(constant.name) in (None, stored):
+                    constant.values = None
+                return
+            if wrong.mean() <= HALF:
+                mask = wrong[:, None] & (values != stored.values)
+                constant.suspect(of_mask(constant.name, name, (values, stored.values), mask))
+
+    def is_renormalized(self, stored: ModelTensor) -> bool:
+        """Return True for an embedding with `max_norm`, all of whose right values are known."""
+        return not self._renormalized.keys().isdisjoint(stored.names)
 
     def joined(self, constant: Constant) -> None:
         """A slice of a tensor, or several of them one behind the other."""
@@ -239,14 +265,21 @@ def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_]
     Exporters compute it with other roundings than PyTorch, which may add up. So it is the same
     only where all elements are either within these or far beyond, and at least half within.
     """
+    near = _near(values, arranged, kept=kept)
     with np.errstate(all="ignore"):
         apart = np.abs(values.astype(np.float64) - arranged)
         size = np.sqrt(np.mean(arranged.astype(np.float64) ** 2))
-        rounding = (_ROUNDING + kept.relative) * np.abs(arranged) + kept.absolute
-    near = (apart <= rounding) | (values == arranged)
-    near |= np.isnan(values) & np.isnan(arranged)
     far = ~near & ~(apart <= _FAR * size)
     return far if (near | far).all() and near.mean() >= HALF else None
+
+
+def _near(values: Values, expected: Values, *, kept: Leeway) -> NDArray[np.bool_]:
+    """Where both are equal up to rounding, or both NaN."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(values.astype(np.float64) - expected)
+        rounding = (_ROUNDING + kept.relative) * np.abs(expected) + kept.absolute
+        near: NDArray[np.bool_] = (apart <= rounding) | (values == expected)
+    return near | (np.isnan(values) & np.isnan(expected))
 
 
 def _as_weight(values: Values, shape: tuple[int, ...]) -> Iterable[Values]:
@@ -314,6 +347,8 @@ class Constants:
         for constant in constants:
             if constant.open and constant.format is not None:
                 matcher.narrow(constant)
+            if constant.open and _says_something(constant):
+                matcher.renormalized(constant)
             if constant.values is not None and constant.values.dtype.kind == "f":
                 matcher.folded(constant)
         for constant in constants:
@@ -392,7 +427,7 @@ class Constants:
             own = self._own(constant)
             if constant.values is None:
                 continue
-            if (own is None and self._blind) or (own is not None and self._moves(own)):
+            if (own is None and self._blind) or self._moves(own):
                 constant.suspicion = None
                 continue
             if constant.match is not None:
@@ -401,7 +436,7 @@ class Constants:
                     constant.suspicion = named(constant.name, constant.values, own)
                 continue
             alike = self._matcher.pool.of_dims(constant.values)
-            constant.suspect(nearest(constant.name, constant.values, alike))
+            constant.suspect(self._nearest(constant.name, constant.values, alike))
             if constant.suspicion is not None or constant.excused:
                 continue
             if own is not None and self._matcher.may_be_folded(constant, matched):
@@ -412,12 +447,22 @@ class Constants:
                 constant.suspicion = rounded(constant.name, constant.values, alike)
         return len(leading)
 
+    def _nearest(
+        self, name: str, values: Values, alike: list[ModelTensor]
+    ) -> WeightMismatch | None:
+        """What most of a constant is, unless forward itself changes that tensor."""
+        found = nearest(name, values, alike)
+        moves = found is not None and self._moves(self._matcher.pool.by_name.get(found.name))
+        return None if moves else found
+
     def _scaled(self, constant: Constant) -> bool:
         """True for the weight or bias of a layer that something was folded into."""
         return constant.name.rpartition(".")[0] in self._matcher.scaled
 
-    def _moves(self, stored: ModelTensor) -> bool:
-        """True if forward itself writes into the tensor."""
+    def _moves(self, stored: ModelTensor | None) -> bool:
+        """True if forward itself writes into the tensor, so that other values may be right, too."""
+        if stored is None or self._matcher.is_renormalized(stored):
+            return False
         if self._computed is None:
             self._forward()
         assert self._computed is not None

@@ -394,6 +394,17 @@ def _stepwise(
     return step, (step(each.astype(kind)) for each in numbers)
 
 
+def renormalized_embeddings(model: nn.Module) -> Iterator[tuple[str, Values]]:
+    """The names of the weights of embeddings with `max_norm`, and their values when a forward has
+    looked up every row."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            weight, rows = module.weight.detach().clone(), torch.arange(len(module.weight))
+            with torch.no_grad():
+                torch.embedding_renorm_(weight, rows, module.max_norm, module.norm_type)
+            yield f"{path}.weight" if path else "weight", weight.float().numpy()
+
+
 def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
     """A plain tensor of floats among the attributes of a module; None: there is none."""
     try:

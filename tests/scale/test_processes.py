@@ -106,6 +106,15 @@ def test_a_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     assert all(runtime.outputs[0].samples == SAMPLES for runtime in measured)
 
 
+@pytest.mark.proof
+def test_workers_begin_each_run_with_the_same_state(folder: Path) -> None:
+    one, both = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
+    assert both.crew is not None
+    assert untimed(both.to_plain()) == untimed(one.to_plain())
+    assert one.state_spread["calls"] > 0.1
+    assert all(r.outputs[0].max_abs_diff < 1e-5 for r in one.runtimes if r.measured)
+
+
 @exhaustive
 @pytest.mark.proof
 def test_a_unit_that_no_process_survives_is_named(

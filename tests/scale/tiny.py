@@ -33,6 +33,18 @@ class Rare(Net):
         return torch.sigmoid(super().forward(x) - 8.0)
 
 
+class Counting(Net):
+    """Multiplies by the number of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
 class Mortal(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if _is_worker() and len(x) == 8 and _is_its_turn():
@@ -62,6 +74,10 @@ def build() -> nn.Module:
 
 def rare() -> nn.Module:
     return Rare().eval()
+
+
+def counting() -> nn.Module:
+    return Counting().eval()
 
 
 def mortal() -> nn.Module:
