@@ -37,7 +37,7 @@ from gate.lint.source import (
     trees_of,
     writes,
 )
-from gate.lint.torch_rules import READ_ON, floor_division, tell_rewritten
+from gate.lint.torch_rules import floor_division, is_read, tell_rewritten
 from gate.lint.values import (
     NOTHING,
     Arguments,
@@ -1052,7 +1052,7 @@ def tensor_method(
     if name in ("index_put", "index_put_"):
         _index_put(node, arguments, scope)
     whole = arguments.after(owner)
-    if not owner.constant:
+    if not owner.constant or name in ("index_add", "index_add_"):  # of zeros, mostly
         tell_rewritten(name, node, whole, scope)
     return operation(name, whole)
 
@@ -1728,7 +1728,7 @@ class ForwardVisitor:
             return unknown()
         forward = inspect.getattr_static(module, "forward", None)
         function = python_function(forward)
-        if function is None or (_of_torch(function) and type(module) not in READ_ON):
+        if function is None or (_of_torch(function) and not is_read(module)):
             return self._torch_module(module, arguments, scope)
         owner = None if inspect.ismethod(forward) or isinstance(forward, staticmethod) else module
         given = arguments

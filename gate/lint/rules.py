@@ -1,4 +1,4 @@
-"""Rules TRC001–TRC018: title, level, message, rewrite, affected strategies."""
+"""Rules TRC001–TRC020: title, level, message, rewrite, affected strategies."""
 
 from __future__ import annotations
 
@@ -156,5 +156,21 @@ RULES: dict[str, Rule] = {
         "the file computes another formula, which is not the same everywhere",
         "write the formula out",
         _ALL,
+    ),
+    "TRC019": Rule(
+        "an embedding with max_norm",
+        "error",
+        "the exporter drops max_norm: only rows that the example looks up are renormalized in the "
+        "file, or none",
+        "renormalize the rows in forward, without max_norm; or export with strategy: dynamo",
+        _TORCHSCRIPT,
+    ),
+    "TRC020": Rule(
+        "index_add with repeated indices",
+        "error",
+        "of several values for one place the file adds one, torch all of them",
+        "multiply by a one-hot matrix, or use scatter_add from opset 16 on; or export with "
+        "strategy: dynamo",
+        _TORCHSCRIPT,
     ),
 }

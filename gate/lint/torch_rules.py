@@ -1,4 +1,4 @@
-"""TRC009–011, 013, 017, 018: indexing and arguments that exporters get wrong."""
+"""TRC009–011, 013, 017–020: indexing and arguments that exporters get wrong."""
 
 from __future__ import annotations
 
@@ -206,6 +206,12 @@ READ_ON = (
 """torch's own modules that hand their settings to one of these functions: their forward is read."""
 
 
+def is_read(module: nn.Module) -> bool:
+    """Return True for a module of torch's own whose forward is read."""
+    limited = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    return limited or type(module) in READ_ON
+
+
 _SOFT = 8.0
 """softplus(t) is t to seven digits and more from here on, so that a threshold hardly shows."""
 
@@ -321,6 +327,21 @@ def _index_put(node: _Node, arguments: Arguments, scope: Frame) -> None:
         )  # fmt: skip
 
 
+def _embedding(node: _Node, arguments: Arguments, scope: Frame) -> None:
+    limit = arguments.get(3, "max_norm")
+    if limit is not None and limit.object is not None:
+        scope.tell("TRC019", node)
+
+
+def _index_add(node: _Node, arguments: Arguments, scope: Frame) -> None:
+    index, added = arguments.get(2, "index"), arguments.get(3, "source")
+    elements = None if index is None else index.elements
+    distinct = elements is not None and len({*elements.flatten().tolist()}) == elements.numel()
+    computed = any(value is not None and not value.constant for value in (index, added))
+    if computed and not distinct:
+        scope.tell("TRC020", node)
+
+
 def _mean(node: _Node, arguments: Arguments, scope: Frame) -> None:
     if "dtype" in arguments.keywords and arguments.keywords["dtype"].object is not None:
         scope.tell(
@@ -383,6 +404,10 @@ _TORCHSCRIPT: dict[str, _Look] = {
     "floor_divide_": _floor_divide,
     "index_put": _index_put,
     "index_put_": _index_put,
+    "embedding": _embedding,
+    "embedding_bag": _embedding,
+    "index_add": _index_add,
+    "index_add_": _index_add,
 }
 
 _DYNAMO: dict[str, _Look] = {

@@ -424,6 +424,73 @@ class AccumulateByScatter(Net):
         return x.scatter_add(1, places, x[:, :3])
 
 
+class Limited(Net):
+    """Most rows of the table exceed the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, WIDTH, max_norm=1.0)
+
+    def before(self, x):
+        return self.table(x).mean(1)
+
+
+class LimitedBag(Limited):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(12, WIDTH, max_norm=1.0)
+
+    def before(self, x):
+        return self.table(x)
+
+
+class LimitedFunction(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(12, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(functional.embedding(x, self.table, max_norm=1.0).mean(1))
+
+
+class LimitedWritten(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.table(x)
+        norm = torch.sqrt((rows * rows).sum(-1, keepdim=True))
+        return self.fc(torch.where(norm > 1.0, rows / (norm + 1e-7), rows).mean(1))
+
+
+class IndexAdd(Net):
+    def before(self, x):
+        groups = torch.tensor([0, 0, 2, 2, 1, 1])
+        return x + torch.zeros(x.shape[0], WIDTH).index_add(1, groups, x)
+
+
+class IndexAddInPlace(Net):
+    """The groups come from the input."""
+
+    def before(self, x):
+        y = torch.zeros(WIDTH, x.shape[0])
+        y.index_add_(0, x[0].abs().long().clamp(max=1), x.t())
+        return x + y.t()
+
+
+class OneHot(Net):
+    def before(self, x):
+        groups = torch.tensor([0, 0, 2, 2, 1, 1])
+        return x + x @ functional.one_hot(groups, WIDTH).float()
+
+
+class OneHotOfInput(Net):
+    def before(self, x):
+        groups = functional.one_hot(x[0].abs().long().clamp(max=1), WIDTH)
+        return x + x @ groups.float()
+
+
 class IntegerMean(Net):
     def before(self, x):
         return x + (x * 5).long().mean(1, keepdim=True, dtype=torch.float32)
@@ -495,6 +562,11 @@ def rows(count: int, columns: int = WIDTH, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(rng.standard_normal((count, columns)).astype(np.float32))
 
 
+def ids(count: int, seed: int = 0) -> torch.Tensor:
+    """Rows of a table, shape (count, 3)."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 12, (count, 3)))
+
+
 def _plain() -> tuple[Any, ...]:
     return (rows(4),)
 
@@ -536,6 +608,9 @@ def others() -> torch.Tensor:
 def _by_name() -> tuple[Any, ...]:
     # The same dict as the user's, its keys set in another order.
     return ({"mask": rows(4, seed=2), "image": rows(4)}, {})
+
+
+_IDS: dict[str, Callable[[], torch.Tensor]] = {"x": lambda: ids(8, seed=1)}
 
 
 CASES = (
@@ -590,5 +665,11 @@ CASES = (
     Case("TRC018", LogSigmoid, MinusSoftplus),
     Case("TRC018", LogSigmoid, MinusSoftplus, strategy="dynamo"),
     Case("TRC018", CosineEpsilon, CosineWritten),
+    Case("TRC019", Limited, LimitedWritten, example=lambda: (ids(1),), inputs=_IDS),
+    Case("TRC019", LimitedBag, LimitedWritten, example=lambda: (ids(1),), inputs=_IDS),
+    Case("TRC019", LimitedFunction, LimitedWritten, strategy="scripted",
+         example=lambda: (ids(1),), inputs=_IDS),
+    Case("TRC020", IndexAdd, OneHot),
+    Case("TRC020", IndexAddInPlace, OneHotOfInput),
     Case("TRC016", LongRows, Cut, example=lambda: (rows(4, 4),)),
 )  # fmt: skip
