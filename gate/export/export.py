@@ -232,12 +232,24 @@ class StrategyRunner:
     def _written(self, strategy: export.Strategy, opset: int, path: Path) -> ExportedFile:
         """The file, if it is valid and the one that was asked for."""
         symbolics_spec = self._request.settings.custom_symbolics
-        with self._listening() as output, registered(symbolics_spec, opset=opset) as symbolics:
+        with (
+            self._request.state.restored(),
+            self._listening() as output,
+            registered(symbolics_spec, opset=opset) as symbolics,
+        ):
             options = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
         if path.is_file() and is_large(path):
             externalize_weights(path, name=self._name)
         verified(path, self._request, opset=opset)
-        return ExportedFile(path, strategy, opset, options, output)
+        return ExportedFile(path, strategy, opset, options, output, self._doubt(strategy))
+
+    def _doubt(self, strategy: export.Strategy) -> str | None:
+        """Parameters that forward changes: TorchScript writes them as the example leaves them."""
+        own = dict(self._request.model.named_parameters())
+        changed = [name for name in self._request.state.changed if name in own]
+        if strategy == "dynamo" or not changed:
+            return None
+        return f"has {', '.join(changed[:_SHOWN])} as forward changed it for the example"
 
     def _sane(self, carried: ExportedFile) -> ExportedFile:
         """With a doubt, if there is one. Raises RungFailed for more than a doubt."""
@@ -329,7 +341,7 @@ def staged(
         log_path = log_of(output)
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's
-                request = ExportRequest.of(copied, bound, settings)
+                request = ExportRequest.of(copied, bound, settings, original=model)
             safety = LintGuard(model, settings)
             ladder = StrategyRunner(request, room, name=output.name, safety=safety)
             try:
@@ -413,7 +425,7 @@ def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError
     return ExportError(failed.refusal.text(notes=failed.rungs, log=log))
 
 
-# No judgement: parity is measured and decided elsewhere. This catches files that can't be right.
+# Parity is measured and decided elsewhere. This catches files that can't be right.
 
 
 def self_check(
@@ -423,8 +435,9 @@ def self_check(
 
     Returns `max_abs_diff_export_batch` and, for each dynamic axis, `max_abs_diff_other_<label>`
     (`batch`: an odd number of samples, unlike the export batch), over all outputs, in float64.
-    Raises ExportError if the file does not run, or returns other shapes or values that are not
-    finite. Empty for a file that is no plain ONNX because that was asked for: nothing runs it.
+    Raises ExportError if the file does not run, returns other shapes or values that are not
+    finite, or differs by more than a hundredth of the largest value of an output. Empty for a file
+    that is no plain ONNX because that was asked for: nothing runs it.
     """
     settings = exported.settings
     if not settings.export_params:
@@ -440,12 +453,17 @@ def self_check(
     copied = export_copy(model)
     named = settings.model_copy(update={"input_names": names, "output_names": outputs})
     with neutral(copied):
-        request = ExportRequest.of(copied, Example.bind(example, names), named)
+        bound = Example.bind(example, names)
+        request = ExportRequest.of(copied, bound, named, original=model)
         batches = {"export_batch": request.batch}
         batches |= {f"other_{label}": other for label, other in request.other_sizes.items()}
-        return {
+        found = {
             f"max_abs_diff_{name}": max(
                 off for off, _ in difference(file, batch, request.answers(batch)).values()
             )
             for name, batch in batches.items()
         }
+        wrong = NumericalCheck(request).difference(file)
+        if wrong is not None:
+            raise ExportError(f"the exported file {wrong}. {_WRONG}")
+        return found

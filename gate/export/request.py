@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from gate.errors import ExportError, ModelError
 from gate.export.export_warnings import shorten_message
 from gate.model.forward_signature import ForwardSignature, Leaf, is_plain, leaves
+from gate.model.model_state import ModelState
 from gate.onnx_file import reading
 from gate.records.evidence import Subject, TensorSpec
 from gate.records.export import ExportSettings
@@ -340,13 +342,23 @@ class ExportRequest:
     hazards: tuple[str, ...]
     declared: Axes
     """Of outputs, as `settings.dynamic_axes` has them; each of them moved."""
+    state: ModelState
+    """Of the model: restored after each forward."""
 
     @classmethod
-    def of(cls, model: nn.Module, example: Example, settings: ExportSettings) -> ExportRequest:
+    def of(
+        cls,
+        model: nn.Module,
+        example: Example,
+        settings: ExportSettings,
+        *,
+        original: nn.Module | None = None,
+    ) -> ExportRequest:
         """Run `model` on the example, and once more at another size of each dynamic axis.
 
-        Raises ExportError where the model does not compute them, returns what is no tensor, or
-        another number of tensors than there are names.
+        `original`: what `model` was copied from; None: its state is cloned. Raises ExportError
+        where the model does not compute them, returns what is no tensor, or another number of
+        tensors than there are names.
         """
         call = ForwardSignature(model, tuple(example.arrays))
         if settings.input_names is None:
@@ -354,12 +366,13 @@ class ExportRequest:
             example = Example({name: example.arrays[name] for name in names})
             call = ForwardSignature(model, tuple(example.arrays))
         batch = example.batch(settings.batch_size)
-        returned = _forward(call, model, batch)
+        state = ModelState(model, original)
+        run = partial(_forward, call, model, state)
+        returned = run(batch)
         found = _leaves(returned)
         outputs = _names(found, settings)
         shapes = _shapes(outputs, found)
         inputs = input_axes(batch, settings, outputs=outputs)
-        run = partial(_forward, call, model)
         sizes = {
             label: _other(run, (batch, example), label, places)
             for label, places in places_of(inputs).items()
@@ -385,6 +398,7 @@ class ExportRequest:
             plain=call.plain and is_plain(returned),
             hazards=_batchless(shapes, moving, settings),
             declared=declared,
+            state=state,
         )
 
     @property
@@ -406,8 +420,8 @@ class ExportRequest:
 
     def answers(self, example: Example) -> list[Array]:
         """What the model itself returns, in the order of `output_names`. Raises ExportError."""
-        found = _leaves(_forward(self.call, self.model, example))
-        return [np.asarray(leaf.tensor.detach().numpy()) for leaf in found]
+        found = _leaves(_forward(self.call, self.model, self.state, example))
+        return [np.array(leaf.tensor.detach().numpy()) for leaf in found]
 
     @contextlib.contextmanager
     def flat(self) -> Iterator[nn.Module]:
@@ -449,9 +463,13 @@ class Flat(nn.Module):
         return tuple(leaf.tensor for leaf in leaves(self._call(self.model, tensors)))
 
 
-def _forward(call: ForwardSignature, model: nn.Module, batch: Example) -> object:
+def _forward(call: ForwardSignature, model: nn.Module, state: ModelState, batch: Example) -> object:
     try:
-        return call(model, batch.tensors())
+        with state.restored():
+            returned = call(model, batch.tensors())
+            if state.find_changes():  # an output may be a view of what is restored
+                returned = tree_map_only(torch.Tensor, torch.clone, returned)
+            return returned
     except Exception as error:
         raise ExportError(
             f"the model does not accept the example ({batch.describe()}): "

@@ -107,14 +107,20 @@ _TINY = 1e-6
 _SEED = 0
 
 
-_CHANGES: dict[str, Callable[[Array], Array]] = {
-    "negated": lambda x: -x,
-    "four times as large": lambda x: 4 * x,
-    "a tenth as large": lambda x: x / 10,
-    "all zero": np.zeros_like,
-    "shuffled": lambda x: np.random.default_rng(_SEED).permuted(x.reshape(-1)).reshape(x.shape),
+_CHANGES: dict[str, tuple[Callable[[Array], Array], str]] = {
+    "negated": (lambda x: -x, "f"),
+    "four times as large": (lambda x: 4 * x, "f"),
+    "a tenth as large": (lambda x: x / 10, "f"),
+    "all zero": (np.zeros_like, "f"),
+    "shuffled": (
+        lambda x: np.random.default_rng(_SEED).permuted(x.reshape(-1)).reshape(x.shape),
+        "fiu",
+    ),
+    "mirrored": (lambda x: x.min() + (x.max() - x), "iu"),
+    "repeated": (lambda x: np.resize(x.reshape(-1)[: -(-x.size // 2)], x.shape), "iu"),
 }
-"""What is done to inputs of floats; integers, which may be indices, are only shuffled."""
+"""What is done to the inputs, and the kinds of dtypes that it is done to: integers may be indices,
+and stay between the smallest and the largest of them."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +144,9 @@ class NumericalCheck:
         """The first one against the file `path`."""
         try:
             file = File(path)
-            for title, batch in self._sizes():
-                cause = self._compare(file, title, batch, exact_integers=True)
-                if cause and self._repeatable(title, batch):
-                    return CheckFailure(cause, "differs")
+            cause = self.difference(file)
+            if cause is not None:
+                return CheckFailure(cause, "differs")
         except ExportError as error:
             return CheckFailure(f"can't be right: {str(error).rstrip('.')}", "fails")
         for title, batch in self._changed():
@@ -153,15 +158,28 @@ class NumericalCheck:
                 return CheckFailure(f"{cause}, where the inputs are {title}", "doubt")
         return None
 
+    def difference(self, file: File) -> str | None:
+        """How far the file is off on the example, if it is too far. Raises ExportError where it
+        can't compute it."""
+        for title, batch in self._sizes():
+            cause = self._compare(file, title, batch, exact_integers=True)
+            if cause and self._repeatable(title, batch):
+                return cause
+        return None
+
     def _sizes(self) -> Iterator[tuple[str, Example]]:
-        yield "as given", self._request.batch
-        for label, batch in self._request.other_sizes.items():
-            yield f"of another {label}", batch
+        batch, samples = self._request.batch, self._request.example
+        yield "as given", batch
+        for label, other in self._request.other_sizes.items():
+            yield f"of another {label}", other
+        size = len(next(iter(batch.arrays.values())))
+        last = Example({name: array[-size:] for name, array in samples.arrays.items()})
+        if all(last.arrays[name].shape == array.shape for name, array in batch.arrays.items()):
+            yield "of the last samples", last
 
     def _changed(self) -> Iterator[tuple[str, Example]]:
         arrays = self._request.batch.arrays
-        for title, change in _CHANGES.items():
-            kinds = "fiu" if title == "shuffled" else "f"
+        for title, (change, kinds) in _CHANGES.items():
             made = {n: change(a).astype(a.dtype) if a.dtype.kind in kinds else a
                     for n, a in arrays.items()}  # fmt: skip
             if any(not np.array_equal(made[name], arrays[name]) for name in arrays):

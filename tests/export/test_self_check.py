@@ -52,18 +52,26 @@ def test_several_outputs_are_all_looked_at(tmp_path: Path) -> None:
     exported = export(model, tmp_path, output_names=("logits", "features"))
     assert max(self_check(model, exported, images()).values()) < 1e-5
     other = copy.deepcopy(model)
-    other.fc.bias.data += 1
-    other.fc.weight.data *= 1
-    assert self_check(other, exported, images())["max_abs_diff_export_batch"] == pytest.approx(1)
+    other.fc.bias.data += 1e-4
+    found = self_check(other, exported, images())
+    assert found["max_abs_diff_export_batch"] == pytest.approx(1e-4, abs=1e-5)
 
 
 def test_the_difference_is_of_the_weights(tmp_path: Path) -> None:
     exported = export(seeded(), tmp_path)
     other = seeded()
-    other.fc.bias.data[1] += 0.25
+    other.fc.bias.data[1] += 1e-4
     found = self_check(other, exported, images())
-    assert found["max_abs_diff_export_batch"] == pytest.approx(0.25, abs=1e-5)
-    assert found["max_abs_diff_other_batch"] == pytest.approx(0.25, abs=1e-5)
+    assert found["max_abs_diff_export_batch"] == pytest.approx(1e-4, abs=1e-5)
+    assert found["max_abs_diff_other_batch"] == pytest.approx(1e-4, abs=1e-5)
+
+
+def test_other_numbers_are_caught(tmp_path: Path) -> None:
+    exported = export(seeded(), tmp_path)
+    other = seeded()
+    other.fc.bias.data[1] += 0.25
+    with pytest.raises(ExportError, match="differs by 0.25 from the model in logits"):
+        self_check(other, exported, images())
 
 
 def test_a_baked_batch_is_caught(tmp_path: Path) -> None:

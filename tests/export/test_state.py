@@ -1,0 +1,77 @@
+"""Models that change while they run, and sums over repeated indices, are not exported wrongly."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import ExportError, ExportRefused
+from gate.export.export import Exported, export_model, self_check
+from gate.records.export import ExportSettings
+from tests.lint.hazards import IndexAdd, Limited, Net
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Grouped(Net):
+    """The groups are an input: (batch, 6) numbers and (batch, 6) groups."""
+
+    def forward(self, x, groups):
+        sums = torch.zeros(x.shape[0] * 6, dtype=x.dtype)
+        rows = groups + 6 * torch.arange(x.shape[0])[:, None]
+        return self.fc(sums.index_add(0, rows.flatten(), x.flatten()).reshape(-1, 6))
+
+
+def ids(rows: int = 6) -> dict[str, Any]:
+    """The first two samples, which are traced, look up three rows of twelve."""
+    return {"x": np.minimum(np.arange(3 * rows), 11).reshape(rows, 3).astype(np.int64)}
+
+
+def numbers(rows: int = 6) -> dict[str, Any]:
+    return {"x": np.random.default_rng(0).normal(size=(rows, 6)).astype(np.float32)}
+
+
+def grouped(rows: int = 6) -> dict[str, Any]:
+    """No group repeats within a sample."""
+    return numbers(rows) | {"groups": np.tile(np.arange(6), (rows, 1))}
+
+
+def export(model: nn.Module, folder: Path, example: dict[str, Any], **settings: Any) -> Exported:
+    """As `gate export` does; the model is afterwards what it was."""
+    before = copy.deepcopy(model.state_dict())
+    asked = ExportSettings(**{"opset": "auto", "batch_size": 2, **settings})
+    exported = export_model(model.eval(), example, settings=asked, output=folder / "model.onnx")
+    self_check(model, exported, example)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    return exported
+
+
+@pytest.mark.parametrize(("make", "example"), [(Limited, ids), (IndexAdd, numbers)])
+@pytest.mark.parametrize("strategy", ["traced", "direct", "scripted"])
+def test_the_rules_refuse_torchscript(make, example, strategy: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportRefused, match="TRC019|TRC020"):
+        export(make(), tmp_path, example(), strategy=strategy)
+
+
+@pytest.mark.parametrize(("make", "example"), [(Limited, ids), (IndexAdd, numbers)])
+@pytest.mark.parametrize("strategy", ["traced", "direct"])
+def test_without_the_rules_the_check_refuses(make, example, strategy: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="differs by"):
+        export(make(), tmp_path, example(), strategy=strategy, lint="off")
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [(Limited, ids), (Limited, lambda: ids(2)), (IndexAdd, numbers), (Grouped, grouped)],
+)
+def test_a_ladder_goes_on_to_dynamo(make, example, tmp_path: Path) -> None:
+    """Also where the example itself does not show it: two samples, or groups that differ."""
+    exported = export(make(), tmp_path, example(), lint="off")
+    assert exported.record.strategy == "dynamo"
