@@ -436,7 +436,8 @@ class Constants:
                     constant.suspicion = named(constant.name, constant.values, own)
                 continue
             alike = self._matcher.pool.of_dims(constant.values)
-            constant.suspect(self._nearest(constant.name, constant.values, alike))
+            constant.suspect(nearest(constant.name, constant.values, alike))
+            self._excuse(constant)
             if constant.suspicion is not None or constant.excused:
                 continue
             if own is not None and self._matcher.may_be_folded(constant, matched):
@@ -447,13 +448,11 @@ class Constants:
                 constant.suspicion = rounded(constant.name, constant.values, alike)
         return len(leading)
 
-    def _nearest(
-        self, name: str, values: Values, alike: list[ModelTensor]
-    ) -> WeightMismatch | None:
-        """What most of a constant is, unless forward itself changes that tensor."""
-        found = nearest(name, values, alike)
-        moves = found is not None and self._moves(self._matcher.pool.by_name.get(found.name))
-        return None if moves else found
+    def _excuse(self, constant: Constant) -> None:
+        """Drop the suspicion against a tensor that forward itself changes."""
+        suspected = constant.suspicion
+        if suspected is not None and self._moves(self._matcher.pool.by_name.get(suspected.name)):
+            constant.suspicion = None
 
     def _scaled(self, constant: Constant) -> bool:
         """True for the weight or bias of a layer that something was folded into."""

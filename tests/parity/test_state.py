@@ -24,8 +24,10 @@ from gate.measure.job import EvaluationData, Reference
 from gate.model.model_state import ModelState
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
+from gate.probes.branches import TracedReference
 from gate.records.evidence import Source
 from gate.reference.torch_session import TorchSession
+from tests.parity.probes import benches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 POLICY = Policy.default(task="tensors").model_copy(
@@ -177,7 +179,7 @@ def warm(model: nn.Module, x: np.ndarray) -> nn.Module:
 @pytest.mark.parametrize("kind", [Limited, Functional])
 @pytest.mark.parametrize("warmed", [False, True])
 def test_a_file_that_renormalizes_passes(kind, warmed: bool, tmp_path: Path) -> None:
-    model = warm(kind(), ids(2)) if warmed else kind()
+    model = warm(kind(), ids(1)) if warmed else kind()
     result = judge(export(model, tmp_path / "m.onnx", ids(4), dynamo=True), kind().eval(), ids())
     assert not failed(result), result.decision.problems
     assert result.evidence.state_spread["e.weight"] < 1e-6
@@ -294,3 +296,13 @@ def test_a_model_that_does_not_change_is_compared_once(monkeypatch) -> None:
             pass
     assert len(compared) == len(model.state_dict())
     assert state.changed == ()
+
+
+def test_the_traced_reference_begins_with_the_same_state() -> None:
+    stand = benches.stand(Counting(by=1.0).eval(), {"x": numbers()})
+    traced = TracedReference(stand, {"x": numbers(2)})
+    expected = stand.reference.run({"x": numbers(3)})
+    for _ in range(2):
+        assert traced.watched({"x": numbers(3)})[1]
+        assert np.array_equal(traced.run({"x": numbers(3)})[0], expected[0])
+    assert int(stand.model.seen) == 0
