@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from gate.decision.catalog import REMEDIES
 from gate.decision.check_result import CheckResult, Verdict
 from gate.policy.output_roles import class_metrics_for, infer_role, is_unsure, most_ties
 from gate.policy.policy import Policy
-from gate.policy.sections import Bounds, OperatingPoint
+from gate.policy.sections import Bounds, OperatingPoint, Waivable
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import NoiseParity
 from gate.records.outputs import LISTED, ClassParity, Crossing, OutputParity
@@ -63,12 +63,17 @@ def classification(
     policy: Policy, bounds: Bounds, output: OutputParity, logits: ClassParity
 ) -> list[BoundedMetric]:
     """The metrics of logits, over the samples that have an answer."""
-    n = max(output.samples - logits.nan_rows - logits.top1_ties, 0)
+    answered = max(output.samples - logits.nan_rows, 0)
+    n = max(answered - logits.top1_ties, 0)
+    lower: float | None
+    agreement: float | None
     lower = agreement_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
     # A count and a share that contradict each other must not pass by the better of the two.
     agreement = min(logits.top1_agreement, 1.0 - logits.top1_disagreements / n if n else 0.0)
     if not math.isfinite(logits.top1_agreement):
         agreement = lower = math.nan
+    if n == 0:
+        agreement = lower = None
     confidence = logits.confidence
     drop = logits.accuracy.drop if logits.accuracy else None
     comparisons = [
@@ -92,6 +97,8 @@ def classification(
                 (10, from10, allowed.over_10_percent),
             )
         ]
+    if answered == 0:
+        return [metric._replace(observed=None) for metric in comparisons]
     return comparisons
 
 
@@ -270,7 +277,8 @@ def noise(
         verdict, explanation = result.verdict, result.explanation
         # What was seen of a bad one is enough to refuse it, waived or not.
         if lacking is not None and (not _compared(measured) or metric.holds()):
-            verdict = Verdict.WAIVED if metric.name in policy.waive else Verdict.ERROR
+            waived = policy.waives(cast(Waivable, metric.name), output.name)
+            verdict = Verdict.WAIVED if waived else Verdict.ERROR
             explanation = f"{metric.name} was not measured: {lacking}"
         elif measured is not None:
             explanation = (
@@ -312,7 +320,8 @@ def _noise_peak(output: OutputParity) -> float:
     many but one error, however often it is repeated, and no scatter excuses it."""
     measured = output.noise
     assert measured is not None
-    if not output.reference_constant or not measured.floor_peak or math.isnan(measured.peak):
+    constant = output.reference_constant and output.samples > 1
+    if not constant or not measured.floor_peak or math.isnan(measured.peak):
         return measured.peak
     return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
 

@@ -21,7 +21,8 @@ CHAIN = (
 """Of several files that do not run one after the other."""
 
 REMEDIES: dict[str, str] = {
-    "samples": "Give more evaluation samples, or lower gate.min_samples knowingly.",
+    "samples": "Give more evaluation samples, or lower gate.min_samples knowingly. One sample is "
+    "enough only with probes (gate.instruments.probes).",
     "determinism": "Measure again with this policy: the switches of the evidence are not the "
     "ones that the policy asks for.",
     "measured": "Measure at least one runtime: run the stage 'parity', or gate doctor to see why "
@@ -53,6 +54,11 @@ REMEDIES: dict[str, str] = {
     "softmax, and whether it is in the file at all.",
     "reference": "Evaluate on real, varied samples with trained weights: inputs that all give the "
     "same answer prove nothing.",
+    "empty": "Add samples for which the model returns at least one element (an object to detect, a "
+    "value above the threshold), leave the output out of the export, or say waive: {NAME: [empty]} "
+    "in the policy.",
+    "nonfinite": "Add samples for which the model returns finite values, leave the output out of "
+    "the export, or say waive: {NAME: [nonfinite]} in the policy.",
     "finite": "Look for fp16 overflow, log or division of zero, or a mask of -inf; run with "
     "optimisations off to see whether fusion makes it.",
     "bounds": "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff: it "
@@ -234,6 +240,8 @@ _ROWS: dict[str, CheckSpec] = {
     "reference": CheckSpec(
         "Do the model's own answers vary, so that agreeing with them proves anything?"
     ),
+    "empty": CheckSpec("Has the output an element in any sample?"),
+    "nonfinite": CheckSpec("Has the output a finite element in any sample?"),
     "finite": CheckSpec("Is nothing NaN, or infinite on one side only?"),
     "bounds": CheckSpec("Does any bound of the policy apply to this output?"),
     "near_ties": CheckSpec(
@@ -535,6 +543,8 @@ _BY_NAME: dict[str, Cause] = {
     "role": "policy",
     "bounds": "policy",
     "reference": "samples",
+    "empty": "samples",
+    "nonfinite": "samples",
     "finite": "nonfinite",
     "outputs": "outputs",
     "provider": "device",

@@ -18,7 +18,7 @@ from gate.decision import (
     provenance_rules,
 )
 from gate.decision.check_result import CheckResult, Verdict
-from gate.policy.output_roles import all_nonfinite
+from gate.policy.output_roles import unmeasurable
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
 from gate.records.champion_comparison import ChampionComparison
@@ -79,10 +79,13 @@ def _of_runtime(
     if device_rules.compares(name):
         yield device_rules.device(policy, runtime_policy.bounds, evidence, runtime)
     yield output_rules.measured(policy, evidence, runtime)
-    yield from output_rules.varies(runtime)
+    yield from output_rules.varies(evidence, runtime)
     samples_fail = False
     for output in runtime.outputs:
-        if output.elements == 0:  # `outputs` says so; it has no numbers
+        lacking = unmeasurable(output)
+        if lacking is not None:  # it has no numbers
+            yield output_rules.lacks_numbers(policy, evidence, (runtime, output), lacking)
+            yield output_rules.finite(policy, runtime, output)
             continue
         yield output_rules.reference(policy, runtime, output)
         yield output_rules.finite(policy, runtime, output)
@@ -94,11 +97,10 @@ def _of_runtime(
             for c in compared
             if c.bound is not None
         ]
-        if not all_nonfinite(output):
-            checks += bound_rules.crossings(policy, bounds, runtime, output)
+        checks += bound_rules.crossings(policy, bounds, runtime, output)
         if output_rules.judges_noise(policy, output):
             checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
-        if all(c.verdict is Verdict.WAIVED for c in checks) and not all_nonfinite(output):
+        if all(c.verdict is Verdict.WAIVED for c in checks):
             yield output_rules.unbounded(policy, runtime, output)
         yield from checks
         if policy.judges(output.name):

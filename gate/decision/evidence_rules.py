@@ -42,18 +42,33 @@ _NAMED = 5
 
 
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
-    """Enough samples; fewer prove nothing, for or against the file."""
+    """Enough samples; fewer prove nothing, for or against the file. Of a single one the probes must
+    have been computed: they are the second one."""
     n = evidence.dataset.samples
+    explanation = f"{n} samples were measured, at least {policy.min_samples} are asked for."
+    unprobed = [r.runtime for r in evidence.runtimes if r.outputs and not _probed(r)]
+    alone = n == 1 and bool(unprobed)
+    if alone:
+        explanation = (
+            f"one sample was measured, and no probe of other values in {', '.join(unprobed)}. Give "
+            "a second sample, or set instruments.probes: true."
+        )
     return CheckResult(
         name="samples",
         observed=float(n),
         bound=float(policy.min_samples),
         relation=">=",
         samples=n,
-        verdict=Verdict.PASS if n >= policy.min_samples else Verdict.ERROR,
-        explanation=f"{n} samples were measured, at least {policy.min_samples} are asked for.",
+        verdict=Verdict.PASS if n >= policy.min_samples and not alone else Verdict.ERROR,
+        explanation=explanation,
         remedy=REMEDIES["samples"],
     )
+
+
+def _probed(runtime: RuntimeEvidence) -> bool:
+    """Whether it computed an input with other values than the samples have: a probe of a batch size
+    repeats them."""
+    return any(p.kind != "batch" and p.relative_diff is not None for p in runtime.probes)
 
 
 def determinism(policy: Policy, evidence: Evidence) -> CheckResult:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, classification, numeric
 from gate.decision.catalog import REMEDIES
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.evidence_rules import check_statement
 from gate.policy.output_roles import (
-    all_nonfinite,
     class_metrics_for,
     infer_role,
     proven_constant,
     unclaimed,
+    unmeasurable,
 )
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Role
@@ -36,12 +37,6 @@ def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
         for output in runtime.outputs
         if output.samples != n
     ]
-    problems += [
-        f"'{output.name}' is empty for every sample, so nothing of it was compared; give samples "
-        "for which it is not, or leave it out of the export"
-        for output in runtime.outputs
-        if output.elements == 0
-    ]
     logits = {o.name for o in runtime.outputs if class_metrics_for(policy, o) is not None}
     lacking = sorted(set(policy.logits) - logits) if policy.task != "tensors" else []
     if lacking or (policy.task == "classification" and not logits):
@@ -57,9 +52,40 @@ def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
     )
 
 
-def varies(runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """An ERROR where every output is the same for all samples: that proves nothing of any input."""
-    if all(output.reference_constant for output in runtime.outputs):
+def lacks_numbers(
+    policy: Policy,
+    evidence: Evidence,
+    place: tuple[RuntimeEvidence, OutputParity],
+    name: Literal["empty", "nonfinite"],
+) -> CheckResult:
+    """Return the only statement on an output of which nothing can be compared: an ERROR, or WAIVED
+    where the policy says so."""
+    runtime, output = place
+    waived = policy.waives(name, output.name) and not output.max_abs_diff > 0.0
+    n = evidence.dataset.samples
+    problem, wanted = {
+        "empty": (f"no element in any of {n} samples", "at least one element"),
+        "nonfinite": (f"no finite element in any of {n} samples", "finite values"),
+    }[name]
+    return CheckResult(
+        name=name,
+        runtime=runtime.runtime,
+        output=output.name,
+        samples=n,
+        verdict=Verdict.WAIVED if waived else Verdict.ERROR,
+        explanation=f"'{output.name}' has {problem}, so no number of it was compared. Add samples "
+        f"for which the model returns {wanted} in '{output.name}'"
+        + ("; the policy waives that." if waived else "."),
+        remedy=REMEDIES[name],
+    )
+
+
+def varies(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """An ERROR where every output is the same for all samples: that proves nothing of any input.
+    Of one sample the probes decide, of what has no number `lacks_numbers` says it."""
+    outputs = [output for output in runtime.outputs if unmeasurable(output) is None]
+    constant = bool(outputs) and all(output.reference_constant for output in outputs)
+    if constant and evidence.dataset.samples > 1:
         yield check_statement(
             "reference",
             problems=[
@@ -76,9 +102,7 @@ def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
     equal, bit for bit, and else judged by its numbers."""
     problems = []
     proven = proven_constant(output)
-    if not proven and output.nonfinite_reference >= output.elements:
-        problems.append("the reference has no finite element")
-    elif not proven and not _has_scale(output):
+    if not proven and not _has_scale(output):
         problems.append(f"the reference's largest absolute value is {output.reference_abs_max}")
     classes = class_metrics_for(policy, output)
     if classes is not None and classes.predicted_classes < 2:
@@ -117,12 +141,13 @@ def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Ch
         )
     rows = output.classification.nan_rows if output.classification else 0
     same = max(output.nonfinite_same, rows)
-    if same and policy.nonfinite != "same_places":
+    lacking = unmeasurable(output)
+    if same and policy.nonfinite != "same_places" and lacking is None:
         problems.append(
             f"{same} elements are NaN on both sides, which proves nothing unless "
             "the policy says nonfinite: same_places"
         )
-    unknown = [] if all_nonfinite(output) else list(_nans(_judged(policy, output)))
+    unknown = list(_nans(_judged(policy, output))) if lacking is None else []
     if unknown:
         problems.append(
             f"the measured {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} NaN"
@@ -194,13 +219,14 @@ _SUM_ERROR = 0.05
 def named(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """An ERROR for roles of outputs that the file does not have."""
     names = [spec.name for spec in evidence.subject.outputs]
-    lacking = sorted(set(policy.outputs) - set(names))
+    waived = policy.waive if isinstance(policy.waive, dict) else {}
+    lacking = sorted({*policy.outputs, *waived} - set(names))
     if lacking:
         yield CheckResult(
             name="role",
             verdict=Verdict.ERROR,
-            explanation=f"the policy says what {', '.join(map(repr, lacking))} is, and the file "
-            f"has the outputs {names}. Name outputs of the file.",
+            explanation=f"the policy names the output {', '.join(map(repr, lacking))}, and the "
+            f"file has the outputs {names}. Name outputs of the file.",
             remedy=REMEDIES["role"],
         )
 
@@ -234,10 +260,7 @@ def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iter
 
 
 def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
-    """The numbers by which the output is judged; none for one that is all NaN and infinite, and
-    constant, and proven equal."""
-    if all_nonfinite(output):
-        return []
+    """The numbers by which the output is judged."""
     stated = policy.role_for(output.name)
     if stated == "mask":
         return [BoundedMetric("mask_diff", output.max_abs_diff, "<=", 0.0)]
@@ -259,8 +282,8 @@ def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Bo
 
 
 def judges_noise(policy: Policy, output: OutputParity) -> bool:
-    """False where equality is demanded, or proven where there is no number."""
-    return policy.role_for(output.name) not in ("mask", "indices") and not all_nonfinite(output)
+    """False where equality is demanded."""
+    return policy.role_for(output.name) not in ("mask", "indices")
 
 
 def _of_classes(
@@ -290,7 +313,7 @@ def _of_classes(
 def _unequal_share(output: OutputParity) -> float | None:
     if output.unequal is None:
         return None
-    share = output.unequal / output.elements if output.elements else math.nan
+    share = output.unequal / output.elements
     # A count and a difference that contradict each other must not pass by the better of the two.
     return share if output.unequal or output.max_abs_diff == 0.0 else math.nan
 

@@ -27,6 +27,9 @@ from gate.reference.torch_session import TorchSession, copy_model
 from gate.statistics.accumulators import columns, worst_ratio
 from gate.storage.arrays import Batch, OutputArray
 
+_LOOKED_AT = 256
+"""Samples among which the first with something to measure are looked for."""
+
 
 class ReferencePass:
     """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
@@ -181,6 +184,42 @@ class MeasurementContext:
         return next(self.samples.batches(size if self.binding.fixed else 1 if size > 1 else 2))
 
     @cached_property
+    def first(self) -> int:
+        """Index of the sample from which on every output had a value; 0 mostly.
+
+        A detector may find nothing in the first pictures: noise floor and stability need others.
+        Outputs without a value in all of the first 256 samples are left out.
+        """
+        try:
+            lacking = _without_value(self.answers.reference(self.example))
+        except EvidenceError:
+            return 0
+        first = at = 0
+        for batch in self.samples.batches(self.binding.batch_size) if lacking else ():
+            rest = lacking & _without_value(self.answers.reference(batch))
+            if rest != lacking:
+                first, lacking = at, rest
+            at += length(batch)
+            if not lacking or at >= _LOOKED_AT:
+                break
+        return first
+
+    @property
+    def noise_samples(self) -> int:
+        """How many of the first samples are computed in float64."""
+        wanted = self.policy.instruments.noise_samples
+        return wanted and self.first + wanted
+
+    @cached_property
     def answers(self) -> ReferenceCache:
         """Of the reference to the batches that instruments make of the samples."""
         return ReferenceCache(self.reference.run, self.truth.aside)
+
+
+def _without_value(outputs: list[OutputArray]) -> frozenset[int]:
+    """Places of the outputs without an element, and of those of floats that are all zero."""
+    return frozenset(
+        place
+        for place, output in enumerate(outputs)
+        if not output.size or (output.dtype.kind == "f" and not output.any())
+    )

@@ -20,6 +20,8 @@ from gate.statistics.error_groups import (
     Floats,
     GroupedErrors,
     NoiseGroups,
+    error_kinds,
+    representable,
     worst_of,
 )
 from gate.statistics.output import Span
@@ -87,14 +89,14 @@ class NoiseStatistics:
     def _add(
         self, truth: OutputArray, reference: OutputArray, candidate: OutputArray, *, batched: bool
     ) -> None:
-        r64, r32, c = (np.asarray(a, np.float64) for a in (truth, reference, candidate))
+        r64 = representable(truth, reference)
+        r32, c = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
         judged = np.isfinite(r64) & np.isfinite(r32)
         self._broken = self._broken or not bool(np.isfinite(c[judged]).all())
         judged &= np.isfinite(c)
         self._elements += int(judged.sum())
-        with np.errstate(all="ignore"):
-            counted = judged & ~((r64 == r32) & (r32 == c))
-            values = np.abs(np.stack([r64, r32 - r64, c - r64, c - r32]))
+        counted = judged & ~((r64 == r32) & (r32 == c))
+        values = error_kinds(r64, r32, c)
         values[:, ~counted] = 0.0
         flat = values[:, counted]
         self._binades = self._binades.merge(
@@ -135,7 +137,8 @@ class NoiseStatistics:
     def result(
         self, *, diff: float | None = None, rounding: NoiseStatistics | None = None
     ) -> NoiseParity:
-        """The record. Without elements every number is NaN, which no bound lets pass.
+        """The record. Without elements every number is 0: `elements` says that nothing was
+        compared.
 
         `diff`: what late samples show (`gate.measure.noise_floor`), in the same units. `rounding`:
         the same samples with a run under random rounding as the candidate.
@@ -219,16 +222,16 @@ class NoiseStatistics:
 
 
 def _nothing(samples: int) -> NoiseParity:
-    nan = math.nan
     return NoiseParity(
         samples=samples,
         elements=0,
-        truth_rms=nan,
-        reference_rms=nan,
-        candidate_rms=nan,
-        ratio=nan,
-        peak=nan,
-        diff=nan,
+        truth_rms=0.0,
+        reference_rms=0.0,
+        candidate_rms=0.0,
+        scatter=1.0,
+        ratio=0.0,
+        peak=0.0,
+        diff=0.0,
         closer="neither",
     )
 
@@ -304,7 +307,7 @@ def _with_truth(stand: MeasurementContext) -> Iterator[Batch]:
     """The batches that the noise floor was measured on."""
     done = 0
     for batch in stand.samples.batches(stand.binding.batch_size):
-        if done >= stand.policy.instruments.noise_samples:
+        if done >= stand.noise_samples:
             return
         yield batch
         done += length(batch)

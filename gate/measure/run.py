@@ -134,13 +134,19 @@ class SamplePass:
             case.candidate,
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
-        self.units = split_into_units(
-            len(self.samples), batch_size=self.binding.batch_size, lead=wanted, most=case.units
-        )
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
         self.example = self.stand.example
         self.expected = self.reference.first_run(self.example)
+        self.stand.answers.note_reference(self.example, self.expected)
+        if noise:
+            self.truth.extend(self.stand.noise_samples - wanted)
+        self.units = split_into_units(
+            len(self.samples),
+            batch_size=self.binding.batch_size,
+            lead=self.stand.noise_samples,
+            most=case.units,
+        )
 
     @classmethod
     @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gate.data.reader import length
+from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
@@ -19,7 +20,7 @@ from gate.measure.runtime_measurement import Track
 from gate.measure.session_runner import SessionRunner
 from gate.records.instruments import EPSILON, StabilityParity
 from gate.statistics.accumulators import by_column, columns, worse_columns, worst_ratio
-from gate.statistics.error_groups import Floats
+from gate.statistics.error_groups import Floats, representable
 from gate.storage.arrays import Batch, OutputArray
 
 # A runtime that keeps dropout, or BatchNorm in training mode, or a batch size in its graph gives a
@@ -90,7 +91,7 @@ class StabilityReference:
     A sample's place in an output is every axis that grows with the batch, whichever axis that is;
     an output that does not grow is compared whole. An output whose shape follows the data has no
     place for a sample: it is only repeated, and its batches are left to the probes. One sample has
-    no other batch, so its batch invariance is NaN.
+    no other batch, so its batch invariance is None.
     """
 
     def __init__(self, stand: MeasurementContext) -> None:
@@ -120,7 +121,7 @@ class StabilityReference:
         Raises EvidenceError if the runtime can't compute a batch size, or returns other shapes
         in it."""
         first = [_outputs(compute, base) for base in self._bases]
-        moved = [np.array([math.nan if self._alone else 0.0])] * len(self._units)
+        moved = [np.zeros(1)] * len(self._units)
         sizes = [{base.size for base in self._bases} for _ in self._units]
         for part in self._parts:
             outputs = _outputs(company or compute, part)
@@ -129,17 +130,14 @@ class StabilityReference:
                 if place is None:
                     continue
                 sizes[index].add(part.size)
-                reference = part.expected[index]
-                moved[index] = worse_columns(
-                    moved[index], by_column(output, first[0][index][place], reference)
-                )
+                change = by_column(output, first[0][index][place])
+                moved[index] = worse_columns(moved[index], change)
         again = [_outputs(compute, base) for base in self._bases]
         records = []
         for index, own in enumerate(self._units):
             repeated = np.zeros(1)
-            for one, other, base in zip(first, again, self._bases, strict=True):
-                reference = base.expected[index]
-                repeated = worse_columns(repeated, by_column(one[index], other[index], reference))
+            for one, other in zip(first, again, strict=True):
+                repeated = worse_columns(repeated, by_column(one[index], other[index]))
             doubtful = worst_ratio(moved[index], own) > _SUSPICIOUS
             unit = worse_columns(own, self._rounding[index]) if doubtful else own
             records.append(
@@ -147,10 +145,10 @@ class StabilityReference:
                     samples=self._samples,
                     batch_sizes=tuple(sorted(sizes[index])),
                     repeatability=float(repeated.max()),
-                    batch_invariance=float(moved[index].max()),
+                    batch_invariance=None if self._alone else float(moved[index].max()),
                     unit=float(unit.max()),
-                    repeatability_ratio=worst_ratio(repeated, unit),
-                    batch_invariance_ratio=worst_ratio(moved[index], unit),
+                    repeatability_ratio=_ratio(repeated, unit),
+                    batch_invariance_ratio=None if self._alone else _ratio(moved[index], unit),
                 )
             )
         return tuple(records)
@@ -173,7 +171,7 @@ class StabilityReference:
         return tuple(place)
 
     def _unit(self, index: int) -> Floats:
-        """See `StabilityParity.unit`, by column; NaN where the reference itself has no stable
+        """See `StabilityParity.unit`, by column; infinite where the reference itself has no stable
         answer.
 
         Integers have no rounding: theirs is the change of the reference alone.
@@ -183,12 +181,12 @@ class StabilityReference:
             place = self._place(index, part)
             if place is not None:
                 inside = self._bases[0].expected[index][place]
-                unit = worse_columns(unit, by_column(part.expected[index], inside, inside))
+                unit = worse_columns(unit, by_column(part.expected[index], inside))
         for base, truth in zip(self._bases, self._truth, strict=True):
             reference = base.expected[index]
             if reference.dtype.kind == "f":
                 unit = worse_columns(unit, _rounding(reference, truth[index] if truth else None))
-        return np.where(np.isfinite(unit), unit, math.nan)
+        return unit
 
     @cached_property
     def _rounding(self) -> list[Floats]:
@@ -210,9 +208,15 @@ class StabilityReference:
                 reference = base.expected[index]
                 if reference.dtype.kind != "f" or outputs[index].shape != reference.shape:
                     return np.zeros(1)
-                moved = worse_columns(moved, by_column(outputs[index], reference, reference))
+                moved = worse_columns(moved, by_column(outputs[index], reference))
             draws.append(moved)
         return np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
+
+
+def _ratio(moved: Floats, unit: Floats) -> float | None:
+    """`worst_ratio`; None where something moved and the reference has no stable answer itself."""
+    unstable = bool(np.isinf(unit).any() and moved.any())
+    return None if unstable else worst_ratio(moved, unit)
 
 
 def _bases(stand: MeasurementContext) -> list[_Part]:
@@ -228,7 +232,7 @@ def _bases(stand: MeasurementContext) -> list[_Part]:
 
 
 def _parts(stand: MeasurementContext, size: int, count: int) -> Iterator[_Part]:
-    for start, batch in zip(range(0, count, size), stand.samples.batches(size), strict=False):
+    for start, batch in zip(range(0, count, size), _from_first(stand).batches(size), strict=False):
         yield _Part(start, batch, stand.answers.reference(batch))
 
 
@@ -245,8 +249,16 @@ def _company(stand: MeasurementContext, base: _Part) -> Iterator[_Part]:
             yield _Part(start, batch, expected)
 
 
+def _from_first(stand: MeasurementContext) -> SampleSet:
+    """The samples from the first one on in which every output has a value, as far as so many are
+    left."""
+    there, unit = len(stand.samples), stand.binding.batch_size if stand.binding.fixed else 1
+    latest = max(there - stand.policy.instruments.stability_samples, 0) // unit * unit
+    return stand.samples.slice(min(stand.first, latest), there)
+
+
 def _count(stand: MeasurementContext) -> int:
-    wanted, there = stand.policy.instruments.stability_samples, len(stand.samples)
+    wanted, there = stand.policy.instruments.stability_samples, len(_from_first(stand))
     if stand.binding.fixed:
         size = stand.binding.batch_size
         return min(math.ceil(wanted / size) * size, there)
@@ -278,7 +290,7 @@ def _rounding(reference: OutputArray, truth: OutputArray | None) -> Floats:
     finite = np.isfinite(r32)
     errors = EPSILON * np.abs(np.where(finite, r32, 0.0))
     if truth is not None and truth.shape == reference.shape:
-        r64 = truth.astype(np.float64)
+        r64 = representable(truth, reference)
         both = finite & np.isfinite(r64)
         errors = np.maximum(errors, np.abs(np.where(both, r32, 0.0) - np.where(both, r64, 0.0)))
     return columns(errors)

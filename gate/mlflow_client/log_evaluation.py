@@ -154,8 +154,9 @@ def _of_output(output: OutputParity) -> Iterator[tuple[str, float]]:
         yield "noise_ratio", output.noise.ratio
         yield "noise_peak", output.noise.peak
     if output.stability is not None:
-        for name in ("repeatability", "batch_invariance"):
-            yield name, getattr(output.stability, name)
+        yield "repeatability", output.stability.repeatability
+        if output.stability.batch_invariance is not None:
+            yield "batch_invariance", output.stability.batch_invariance
     if output.classification is not None:
         yield from _of_classes(output.classification)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from gate.policy.policy import Policy
 from gate.records.outputs import ClassParity, OutputParity
@@ -66,6 +67,9 @@ def proven_constant(output: OutputParity) -> bool:
     )
 
 
-def all_nonfinite(output: OutputParity) -> bool:
-    """True for a proven constant without a finite element: there is nothing to take the size of."""
-    return proven_constant(output) and output.nonfinite_reference >= output.elements
+def unmeasurable(output: OutputParity) -> Literal["empty", "nonfinite"] | None:
+    """Return why nothing of the output can be compared: it has no element in any sample, or no
+    finite one; None: it can."""
+    if output.elements == 0:
+        return "empty"
+    return "nonfinite" if output.nonfinite_reference >= output.elements else None

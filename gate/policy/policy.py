@@ -35,6 +35,8 @@ from gate.policy.sections import (
     ReviewTag,
     Role,
     RuntimePolicy,
+    Waivable,
+    Waivers,
     points_of,
 )
 from gate.records.runtime import RuntimeName, traits_of
@@ -67,7 +69,7 @@ class Scope:
     task: Task
     precision: Precision
     waive: frozenset[str]
-    """Names of bounds that may go unmeasured."""
+    """Names of bounds that may go unmeasured of all outputs."""
     instruments: Instruments
     names_classes: bool
     """Whether the policy says of an output by its name that it is one of classes."""
@@ -148,8 +150,9 @@ class Policy(PolicyRecord):
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of `top1_lower_bound` and `threshold_crossing_bound` (one-sided
     Clopper-Pearson)."""
-    min_samples: Annotated[int, Field(ge=2)] = 2
-    """Fewer samples are an ERROR: they prove too little."""
+    min_samples: Annotated[int, Field(ge=1)] = 1
+    """Fewer samples are an ERROR: they prove too little. One sample is enough only where probes
+    were computed, which stand for the second one."""
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
     outputs: dict[str, Role] = added_field({})
@@ -165,9 +168,11 @@ class Policy(PolicyRecord):
     """Options of ONNX Runtime's CUDA provider."""
     instruments: Instruments = added_field(Instruments())
     """What is measured beside the samples."""
-    waive: tuple[Literal["noise_ratio", "noise_peak", "noise_diff"], ...] = added_field(())
-    """Checks that may go unmeasured, by name: what would be an ERROR for want of a measurement is
-    WAIVED then, and shown. A measured number is never waived."""
+    waive: Waivers = added_field(())
+    """Checks that may go unmeasured, of all outputs (`[noise_ratio]`) or by output
+    (`{boxes: [empty]}`): what would be an ERROR for want of a measurement is WAIVED then, and
+    shown. `empty`: the output has no element in any sample. `nonfinite`: it has no finite one. A
+    measured number is never waived."""
     export_findings: ExportFindings = added_field(ExportFindings())
     """What the export told, and what of it refuses the file."""
     preprocessing: PreprocessingPolicy | None = added_field(None)
@@ -288,7 +293,7 @@ class Policy(PolicyRecord):
         return Scope(
             task=self.task,
             precision=self.precision,
-            waive=frozenset(self.waive),
+            waive=frozenset(() if isinstance(self.waive, dict) else self.waive),
             instruments=self.instruments,
             names_classes=bool(self.logits)
             or not {"logits", "probabilities"}.isdisjoint(self.outputs.values()),
@@ -318,6 +323,11 @@ class Policy(PolicyRecord):
     def role_for(self, name: str) -> Role | None:
         """What the policy says that the output of this name is; None: nothing."""
         return self.outputs.get(name) or ("logits" if name in self.logits else None)
+
+    def waives(self, name: Waivable, output: str) -> bool:
+        """Whether this check of an output of this name may go unmeasured."""
+        waived = self.waive.get(output, ()) if isinstance(self.waive, dict) else self.waive
+        return name in waived
 
     def counts_classes(self, name: str) -> bool:
         """Whether an output of this name is one of classes if its shape is (batch, classes >= 2),
@@ -350,6 +360,7 @@ class Policy(PolicyRecord):
             "task": "tensors" if quantized else "auto",
             "outputs": {name: role for name, role in self.outputs.items() if name in outputs},
             "logits": tuple(name for name in self.logits if name in outputs),
+            "waive": _of_outputs(self.waive, outputs),
             "operating_points": (),
             "preprocessing": None,
             "incumbent": None,
@@ -391,3 +402,9 @@ class Policy(PolicyRecord):
     def quantized(cls) -> Self:
         """The built-in policy of a quantized twin of a classifier: it must answer alike."""
         return cls(precision="quantized", instruments=ANSWERS_ONLY, runtimes=quantized_runtimes())
+
+
+def _of_outputs(waived: Waivers, outputs: Sequence[str]) -> Waivers:
+    if not isinstance(waived, dict):
+        return waived
+    return {name: checks for name, checks in waived.items() if name in outputs}

@@ -70,6 +70,26 @@ OperatingPoints = Annotated[
 """Thresholds for all classes, or by class index."""
 
 
+Waivable = Literal["noise_ratio", "noise_peak", "noise_diff", "empty", "nonfinite"]
+"""Checks that a policy may waive where they have nothing to measure."""
+
+_OfAll = tuple[Waivable, ...]
+
+_ByOutput = dict[str, _OfAll]
+
+
+def _by_output(stated: Any) -> str:
+    return "by output" if isinstance(stated, dict) else "of all"
+
+
+Waivers = Annotated[
+    Annotated[_OfAll, Tag("of all")] | Annotated[_ByOutput, Tag("by output")],
+    Discriminator(_by_output),
+    AfterValidator(lambda stated: stated or ()),
+]
+"""Of all outputs, or by the name of an output."""
+
+
 # The text below a field is what `gate policy explain` and the site's policy reference say of it;
 # `gate.decision.catalog` has the rest about bounds.
 

@@ -55,6 +55,7 @@ class NoiseParity(Record):
     """One output against the float64 reference, over `samples` samples.
 
     Only finite elements count; where `r64` is finite and `c` is not, the ratios are infinite.
+    Without elements nothing was compared, and every number is 0.
     """
 
     samples: Count
@@ -110,17 +111,17 @@ class StabilityParity(Record):
     """The batch sizes in which the same samples were computed."""
     repeatability: Measured
     """max abs diff of two identical runs."""
-    batch_invariance: Measured
-    """max abs diff of a sample between the batch sizes."""
+    batch_invariance: Measured | None
+    """max abs diff of a sample between the batch sizes. None: one sample has no other batch."""
     unit: Measured
     """What one of the ratios is in the largest column: the largest of the reference's own batch
     variance, of its rounding error max|r32 - r64| where that is known, of 2^-24 max|r32|, and where
     a runtime is far off of what random rounding makes of it. Each ratio is of the worst column, in
-    that column's own unit."""
-    repeatability_ratio: Measured
-    """repeatability / unit."""
-    batch_invariance_ratio: Measured
-    """batch_invariance / unit."""
+    that column's own unit. Infinite where the reference itself has no stable answer."""
+    repeatability_ratio: Measured | None
+    """repeatability / unit. None: the runtime's answer changes, and so does the reference's."""
+    batch_invariance_ratio: Measured | None
+    """batch_invariance / unit. None: as of one of those two."""
 
 
 class ProbeResult(Record):

@@ -171,7 +171,11 @@ class RowParity(Record):
 
 
 class OutputParity(Record):
-    """Parity of one output between the reference and one runtime, over `samples` samples."""
+    """Parity of one output between the reference and one runtime, over `samples` samples.
+
+    Without elements, and without finite ones where only those count, a number is 0: `elements` and
+    `nonfinite_reference` say that nothing was measured. Records of before have NaN there.
+    """
 
     name: str
     dtype: str
@@ -180,8 +184,8 @@ class OutputParity(Record):
     nonfinite_reference: Count
     """Elements of r that are NaN or infinite."""
     nonfinite_mismatched: Count
-    """Elements that are NaN on one side only, or infinite on one side only, or with other sign.
-    Records without `nonfinite_same` count NaN on both sides here."""
+    """Elements that are NaN on one side only, or infinite on one side only, or with other sign:
+    their difference is infinite. Records without `nonfinite_same` count NaN on both sides here."""
     nonfinite_same: Count = added_field(0)
     """Elements that are NaN on both sides; their difference counts as 0. Whether that is parity,
     the policy says."""

@@ -210,6 +210,10 @@ class Truth:
         except ModelError as error:
             self.unmeasured = str(error)
 
+    def extend(self, samples: int) -> None:
+        """Let `of_first` compute so many samples more."""
+        self._left += samples
+
     def of(self, batch: Batch) -> list[OutputArray] | None:
         """All outputs in float64, None where the model can't run in float64."""
         if self._float64 is None:

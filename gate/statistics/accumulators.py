@@ -14,37 +14,31 @@ from gate.records.outputs import EDGES, PER_OCTAVE, Histogram
 from gate.statistics.error_groups import Floats as TallyFloats
 from gate.storage.arrays import OutputArray
 
+Array = NDArray[np.generic]
 
-def difference(left: OutputArray, right: OutputArray, reference: OutputArray) -> float:
-    """max|left - right| of two results of the same side, as float64.
 
-    NaN or infinite in both is no agreement: the result is NaN, unless `reference` has the same
-    there; on one side only it is infinite. NaN for arrays without an element, which prove nothing.
+def distances(left: Array, right: Array) -> TallyFloats:
+    """Return |left - right| of each element of two arrays of one shape, as float64, never NaN.
+
+    NaN on both sides and equal infinities have the distance 0. NaN or infinity on one side only,
+    and infinities of other sign, have an infinite distance, which no bound allows.
     """
-    if left.size == 0:
-        return math.nan
-    if left.dtype.kind != "f":
-        distance = float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max())
-        return 0.0 if np.array_equal(left, right) else max(distance, 1.0)
-    one, other, base = (array.astype(np.float64) for array in (left, right, reference))
-    finite = np.isfinite(one) & np.isfinite(other)
-    if (np.isfinite(one) != np.isfinite(other)).any():
-        return math.inf
-    alike = (np.isnan(one) & np.isnan(other) & np.isnan(base)) | ((one == other) & (one == base))
-    if not (finite | alike).all():
-        return math.nan
-    return float(np.abs(one[finite] - other[finite]).max(initial=0.0))
-
-
-def by_column(left: OutputArray, right: OutputArray, reference: OutputArray) -> TallyFloats:
-    """`difference` of each index of the last axis, shape (columns,); of integers, and where it is
-    no number, of all together, shape (1,)."""
-    whole = difference(left, right, reference)
-    if left.dtype.kind != "f" or not math.isfinite(whole):
-        return np.array([whole])
+    one, other = (np.asarray(array, np.float64) for array in (left, right))
     with np.errstate(all="ignore"):
-        apart = np.abs(np.subtract(left, right, dtype=np.float64))
-    return columns(np.where(np.isfinite(apart), apart, 0.0))
+        apart = np.abs(one - other)
+    if np.isfinite(apart).all():
+        return np.asarray(apart)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf, posinf=np.inf))
+
+
+def by_column(left: OutputArray, right: OutputArray) -> TallyFloats:
+    """Return the largest distance of each index of the last axis, shape (columns,); of integers and
+    bools of all together, shape (1,), at least 1 where any differ."""
+    apart = distances(left, right)
+    if left.dtype.kind == "f":
+        return columns(apart)
+    return np.array([0.0 if np.array_equal(left, right) else max(float(apart.max()), 1.0)])
 
 
 def columns(errors: TallyFloats) -> TallyFloats:
@@ -56,29 +50,24 @@ def columns(errors: TallyFloats) -> TallyFloats:
 
 
 def worse_columns(left: TallyFloats, right: TallyFloats) -> TallyFloats:
-    """The larger of each column, NaN where any is; of all together where an axis has no constant
-    length. What has one column is meant for all."""
+    """Return the larger of each column; of all together where an axis has no constant length. What
+    has one column is meant for all."""
     if len(left) != len(right) and 1 not in (len(left), len(right)):
         left, right = np.array([left.max()]), np.array([right.max()])
     return np.asarray(np.maximum(left, right))
 
 
 def worst_ratio(moved: TallyFloats, unit: TallyFloats) -> float:
-    """The largest change in units of its column: 0 without any change, infinite where there is no
-    unit, NaN where either is unknown."""
+    """Return the largest change in units of its column: 0 without any change, infinite where there
+    is no unit."""
     if len(moved) != len(unit) and 1 not in (len(moved), len(unit)):
         moved, unit = np.array([moved.max()]), np.array([unit.max()])
-    if np.isnan(moved).any() or np.isnan(unit).any():
-        return math.nan
     with np.errstate(all="ignore"):
         ratios = np.where(moved == 0.0, 0.0, moved / unit)
     return float(ratios.max())
 
 
 # The scale of an output is its standard deviation without what is the same in every sample.
-
-
-Array = NDArray[np.generic]
 
 
 MOST = 1 << 20
@@ -99,6 +88,7 @@ class Moments:
     """Sum of squared deviations from the mean."""
 
     @classmethod
+    @np.errstate(all="ignore")
     def of(cls, values: NDArray[np.float64]) -> Moments:
         """Moments of finite values of any shape; equal values have deviations of exactly 0."""
         if values.size == 0:
@@ -123,8 +113,8 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; NaN without values."""
-        return math.sqrt(self.deviations / self.count) if self.count else math.nan
+        """Population standard deviation; 0 without values, infinite where the squares overflow."""
+        return _root(self.deviations / self.count) if self.count else 0.0
 
 
 class ElementMoments:
@@ -142,6 +132,7 @@ class ElementMoments:
         self._whole = Moments()
         self._followed = True
 
+    @np.errstate(all="ignore")
     def update(self, reference: TallyFloats, unequal: NDArray[np.bool_]) -> None:
         """Add rows, shape (samples, elements), and where the two sides differ."""
         finite = np.isfinite(reference)
@@ -165,6 +156,7 @@ class ElementMoments:
         part._unequal = np.asarray(unequal.any(axis=0) | (finite.any(axis=0) & ~finite.all(axis=0)))
         self._add(part)
 
+    @np.errstate(all="ignore")
     def merge(self, other: ElementMoments) -> ElementMoments:
         """Of both streams."""
         merged = ElementMoments()
@@ -177,15 +169,17 @@ class ElementMoments:
     @property
     def std(self) -> float:
         """Population standard deviation over all samples of the elements that vary, or of which the
-        sides differ; of all where none varies. NaN without finite values."""
+        sides differ; of all where none varies. 0 without finite values, infinite where the squares
+        overflow."""
         if not self._followed or self._counts is None or not (self._deviations != 0.0).any():
             return self._whole.std
         kept = ((self._deviations != 0.0) | self._unequal) & (self._counts > 0.0)
         counts, means = self._counts[kept], self._means[kept]
-        centre = float((counts * means).sum() / counts.sum())
-        between = float((counts * np.square(means - centre)).sum())
-        total = between + float(self._deviations[kept].sum())
-        return float(np.sqrt(total / counts.sum()))
+        with np.errstate(all="ignore"):
+            centre = float((counts * means).sum() / counts.sum())
+            between = float((counts * np.square(means - centre)).sum())
+            total = between + float(self._deviations[kept].sum())
+        return _root(total / float(counts.sum()))
 
     @property
     def count(self) -> int:
@@ -210,6 +204,11 @@ class ElementMoments:
         self._means = start + step * share
         self._deviations = self._deviations + part._deviations + step * step * self._counts * share
         self._counts, self._unequal = counts, self._unequal | part._unequal | once
+
+
+def _root(variance: float) -> float:
+    """Square root; infinite for NaN, which only an overflow makes."""
+    return math.inf if math.isnan(variance) else math.sqrt(variance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,7 +359,7 @@ class WorstValue:
     merge is associative and commutative.
     """
 
-    value: float = math.nan
+    value: float = 0.0
     sample: int | None = None
 
     @classmethod

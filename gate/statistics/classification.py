@@ -48,13 +48,15 @@ class ClassAnswers:
     values: Floats
     """As the output has them, shape (rows, classes >= 2)."""
     probabilities: Floats
-    """Of the same shape; NaN where a row has NaN or +inf and a softmax is taken."""
+    """Of the same shape; equal infinite logits share theirs. 0 in a row that is `unknown`."""
     top1: NDArray[np.intp]
     """Of equals the lowest index."""
     confidence: Floats
     """The largest probability."""
     margin: Floats
-    """Largest minus second largest value."""
+    """Largest minus second largest value; 0 where both are the same infinity, or unknown."""
+    unknown: Bools
+    """Rows without an answer: with NaN, or with an infinite probability."""
 
     @classmethod
     def of(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
@@ -64,10 +66,13 @@ class ClassAnswers:
             top1 = values.argmax(axis=1)
             others = values.copy()
             others[rows, top1] = -np.inf
-            margin = values[rows, top1] - others.max(axis=1)
+            margin = np.nan_to_num(values[rows, top1] - others.max(axis=1), posinf=np.inf)
             probabilities = values if normalised else _softmax(values)
+            unknown: Bools = (~np.isfinite(probabilities)).any(axis=1)
+            if unknown.any():
+                probabilities = np.where(unknown[:, None], 0.0, probabilities)
             confidence = probabilities.max(axis=1)
-        return cls(values, probabilities, top1, confidence, margin)
+        return cls(values, probabilities, top1, confidence, margin, unknown)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -81,6 +86,7 @@ class ClassAnswers:
             self.top1[kept],
             self.confidence[kept],
             self.margin[kept],
+            self.unknown[kept],
         )
 
     def of_row(self, row: int) -> SideAnswer:
@@ -93,7 +99,9 @@ class ClassAnswers:
 
 
 def _softmax(logits: Floats) -> Floats:
-    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
+    largest = logits.max(axis=1, keepdims=True)
+    # Equal infinities are as far apart as other equal logits.
+    powers: Floats = np.exp(np.where(logits == largest, 0.0, logits - largest))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
 
@@ -126,10 +134,9 @@ class ConfidenceStatistics:
     def update(self, reference: ClassAnswers, candidate: ClassAnswers) -> None:
         """Add a batch of both sides, at least one row."""
         signed = candidate.confidence - reference.confidence
-        moved = np.abs(signed)
+        moved = np.where(reference.unknown | candidate.unknown, np.inf, np.abs(signed))
         self._smallest = -worse(-self._smallest, -float(moved.min()))
         first, second, third = _BAND_EDGES
-        # False for NaN, so NaN falls into the last band.
         within = [int((moved < first).sum()), int((moved < second).sum()),
                   int((moved <= third).sum()), len(moved)]  # fmt: skip
         self._bands += np.diff(within, prepend=0)
@@ -155,14 +162,14 @@ class ConfidenceStatistics:
         return merged
 
     def result(self) -> Confidence:
-        """The record; NaN without samples."""
+        """The record; every number is 0 without samples."""
         count = int(self.samples.sum())
-        n = count or math.nan
+        n = max(count, 1)
         below_1, to_5, to_10, over_10 = (float(band) / n for band in self._bands)
         return Confidence(
             mean=float(self._moved.sum()) / n,
-            min=self._smallest if count else math.nan,
-            max=float(self._largest.max()) if count else math.nan,
+            min=self._smallest if count else 0.0,
+            max=float(self._largest.max()),
             bands=(below_1, to_5, to_10, over_10),
             per_class=tuple(map(self._of_class, np.flatnonzero(self.samples).tolist())),
         )
@@ -188,7 +195,7 @@ class CrossingStatistics:
 
     merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
 
-    A sample whose confidence is NaN on a side crosses. What crosses for a near-tie of two classes
+    A sample that has no answer on a side crosses. What crosses for a near-tie of two classes
     alone is left out of all counts, as it is in agreement: `ties` of the result says which.
     """
 
@@ -213,7 +220,7 @@ class CrossingStatistics:
             in_r, in_c = (side.top1 == label for side in sides)
             above_r, above_c, compared = above_r & in_r, above_c & in_c, in_r | in_c
         other = reference.top1 != candidate.top1
-        unknown = np.isnan(reference.confidence) | np.isnan(candidate.confidence)
+        unknown = reference.unknown | candidate.unknown
         crossed = compared & (unknown | (above_r != above_c) | (above_r & above_c & other))
         self._counts += [int(mask.sum()) for mask in (compared, above_r, above_c, crossed)]
         if crossed.any():
@@ -312,7 +319,7 @@ class ClassStatistics:
     ) -> None:
         """Add a batch whose first row is sample `start`; labels have shape (batch,)."""
         places = np.arange(start, start + len(reference))
-        alike = _nan_alike(reference.values, candidate.values)
+        alike = _unknown_alike(reference, candidate)
         if alike.any():
             self._nan_rows += int(alike.sum())
             reference, candidate = reference.rows(~alike), candidate.rows(~alike)
@@ -322,14 +329,13 @@ class ClassStatistics:
             return
         self.samples += len(reference)
         r, c = reference.values, candidate.values
-        nan_r, nan_c = np.isnan(r).any(axis=1), np.isnan(c).any(axis=1)
+        comparable = ~(reference.unknown | candidate.unknown)
         with np.errstate(all="ignore"):
-            comparable = ~(nan_r | nan_c)
             agree = comparable & (reference.top1 == candidate.top1)
             self._update_agreement(reference, candidate.top1, agree=agree, places=places)
             self._top5_agreements += int((comparable & _same_top(r, c, min(5, self.classes))).sum())
             apart = np.square(candidate.probabilities - reference.probabilities)
-            norms = np.sqrt(apart.sum(axis=1))
+            norms = np.where(comparable, np.sqrt(apart.sum(axis=1)), np.inf)
         self._l2_sum += float(norms.sum())
         self._l2_max = worse(self._l2_max, float(norms.max()))
         self._confidence.update(reference, candidate)
@@ -337,8 +343,8 @@ class ClassStatistics:
             crossings.update(reference, candidate, places)
         if labels is not None:
             self._labelled += len(labels)
-            self._right_reference += int(((reference.top1 == labels) & ~nan_r).sum())
-            self._right_candidate += int(((candidate.top1 == labels) & ~nan_c).sum())
+            self._right_reference += int(((reference.top1 == labels) & ~reference.unknown).sum())
+            self._right_candidate += int(((candidate.top1 == labels) & ~candidate.unknown).sum())
 
     def merge(self, other: ClassStatistics) -> ClassStatistics:
         """Statistics of both streams; both have the same number of classes."""
@@ -357,14 +363,14 @@ class ClassStatistics:
         return merged
 
     def result(self) -> ClassParity:
-        """The record; shares and means are NaN without samples."""
-        n = self.samples or math.nan
+        """The record; shares and means are 0 without samples."""
+        n = max(self.samples, 1)
         decided = self.samples - len(self._ties)
         disagreements = self._disagreements - len(self._ties)
         return ClassParity(
             classes=self.classes,
             predicted_classes=int(np.count_nonzero(self._confidence.samples)),
-            top1_agreement=(decided - disagreements) / (decided or math.nan),
+            top1_agreement=(decided - disagreements) / max(decided, 1),
             top1_disagreements=disagreements,
             top1_ties=len(self._ties),
             unsure=self._unsure,
@@ -372,7 +378,7 @@ class ClassStatistics:
             top5_agreement=self._top5_agreements / n,
             disagreeing=tuple(self._listed),
             l2_probabilities_mean=self._l2_sum / n,
-            l2_probabilities_max=self._l2_max if self.samples else math.nan,
+            l2_probabilities_max=self._l2_max,
             confidence=self._confidence.result(),
             accuracy=self._accuracy(),
             nan_rows=self._nan_rows,
@@ -440,10 +446,10 @@ class ClassStatistics:
         self._listed = _classification_first(self._listed + new)
 
 
-def _nan_alike(r: Floats, c: Floats) -> Bools:
-    """Rows with NaN, and in the same places on both sides; shape (batch,)."""
-    nan_r, nan_c = np.isnan(r), np.isnan(c)
-    alike: Bools = nan_r.any(axis=1) & (nan_r == nan_c).all(axis=1)
+def _unknown_alike(r: ClassAnswers, c: ClassAnswers) -> Bools:
+    """Rows without an answer on both sides, with NaN in the same places; shape (batch,)."""
+    same = (np.isnan(r.values) == np.isnan(c.values)).all(axis=1)
+    alike: Bools = r.unknown & c.unknown & same
     return alike
 
 

@@ -21,6 +21,37 @@ TRUTH, REFERENCE, CANDIDATE, APART = range(4)
 
 _KINDS = 4
 
+_WIDEST = float(np.finfo(np.float32).max)
+
+_LARGE = 200
+"""Exponent of the largest magnitude that is taken as it is: beyond it fourth powers overflow."""
+
+_CLIPPED = 2.0**230
+"""Errors count up to here: 2^60 of their fourth powers can be added."""
+
+
+def representable(truth: NDArray[np.generic], reference: NDArray[np.generic]) -> Floats:
+    """Return r64, with r32 in the places where float32 can't hold r64 and r32 is finite.
+
+    `torch.finfo(x.dtype).min` is another number in float64: there r32 is the only reference.
+    """
+    r64, r32 = np.asarray(truth, np.float64), np.asarray(reference, np.float64)
+    beyond = (np.abs(r64) > _WIDEST) & (np.abs(r32) <= _WIDEST)
+    return np.where(beyond, r32, r64) if beyond.any() else r64
+
+
+@np.errstate(all="ignore")
+def error_kinds(r64: Floats, r32: Floats, c: Floats) -> Floats:
+    """Return the four kinds of absolute values, shape (4, ...), small enough for fourth powers.
+
+    All kinds of an element beyond 2^200, which only float64 holds, are divided by the same power of
+    two: its errors keep their share of the truth.
+    """
+    shift = np.minimum(_LARGE - np.frexp(r64)[1], 0)
+    if shift.any():
+        r64, r32, c = (np.ldexp(array, shift) for array in (r64, r32, c))
+    return np.minimum(np.abs(np.stack([r64, r32 - r64, c - r64, c - r32])), _CLIPPED)
+
 
 @dataclass(frozen=True)
 class GroupedErrors:

@@ -15,6 +15,7 @@ from gate.statistics.accumulators import (
     MagnitudeHistogram,
     Variation,
     WorstValue,
+    distances,
     worse,
 )
 from gate.statistics.classification import (
@@ -196,10 +197,12 @@ class OutputStatistics:
         """Add one batch of two arrays of equal shape and dtype (bool, int or float)."""
         self._samples += span.count
         batched = reference.ndim > 0 and reference.shape[0] == span.count
+        rows = span.count if batched else 1
+        if self._variation.same:
+            self._variation = self._variation.merge(Variation.of(reference.reshape(rows, -1)))
         if not reference.size:
             self._not_logits = True
             return
-        rows = span.count if batched else 1
         with np.errstate(all="ignore"):
             r = reference.reshape(rows, -1).astype(np.float64)
             c = candidate.reshape(rows, -1).astype(np.float64)
@@ -212,8 +215,6 @@ class OutputStatistics:
                 diff = np.where(unequal, np.maximum(diff, 1.0), diff)
                 self.mismatches.update(diff, candidate.reshape(rows, -1), start=span.start)
             largest = self._update_differences(diff, span)
-        if self._variation.same:
-            self._variation = self._variation.merge(Variation.of(reference.reshape(rows, -1)))
         vectors = batched and reference.dtype.kind == "f" and r.shape[1] >= 2
         if vectors and r.shape[1] <= LARGEST:
             self._vectors.update(r, c)
@@ -247,7 +248,8 @@ class OutputStatistics:
         return merged
 
     def result(self) -> OutputParity:
-        """The record. Without elements every number is NaN, which no bound lets pass."""
+        """The record. Without elements every number is 0: `elements` says that nothing was
+        compared."""
         std, worst, total, norms = self._finite.std, self._worst, self._sum_diff, self._norms
         excused, samples, sizes = self.mismatches.excused, self._worst_samples, self._sizes
         if excused:
@@ -268,14 +270,14 @@ class OutputStatistics:
             unequal=self._unequal - excused if np.dtype(self.dtype).kind in "biu" else None,
             near_ties=excused,
             reference_constant=self._variation.constant(self._samples),
-            reference_abs_max=self._abs_max if self._finite.count else math.nan,
+            reference_abs_max=self._abs_max,
             reference_std=std,
             max_abs_diff=worst.value,
             max_abs_diff_sample=worst.sample,
-            mean_abs_diff=total / self._elements if self._elements else math.nan,
-            scaled_diff=_scaled(worst.value, scale),
-            l2_mean=norms[0] / self._rows if self._rows else math.nan,
-            l2_max=norms[1] if self._rows else math.nan,
+            mean_abs_diff=total / max(self._elements, 1),
+            scaled_diff=_scaled(worst.value, self._abs_max if math.isinf(scale) else scale),
+            l2_mean=norms[0] / max(self._rows, 1),
+            l2_max=norms[1],
             classification=self.logits.result() if self.logits and self.of_classes else None,
             rows=self._vectors.result(),
             differences=sizes.result(),
@@ -305,18 +307,12 @@ class OutputStatistics:
             self._abs_max = max(self._abs_max, float(np.abs(values).max()))
 
     def _differences(self, r: Floats, c: Floats) -> Floats:
-        """abs(c - r); 0 for equal infinities and for NaN on both sides, NaN where one side alone is
-        NaN or infinite."""
-        diff = np.abs(c - r)
+        """Return `distances`; count what is NaN or infinite on one side only, and NaN on both."""
+        diff = distances(r, c)
         both_finite = np.isfinite(r) & np.isfinite(c)
         if not both_finite.all():
-            both_nan = np.isnan(r) & np.isnan(c)
-            equal = (r == c) | both_nan
-            mismatched = ~both_finite & ~equal
-            diff[equal] = 0.0
-            self._nonfinite_same += int(both_nan.sum())
-            diff[mismatched] = np.nan
-            self._nonfinite_mismatched += int(mismatched.sum())
+            self._nonfinite_same += int((np.isnan(r) & np.isnan(c)).sum())
+            self._nonfinite_mismatched += int((~both_finite & (diff != 0.0)).sum())
         return diff
 
     def _update_differences(self, diff: Floats, span: Span) -> Floats:
@@ -326,6 +322,11 @@ class OutputStatistics:
         self._sizes.update(diff)
         self._sum_diff += float(diff.sum())
         norms = np.sqrt(np.einsum("ij,ij->i", diff, diff))
+        overflown = np.isinf(norms) & np.isfinite(largest)
+        if overflown.any():
+            scale = largest[overflown]
+            parts = diff[overflown] / scale[:, None]
+            norms[overflown] = scale * np.sqrt(np.einsum("ij,ij->i", parts, parts))
         self._rows += len(norms)
         self._l2_sum += float(norms.sum())
         self._l2_max = worse(self._l2_max, float(norms.max()))
@@ -349,13 +350,8 @@ class OutputStatistics:
         return answers
 
 
-def _scaled(largest: float, std: float) -> float:
-    """largest / std; a reference that does not vary scales nothing, so only 0 stays 0.
-
-    NaN where std overflowed: every difference would vanish beside it.
-    """
-    if not math.isfinite(std) or math.isnan(largest):
-        return math.nan
-    if std > 0.0:
-        return largest / std
+def _scaled(largest: float, scale: float) -> float:
+    """largest / scale; a reference that does not vary scales nothing, so only 0 stays 0."""
+    if scale > 0.0:
+        return largest / scale
     return 0.0 if largest == 0.0 else math.inf

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gate.errors import EvidenceError
 from gate.records.outputs import RowParity
-from gate.statistics.accumulators import worse
+from gate.statistics.accumulators import distances, worse
 from gate.statistics.classification import ClassAnswers
 from gate.storage import files
 
@@ -122,6 +122,7 @@ class RowStatistics:
         self._sum_diff = 0.0
         self._sum_error = 0.0
 
+    @np.errstate(all="ignore")
     def update(self, r: Floats, c: Floats) -> None:
         """Add a batch of both sides."""
         nan = np.isnan(r)
@@ -131,17 +132,20 @@ class RowStatistics:
         if not len(r):
             return
         self._rows += len(r)
-        with np.errstate(all="ignore"):
-            moved = np.abs(c.max(axis=1) - r.max(axis=1))
-            sums_r, sums_c = r.sum(axis=1), c.sum(axis=1)
-            self._cosine = worse(self._cosine, float(_distances(r, c).max()))
-            self._sum_diff = worse(self._sum_diff, float(np.abs(sums_c - sums_r).max()))
-            self._sum_error = worse(self._sum_error, float(np.abs(sums_r - 1.0).max()))
+        moved = distances(c.max(axis=1), r.max(axis=1))
+        # Equal infinities have no direction and no sum: what is beside them is compared.
+        infinite = np.isinf(r) & (r == c)
+        error = np.where(infinite.any(axis=1), np.inf, np.abs(r.sum(axis=1) - 1.0))
+        if infinite.any():
+            r, c = np.where(infinite, 0.0, r), np.where(infinite, 0.0, c)
+        self._cosine = worse(self._cosine, float(_cosine_distances(r, c).max()))
+        self._sum_diff = worse(self._sum_diff, float(distances(c.sum(axis=1), r.sum(axis=1)).max()))
+        self._sum_error = worse(self._sum_error, float(error.max()))
         self._confidence = worse(self._confidence, float(moved.max()))
         first, second, third = _EDGES
         within = [int((moved < first).sum()), int((moved < second).sum()),
                   int((moved <= third).sum()), len(moved)]  # fmt: skip
-        self._bands += np.diff(within, prepend=0)  # false for NaN, so NaN is in the last band
+        self._bands += np.diff(within, prepend=0)
 
     def merge(self, other: RowStatistics) -> RowStatistics:
         """Statistics of both streams."""
@@ -166,14 +170,17 @@ class RowStatistics:
         )
 
 
-def _distances(r: Floats, c: Floats) -> Floats:
-    """1 - cos of each pair of rows, in [0, 2]; 0 for two zero rows, 1 where one is zero.
+@np.errstate(all="ignore")
+def _cosine_distances(r: Floats, c: Floats) -> Floats:
+    """1 - cos of each pair of rows, in [0, 2]; 0 for two zero rows, 1 where one is zero, infinite
+    where one is not finite.
 
     By half the squared distance of the unit vectors, which keeps its digits near 0.
     """
     units = [row / _lengths(row) for row in (r, c)]
-    distances: Floats = np.square(units[0] - units[1]).sum(axis=1) / 2.0
-    return np.where((r == 0).all(axis=1) != (c == 0).all(axis=1), 1.0, distances)
+    apart: Floats = np.square(units[0] - units[1]).sum(axis=1) / 2.0
+    apart = np.where((r == 0).all(axis=1) != (c == 0).all(axis=1), 1.0, apart)
+    return np.where((np.isfinite(r) & np.isfinite(c)).all(axis=1), apart, np.inf)
 
 
 def _lengths(rows: Floats) -> Floats:

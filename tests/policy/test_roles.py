@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gate.policy.output_roles import (
-    all_nonfinite,
     class_metrics_for,
     infer_role,
     is_unsure,
     most_ties,
     proven_constant,
     unclaimed,
+    unmeasurable,
 )
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
@@ -93,9 +93,10 @@ def test_a_constant_is_proven_bit_for_bit(spoiled) -> None:
     good = {"reference_constant": True, "max_abs_diff": 0.0, "nonfinite_mismatched": 0}
     constant = builders.output_parity(**{**good, **spoiled})
     assert proven_constant(constant) == (not spoiled)
-    assert not all_nonfinite(constant)
 
 
-def test_a_constant_without_a_finite_element_has_no_size() -> None:
-    one = builders.output_parity(reference_constant=True, max_abs_diff=0.0, nonfinite_mismatched=0)
-    assert all_nonfinite(one.model_copy(update={"nonfinite_reference": one.elements}))
+def test_an_output_without_a_finite_element_can_not_be_compared() -> None:
+    one = builders.output_parity()
+    assert unmeasurable(one) is None
+    assert unmeasurable(one.model_copy(update={"elements": 0})) == "empty"
+    assert unmeasurable(one.model_copy(update={"nonfinite_reference": 4000})) == "nonfinite"

@@ -86,7 +86,7 @@ def test_what_belongs_into_a_release_file_is_told_so(tmp_path, name):
 
 
 def test_every_bad_field_gets_its_own_line(tmp_path):
-    text = GOOD.replace("1e-4", "-1").replace("300", "1").replace("1.0", "2.0")
+    text = GOOD.replace("1e-4", "-1").replace("300", "0").replace("1.0", "2.0")
     with pytest.raises(PolicyError) as caught:
         load(tmp_path, text)
     assert len(str(caught.value).splitlines()) == 3

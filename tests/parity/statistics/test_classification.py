@@ -94,14 +94,14 @@ def test_nan_on_one_side_agrees_in_nothing(r, c):
     assert result.top1_disagreements == 1
     assert result.top1_agreement == result.top5_agreement == 0.5
     assert result.confidence.bands == (0.5, 0.0, 0.0, 0.5)
+    assert result.confidence.min == 0.0
     for number in (
         result.confidence.mean,
-        result.confidence.min,
         result.confidence.max,
         result.l2_probabilities_mean,
         result.l2_probabilities_max,
     ):
-        assert math.isnan(number)
+        assert number == INF
 
 
 def test_nan_predicts_no_label():
@@ -136,13 +136,20 @@ def test_a_row_with_nan_in_the_same_places_is_left_out_and_counted(batch):
 def test_rows_of_nan_alone_prove_nothing():
     result = measured([[NAN] * 3], [[NAN] * 3])
     assert (result.nan_rows, result.predicted_classes) == (1, 0)
-    assert math.isnan(result.top1_agreement)
+    assert result.top1_agreement == 0.0
 
 
-def test_infinite_confidence_is_never_small():
-    result = measured([[INF, 1, 0]], [[INF, 1, 0]])
-    assert result.confidence.bands[3] == 1.0
-    assert math.isnan(result.confidence.max)
+@pytest.mark.parametrize(
+    ("r", "c", "moved"),
+    [
+        ([INF, 1, 0], [INF, 1, 0], 0.0),
+        ([INF, INF, 0], [INF, INF, 0], 0.0),
+        ([-INF, -INF, -INF], [-INF, -INF, -INF], 0.0),
+        ([INF, INF, 0], [INF, 5, 0], 0.5),
+    ],
+)
+def test_equal_infinite_logits_share_the_probability(r, c, moved):
+    assert measured([r], [c]).confidence.max == moved
 
 
 def test_masked_classes_are_judged():
@@ -183,13 +190,13 @@ def test_accuracy_needs_a_label_for_every_sample():
     assert statistics.result().accuracy is None
 
 
-def test_without_samples_every_number_is_nan():
+def test_without_samples_every_number_is_zero():
     result = ClassStatistics(3).result()
     assert result.top1_disagreements == 0
     for number in (result.top1_agreement, result.top5_agreement, result.l2_probabilities_max,
                    result.confidence.mean, result.confidence.max, result.confidence.min,
                    *result.confidence.bands):  # fmt: skip
-        assert math.isnan(number)
+        assert number == 0.0
 
 
 @given(seed=st.integers(0, 99), cut=st.integers(1, 19), scale=st.sampled_from([1e-9, 1.0, 1e12]))

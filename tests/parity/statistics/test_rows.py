@@ -53,11 +53,18 @@ def test_rows_as_probabilities() -> None:
     assert measured([[3.0, 1.0]], [[3.0, 1.0]]).sum_error == 3.0
 
 
-@pytest.mark.parametrize(("r", "c"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, -INF), (INF, INF)])
+@pytest.mark.parametrize(("r", "c"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, -INF), (INF, -INF)])
 def test_nan_and_infinity_are_never_small(r, c) -> None:
     seen = measured([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
     assert not math.isfinite(seen.cosine_distance)
     assert not math.isfinite(seen.confidence_diff) or not math.isfinite(seen.sum_diff)
+
+
+def test_what_is_beside_equal_infinities_is_compared() -> None:
+    same = measured([[INF, 1.0, 2.0]], [[INF, 1.0, 2.0]])
+    assert (same.cosine_distance, same.confidence_diff, same.sum_diff) == (0.0, 0.0, 0.0)
+    assert same.sum_error == INF
+    assert measured([[-INF, 1.0, 2.0]], [[-INF, 2.0, 1.0]]).cosine_distance > 0.1
 
 
 def test_rows_of_nan_on_both_sides_are_left_out() -> None:

@@ -62,7 +62,7 @@ def test_a_row_has_both_answers_and_the_sign_of_the_difference(tmp_path):
     )
     assert (second["reference_margin"], second["candidate_margin"]) == ("3", "1")
     assert second["max_abs_diff"] == "3"
-    assert third["candidate_probability"] == "nan"
+    assert third["candidate_probability"] == "0"
 
 
 @pytest.mark.parametrize(("answers", "classes"), [(False, True), (True, False)])
