@@ -156,6 +156,8 @@ def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:
 def _floor(output: OutputParity) -> float:
     noise = output.noise
     assert noise is not None
+    if not noise.elements:
+        return 0.0
     if noise.floor_peak is not None:
         return noise.floor_peak
     if noise.diff > 0.0:

@@ -144,7 +144,7 @@ class NoiseStatistics:
         the same samples with a run under random rounding as the candidate.
         """
         if not self._elements:
-            return _nothing(self._samples)
+            return _nothing(self._samples, math.inf if self._broken else 0.0)
         groups = list(self._groups(rounding))
         whole = groups[0]
         count = sum(len(group.name) for group in groups[1:])
@@ -221,7 +221,7 @@ class NoiseStatistics:
         return np.unique(np.minimum(quantiles + _ORDINARY + 1, _BINADES + 1))
 
 
-def _nothing(samples: int) -> NoiseParity:
+def _nothing(samples: int, ratio: float) -> NoiseParity:
     return NoiseParity(
         samples=samples,
         elements=0,
@@ -229,9 +229,9 @@ def _nothing(samples: int) -> NoiseParity:
         reference_rms=0.0,
         candidate_rms=0.0,
         scatter=1.0,
-        ratio=0.0,
-        peak=0.0,
-        diff=0.0,
+        ratio=ratio,
+        peak=ratio,
+        diff=ratio,
         closer="neither",
     )
 

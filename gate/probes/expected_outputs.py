@@ -16,6 +16,7 @@ from gate.measure.noise_floor import DRAWS, NoiseStatistics
 from gate.probes.branches import perturb_rounding
 from gate.probes.probe import Probe
 from gate.records.instruments import UNDERFLOW, ProbeResult
+from gate.statistics.error_groups import representable
 from gate.storage.arrays import Batch, OutputArray
 
 _SUSPICIOUS_RATIO = 4.0
@@ -245,7 +246,8 @@ def _honest(
             return None
         if r.dtype.kind == "f" and (np.isfinite(r) & ~np.isfinite(r64)).any():
             return None
-    return truth
+    pairs = zip(reference, truth, strict=True)
+    return [representable(r64, r) if r.dtype.kind == "f" else r64 for r, r64 in pairs]
 
 
 def _in_units(array: OutputArray, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:

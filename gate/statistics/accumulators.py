@@ -58,12 +58,12 @@ def worse_columns(left: TallyFloats, right: TallyFloats) -> TallyFloats:
 
 
 def worst_ratio(moved: TallyFloats, unit: TallyFloats) -> float:
-    """Return the largest change in units of its column: 0 without any change, infinite where there
-    is no unit."""
+    """Return the largest change in units of its column: 0 without any change, infinite where it is
+    infinite, and where there is no unit."""
     if len(moved) != len(unit) and 1 not in (len(moved), len(unit)):
         moved, unit = np.array([moved.max()]), np.array([unit.max()])
     with np.errstate(all="ignore"):
-        ratios = np.where(moved == 0.0, 0.0, moved / unit)
+        ratios = np.where((moved == 0.0) | np.isinf(moved), moved, moved / unit)
     return float(ratios.max())
 
 

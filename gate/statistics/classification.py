@@ -22,7 +22,7 @@ from gate.records.outputs import (
     SideAnswer,
     WorstSample,
 )
-from gate.statistics.accumulators import KEPT, worse
+from gate.statistics.accumulators import KEPT, distances, worse
 
 Floats = NDArray[np.float64]
 
@@ -402,8 +402,9 @@ class ClassStatistics:
         disagreement = next(
             disagreement for disagreement in self._listed if disagreement.sample == sample
         )
-        margin = abs(float(truth[0, disagreement.reference] - truth[0, disagreement.candidate]))
-        if margin <= 2.0 * float(floor[0, [disagreement.reference, disagreement.candidate]].max()):
+        classes = [disagreement.reference, disagreement.candidate]
+        margin = float(distances(*truth[0, classes, None])[0])
+        if margin <= 2.0 * float(floor[0, classes].max()):
             self._ties.add(sample)
 
     def update_truth(self, truth: NDArray[np.intp], reference: NDArray[np.intp]) -> None:

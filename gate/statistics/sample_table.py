@@ -133,9 +133,9 @@ class RowStatistics:
             return
         self._rows += len(r)
         moved = distances(c.max(axis=1), r.max(axis=1))
+        error = np.nan_to_num(np.abs(r.sum(axis=1) - 1.0), nan=np.inf, posinf=np.inf)
         # Equal infinities have no direction and no sum: what is beside them is compared.
         infinite = np.isinf(r) & (r == c)
-        error = np.where(infinite.any(axis=1), np.inf, np.abs(r.sum(axis=1) - 1.0))
         if infinite.any():
             r, c = np.where(infinite, 0.0, r), np.where(infinite, 0.0, c)
         self._cosine = worse(self._cosine, float(_cosine_distances(r, c).max()))

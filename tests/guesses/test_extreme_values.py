@@ -1,0 +1,334 @@
+"""One sample, outputs without rows, masks and huge values: correct files pass, wrong ones fail."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import CheckResult, Verdict
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.records.evidence import Source
+
+PASS, FAIL, ERROR, WAIVED = Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED
+
+Head = Callable[[torch.Tensor, torch.Tensor], object]
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+class Net(nn.Module):
+    """A linear layer, and what `head` makes of its input x and of its output y."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.head = nn.Linear(6, 4), head
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.head(x, self.linear(x))
+
+
+def normal(samples: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(samples, 6)).astype(np.float32)
+
+
+def pictures(found: slice, samples: int = 24) -> np.ndarray:
+    """One sample a picture: values above 2 are what a detector finds, in these samples only."""
+    x = np.random.default_rng(0).uniform(0, 1, size=(samples, 6)).astype(np.float32)
+    x[found, 1:3] += 3
+    return x
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Callable[..., EvaluationResult]:
+    def judge(
+        reference: Head,
+        file: Head | None = None,
+        *,
+        x: np.ndarray | None = None,
+        outputs: tuple[str, ...] = ("y",),
+        one_by_one: bool = False,
+        policy: Policy | None = None,
+        batch_size: int = 32,
+    ) -> EvaluationResult:
+        """`one_by_one`: the file takes one sample, and its outputs have any number of rows."""
+        x = normal(24) if x is None else x
+        path = tmp_path / "model.onnx"
+        free: dict[str, dict[int, str]] = {name: {0: "rows"} for name in outputs}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                Net(file or reference).eval(),
+                (torch.from_numpy(x[: 1 if one_by_one else 2].copy()),),
+                path,
+                dynamo=False,
+                opset_version=17,
+                input_names=["x"],
+                output_names=list(outputs),
+                dynamic_axes=free if one_by_one else free | {"x": {0: "batch"}},
+            )
+        return check(
+            path,
+            reference=Reference(Net(reference).eval(), Source(factory="tests:net")),
+            data=EvaluationData(SampleSet.from_arrays({"x": x}), batch_size=batch_size),
+            policy=policy,
+        )
+
+    return judge
+
+
+def verdict_of(result: EvaluationResult) -> Verdict:
+    assert not nans(result.evidence.model_dump())
+    return result.decision.verdict
+
+
+def nans(value: Any, place: str = "") -> list[str]:
+    if isinstance(value, dict):
+        return [each for key, item in value.items() for each in nans(item, f"{place}.{key}")]
+    if isinstance(value, tuple | list):
+        return [each for item in value for each in nans(item, place)]
+    return [place] if isinstance(value, float) and np.isnan(value) else []
+
+
+def problems(result: EvaluationResult) -> set[tuple[str, Verdict]]:
+    """Without those of probes."""
+    found = {(each.name, each.verdict) for each in result.decision.problems}
+    return {each for each in found if not each[0].startswith("probe_")}
+
+
+def named(result: EvaluationResult, name: str) -> CheckResult:
+    return next(each for each in result.decision.checks if each.name == name)
+
+
+def without_probes() -> Policy:
+    quiet = Instruments(probes=False, search_inputs=0)
+    return Policy.default().model_copy(update={"instruments": quiet})
+
+
+def plain(x: torch.Tensor, y: torch.Tensor) -> object:
+    return y
+
+
+def off(share: float) -> Head:
+    return lambda x, y: y * (1 + share)
+
+
+def test_one_sample_passes_with_probes(judge) -> None:
+    result = judge(plain, x=normal(1))
+    assert verdict_of(result) is PASS
+    stability = result.evidence.runtime("ort-cpu").outputs[0].stability
+    assert stability.batch_invariance is stability.batch_invariance_ratio is None
+    assert named(result, "batch_invariance_ratio").observed == "left to the probes"
+
+
+def test_one_wrong_sample_fails(judge) -> None:
+    result = judge(plain, off(1e-3), x=normal(1))
+    assert verdict_of(result) is FAIL
+    assert ("noise_ratio", FAIL) in problems(result)
+
+
+def test_one_sample_without_probes_asks_for_them(judge) -> None:
+    result = judge(plain, x=normal(1), policy=without_probes())
+    assert verdict_of(result) is ERROR
+    assert problems(result) == {("samples", ERROR)}
+    assert "probes" in named(result, "samples").explanation
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_two_samples_pass(judge, batch_size: int) -> None:
+    assert verdict_of(judge(plain, x=normal(2), batch_size=batch_size)) is PASS
+
+
+def found_above(limit: float) -> Head:
+    return lambda x, y: torch.stack([x[0], x[0] * 2 + 1], 1)[x[0] > limit]
+
+
+@pytest.mark.parametrize(
+    ("found", "samples"),
+    [
+        (slice(8, None), 24),  # none in the samples of the stability
+        (slice(0, -1), 24),
+        (slice(3, 4), 24),
+        (slice(23, None), 24),
+        (slice(40, None), 80),  # none in the samples of the noise floor
+    ],
+)
+def test_a_detector_that_finds_nothing_in_some_pictures_passes(judge, found, samples) -> None:
+    result = judge(found_above(2.0), x=pictures(found, samples), one_by_one=True)
+    assert verdict_of(result) is PASS
+    (output,) = result.evidence.runtime("ort-cpu").outputs
+    assert output.elements == 4 * len(range(samples)[found])
+    assert output.noise.elements > 0
+
+
+def test_a_detector_that_is_off_in_its_only_picture_fails(judge) -> None:
+    def shifted(x: torch.Tensor, y: torch.Tensor) -> object:
+        return found_above(2.0)(x, y) * 1.001
+
+    result = judge(found_above(2.0), shifted, x=pictures(slice(50, 51), 80), one_by_one=True)
+    assert verdict_of(result) is FAIL
+    assert {("noise_ratio", FAIL), ("noise_peak", FAIL)} <= problems(result)
+
+
+@pytest.mark.parametrize(("model", "file"), [(2.0, 9.0), (9.0, 2.0)])
+@pytest.mark.parametrize("found", [slice(0, None), slice(8, None), slice(23, None)])
+def test_rows_on_one_side_only_fail(judge, model: float, file: float, found: slice) -> None:
+    result = judge(found_above(model), found_above(file), x=pictures(found), one_by_one=True)
+    assert verdict_of(result) is FAIL
+    assert ("runtime", FAIL) in problems(result)
+
+
+WAIVE_EMPTY = [("empty",), {"y": ("empty",)}, {"y": ("nonfinite", "empty")}]
+
+
+def test_a_detector_that_finds_nothing_at_all_is_an_error(judge) -> None:
+    result = judge(found_above(2.0), x=pictures(slice(0, 0)), one_by_one=True)
+    assert verdict_of(result) is ERROR
+    assert problems(result) == {("empty", ERROR)}
+    lacking = named(result, "empty")
+    assert lacking.output == "y"
+    assert "'y' has no element in any of 24 samples" in lacking.explanation
+
+
+@pytest.mark.parametrize("waive", WAIVE_EMPTY)
+def test_an_empty_output_passes_where_it_is_waived(judge, waive) -> None:
+    policy = Policy.default().model_copy(update={"waive": waive})
+    result = judge(found_above(2.0), x=pictures(slice(0, 0)), one_by_one=True, policy=policy)
+    assert verdict_of(result) is PASS
+    assert {each.name for each in result.decision.waived if each.output} == {"empty"}
+
+
+def beside(head: Head) -> Head:
+    return lambda x, y: (y, head(x, y))
+
+
+@pytest.mark.parametrize("waive", [("nonfinite",), {"y": ("empty",)}, {"other": ("empty",)}])
+def test_another_waiver_does_not_let_it_pass(judge, waive) -> None:
+    policy = Policy.default().model_copy(update={"waive": waive})
+    result = judge(beside(lambda x, y: x[x[:, 0] > 9]), outputs=("y", "rows"), policy=policy)
+    assert verdict_of(result) is ERROR
+    assert ("empty", ERROR) in problems(result)
+    assert (("role", ERROR) in problems(result)) == ("other" in waive)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [lambda x, y: x * 0 / 0, lambda x, y: x.abs() / 0, lambda x, y: x / 0],
+    ids=["nan", "infinite", "infinite by sign"],
+)
+@pytest.mark.parametrize("waived", [False, True])
+def test_an_output_without_a_finite_element(judge, head: Head, waived: bool) -> None:
+    policy = Policy.default()
+    if waived:
+        policy = policy.model_copy(update={"waive": {"z": ("nonfinite",)}})
+    result = judge(beside(head), outputs=("y", "z"), policy=policy)
+    assert verdict_of(result) is (PASS if waived else ERROR)
+    assert problems(result) == (set() if waived else {("nonfinite", ERROR)})
+
+
+def test_finite_values_for_infinite_ones_fail_although_waived(judge) -> None:
+    policy = Policy.default().model_copy(update={"waive": {"z": ("nonfinite",)}})
+    result = judge(
+        beside(lambda x, y: x.abs() / 0),
+        beside(lambda x, y: x.abs() * 1e30),
+        outputs=("y", "z"),
+        policy=policy,
+    )
+    assert verdict_of(result) is FAIL
+    assert problems(result) == {("nonfinite", ERROR), ("finite", FAIL)}
+
+
+def masked(fill: float | None, share: float = 0.0) -> Head:
+    """Some logits are masked by the sample; those of one column are off by `share`. None: by the
+    lowest number of the dtype in which the model runs."""
+
+    def head(x: torch.Tensor, y: torch.Tensor) -> object:
+        logits = torch.cat([y[:, :2], y[:, 2:] * (1 + share)], 1)
+        lowest = torch.finfo(y.dtype).min if fill is None else fill
+        return torch.where(x[:, :4] > 0.3, torch.full_like(logits, lowest), logits)
+
+    return head
+
+
+def always_masked(fill: float | None, share: float = 0.0) -> Head:
+    def head(x: torch.Tensor, y: torch.Tensor) -> object:
+        lowest = torch.finfo(y.dtype).min if fill is None else fill
+        return torch.cat([y[:, :2] * (1 + share), torch.full_like(y[:, :1], lowest)], 1)
+
+    return head
+
+
+FILLS = [LOWEST, None, -np.inf, np.inf, LOWEST / 3, -1e30]
+
+
+@pytest.mark.parametrize("mask", [masked, always_masked])
+@pytest.mark.parametrize("fill", FILLS)
+def test_masked_logits(judge, mask, fill: float | None) -> None:
+    assert verdict_of(judge(mask(fill))) is PASS
+    wrong = judge(mask(fill), mask(fill, 1e-3))
+    assert verdict_of(wrong) is FAIL
+    assert ("noise_ratio", FAIL) in problems(wrong)
+    assert {"finite", "repeatability_ratio", "batch_invariance_ratio"}.isdisjoint(
+        {name for name, _ in problems(wrong)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "file"), [(-np.inf, LOWEST), (LOWEST, -np.inf), (np.inf, -np.inf)]
+)
+def test_another_mask_fails(judge, model: float, file: float) -> None:
+    result = judge(masked(model), masked(file))
+    assert verdict_of(result) is FAIL
+    assert ("finite", FAIL) in problems(result)
+
+
+@pytest.mark.parametrize("task", ["auto", "classification"])
+@pytest.mark.parametrize("fill", [-np.inf, np.inf])
+def test_classes_with_infinite_logits_have_answers(judge, task, fill: float) -> None:
+    result = judge(always_masked(fill), policy=Policy.default(task=task))
+    classes = result.evidence.runtime("ort-cpu").outputs[0].classification
+    assert classes.top1_agreement == 1.0
+    assert classes.confidence.max < 1e-6
+    assert verdict_of(result) is (ERROR if fill > 0 and task == "classification" else PASS)
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e30, 1e37, 1e-30])
+def test_values_of_any_size(judge, scale: float) -> None:
+    assert verdict_of(judge(lambda x, y: y * scale)) is PASS
+    wrong = judge(lambda x, y: y * scale, lambda x, y: y * scale * 1.001)
+    assert verdict_of(wrong) is FAIL
+    assert ("noise_ratio", FAIL) in problems(wrong)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_a_constant_output(judge, value: float) -> None:
+    def head(add: float) -> Head:
+        return beside(lambda x, y: x * 0 + value + add)
+
+    assert verdict_of(judge(head(0.0), outputs=("y", "z"))) is PASS
+    wrong = judge(head(0.0), head(1e-3), outputs=("y", "z"))
+    assert verdict_of(wrong) is FAIL
+    assert ("noise_ratio", FAIL) in problems(wrong)
+
+
+def test_an_output_that_is_zero_in_the_first_samples_has_a_noise_floor(judge) -> None:
+    x = normal(400)
+    x[:40, 0] = -9.0
+
+    def head(x: torch.Tensor, y: torch.Tensor) -> object:
+        return y, (torch.tanh(y) @ y.T.tanh().sum(1, keepdim=True) * 0 + x[:, :1]).relu() * y.exp()
+
+    result = judge(head, x=x, outputs=("y", "z"))
+    assert result.evidence.runtime("ort-cpu").outputs[1].noise.elements > 0
+    assert verdict_of(result) is PASS
