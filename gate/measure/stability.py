@@ -258,7 +258,7 @@ def _from_first(stand: MeasurementContext) -> SampleSet:
 
 
 def _count(stand: MeasurementContext) -> int:
-    wanted, there = stand.policy.instruments.stability_samples, len(_from_first(stand))
+    wanted, there = stand.policy.instruments.stability_samples, len(stand.samples)
     if stand.binding.fixed:
         size = stand.binding.batch_size
         return min(math.ceil(wanted / size) * size, there)

@@ -68,7 +68,7 @@ class ClassAnswers:
             others[rows, top1] = -np.inf
             margin = np.nan_to_num(values[rows, top1] - others.max(axis=1), posinf=np.inf)
             probabilities = values if normalised else _softmax(values)
-            unknown: Bools = (~np.isfinite(probabilities)).any(axis=1)
+            unknown = np.asarray(~np.isfinite(probabilities).all(axis=1))
             if unknown.any():
                 probabilities = np.where(unknown[:, None], 0.0, probabilities)
             confidence = probabilities.max(axis=1)

@@ -293,6 +293,15 @@ def test_another_mask_fails(judge, model: float, file: float) -> None:
     assert ("finite", FAIL) in problems(result)
 
 
+@pytest.mark.parametrize("mask", [masked, always_masked])
+@pytest.mark.parametrize("model", [None, LOWEST])
+def test_another_finite_mask_fails(judge, mask, model: float | None) -> None:
+    """Although in float64 the lowest number is another one still."""
+    result = judge(mask(model), mask(-1e30))
+    assert verdict_of(result) is FAIL
+    assert ("noise_ratio", FAIL) in problems(result)
+
+
 @pytest.mark.parametrize("task", ["auto", "classification"])
 @pytest.mark.parametrize("fill", [-np.inf, np.inf])
 def test_classes_with_infinite_logits_have_answers(judge, task, fill: float) -> None:

@@ -126,8 +126,8 @@ def test_an_empty_output_is_the_reason_by_itself(tmp_path: Path) -> None:
     path = exported(net := Net(lambda net, x: (net.linear(x), x[:, :0])), tmp_path / "model.onnx")
     decision = judged(net, path).decision
     assert decision.verdict is Verdict.ERROR
-    assert {problem.name for problem in decision.problems} == {"outputs"}
-    assert "'output_1' is empty for every sample" in decision.problems[0].explanation
+    assert {problem.name for problem in decision.problems} == {"empty"}
+    assert {problem.output for problem in decision.problems} == {"output_1"}
 
 
 @pytest.mark.parametrize(
