@@ -12,7 +12,7 @@ from gate.policy.output_roles import class_metrics_for, infer_role, is_unsure, m
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, OperatingPoint, Waivable
 from gate.records.evidence import Evidence, RuntimeEvidence
-from gate.records.instruments import NoiseParity
+from gate.records.instruments import EPSILON, NoiseParity
 from gate.records.outputs import LISTED, ClassParity, Crossing, OutputParity
 
 _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
@@ -242,6 +242,8 @@ _CLOSER = {
     "neither": "Both are equally far from the float64 truth.",
 }
 
+_BY_ROUNDING = "Against float32, in units of random rounding."
+
 _ROUNDING = 1e-9
 """Of float64 sums: two ways to the same ratio."""
 
@@ -270,6 +272,8 @@ def noise(
     runtime, output = place
     measured = output.noise
     lacking = _lacking(policy, evidence, measured)
+    if not _is_measurable(evidence, output):
+        lacking = "neither float64 nor random rounding computes the function of the model"
     for metric in noise_metrics(bounds, output):
         if metric.bound is None:
             continue
@@ -284,7 +288,7 @@ def noise(
             explanation = (
                 f"{metric.name} is {metric.observed:.6g}, allowed <= {metric.bound:.6g} "
                 f"(n = {measured.samples}){_place(metric.name, measured)}. "
-                f"{_CLOSER[measured.closer]}"
+                f"{_CLOSER[measured.closer] if measured.baseline == 'float64' else _BY_ROUNDING}"
             )
         yield result.model_copy(
             update={
@@ -293,6 +297,61 @@ def noise(
                 "explanation": explanation,
             }
         )
+
+
+def not_measurable(
+    policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
+) -> Iterator[CheckResult]:
+    """An output of floats whose noise floor hides faults, or that has none."""
+    runtime, output = place
+    if not any(metric.bound is not None for metric in noise_metrics(bounds, output)):
+        return
+    most, observed, verdict = policy.instruments.max_floor, None, Verdict.ERROR
+    if not _is_measurable(evidence, output):
+        text = "neither float64 nor random rounding computes the function of the model, so that "
+        text += "nothing says how far rounding alone moves it"
+        verdict = Verdict.WAIVED if "noise_ratio" in policy.waive else Verdict.ERROR
+    elif output.noise is not None and (observed := floor_share(output)) > most:
+        text = f"rounding alone moves it by {observed:.3g} of its spread, allowed <= {most:.3g}: a "
+        text += "fault of that size would not show"
+    else:
+        return
+    yield CheckResult(
+        name="not_measurable",
+        runtime=runtime.runtime,
+        output=output.name,
+        observed=observed,
+        bound=most,
+        relation="<=",
+        samples=output.samples,
+        verdict=verdict,
+        explanation=f"{output.name} can't be judged: {text}.",
+        remedy=REMEDIES["not_measurable"],
+    )
+
+
+_DIGITS = 8.0
+"""Roundings of its largest value up to which a floor is no wider than the numbers themselves."""
+
+
+def floor_share(output: OutputParity) -> float:
+    """Return the noise floor in units of the spread of the output (its standard deviation; of a
+    constant its size); 0 where it is a few roundings of the largest value, or unknown."""
+    noise = output.noise
+    if noise is None or not math.isfinite(noise.floor_rms):
+        return 0.0
+    spread = output.reference_std or output.reference_abs_max
+    if not spread > 0.0 or noise.floor_rms <= _DIGITS * EPSILON * output.reference_abs_max:
+        return 0.0
+    return noise.floor_rms / spread
+
+
+def _is_measurable(evidence: Evidence, output: OutputParity) -> bool:
+    names = [spec.name for spec in evidence.subject.outputs]
+    known = evidence.validity is not None and output.name in names
+    if not known or evidence.validity is None:
+        return True
+    return evidence.validity.is_measurable(names.index(output.name))
 
 
 def _widened(bound: float | None, elements: int) -> float | None:

@@ -38,6 +38,8 @@ def iter_checks(
     yield evidence_rules.determinism(policy, evidence)
     yield evidence_rules.measured_once(evidence)
     yield from evidence_rules.repeats(evidence)
+    yield from evidence_rules.half_precision(policy, evidence)
+    yield from evidence_rules.validity(evidence)
     yield from evidence_rules.inputs(evidence)
     yield from provenance_rules.export_checks(policy, evidence)
     yield from output_rules.named(policy, evidence)
@@ -100,6 +102,7 @@ def _of_runtime(
         checks += bound_rules.crossings(policy, bounds, runtime, output)
         if output_rules.judges_noise(policy, output):
             checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
+            checks += bound_rules.not_measurable(policy, bounds, evidence, (runtime, output))
         if all(c.verdict is Verdict.WAIVED for c in checks):
             yield output_rules.unbounded(policy, runtime, output)
         yield from checks
@@ -107,6 +110,8 @@ def _of_runtime(
             yield from bound_rules.near_ties(policy, runtime, output)
         yield from instrument_rules.stability(runtime_policy.bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
+    if samples_fail:
+        yield from evidence_rules.fast_path(evidence, runtime)
     yield from instrument_rules.probes(policy, evidence, runtime, samples_fail=samples_fail)
     yield from cost_rules.costs(runtime_policy.bounds, evidence, runtime)
 

@@ -293,6 +293,55 @@ def _named(state: Iterable[str]) -> str:
     return ", ".join(make_printable(name) for name in names[:_NAMED]) + more
 
 
+def half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """The model itself computes in 16 bits somewhere: no file can be exact to it."""
+    where = evidence.validity.half_precision if evidence.validity else None
+    if where is not None and policy.precision == "exact":
+        yield check_statement(
+            "half_precision",
+            problems=[f"the model computes in 16 bits in {where}, and precision is 'exact'"],
+            fine="",
+            verdict=Verdict.ERROR,
+        )
+
+
+def validity(evidence: Evidence) -> Iterator[CheckResult]:
+    """Why float64 or random rounding was not used, if it was not."""
+    found = evidence.validity
+    if found is None or not (found.float64_differs or found.rounding == "differs"):
+        return
+    names = [spec.name for spec in evidence.subject.outputs]
+    texts = []
+    if found.float64_differs:
+        which = ", ".join(names[index] for index in found.float64_differs if index < len(names))
+        part = f"; the two part in {found.differs_at}" if found.differs_at else ""
+        texts.append(
+            f"Float64 was not used for {which}, because it computes another function than float32 "
+            f"there (q = {found.largest:.3g}){part}"
+        )
+    if found.rounding == "differs":
+        texts.append(
+            "Random rounding was not used, because operator by operator the model computes another "
+            "function"
+        )
+    yield check_statement("float64", problems=[], fine=f"{'. '.join(texts)}.")
+
+
+def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """Why the numbers of a runtime fail, where the fused path of PyTorch returns others."""
+    if evidence.validity is not None and evidence.validity.fast_path:
+        yield check_statement(
+            "fast_path",
+            problems=[
+                "in eval mode PyTorch takes the fast path of nn.TransformerEncoder, which returns "
+                "other numbers than its layers do (zeros at padded positions), and no exporter "
+                "writes it"
+            ],
+            place=(runtime.runtime, None),
+            fine="",
+        )
+
+
 def inputs(evidence: Evidence) -> Iterator[CheckResult]:
     """That the file does not take all that the model takes, which is right of what changes no
     output: numbers and probes decide."""

@@ -266,8 +266,7 @@ def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None)
 
 
 def _lead(sample_pass: SamplePass) -> FirstUnitState:
-    sample_pass.run(sample_pass.units[0], lambda _count: None)
-    sample_pass.end_unit()
+    sample_pass.run_first(lambda _count: None)
     sample_pass.reference.meter.drain()
     for track in sample_pass.tracks:
         track.meter.drain()

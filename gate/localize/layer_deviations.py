@@ -73,14 +73,21 @@ class Deviation:
         self.mismatch = "no tensor: the runtime fails"
 
     def update_noise(
-        self, value: OutputArray, tensor: OutputArray, truth: OutputArray | None
+        self,
+        value: OutputArray,
+        tensor: OutputArray,
+        truth: OutputArray | None,
+        rounding: OutputArray | None = None,
     ) -> None:
         """Add the first batch again, with the sketch of what the float64 reference computed.
         Without one the value itself is the truth, and the unit is the rounding of one float32
-        operation."""
+        operation, or `rounding`: the error that random rounding makes."""
         if value.shape == tensor.shape and value.dtype.kind == "f":
             sketched = sketch(value)
             true = sketched.astype(np.float64) if truth is None else truth
+            if rounding is not None:
+                true = sketched.astype(np.float64)
+                sketched = np.add(true, rounding, dtype=np.float64)
             self._scale_in_float64 = max(self._scale_in_float64, _magnitude(value))
             self._noise.update(
                 true, sketched, sketch(tensor), samples=len(value) if value.ndim else 1
@@ -307,7 +314,12 @@ class Measuring:
         for number, name, deviation in view.pairs:
             deviation.update(values[number], arrays[name])
             if first:
-                deviation.update_noise(values[number], arrays[name], true[number] if true else None)
+                deviation.update_noise(
+                    values[number],
+                    arrays[name],
+                    true[number] if true else None,
+                    truths.rounding.get(number) if truths else None,
+                )
 
     def _values(self, needed: set[int]) -> Iterator[tuple[Batch, dict[int, OutputArray]]]:
         """All batches whose forward takes the way of the first one."""

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -18,12 +18,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gate.data.input_binding import InputBinding
-from gate.errors import EvidenceError, ModelError, first_line
+from gate.errors import EvidenceError, GateError, ModelError, first_line
 from gate.localize.file_graph import FileGraph
 from gate.measure.context import ReferencePass
 from gate.policy.policy import Policy
 from gate.reference.float64 import double_copy, in_double
+from gate.reference.random_rounding import RandomRounding
 from gate.reference.torch_session import TorchSession
+from gate.reference.validity import difference, is_near, is_valid
 from gate.storage.arrays import Batch, OutputArray
 
 # Composite modules are heard too: what they return may come from functional code of their own.
@@ -368,6 +370,9 @@ class Float64Values:
     """In one forward."""
     alone: Mapping[int, OutputArray]
     """Every value from the model's own float32 values before it."""
+    rounding: Mapping[int, OutputArray] = field(default_factory=dict)
+    """sqrt(2) (run - null) of random rounding, of the values whose float64 is another function
+    through the forward or alone: there float32 is what errors are measured against."""
 
 
 class ModelRunner:
@@ -431,7 +436,44 @@ class ModelRunner:
             raise ModelError(
                 f"the model can't run in float64: {type(error).__name__}: {first_line(error)}"
             ) from error
-        return Float64Values(through.kept, apart.kept)
+        return self._valid(batch, survey, references, (through.kept, apart.kept))
+
+    def _valid(
+        self,
+        batch: Batch,
+        survey: ValueSurvey,
+        references: Mapping[int, OutputArray],
+        kept: tuple[dict[int, OutputArray], dict[int, OutputArray]],
+    ) -> Float64Values:
+        """Without the values of which float64 is another function. One run under random rounding,
+        made only where float64 is far off, tells these from amplified rounding."""
+        wrong = {
+            number
+            for values in kept
+            for number, r64 in values.items()
+            if not is_near(r64, sketch(references[number]))
+        }
+        if not wrong:
+            return Float64Values(*kept)
+        moved: dict[int, OutputArray] = {}
+        null = CaptureOutputs(survey, wrong, whole=False)
+        run = CaptureOutputs(survey, wrong, whole=False)
+        try:
+            for scale, capture in ((0.0, null), (1.0, run)):
+                with RandomRounding(0, scale=scale):
+                    self._run(batch, capture.hear)
+        except GateError:
+            return Float64Values(*kept)
+        for number in wrong & null.kept.keys() & run.kept.keys():
+            r = sketch(references[number])
+            shift = difference(run.kept[number], null.kept[number])
+            if any(
+                not is_valid(values[number], r, [np.add(r, shift, dtype=np.float64)])
+                for values in kept
+                if number in values
+            ):
+                moved[number] = math.sqrt(2.0) * shift
+        return Float64Values(*kept, moved)
 
     def _run(self, batch: Batch, hears: Hears) -> None:
         with listening(self.model, hears):

@@ -22,7 +22,7 @@ from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.reference.cache import ReferenceCache
 from gate.reference.float64 import Truth
-from gate.reference.random_rounding import run_rounded
+from gate.reference.random_rounding import RoundingRun, run_rounded
 from gate.reference.torch_session import TorchSession, copy_model
 from gate.statistics.accumulators import columns, worst_ratio
 from gate.storage.arrays import Batch, OutputArray
@@ -171,11 +171,31 @@ class MeasurementContext:
     def rounded_run(
         self, batch: Batch, *, draw: int, scale: float = 1.0, ties: bool = False
     ) -> list[OutputArray]:
-        """All outputs of one run under random rounding, as `gate.reference.random_rounding`."""
-        determinism = self.policy.determinism
-        return run_rounded(
-            self.reference.run, determinism, batch, draw=draw, scale=scale, ties=ties
+        """All outputs of one run under random rounding, as `gate.reference.random_rounding`.
+
+        Raises EvidenceError where the model can't be computed so, or computes something else then.
+        """
+        validity = self.truth.validity
+        if validity.record.rounding == "differs":
+            raise EvidenceError(
+                "the model computes something else operator by operator, so that random rounding "
+                "measures nothing. Keep its forward free of state and of fused paths."
+            )
+        return self.rounding_run(
+            batch, RoundingRun(draw, scale, ties, fast_path=validity.record.fast_path)
         )
+
+    def rounding_run(self, batch: Batch, rounding: RoundingRun) -> list[OutputArray]:
+        """The same, whether or not the runs are known to compute the model's function."""
+        return run_rounded(self.reference.run, self.policy.determinism, batch, rounding)
+
+    def baseline(self, batch: Batch) -> list[OutputArray] | None:
+        """What errors on a batch are measured against: the outputs in float64, or those of the
+        reference where float64 is another function; None where the model can't run in float64."""
+        truth = self.answers.truth(batch)
+        if truth is None:
+            return None
+        return self.truth.validity.baseline(truth, self.answers.reference(batch))
 
     @cached_property
     def example(self) -> Batch:

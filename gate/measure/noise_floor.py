@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from gate.data.reader import length
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.records.instruments import NoiseParity
+from gate.reference.validity import UNRESTRICTED, Validity
 from gate.statistics.error_groups import (
     CANDIDATE,
     REFERENCE,
@@ -135,7 +136,11 @@ class NoiseStatistics:
         return middle
 
     def result(
-        self, *, diff: float | None = None, rounding: NoiseStatistics | None = None
+        self,
+        *,
+        diff: float | None = None,
+        rounding: NoiseStatistics | None = None,
+        baseline: Literal["float64", "float32"] = "float64",
     ) -> NoiseParity:
         """The record. Without elements every number is 0: `elements` says that nothing was
         compared.
@@ -167,6 +172,7 @@ class NoiseStatistics:
             peak=peak,
             diff=math.inf if self._broken else apart,
             closer=side,
+            baseline=baseline,
         )
 
     def floors(self, rounding: NoiseStatistics | None = None) -> list[NoiseGroups]:
@@ -272,6 +278,9 @@ def _binades(magnitudes: Floats) -> NDArray[np.int64]:
 
 DRAWS = 3
 
+BASELINE_DRAWS = 5
+"""Where random rounding alone is the floor."""
+
 MORE_DRAWS = 15
 """Where three give too small a floor: the errors of a column may be those of one sample, and of
 three errors the one in the middle is small by chance in every twentieth column."""
@@ -284,18 +293,23 @@ def rounding_floor(
 
     Of so many runs it is the one in the middle, column by column: a rare flip of an argmax or of a
     condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
-    or the one in float64 can't.
+    or the one in float64 can't. Where float64 is another function, it is sqrt(2) (run - null): both
+    the runtime and the reference round.
     """
     floors: list[list[NoiseStatistics | None]] = []
+    validity = stand.truth.validity
     for batch in _with_truth(stand):
         reference = stand.answers.reference(batch)  # both as the pass over the samples had them
-        truth = stand.answers.truth(batch)
+        truth = stand.baseline(batch)
         if truth is None:
             return []
         floors = floors or [[None] * len(reference) for _ in range(draws)]
         for draw, own in enumerate(floors):  # one run at a time is held
             try:
                 run = stand.rounded_run(batch, draw=draw)
+                if validity.record.float64_differs:
+                    null = stand.rounded_run(batch, draw=draw, scale=0.0)
+                    run = validity.about_reference(run, null, reference)
             except GateError:
                 return []
             for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
@@ -503,6 +517,7 @@ class NoiseFloor:
         self._names = tuple(names)
         self._noise: dict[str, NoiseStatistics] = {}
         self._rounding: dict[str, NoiseStatistics] = {}
+        self._baselines: dict[str, Literal["float64", "float32"]] = {}
         self._first: dict[str, list[NoiseGroups]] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -512,6 +527,7 @@ class NoiseFloor:
     def become(self, other: NoiseFloor) -> None:
         """Be what another process measured, for all who are judged by this one."""
         self._noise, self._rounding, self._first = other._noise, other._rounding, {}
+        self._baselines = other._baselines
 
     def update(
         self,
@@ -520,15 +536,29 @@ class NoiseFloor:
         candidate: Sequence[OutputArray],
         *,
         samples: int,
+        start: int = 0,
+        validity: Validity = UNRESTRICTED,
     ) -> None:
         """Add one checked batch of outputs against those of the float64 reference, floats only.
 
-        An output that it returns in another shape has no noise floor.
+        An output that it returns in another shape has no noise floor, nor has one of which neither
+        float64 nor random rounding is the model's function. `start`: the first sample.
         """
-        for name, r64, r, c in zip(self._names, truth, reference, candidate, strict=False):
-            if r.dtype.kind == "f" and r64.shape == r.shape:
+        self._baselines = {
+            name: "float64" if validity.record.uses_float64(output) else "float32"
+            for output, name in enumerate(self._names)
+        }
+        truth = validity.baseline(truth, reference)
+        outputs = zip(self._names, truth, reference, candidate, strict=False)
+        for output, (name, r64, r, c) in enumerate(outputs):
+            if (
+                r.dtype.kind == "f"
+                and r64.shape == r.shape
+                and validity.record.is_measurable(output)
+            ):
+                sides = validity.without_flips(output, r64, r, c, start=start)
                 statistics = self._noise.setdefault(name, NoiseStatistics(columns=True))
-                statistics.update(r64, r, c, samples=samples)
+                statistics.update(*sides, c, samples=samples)
 
     def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
         """Judge by the error of random rounding where that is larger; one an output, in order."""
@@ -568,4 +598,10 @@ class NoiseFloor:
     def result(self, name: str, *, diff: float | None) -> NoiseParity | None:
         """The record of an output, None where it has no floor. `diff`: what late samples show."""
         noise = self._noise.get(name)
-        return noise.result(diff=diff, rounding=self._rounding.get(name)) if noise else None
+        if noise is None:
+            return None
+        return noise.result(
+            diff=diff,
+            rounding=self._rounding.get(name),
+            baseline=self._baselines.get(name, "float64"),
+        )

@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 from gate.data.reader import length
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
-from gate.measure.noise_floor import DRAWS, MORE_DRAWS, rounding_floor
+from gate.measure.noise_floor import BASELINE_DRAWS, DRAWS, MORE_DRAWS, rounding_floor
 from gate.measure.runtime_measurement import Track
 from gate.measure.session_runner import RoundingVariants, own, row_of
 from gate.storage.arrays import Batch, OutputArray
@@ -59,6 +59,7 @@ class SecondLook:
             draws = [self._stand.rounded_run(alone, draw=draw) for draw in range(_DRAWS)]
         except GateError:
             return None
+        truth = self._stand.truth.validity.checked(truth, reference, draws)
         count = length(alone)
         return RoundingVariants(
             sample=sample,
@@ -78,9 +79,10 @@ class SecondLook:
         truth = self._stand.truth.aside(batch)
         if truth is None:
             return
-        yield row_of(truth, row, count)
         try:
-            yield row_of(self._stand.reference.run(batch), row, count)
+            reference = self._stand.reference.run(batch)
+            yield row_of(self._stand.truth.validity.baseline(truth, reference), row, count)
+            yield row_of(reference, row, count)
             for draw in range(_MORE_DRAWS):
                 scale = 1.0 if draw < _DRAWS else _SCALE
                 run = self._stand.rounded_run(batch, draw=draw, scale=scale, ties=True)
@@ -120,8 +122,11 @@ class RoundingFloor:
 
     def widen(self) -> None:
         """Give it to every track; later calls do nothing."""
-        for draws, beyond in () if self._done else ((DRAWS, math.inf), (MORE_DRAWS, _HOPELESS)):
-            if not 1.0 < max((track.suspicion for track in self._tracks), default=0.0) <= beyond:
+        alone = self._stand.truth.validity.needs_rounding
+        first = BASELINE_DRAWS if alone else DRAWS
+        for draws, beyond in () if self._done else ((first, math.inf), (MORE_DRAWS, _HOPELESS)):
+            suspicion = max((track.suspicion for track in self._tracks), default=0.0)
+            if not 1.0 < suspicion <= beyond and not (alone and draws == first):
                 break
             floors = rounding_floor(self._stand, draws=draws)
             for track in self._tracks:

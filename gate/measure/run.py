@@ -30,6 +30,7 @@ from gate.errors import (
 from gate.measure.context import MeasurementContext, ReferencePass
 from gate.measure.job import MeasurementJob
 from gate.measure.outliers import RoundingFloor, analyze_outliers
+from gate.measure.reference_assessment import ReferenceAssessment
 from gate.measure.runtime_measurement import Track, floor_of, judge_by, part_of, proof_of, take
 from gate.measure.session_runner import SessionRunner, conditions
 from gate.measure.work_units import (
@@ -57,10 +58,11 @@ from gate.records.evidence import (
     Subject,
     differences,
 )
-from gate.records.instruments import GraphReport, TraceSearch
+from gate.records.instruments import GraphReport, ReferenceValidity, TraceSearch
 from gate.reference.environment import cublas_reason, describe_environment, deterministic
 from gate.reference.float64 import Truth
 from gate.reference.torch_session import TorchSession, copy_model
+from gate.reference.validity import Validity
 from gate.runtimes.runtime import RunnableFile, Session
 from gate.runtimes.selection import chosen_of
 from gate.statistics.classification import ClassReading
@@ -134,6 +136,7 @@ class SamplePass:
             case.candidate,
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
+        self._assessment = ReferenceAssessment()
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
         self.example = self.stand.example
@@ -200,10 +203,23 @@ class SamplePass:
                 self.rounding.widen()
             else:
                 self.stand.answers.note(batch, expected, true)
+                self._assessment.update(expected, true, samples=count)
             for track in self.tracks:
-                track.step(batch, expected, span, truth=true)
+                track.step(batch, expected, span, truth=true, validity=self.truth.validity)
             at += count
             advance(count)
+
+    def run_first(self, advance: Callable[[int], None]) -> None:
+        """Compute the first unit, and again where float64 is no truth for all of it: by then it is
+        known for what. Raises as `run`."""
+        self.run(self.units[0], advance)
+        self.truth.validity = self._assessment.result(self.stand)
+        if self.truth.validity.is_restricted:
+            self.truth.rewind()
+            for track in self.tracks:
+                track.restart()
+            self.run(self.units[0], lambda _count: None)
+        self.end_unit()
 
     def end_unit(self) -> None:
         """What was compared since the last end is one unit, for every track."""
@@ -216,11 +232,17 @@ class SamplePass:
         self._proofs = {track.name: proof_of(track) for track in self.tracks}
         samples, labels = self.digests(self.units[0])
         floors = {track.name: floor_of(track) for track in self.tracks}
-        return FirstUnitState(floors=floors, samples_sha256=samples, labels_sha256=labels)
+        return FirstUnitState(
+            floors=floors,
+            samples_sha256=samples,
+            labels_sha256=labels,
+            validity=self.truth.validity.record,
+        )
 
     def judge_by(self, lead: FirstUnitState) -> None:
         """Take what another pass gave as its lead. Raises EvidenceError."""
         self.rounding.given()
+        self.truth.validity = Validity(lead.validity)
         for track in self.tracks:
             judge_by(track, lead.floors.get(track.name))
 
@@ -457,6 +479,7 @@ class Measurement:
     reference_spread: float
     state_spread: dict[str, float]
     noise_unmeasured: str | None
+    validity: ReferenceValidity | None = None
     trace_search: TraceSearch | None = None
     graph: GraphReport | None = None
     graph_unread: str | None = None
@@ -480,6 +503,7 @@ class Measurement:
             reference_spread=self.reference_spread,
             state_spread=self.state_spread,
             noise_unmeasured=self.noise_unmeasured,
+            validity=self.validity,
             trace_search=self.trace_search,
             graph=self.graph,
             graph_unread=self.graph_unread,
@@ -521,9 +545,8 @@ def measure(
         cost = sum(instrument.cost for instrument in after)
         advance = _Advance(progress, len(sample_pass.samples) + cost)
         start = time.perf_counter()
-        lead, *others = sample_pass.units
-        sample_pass.run(lead, advance)
-        sample_pass.end_unit()
+        others = sample_pass.units[1:]
+        sample_pass.run_first(advance)
         if crew is not None and others:  # which works while the examination does
             _begin(crew, sample_pass, others)
             for instrument in after:
@@ -556,6 +579,7 @@ def measure(
             reference_spread=spread,
             state_spread=state_spread,
             noise_unmeasured=sample_pass.truth.unmeasured,
+            validity=sample_pass.truth.validity.evidence(),
             crew=_record(crew, sample_pass) if crew is not None and others else None,
             samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
             **dict(chain.from_iterable(fields.items() for fields in measured)),

@@ -17,6 +17,7 @@ from gate.measure.work_units import RunProof, RuntimeUnitResult
 from gate.records.evidence import RuntimeEvidence
 from gate.records.instruments import ProbeResult, StabilityParity
 from gate.records.outputs import OutputParity
+from gate.reference.validity import UNRESTRICTED, Validity
 from gate.runtimes.runtime import Proof
 from gate.runtimes.selection import SelectedRuntime
 from gate.statistics.classification import LOGITS, ClassReading
@@ -51,6 +52,12 @@ class OutputComparison:
         """An empty one for samples that come after, which are judged by the same floor."""
         empty = OutputComparison(self._check, readings=self._readings)
         empty._example, empty._axes, empty.floor = self._example, self._axes, self.floor
+        return empty
+
+    def emptied(self) -> OutputComparison:
+        """An empty one for the same samples, without a floor."""
+        empty = OutputComparison(self._check, readings=self._readings)
+        empty._example = self._example
         return empty
 
     def state(self) -> Any:
@@ -113,9 +120,15 @@ class OutputComparison:
         candidate: Sequence[OutputArray],
         *,
         samples: int,
+        start: int = 0,
+        validity: Validity = UNRESTRICTED,
     ) -> None:
-        """Add one checked batch of outputs against those of the float64 reference."""
-        self.floor.update(truth, reference, candidate, samples=samples)
+        """Add one checked batch of outputs against those of the float64 reference, as far as that
+        is valid. `start`: the first sample."""
+        self.floor.update(
+            truth, reference, candidate, samples=samples, start=start, validity=validity
+        )
+        truth = validity.baseline(truth, reference)
         for output, r64, r in zip(self._outputs, truth, reference, strict=False):
             if output.logits is not None and r64.shape == r.shape:
                 output.logits.update_truth(r64.argmax(axis=1), r.argmax(axis=1))
@@ -251,6 +264,10 @@ class Track:
         """Of the units that ended."""
         self.meter = CostMeter()
 
+    def restart(self) -> None:
+        """Forget what was compared: the first unit is measured again."""
+        self.comparison = self.comparison.emptied()
+
     def cut_off(self) -> OutputComparison:
         """What was compared since the last unit, as a unit of its own that goes elsewhere."""
         whole, self.comparison = self.comparison, self.comparison.successor()
@@ -274,10 +291,12 @@ class Track:
         span: Span,
         *,
         truth: Sequence[OutputArray] | None = None,
+        validity: Validity = UNRESTRICTED,
     ) -> None:
         """Compute the batch and compare it, unless the runtime is absent or has failed.
 
-        `truth`: the outputs of the float64 reference, where it ran on this batch.
+        `truth`: the outputs of the float64 reference, where it ran on this batch; `validity`: of
+        these.
         """
         if self.runner is None:
             return
@@ -287,7 +306,14 @@ class Track:
             self.meter.batch(self.runner.seconds, batch_size=span.count)
             self.comparison.update(reference, outputs, span)
             if truth is not None:
-                self.comparison.update_noise(truth, reference, outputs, samples=span.count)
+                self.comparison.update_noise(
+                    truth,
+                    reference,
+                    outputs,
+                    samples=span.count,
+                    start=span.start,
+                    validity=validity,
+                )
             else:
                 self.comparison.update_late(reference, outputs, span)
         except Exception as error:

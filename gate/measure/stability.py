@@ -99,7 +99,7 @@ class StabilityReference:
         self._stand = stand
         self._bases = _bases(stand)
         self._parts: list[_Part] = []
-        self._truth = [stand.answers.truth(base.batch) for base in self._bases]
+        self._truth = [stand.baseline(base.batch) for base in self._bases]
         if not stand.binding.fixed:
             self._parts = list(_company(stand, self._bases[0]))
         self._samples = sum(base.size for base in self._bases)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from gate.records.evidence import CrewRecord, Environment
+from gate.records.instruments import ReferenceValidity
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
@@ -140,6 +141,8 @@ class FirstUnitState(Record):
     """Of the samples that it was measured on, in their order."""
     labels_sha256: Sha256 | None = None
     """Of their labels; None: there are none."""
+    validity: ReferenceValidity = added_field(ReferenceValidity())
+    """Of the float64 reference and of random rounding."""
 
 
 class Crew(Protocol):

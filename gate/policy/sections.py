@@ -230,6 +230,9 @@ class Instruments(PolicyRecord):
 
     noise_samples: Annotated[int, Field(ge=0)] = 32
     """Samples on which the float64 reference runs; 0: no noise floor."""
+    max_floor: Positive = added_field(0.01)
+    """Largest noise floor of an output, in units of its spread: a larger one hides faults, so that
+    the output is an ERROR (`not_measurable`)."""
     stability_samples: Annotated[int, Field(ge=0)] = 8
     """Samples for repeatability and batch invariance; 0: not measured."""
     probes: bool = True

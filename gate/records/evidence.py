@@ -8,7 +8,12 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from gate.records.export import LintFinding
-from gate.records.instruments import GraphReport, ProbeResult, TraceSearch
+from gate.records.instruments import (
+    GraphReport,
+    ProbeResult,
+    ReferenceValidity,
+    TraceSearch,
+)
 from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
 from gate.records.runtime import RuntimeIdentity, RuntimeName
@@ -284,6 +289,8 @@ class Evidence(Record):
     trace_search: TraceSearch | None = added_field(None)
     noise_unmeasured: str | None = added_field(None)
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
+    validity: ReferenceValidity | None = added_field(None)
+    """None: nothing differs, or of before it was measured."""
     preprocessing: PreprocessingParity | None = added_field(None)
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
     crew: CrewRecord | None = added_field(None)

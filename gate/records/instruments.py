@@ -89,6 +89,9 @@ class NoiseParity(Record):
     where values are larger than any here with a floor that grew like them."""
     closer: Side
     """Which of r32 and c is closer to r64 (rms), over the elements of `ratio`."""
+    baseline: Literal["float64", "float32"] = added_field("float64")
+    """`float32`: the float64 reference is another function, so that `r32` stands for `r64` here,
+    and `rounding_rms` is sqrt(2) times the error that random rounding makes."""
 
     @property
     def floor_rms(self) -> float:
@@ -101,6 +104,61 @@ def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
     is larger, and one rounding of the truth at least. NaN if one of them is."""
     errors = (reference, rounding, EPSILON * truth, UNDERFLOW)
     return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+class CodeLocation(Record):
+    """An operator of the model's forward, and the line of source that calls it."""
+
+    operator: str
+    """Name in ATen, without the namespace: `clamp`."""
+    module: str = ""
+    """Path of the innermost module; empty: the model itself."""
+    file: str = ""
+    """Name of the source file; empty: no source is known."""
+    line: Count = 0
+    source: str = ""
+    """The line, without the space around."""
+
+    def __str__(self) -> str:
+        """Return the module and the line, as far as they are known."""
+        where = f"module '{self.module}'" if self.module else "the model's forward"
+        code = f"`{self.source}` ({self.file}:{self.line})" if self.file else self.operator
+        return f"{where} at {code}"
+
+
+RoundingState = Literal["valid", "differs", "failed"]
+"""Whether a random-rounding run of scale 0 reproduces the reference: it does, it computes something
+else, or the model can't be run so."""
+
+
+class ReferenceValidity(Record):
+    """Where the float64 reference or random rounding is another function than the model.
+
+    Outputs are numbered in the file's order (docs/metrics.md, *Valid references*).
+    """
+
+    float64_differs: tuple[Count, ...] = ()
+    """Outputs whose float64 reference is not used: errors are measured against `r32`."""
+    rounding: RoundingState = "valid"
+    fast_path: bool = False
+    """True if the fused path of `nn.TransformerEncoder` returns other numbers than its layers, so
+    that random-rounding runs keep it."""
+    largest: Measured = 0.0
+    """The largest q of the outputs `float64_differs`."""
+    differs_at: CodeLocation | None = None
+    """Where float32 and float64 part; None: not found, or they do not."""
+    half_precision: CodeLocation | None = None
+    """The first operator that returns float16 or bfloat16."""
+    half_dtype: Literal["float16", "bfloat16"] | None = None
+    """What it returns."""
+
+    def uses_float64(self, output: int) -> bool:
+        """Return True if the float64 reference of an output computes the model's function."""
+        return output not in self.float64_differs
+
+    def is_measurable(self, output: int) -> bool:
+        """Return True if float64 or random rounding measures the rounding error of an output."""
+        return self.uses_float64(output) or self.rounding == "valid"
 
 
 class StabilityParity(Record):

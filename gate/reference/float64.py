@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,10 @@ from torch.nn import functional
 from gate.data.input_binding import InputBinding
 from gate.data.reader import length
 from gate.errors import ModelError, first_line
+from gate.records.instruments import CodeLocation
+from gate.reference.code_location import where_they_part
 from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
+from gate.reference.validity import UNRESTRICTED, Validity
 from gate.storage.arrays import Batch, OutputArray
 
 # PyTorch has no fast one on the CPU: it unfolds each sample and multiplies it by the weights, which
@@ -120,6 +123,8 @@ def _pair(value: int | Sequence[int]) -> Pair:
     return rows, columns
 
 
+Forward = Callable[[Batch], list[OutputArray]]
+
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -133,13 +138,13 @@ class Float64Reference:
             self.model, binding, device="cpu", dtype=torch.float64, original=model
         )
 
-    def run(self, batch: Batch) -> list[OutputArray]:
-        """All outputs, those of floats in float64.
+    def run(self, batch: Batch, *, mode: DispatchMode | None = None) -> list[OutputArray]:
+        """All outputs, those of floats in float64. `mode`: what sees the operators.
 
         Raises ModelError, with the reason, where the model can't run in float64.
         """
         try:
-            with in_double():
+            with in_double(), mode or nullcontext():
                 outputs = self._runner.run(batch)
         except Exception as error:
             raise ModelError(
@@ -199,9 +204,11 @@ class Truth:
 
     def __init__(self, model: nn.Module, binding: InputBinding, *, samples: int) -> None:
         """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
-        self._left = samples
+        self._samples = self._left = samples
         self._float64: Float64Reference | None = None
         self.unmeasured: str | None = None
+        self.validity: Validity = UNRESTRICTED
+        """Whether what it computes is the model's function; known after the first unit."""
         if not samples:
             self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
             return
@@ -224,6 +231,20 @@ class Truth:
             self._float64, self.unmeasured = None, str(error)
             return None
 
+    def where_it_parts(self, model: nn.Module, run: Forward, batch: Batch) -> CodeLocation | None:
+        """Return the first operator of `model` that computes something else in float64; None where
+        it is not found. `run`: the forward of `model`."""
+        if self._float64 is None:
+            return None
+        double = self._float64
+        try:
+            return where_they_part(
+                (model, lambda: run(batch)),
+                (double.model, lambda mode: double.run(batch, mode=mode)),
+            )
+        except Exception:  # a recorded operator may be none that can be compared
+            return None
+
     def aside(self, batch: Batch) -> list[OutputArray] | None:
         """The same for inputs beside the samples: what fails there is no reason for the samples."""
         if self._float64 is None:
@@ -232,6 +253,10 @@ class Truth:
             return self._float64.run(batch)
         except ModelError:
             return None
+
+    def rewind(self) -> None:
+        """Begin with the first sample again."""
+        self._left = self._samples
 
     def of_first(self, batch: Batch) -> list[OutputArray] | None:
         """The same, in whole batches until the first `samples` are computed; then None."""

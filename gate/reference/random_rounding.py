@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -236,21 +237,28 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     (`gate.reference.random_rounding`).
     """
 
-    def __init__(self, seed: int, *, scale: float = 1.0, ties: bool = False) -> None:
-        """`scale`: all of that so many times as far. `ties`: what IEEE 754 does not round stays, so
-        that only what rounding decides is a tie; a floor of errors is not to be so narrow."""
+    def __init__(
+        self, seed: int, *, scale: float = 1.0, ties: bool = False, fast_path: bool = False
+    ) -> None:
+        """`scale`: all of that so many times as far; 0: nothing moves (a null run). `ties`: what
+        IEEE 754 does not round stays, so that only what rounding decides is a tie; a floor of
+        errors is not to be so narrow. `fast_path`: keep the fused path of `nn.TransformerEncoder`,
+        where it is another function than the layers one by one."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = Draws(seed)
         self._unit = scale * EPSILON
         self._ties = ties
+        self._fast_path = fast_path
         self._fast_paths: list[bool] = []
         self._inside = ""
         self._undisturbed = InputIndependentValues()
 
     def __enter__(self) -> Any:
-        """The fast path of attention is one operator for a whole layer: it is not taken inside."""
-        self._fast_paths.append(torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
+        """The fast path of attention is one operator for a whole layer: it is not taken inside,
+        unless it is asked for."""
+        enabled = torch.backends.mha.get_fastpath_enabled()
+        self._fast_paths.append(enabled)
+        torch.backends.mha.set_fastpath_enabled(enabled and self._fast_path)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
@@ -273,6 +281,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._unit:
+            return func(*args, **kwargs)
         schema = func._schema
         model = error_model_for(name, inside=self._inside)
         if name in _UNORDERED:
@@ -321,7 +331,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
         if model.terms == "transform":
             return transformed(tensor, operation, unit=self._unit, draw=self._draws.normal)
-        if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+        if tensor.dtype != torch.float32 or tensor.layout != torch.strided or tensor.is_nested:
             return tensor
         moves = _moves(tensor, saturates=model.saturates)
         error = None
@@ -412,21 +422,31 @@ def seed(determinism: DeterminismPolicy, draw: int) -> int:
     return determinism.seed % _SEEDS + draw
 
 
+@dataclass(frozen=True)
+class RoundingRun:
+    """One run: what `RandomRounding` takes, with the number of the run in place of a seed."""
+
+    draw: int = 0
+    scale: float = 1.0
+    ties: bool = False
+    fast_path: bool = False
+
+
 def run_rounded(
     run: Callable[[Batch], list[OutputArray]],
     determinism: DeterminismPolicy,
     batch: Batch,
-    *,
-    draw: int,
-    scale: float = 1.0,
-    ties: bool = False,
+    rounding: RoundingRun,
 ) -> list[OutputArray]:
-    """All outputs of one run, reproducible by its number `draw`; `scale` and `ties` as in
-    `RandomRounding`. Raises EvidenceError where the model can't be computed so."""
-    with (
-        threads_set(_threads(determinism, batch)),
-        RandomRounding(seed(determinism, draw), scale=scale, ties=ties),
-    ):
+    """All outputs of one run, reproducible by its number. Raises EvidenceError where the model
+    can't be computed so."""
+    mode = RandomRounding(
+        seed(determinism, rounding.draw),
+        scale=rounding.scale,
+        ties=rounding.ties,
+        fast_path=rounding.fast_path,
+    )
+    with threads_set(_threads(determinism, batch)), mode:
         return run(batch)
 
 

@@ -375,7 +375,8 @@ def _waived(scene: Scene) -> GroupExplanation:
 
 
 def _model(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "repeats") or scene.shown
+    checks = scene.group.checks
+    check = worst_of(checks, "repeats") or worst_of(checks, "fast_path") or scene.shown
     text = check.explanation.rstrip(".")
     if check.name == "near_ties":
         text = f"The model leaves answers to rounding: {text.partition(':')[0]}"

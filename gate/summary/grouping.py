@@ -149,8 +149,9 @@ def _lowered(alone: dict[Cause, CheckGroup], numbers: list[CheckResult]) -> list
 
 
 def _draws(group: CheckGroup) -> bool:
-    """Whether the reference does not repeat itself: then its numbers blame nobody else."""
-    return any(check.name == "repeats" for check in group.checks)
+    """Whether the reference does not repeat itself, or its fused path returns other numbers than
+    its layers: then its numbers blame nobody else."""
+    return any(check.name in ("repeats", "fast_path") for check in group.checks)
 
 
 def _prove_nothing(group: CheckGroup) -> bool:

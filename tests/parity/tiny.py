@@ -72,6 +72,7 @@ def export(
     example: Mapping[str, np.ndarray] | None = None,
     outputs: tuple[str, ...] = ("logits",),
     dynamic: bool = True,
+    opset: int = 13,
 ) -> TestedFile:
     """The legacy export of a copy of `model`."""
     example = example or {"input": images(2)}
@@ -83,7 +84,7 @@ def export(
             tuple(torch.from_numpy(array) for array in example.values()),
             str(path),
             dynamo=False,
-            opset_version=13,
+            opset_version=opset,
             input_names=list(example),
             output_names=list(outputs),
             dynamic_axes=axes if dynamic else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from gate.measure import outliers
 from gate.measure.outliers import SecondLook
+from gate.reference.validity import UNRESTRICTED
 from tests.exhaustive import exhaustive
 from tests.parity.probes import benches
 
@@ -367,7 +369,8 @@ def test_the_floor_is_measured_more_exactly_where_that_may_decide(suspicions, ru
 
     measured = []
     monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measured.append(draws))
-    floor = outliers.RoundingFloor(None, [Doubtful()])
+    stand = SimpleNamespace(truth=SimpleNamespace(validity=UNRESTRICTED))
+    floor = outliers.RoundingFloor(stand, [Doubtful()])
     floor.widen()
     floor.widen()
     assert measured == runs

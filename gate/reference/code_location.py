@@ -1,0 +1,165 @@
+"""Find the line of the model's source that an operator comes from."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from gate.records.instruments import CodeLocation
+from gate.reference.error_models import bare
+from gate.reference.torch_session import DispatchMode
+
+_TORCH, _GATE = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
+
+_HALF: dict[torch.dtype, Literal["float16", "bfloat16"]] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+_CASTS = frozenset({"to", "_to_copy", "lift_fresh", "clone", "detach", "alias", "contiguous"})
+"""Operators that one of two dtypes may do without."""
+
+_KEPT = 1 << 12
+"""Elements of a result that are compared."""
+
+_PARTED = 1e-4
+"""A relative difference (rms) of results that no rounding of one operator makes."""
+
+_LINE = 200
+"""Characters of a line of source."""
+
+
+def locate_code(operator: str, model: nn.Module) -> CodeLocation:
+    """Return where the forward of `model` calls the operator that is being dispatched."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    module, found = "", None
+    for frame in _forward_frames():
+        own = frame.f_locals.get("self")
+        if not module and isinstance(own, nn.Module):
+            module = paths.get(id(own), "")
+        if found is None and not frame.f_code.co_filename.startswith(_TORCH):
+            found = frame
+    if found is None:
+        return CodeLocation(operator=operator, module=module)
+    name, line = found.f_code.co_filename, found.f_lineno
+    source = linecache.getline(name, line).strip()[:_LINE]
+    return CodeLocation(
+        operator=operator, module=module, file=Path(name).name, line=line, source=source
+    )
+
+
+def _forward_frames() -> Iterator[FrameType]:
+    """Yield the frames of the forward, the innermost first: between the gate's frames that
+    dispatch, and those that called the model."""
+    frame: FrameType | None = sys._getframe()
+    inside = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_GATE):
+            # PyTorch's dispatch lies between two frames of the gate's modes.
+            inside = inside or not name.startswith(_TORCH) or frame.f_code.co_name == "forward"
+            yield frame
+        elif inside:
+            return
+        frame = frame.f_back
+
+
+class HalfPrecisionFinder(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operator inside that returns float16 or bfloat16."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self.location: CodeLocation | None = None
+        self.dtype: Literal["float16", "bfloat16"] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for value in () if self.dtype else tree_leaves(returned):
+            if isinstance(value, torch.Tensor) and value.dtype in _HALF:
+                self.dtype = _HALF[value.dtype]
+                self.location = locate_code(bare(func._schema.name), self._model)
+                break
+        return returned
+
+
+@dataclass(frozen=True)
+class _Step:
+    operator: str
+    numbers: tuple[float, ...]
+    """Among the arguments."""
+    result: np.ndarray[Any, np.dtype[np.float64]]
+    location: CodeLocation
+
+
+class _StepRecorder(DispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what each operator returns in floats; views and casts are no steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self.steps: list[_Step] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        name = bare(func._schema.name)
+        views = any(
+            value.alias_info is not None and not value.alias_info.is_write
+            for value in func._schema.returns
+        )
+        first = next((v for v in tree_leaves(returned) if isinstance(v, torch.Tensor)), None)
+        if name in _CASTS or views or first is None or first.is_nested:
+            return returned
+        if first.is_floating_point() and first.layout == torch.strided:
+            numbers = tuple(
+                float(value) for value in tree_leaves((args, kwargs)) if isinstance(value, float)
+            )
+            flat = first.reshape(-1)
+            kept = flat[:: max(1, len(flat) // _KEPT)].to(torch.float64).numpy().copy()
+            self.steps.append(_Step(name, numbers, kept, locate_code(name, self._model)))
+        return returned
+
+
+def where_they_part(
+    in_float32: tuple[nn.Module, Callable[[], object]],
+    in_float64: tuple[nn.Module, Callable[[DispatchMode], object]],
+) -> CodeLocation | None:
+    """Return the first operator of the float32 model that computes something else in float64.
+
+    Each side is a model and what runs it; that of float64 enters the mode that it gets. None where
+    the two compute the same operators with the same numbers, up to rounding.
+    """
+    single, double = _StepRecorder(in_float32[0]), _StepRecorder(in_float64[0])
+    with single:
+        in_float32[1]()
+    in_float64[1](double)
+    for one, other in zip(single.steps, double.steps, strict=False):
+        if one.operator != other.operator or _differ(one, other):
+            return one.location
+    return None
+
+
+def _differ(one: _Step, other: _Step) -> bool:
+    if len(one.numbers) != len(other.numbers) or one.result.shape != other.result.shape:
+        return True
+    if any(
+        not math.isclose(a, b, rel_tol=1e-6)
+        for a, b in zip(one.numbers, other.numbers, strict=True)
+    ):
+        return True
+    finite = np.isfinite(one.result)
+    with np.errstate(all="ignore"):
+        apart = np.sqrt(np.square(one.result - other.result)[finite].sum())
+        scale = np.sqrt(np.square(one.result)[finite].sum())
+    return not bool(apart <= _PARTED * scale)

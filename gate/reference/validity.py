@@ -1,0 +1,336 @@
+"""Does the float64 reference compute the same function as the model?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.records.instruments import EPSILON, UNDERFLOW, ReferenceValidity
+from gate.storage.arrays import OutputArray
+
+# The rule and its measurement: docs/metrics.md, "Valid references". Notation as there: `run` is a
+# random-rounding run of the model, `null` the same with scale 0, q the error r32 - r64 of a sample
+# in units of run - null.
+
+
+MOST_ERROR = 32.0
+"""Q: the largest q of a float64 reference that computes the model's function."""
+
+NULL_UNITS = 8.0
+"""A null run may be so many roundings away from the reference."""
+
+WIDE_FLOOR = 1e-4
+"""Share of an output's spread from which on a floor is measured by more draws."""
+
+_FEW = 0.01
+"""Share of the samples, or one, that may exceed Q where an honest run explains them."""
+
+_CHUNK = 1 << 22
+"""Elements that are looked at together."""
+
+Floats = NDArray[np.float64]
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class GroupedSquares:
+    """Sums of squares of one output, by sample and group of elements.
+
+    Groups are the whole output, each channel (index of axis 1) and each column (of the last axis).
+    """
+
+    sums: tuple[Floats, ...]
+    """By kind of group, shape (samples, groups)."""
+
+    def joined(self, later: GroupedSquares) -> GroupedSquares:
+        """Return those of both; `later`: of samples that follow. Kinds whose groups have another
+        number there are left out."""
+        pairs = zip(self.sums, later.sums, strict=False)
+        alike = itertools.takewhile(lambda pair: pair[0].shape[1:] == pair[1].shape[1:], pairs)
+        return GroupedSquares(tuple(np.concatenate(pair) for pair in alike))
+
+
+@dataclass(frozen=True)
+class OutputErrors:
+    """Errors of the float64 reference on some samples of one output of floats."""
+
+    errors: GroupedSquares
+    """Of r32 - r64; infinite where r64 is not finite and r32 is."""
+    values: GroupedSquares
+    """Of r32, over the elements that have an error."""
+    counts: GroupedSquares
+    """Number of elements that have an error."""
+    total: float
+    """Sum of r32 over all finite elements."""
+    squares: float
+    """Sum of its squares."""
+    elements: int
+
+    @classmethod
+    def between(cls, reference: OutputArray, truth: OutputArray, *, samples: int) -> OutputErrors:
+        """Return the errors of one batch of outputs of equal shape."""
+        r32 = reference.astype(np.float64)
+        finite = np.isfinite(r32)
+        values = np.where(finite, r32, 0.0)
+        errors = difference(reference, truth)
+        wrong = errors != 0.0
+        return cls(
+            grouped(errors, samples=samples),
+            grouped(np.where(wrong, values, 0.0), samples=samples),
+            grouped(wrong.astype(np.float64), samples=samples),
+            float(values.sum()),
+            float(np.square(values).sum()),
+            int(finite.sum()),
+        )
+
+    def joined(self, later: OutputErrors) -> OutputErrors:
+        """Return those of both; `later`: of samples that follow."""
+        return OutputErrors(
+            self.errors.joined(later.errors),
+            self.values.joined(later.values),
+            self.counts.joined(later.counts),
+            self.total + later.total,
+            self.squares + later.squares,
+            self.elements + later.elements,
+        )
+
+    @property
+    def is_wide(self) -> bool:
+        """Return True if the error exceeds 1e-4 of the spread of the output, or of the size of a
+        channel or column."""
+        spread = max(self.squares - self.total**2 / max(self.elements, 1), 0.0)
+        scales = [np.array([spread]), *(values.sum(axis=0) for values in self.values.sums[1:])]
+        kinds = zip(self.errors.sums, scales, self._least(), strict=True)
+        return any(
+            bool(
+                np.any(
+                    errors.sum(axis=0)
+                    > np.maximum(WIDE_FLOOR**2 * scale, NULL_UNITS**2 * least.sum(axis=0))
+                )
+            )
+            for errors, scale, least in kinds
+        )
+
+    def ratios(self, draws: Sequence[GroupedSquares]) -> list[Floats]:
+        """Return q by kind of group, shape (samples, groups). `draws`: of run - null on the same
+        samples.
+
+        The unit is the larger of what rounding does to this sample, to the sample in the middle,
+        and of one rounding of the sample: a group may be a single element.
+        """
+        return self._ratios(draws, lambda several: np.median(several, axis=0))
+
+    def explained(self, draws: Sequence[GroupedSquares]) -> list[Mask]:
+        """Return where one of the runs moves the sample as far as float64 does."""
+        ratios = self._ratios(draws, lambda several: several.max(axis=0))
+        return [q <= MOST_ERROR for q in ratios]
+
+    def _ratios(
+        self, draws: Sequence[GroupedSquares], taken: Callable[[Floats], Floats]
+    ) -> list[Floats]:
+        ratios = []
+        for kind, (errors, least) in enumerate(zip(self.errors.sums, self._least(), strict=True)):
+            moved = least
+            if draws:
+                several = np.stack([draw.sums[kind] for draw in draws])
+                typical = np.median(np.median(several, axis=0), axis=0)
+                moved = np.maximum(np.maximum(least, taken(several)), typical)
+            with np.errstate(all="ignore"):
+                q = np.sqrt(errors / np.maximum(moved, UNDERFLOW**2))
+            ratios.append(np.where(errors > 0.0, q, 0.0))
+        return ratios
+
+    def _least(self) -> list[Floats]:
+        """Return what one rounding of the whole sample makes of each group."""
+        count = np.maximum(self.counts.sums[0], 1.0)
+        each = EPSILON**2 * self.values.sums[0] / count
+        return [each * counts for counts in self.counts.sums]
+
+
+def difference(one: OutputArray, other: OutputArray) -> Floats:
+    """Return one - other in float64: 0 where `one` is not finite, infinite where `other` alone is
+    not."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(all="ignore"):
+        apart = np.where(np.isfinite(b), a - b, np.inf)
+    return np.where(np.isfinite(a), apart, 0.0)
+
+
+def grouped(values: Floats, *, samples: int) -> GroupedSquares:
+    """Return the sums of squares by sample and group; an output whose axis 0 is not the batch is
+    one sample."""
+    batched = values.ndim > 0 and len(values) == samples
+    rows = values if batched else values[None]
+    with np.errstate(all="ignore"):
+        squares = np.square(rows)
+    sums = [squares.reshape(len(rows), -1).sum(axis=1, keepdims=True)]
+    for axis in _axes(rows.shape) if batched else ():
+        others = tuple(each for each in range(1, rows.ndim) if each != axis)
+        sums.append(squares.sum(axis=others))
+    return GroupedSquares(tuple(sums))
+
+
+def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Channels and columns of an output with the samples on axis 0."""
+    return tuple(dict.fromkeys([1, len(shape) - 1])) if len(shape) > 1 else ()
+
+
+def exceeding(ratios: Sequence[Floats], rank: int) -> Mask | None:
+    """Return the elements of an output of this rank, of all samples, whose group exceeds Q, in a
+    shape that broadcasts; None without any."""
+    over = [q > MOST_ERROR for q in ratios]
+    if not any(kind.any() for kind in over):
+        return None
+    mask = over[0].reshape(-1, *[1] * (rank - 1))
+    for axis, kind in zip(_axes((1,) * rank), over[1:], strict=False):
+        mask = mask | np.expand_dims(kind, tuple(a for a in range(1, rank) if a != axis))
+    return mask
+
+
+def are_few(ratios: Sequence[Floats]) -> bool:
+    """Return True if no group exceeds Q in more than one sample, or 1 % of them."""
+    return all(
+        bool(((q > MOST_ERROR).sum(axis=0) <= max(1, math.floor(_FEW * len(q)))).all())
+        for q in ratios
+    )
+
+
+def is_near(truth: OutputArray, reference: OutputArray) -> bool:
+    """Return True if what float64 is off by is small beside the output; integers are left to the
+    rules for ties."""
+    if reference.dtype.kind != "f" or truth.shape != reference.shape:
+        return True
+    samples = len(reference) if reference.ndim else 1
+    return not OutputErrors.between(reference, truth, samples=samples).is_wide
+
+
+def is_valid(truth: OutputArray, reference: OutputArray, runs: Sequence[OutputArray]) -> bool:
+    """Return True if float64 can be the truth of one output of inputs beside the first samples.
+
+    Its error is small beside the output, or one of `runs` moves each group as far; of integers, one
+    of the runs has each that differs.
+    """
+    if truth.shape != reference.shape:
+        return False
+    runs = [run for run in runs if run.shape == reference.shape]
+    if reference.dtype.kind != "f":
+        differs = truth != reference
+        for run in runs:
+            differs &= run == reference
+        return not bool(differs.any())
+    samples = len(reference) if reference.ndim else 1
+    errors = OutputErrors.between(reference, truth, samples=samples)
+    if not errors.is_wide:
+        return True
+    draws = [grouped(difference(run, reference), samples=samples) for run in runs]
+    return all(bool(kind.all()) for kind in errors.explained(draws))
+
+
+@dataclass(frozen=True)
+class Validity:
+    """What the float64 reference and random rounding may be used for: every user asks it."""
+
+    record: ReferenceValidity = field(default_factory=ReferenceValidity)
+    flipped: Mapping[int, Mask] = field(default_factory=dict)
+    """By output, the elements of the first samples that float64 decides otherwise than float32 does
+    (a clamp, an argmax), as an honest run may: they enter no floor."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Return True if float64 is no truth for some of the first samples."""
+        return bool(self.record.float64_differs or self.flipped)
+
+    @property
+    def needs_rounding(self) -> bool:
+        """Return True if random rounding alone is the floor of an output."""
+        return bool(self.record.float64_differs) and self.record.rounding == "valid"
+
+    def evidence(self) -> ReferenceValidity | None:
+        """Return what is recorded; None where there is nothing to say."""
+        plain = ReferenceValidity(rounding=self.record.rounding)
+        said = self.record != plain or self.record.rounding == "differs"
+        return self.record if said else None
+
+    def baseline(
+        self, truth: Sequence[OutputArray], reference: Sequence[OutputArray]
+    ) -> list[OutputArray]:
+        """Return what the errors of each output are measured against: r64, or r32 where r64 is
+        another function."""
+        if not self.record.float64_differs or len(truth) != len(reference):
+            return list(truth)
+        pairs = enumerate(zip(truth, reference, strict=True))
+        return [r64 if self.record.uses_float64(index) else _wide(r) for index, (r64, r) in pairs]
+
+    def checked(
+        self,
+        truth: Sequence[OutputArray],
+        reference: Sequence[OutputArray],
+        runs: Sequence[Sequence[OutputArray]],
+    ) -> list[OutputArray]:
+        """Return the same for inputs of which no q was measured, by random-rounding runs on them:
+        the function may part there alone."""
+        baseline = self.baseline(truth, reference)
+        if len(truth) != len(reference):
+            return baseline
+        return [
+            r64 if is_valid(r64, r, [run[index] for run in runs if index < len(run)]) else _wide(r)
+            for index, (r64, r) in enumerate(zip(baseline, reference, strict=True))
+        ]
+
+    def about_reference(
+        self,
+        run: Sequence[OutputArray],
+        null: Sequence[OutputArray],
+        reference: Sequence[OutputArray],
+    ) -> list[OutputArray]:
+        """Return a run with r32 + sqrt(2) (run - null) in place of each output whose float64
+        reference is another function."""
+        if [o.shape for o in run] != [o.shape for o in reference]:
+            return list(run)
+        # The bounds of reduced files are those of float16, and bfloat16 has 3 bits less.
+        factor = math.sqrt(2.0) * (8.0 if self.record.half_dtype == "bfloat16" else 1.0)
+        outputs = enumerate(zip(run, null, reference, strict=True))
+        return [
+            own
+            if self.record.uses_float64(index) or own.dtype.kind != "f"
+            else np.add(r, factor * difference(own, zero), dtype=np.float64)
+            for index, (own, zero, r) in outputs
+        ]
+
+    def without_flips(
+        self,
+        output: int,
+        truth: OutputArray,
+        reference: OutputArray,
+        candidate: OutputArray,
+        *,
+        start: int,
+    ) -> tuple[OutputArray, OutputArray]:
+        """Return truth and reference of a batch of the first samples with, in place of what float64
+        decides otherwise, the one of both that the runtime is nearer to. `start`: the first
+        sample."""
+        mask = self.flipped.get(output)
+        if mask is None or not (flips := mask[start : start + len(truth)]).any():
+            return truth, reference
+        closer = _distance(candidate, truth) < _distance(candidate, reference)
+        nearer = np.where(closer, truth, reference)
+        return np.where(flips, nearer, truth), np.where(flips, nearer, reference)
+
+
+UNRESTRICTED = Validity()
+"""Float64 is the truth of every output, as far as is known."""
+
+
+def _wide(array: OutputArray) -> OutputArray:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _distance(one: OutputArray, other: OutputArray) -> Floats:
+    with np.errstate(all="ignore"):
+        return np.abs(np.subtract(one, other, dtype=np.float64))

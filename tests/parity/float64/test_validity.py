@@ -1,0 +1,328 @@
+"""Where float64 is another function than the model, it excuses no wrong file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.job import MeasurementJob
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from tests.parity import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+X = {"x": np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)}
+
+FEW = Instruments(probes=False, stability_samples=0, search_inputs=0, graph=False)
+
+WITH_PROBES = Instruments(search_inputs=0, graph=False)
+
+
+def policy(instruments=FEW, *, precision="exact", **settings):
+    made = (
+        Policy.default(task="tensors") if precision == "exact" else Policy.reduced(task="tensors")
+    )
+    bounds = made.runtimes["ort-cpu"].bounds
+    if not instruments.stability_samples:
+        bounds = bounds.model_copy(
+            update={"repeatability_ratio": None, "batch_invariance_ratio": None}
+        )
+    runtime = made.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})
+    return made.model_copy(
+        update={"runtimes": {"ort-cpu": runtime}, "instruments": instruments, **settings}
+    )
+
+
+class Head(nn.Module):
+    """A linear layer, then `forward` of a subclass, times a factor that a wrong file has."""
+
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.h = nn.Linear(12, 16), nn.Linear(16, 3)
+
+    def times(self, factor):
+        wrong = type(self)().eval()
+        wrong.factor = factor
+        return wrong
+
+
+class Tiny(Head):
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        return self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None] * self.factor
+
+
+class Eps(Head):
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        return self.h(1.0 / (p + torch.finfo(p.dtype).eps))[:, None] * self.factor
+
+
+class Masked(Head):
+    def forward(self, x):
+        y = self.h(self.a(x)) * self.factor
+        return y.masked_fill(x[:, :3] > 1.5, torch.finfo(y.dtype).min / 2)
+
+
+class LogMel(nn.Module):
+    """The power of frames of a signal, through a bank of filters, in decibels."""
+
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        rng = np.random.default_rng(1)
+        time, bins = np.arange(12)[:, None], np.arange(7)
+        angles = 2 * np.pi * time * bins / 12
+        bank = np.maximum(rng.normal(size=(7, 5)), 0.0) * (np.arange(5) > 1)
+        for name, array in (("re", np.cos(angles)), ("im", np.sin(angles)), ("bank", bank)):
+            self.register_buffer(name, torch.from_numpy(array.astype(np.float32)))
+
+    times = Head.times
+
+    def forward(self, x):
+        power = (x @ self.re) ** 2 + (x @ self.im) ** 2
+        mel = (power @ self.bank).clamp(min=torch.finfo(x.dtype).eps)
+        return 10.0 * torch.log10(mel)[:, None] * self.factor
+
+
+class Branch(Head):
+    def forward(self, x):
+        y = self.h(torch.tanh(self.a(x)))
+        return (y if y.dtype == torch.float32 else 3.0 - y)[:, None] * self.factor
+
+
+def decided(model, file, tmp_path, *, by=None, arrays=X, **options):
+    candidate = tiny.export(
+        file,
+        tmp_path / "m.onnx",
+        example={n: a[:2] for n, a in arrays.items()},
+        outputs=("y",),
+        opset=17,
+    )
+    by = by or policy()
+    samples = SampleSet.from_arrays(dict(arrays))
+    measured = measure_job(MeasurementJob(model, candidate, samples, policy=by, **options))
+    evidence = tiny.evidence(candidate, measured)
+    return evidence, decide(by, evidence, decided_at="now")
+
+
+def names(decision, verdict):
+    return {check.name for check in decision.checks if check.verdict is verdict}
+
+
+@pytest.mark.parametrize("kind", [Tiny, Eps, Masked, LogMel, Branch])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verdict, tmp_path):
+    model = kind().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path)
+    assert decision.verdict == verdict, decision.problems
+    assert evidence.validity.float64_differs == (0,)
+    assert evidence.validity.rounding == "valid"
+    (output,) = evidence.runtimes[0].outputs
+    assert output.noise.baseline == "float32"
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator", "module", "source"),
+    [
+        (Tiny, "clamp", "", "return self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())"),
+        (Eps, "add", "", "return self.h(1.0 / (p + torch.finfo(p.dtype).eps))"),
+        (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
+    ],
+)
+def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tmp_path):
+    model = kind().eval()
+    evidence, decision = decided(model, model, tmp_path)
+    where = evidence.validity.differs_at
+    assert (where.module, where.file) == (module, "test_validity.py")
+    assert where.source.startswith(source)
+    assert where.operator in (operator, "mul")
+    assert "float64" in names(decision, Verdict.PASS)
+
+
+def test_probes_and_stability_do_not_use_it_either(tmp_path):
+    model = Tiny().eval()
+    _, decision = decided(model, model, tmp_path, by=policy(WITH_PROBES))
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+class Clipped(Head):
+    """A limit beyond the samples, which a wrong file has elsewhere."""
+
+    limit = 50.0
+
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None]
+        return y + x[:, None, :3].clamp(max=self.limit)
+
+
+def test_a_probe_of_such_a_model_finds_another_limit(tmp_path):
+    wrong = Clipped().eval()
+    wrong.limit = 5.0
+    evidence, decision = decided(Clipped().eval(), wrong, tmp_path, by=policy(WITH_PROBES))
+    assert decision.verdict is Verdict.FAIL
+    assert any(name.startswith("probe_") for name in names(decision, Verdict.FAIL))
+    assert "noise_ratio" not in names(decision, Verdict.FAIL)
+
+
+class Encoder(nn.Module):
+    """A transformer over padded sequences; padded positions are those of zeros."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x):
+        y = self.encoder(x, src_key_padding_mask=(x == 0.0).all(-1))
+        half = torch.arange(x.shape[1]) % 2 == 0
+        return torch.where(half[:, None], y * self.scale, y)
+
+
+class Pooled(Encoder):
+    """The same, of which only the positions count that are none of padding."""
+
+    def forward(self, x):
+        used = (x != 0.0).any(-1, keepdim=True)
+        return (super().forward(x) * used).sum(1)
+
+
+def padded():
+    x = np.random.default_rng(0).normal(size=(24, 6, 12)).astype(np.float32)
+    for row, length in enumerate(np.random.default_rng(1).integers(2, 7, size=24)):
+        x[row, length:] = 0.0
+    return {"x": x}
+
+
+@pytest.fixture
+def _without_fast_path():
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
+    model = Encoder().eval()
+    evidence, decision = decided(model, model, tmp_path, arrays=padded())
+    assert decision.verdict is Verdict.FAIL
+    assert evidence.validity.fast_path
+    assert {"noise_ratio", "fast_path"} <= names(decision, Verdict.FAIL)
+
+
+@pytest.mark.parametrize("kind", [Encoder, Pooled])
+def test_the_fast_path_hides_no_fault(kind, tmp_path):
+    model, wrong = kind().eval(), kind().eval()
+    wrong.scale = 0.8
+    _, decision = decided(model, wrong, tmp_path, arrays=padded())
+    assert "noise_ratio" in names(decision, Verdict.FAIL)
+
+
+def test_padding_that_counts_for_nothing_is_no_fault(tmp_path):
+    model = Pooled().eval()
+    evidence, decision = decided(model, model, tmp_path, arrays=padded())
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert evidence.validity is None
+
+
+@pytest.mark.usefixtures("_without_fast_path")
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "PASS"), (0.8, "FAIL")])
+def test_without_the_fast_path_the_layers_are_judged(scale, verdict, tmp_path):
+    model, file = Encoder().eval(), Encoder().eval()
+    file.scale = scale
+    _, decision = decided(model, file, tmp_path, arrays=padded())
+    assert decision.verdict == verdict, decision.problems
+
+
+class Autocast(Head):
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not torch.jit.is_tracing()):
+            y = self.h(p)
+        return y.float()[:, None] * self.factor
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0])
+def test_autocast_inside_an_exact_model_is_named(factor, tmp_path):
+    model = Autocast().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path)
+    assert "half_precision" in names(decision, Verdict.ERROR)
+    assert evidence.validity.half_precision.module == "h"
+    assert decision.verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_autocast_is_judged_where_the_file_may_be_reduced(factor, verdict, tmp_path):
+    model = Autocast().eval()
+    by = policy(precision="reduced")
+    evidence, decision = decided(model, model.times(factor), tmp_path, by=by)
+    assert decision.verdict == verdict, decision.problems
+    assert "half_precision" not in {check.name for check in decision.checks}
+
+
+class Flips(Head):
+    """The row of the largest of two scores: in one sample they are as good as equal."""
+
+    def forward(self, x):
+        scores = torch.stack([x[:, 0], (x * x[:, :1]).sum(1) / (x.sum(1) + 1e-3)], 1)
+        best = scores.argmax(1, keepdim=True)
+        return torch.where(best == 0, self.a(x)[:, :3], self.h(self.a(x)))[:, None]
+
+
+def nearly_equal():
+    x = X["x"].copy()
+    x[5] = np.abs(x[5])
+    return {"x": x}
+
+
+class Rounded(Head):
+    """Steps of a hundredth: one sample lies on the edge of a step by rounding."""
+
+    def forward(self, x):
+        y = torch.tanh(self.a(x))
+        step = torch.floor((y[:, :1] - self.edge) * 100.0 + 1.0)
+        return (self.h(y) + step)[:, None]
+
+    def at_edge_of(self, sample):
+        self.edge = float(torch.tanh(self.a(torch.from_numpy(X["x"]))).detach()[sample, 0])
+        return self
+
+
+def test_an_honest_flip_stays_a_pass(tmp_path):
+    model = Rounded().eval().at_edge_of(3)
+    evidence, decision = decided(model, model, tmp_path)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert evidence.validity is None
+
+
+class Unstable(Head):
+    """A difference of large numbers, which rounding alone moves by a twentieth."""
+
+    def forward(self, x):
+        y = self.h(self.a(x))
+        return (((y * 1.7 + 3e5) - 3e5) + y * 1e-3)[:, None]
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(0.001, "ERROR"), (0.5, "PASS")])
+def test_a_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
+    instruments = FEW.model_copy(update={"max_floor": most})
+    model = Unstable().eval()
+    _, decision = decided(model, model, tmp_path, by=policy(instruments))
+    assert decision.verdict == verdict, decision.problems
+    found = [check for check in decision.checks if check.name == "not_measurable"]
+    assert [check.bound for check in found] == ([most] if verdict == "ERROR" else [])
