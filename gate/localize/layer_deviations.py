@@ -310,7 +310,10 @@ class Measuring:
                 raise
             _fail((deviation for _, _, deviation in view.pairs), error)
             return
-        true = truths and (truths.through if view.references is None else truths.alone)
+        true, rounding = None, {}
+        if truths is not None:
+            alone = view.references is not None
+            true, rounding = (truths.through, truths.alone)[alone], truths.rounding[alone]
         for number, name, deviation in view.pairs:
             deviation.update(values[number], arrays[name])
             if first:
@@ -318,7 +321,7 @@ class Measuring:
                     values[number],
                     arrays[name],
                     true[number] if true else None,
-                    truths.rounding.get(number) if truths else None,
+                    rounding.get(number),
                 )
 
     def _values(self, needed: set[int]) -> Iterator[tuple[Batch, dict[int, OutputArray]]]:

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -370,9 +370,9 @@ class Float64Values:
     """In one forward."""
     alone: Mapping[int, OutputArray]
     """Every value from the model's own float32 values before it."""
-    rounding: Mapping[int, OutputArray] = field(default_factory=dict)
+    rounding: tuple[Mapping[int, OutputArray], Mapping[int, OutputArray]] = ({}, {})
     """sqrt(2) (run - null) of random rounding, of the values whose float64 is another function
-    through the forward or alone: there float32 is what errors are measured against."""
+    through the forward, and alone: there errors are measured against float32."""
 
 
 class ModelRunner:
@@ -455,7 +455,7 @@ class ModelRunner:
         }
         if not wrong:
             return Float64Values(*kept)
-        moved: dict[int, OutputArray] = {}
+        moved: tuple[dict[int, OutputArray], dict[int, OutputArray]] = ({}, {})
         null = CaptureOutputs(survey, wrong, whole=False)
         run = CaptureOutputs(survey, wrong, whole=False)
         try:
@@ -467,12 +467,10 @@ class ModelRunner:
         for number in wrong & null.kept.keys() & run.kept.keys():
             r = sketch(references[number])
             shift = difference(run.kept[number], null.kept[number])
-            if any(
-                not is_valid(values[number], r, [np.add(r, shift, dtype=np.float64)])
-                for values in kept
-                if number in values
-            ):
-                moved[number] = math.sqrt(2.0) * shift
+            honest = [np.add(r, shift, dtype=np.float64)]
+            for values, own in zip(kept, moved, strict=True):
+                if number in values and not is_valid(values[number], r, honest):
+                    own[number] = math.sqrt(2.0) * shift
         return Float64Values(*kept, moved)
 
     def _run(self, batch: Batch, hears: Hears) -> None:

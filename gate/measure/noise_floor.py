@@ -297,7 +297,7 @@ def rounding_floor(
     the runtime and the reference round.
     """
     floors: list[list[NoiseStatistics | None]] = []
-    validity = stand.truth.validity
+    validity, start = stand.truth.validity, 0
     for batch in _with_truth(stand):
         reference = stand.answers.reference(batch)  # both as the pass over the samples had them
         truth = stand.baseline(batch)
@@ -312,8 +312,11 @@ def rounding_floor(
                     run = validity.about_reference(run, null, reference)
             except GateError:
                 return []
-            for place, arrays in enumerate(zip(truth, reference, run, strict=False)):
-                own[place] = _added(own[place], arrays, samples=length(batch))
+            for place, (r64, r, moved) in enumerate(zip(truth, reference, run, strict=False)):
+                if r64.shape == r.shape == moved.shape:
+                    sides = validity.without_flips(place, r64, r, moved, start=start)
+                    own[place] = _added(own[place], (*sides, moved), samples=length(batch))
+        start += length(batch)
     return [_middle(several) for several in zip(*floors, strict=True)]
 
 
@@ -334,7 +337,7 @@ def _added(
     samples: int,
 ) -> NoiseStatistics | None:
     truth, reference, run = arrays
-    if reference.dtype.kind != "f" or not truth.shape == reference.shape == run.shape:
+    if reference.dtype.kind != "f":
         return floor
     floor = floor or NoiseStatistics(columns=True)
     floor.update(truth, reference, run, samples=samples)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +49,15 @@ class GroupedSquares:
     sums: tuple[Floats, ...]
     """By kind of group, shape (samples, groups)."""
 
+    @classmethod
+    def between(cls, one: OutputArray, other: OutputArray, *, samples: int) -> GroupedSquares:
+        """Return those of the difference of two arrays of equal shape, one batch."""
+        parts = [
+            grouped(difference(one[rows], other[rows]), batched=rows != slice(None))
+            for rows in _rows(one, samples)
+        ]
+        return functools.reduce(cls.joined, parts)
+
     def joined(self, later: GroupedSquares) -> GroupedSquares:
         """Return those of both; `later`: of samples that follow. Kinds whose groups have another
         number there are left out."""
@@ -75,15 +85,22 @@ class OutputErrors:
     @classmethod
     def between(cls, reference: OutputArray, truth: OutputArray, *, samples: int) -> OutputErrors:
         """Return the errors of one batch of outputs of equal shape."""
-        r32 = reference.astype(np.float64)
-        finite = np.isfinite(r32)
-        values = np.where(finite, r32, 0.0)
+        parts = [
+            cls._of_rows(reference[rows], truth[rows], batched=rows != slice(None))
+            for rows in _rows(reference, samples)
+        ]
+        return functools.reduce(cls.joined, parts)
+
+    @classmethod
+    def _of_rows(cls, reference: OutputArray, truth: OutputArray, *, batched: bool) -> OutputErrors:
+        finite = np.isfinite(reference)
+        values = np.where(finite, reference, 0.0).astype(np.float64)
         errors = difference(reference, truth)
         wrong = errors != 0.0
         return cls(
-            grouped(errors, samples=samples),
-            grouped(np.where(wrong, values, 0.0), samples=samples),
-            grouped(wrong.astype(np.float64), samples=samples),
+            grouped(errors, batched=batched),
+            grouped(np.where(wrong, values, 0.0), batched=batched),
+            grouped(wrong.astype(np.float64), batched=batched),
             float(values.sum()),
             float(np.square(values).sum()),
             int(finite.sum()),
@@ -162,10 +179,19 @@ def difference(one: OutputArray, other: OutputArray) -> Floats:
     return np.where(np.isfinite(a), apart, 0.0)
 
 
-def grouped(values: Floats, *, samples: int) -> GroupedSquares:
-    """Return the sums of squares by sample and group; an output whose axis 0 is not the batch is
-    one sample."""
-    batched = values.ndim > 0 and len(values) == samples
+def _rows(array: OutputArray, samples: int) -> Iterator[slice]:
+    """Yield slices of axis 0 whose copies in float64 fit; all of an output whose axis 0 is not the
+    batch."""
+    if not array.ndim or len(array) != samples or not samples:
+        yield slice(None)
+        return
+    step = max(1, _CHUNK * samples // max(array.size, 1))
+    yield from (slice(start, start + step) for start in range(0, samples, step))
+
+
+def grouped(values: Floats, *, batched: bool) -> GroupedSquares:
+    """Return the sums of squares by sample and group; an output without a batch axis is one
+    sample."""
     rows = values if batched else values[None]
     with np.errstate(all="ignore"):
         squares = np.square(rows)
@@ -193,12 +219,14 @@ def exceeding(ratios: Sequence[Floats], rank: int) -> Mask | None:
     return mask
 
 
+def most_flips(samples: int) -> int:
+    """Return how many samples honest runs may decide otherwise: 1 %, or one."""
+    return max(1, math.floor(_FEW * samples))
+
+
 def are_few(ratios: Sequence[Floats]) -> bool:
     """Return True if no group exceeds Q in more than one sample, or 1 % of them."""
-    return all(
-        bool(((q > MOST_ERROR).sum(axis=0) <= max(1, math.floor(_FEW * len(q)))).all())
-        for q in ratios
-    )
+    return all(bool(((q > MOST_ERROR).sum(axis=0) <= most_flips(len(q))).all()) for q in ratios)
 
 
 def is_near(truth: OutputArray, reference: OutputArray) -> bool:
@@ -228,7 +256,7 @@ def is_valid(truth: OutputArray, reference: OutputArray, runs: Sequence[OutputAr
     errors = OutputErrors.between(reference, truth, samples=samples)
     if not errors.is_wide:
         return True
-    draws = [grouped(difference(run, reference), samples=samples) for run in runs]
+    draws = [GroupedSquares.between(reference, run, samples=samples) for run in runs]
     return all(bool(kind.all()) for kind in errors.explained(draws))
 
 
@@ -274,9 +302,9 @@ class Validity:
         runs: Sequence[Sequence[OutputArray]],
     ) -> list[OutputArray]:
         """Return the same for inputs of which no q was measured, by random-rounding runs on them:
-        the function may part there alone."""
+        the function may part there alone. Without runs nothing is known of them."""
         baseline = self.baseline(truth, reference)
-        if len(truth) != len(reference):
+        if len(truth) != len(reference) or not runs:
             return baseline
         return [
             r64 if is_valid(r64, r, [run[index] for run in runs if index < len(run)]) else _wide(r)

@@ -17,7 +17,10 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from tests.parity import tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
 
 X = {"x": np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)}
 
@@ -172,7 +175,7 @@ class Clipped(Head):
 def test_a_probe_of_such_a_model_finds_another_limit(tmp_path):
     wrong = Clipped().eval()
     wrong.limit = 5.0
-    evidence, decision = decided(Clipped().eval(), wrong, tmp_path, by=policy(WITH_PROBES))
+    _, decision = decided(Clipped().eval(), wrong, tmp_path, by=policy(WITH_PROBES))
     assert decision.verdict is Verdict.FAIL
     assert any(name.startswith("probe_") for name in names(decision, Verdict.FAIL))
     assert "noise_ratio" not in names(decision, Verdict.FAIL)
@@ -270,24 +273,9 @@ def test_autocast_inside_an_exact_model_is_named(factor, tmp_path):
 def test_autocast_is_judged_where_the_file_may_be_reduced(factor, verdict, tmp_path):
     model = Autocast().eval()
     by = policy(precision="reduced")
-    evidence, decision = decided(model, model.times(factor), tmp_path, by=by)
+    _, decision = decided(model, model.times(factor), tmp_path, by=by)
     assert decision.verdict == verdict, decision.problems
     assert "half_precision" not in {check.name for check in decision.checks}
-
-
-class Flips(Head):
-    """The row of the largest of two scores: in one sample they are as good as equal."""
-
-    def forward(self, x):
-        scores = torch.stack([x[:, 0], (x * x[:, :1]).sum(1) / (x.sum(1) + 1e-3)], 1)
-        best = scores.argmax(1, keepdim=True)
-        return torch.where(best == 0, self.a(x)[:, :3], self.h(self.a(x)))[:, None]
-
-
-def nearly_equal():
-    x = X["x"].copy()
-    x[5] = np.abs(x[5])
-    return {"x": x}
 
 
 class Rounded(Head):
