@@ -310,7 +310,8 @@ class Measuring:
                 raise
             _fail((deviation for _, _, deviation in view.pairs), error)
             return
-        true, rounding = None, {}
+        true: Mapping[int, OutputArray] | None = None
+        rounding: Mapping[int, OutputArray] = {}
         if truths is not None:
             alone = view.references is not None
             true, rounding = (truths.through, truths.alone)[alone], truths.rounding[alone]
