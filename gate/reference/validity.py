@@ -19,8 +19,9 @@ from gate.storage.arrays import OutputArray
 # in units of run - null.
 
 
-MOST_ERROR = 32.0
-"""Q: the largest q of a float64 reference that computes the model's function."""
+MOST_ERROR = 28.0
+"""Q: the largest q of a float64 reference that computes the model's function. Twice 13.7, the
+99.9th percentile of the largest q of 231 correct models (`python -m benchmarks.validity`)."""
 
 NULL_UNITS = 8.0
 """A null run may be so many roundings away from the reference."""

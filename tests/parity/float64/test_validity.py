@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,18 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from gate.api import measure_job
+from gate.data.reader import length
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
+from gate.localize.locate import locate
 from gate.measure.job import MeasurementJob
+from gate.measure.reference_assessment import ReferenceAssessment
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
+from gate.reference.validity import Validity
 from tests.parity import tiny
+from tests.parity.probes import benches
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
@@ -61,9 +68,13 @@ class Head(nn.Module):
 
 
 class Tiny(Head):
+    inner = 1.0
+    """Another factor that a wrong file has, before the last layer."""
+
     def forward(self, x):
         p = F.relu(self.a(x))
-        return self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None] * self.factor
+        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log() * self.inner)
+        return y[:, None] * self.factor
 
 
 class Eps(Head):
@@ -140,7 +151,7 @@ def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verd
 @pytest.mark.parametrize(
     ("kind", "operator", "module", "source"),
     [
-        (Tiny, "clamp", "", "return self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())"),
+        (Tiny, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
         (Eps, "add", "", "return self.h(1.0 / (p + torch.finfo(p.dtype).eps))"),
         (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
     ],
@@ -157,8 +168,24 @@ def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tm
 
 def test_probes_and_stability_do_not_use_it_either(tmp_path):
     model = Tiny().eval()
-    _, decision = decided(model, model, tmp_path, by=policy(WITH_PROBES))
+    evidence, decision = decided(model, model, tmp_path, by=policy(WITH_PROBES))
     assert decision.verdict is Verdict.PASS, decision.problems
+    (output,) = evidence.runtimes[0].outputs
+    assert output.stability.unit < 1e-4 * output.reference_std
+
+
+def test_localization_finds_a_fault_where_they_part(tmp_path):
+    model, wrong = Tiny().eval(), Tiny().eval()
+    wrong.inner = 0.5
+    file = tiny.export(
+        wrong, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",), opset=17
+    )
+    found = locate(
+        MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy()),
+        runtime="ort-cpu",
+    )
+    assert found.first_divergence is not None
+    assert {row.verdict for row in found.layers[-2:]} == {"propagated"}
 
 
 class Clipped(Head):
@@ -208,8 +235,8 @@ class Pooled(Encoder):
 
 def padded():
     x = np.random.default_rng(0).normal(size=(24, 6, 12)).astype(np.float32)
-    for row, length in enumerate(np.random.default_rng(1).integers(2, 7, size=24)):
-        x[row, length:] = 0.0
+    for row, used in enumerate(np.random.default_rng(1).integers(2, 7, size=24)):
+        x[row, used:] = 0.0
     return {"x": x}
 
 
@@ -278,24 +305,71 @@ def test_autocast_is_judged_where_the_file_may_be_reduced(factor, verdict, tmp_p
     assert "half_precision" not in {check.name for check in decision.checks}
 
 
-class Rounded(Head):
-    """Steps of a hundredth: one sample lies on the edge of a step by rounding."""
+class Stepped(Head):
+    """Steps of a hundredth of a number that float32 rounds by 1e-5."""
+
+    edge = 0.0
 
     def forward(self, x):
         y = torch.tanh(self.a(x))
-        step = torch.floor((y[:, :1] - self.edge) * 100.0 + 1.0)
-        return (self.h(y) + step)[:, None]
+        z = (y[:, :1] + 300.0) - 300.0
+        return (self.h(y) + torch.floor((z - self.edge) * 100.0))[:, None]
 
-    def at_edge_of(self, sample):
-        self.edge = float(torch.tanh(self.a(torch.from_numpy(X["x"]))).detach()[sample, 0])
-        return self
+    def at_an_edge(self):
+        """Return the sample whose value lies on another side of the edge in float64."""
+        x = torch.from_numpy(X["x"][:20])
+        with torch.no_grad():
+            double = torch.tanh(copy.deepcopy(self.a).double()(x.double()))[:, 0]
+        single = (double.float() + 300.0) - 300.0
+        sample = int((single - double).argmax())
+        self.edge = float((single + double)[sample] / 2)
+        return sample
 
 
 def test_an_honest_flip_stays_a_pass(tmp_path):
-    model = Rounded().eval().at_edge_of(3)
+    model = Stepped().eval()
+    sample = model.at_an_edge()
+    (flips,) = assessed(model, {"x": X["x"][:20]}).flipped.values()
+    assert np.flatnonzero(flips.reshape(20, -1).any(axis=1)).tolist() == [sample]
     evidence, decision = decided(model, model, tmp_path)
     assert decision.verdict is Verdict.PASS, decision.problems
     assert evidence.validity is None
+
+
+def test_a_flip_is_compared_with_the_nearer_side():
+    flips = np.array([[False], [True], [True]])
+    validity = Validity(flipped={0: flips})
+    truth, reference = np.zeros((3, 2)), np.ones((3, 2), np.float32)
+    candidate = np.array([[0.1, 0.9], [0.1, 0.1], [0.9, 0.9]], np.float32)
+    sides = validity.without_flips(0, truth, reference, candidate, start=0)
+    assert [side.tolist() for side in sides] == [[[0, 0], [0, 0], [1, 1]], [[1, 1], [0, 0], [1, 1]]]
+
+
+class Rarely(Head):
+    """Depends on the dtype in one sample of twenty, which no rounding moves."""
+
+    def forward(self, x):
+        y = self.h(self.a(x))
+        return (y + (x[:, :1] > 1.7) * torch.finfo(y.dtype).eps * 1e6)[:, None]
+
+
+def test_few_samples_that_no_run_explains_are_no_flips():
+    few = Rarely().eval()
+    rows = np.flatnonzero(X["x"][:20, 0] > 1.7)
+    assert rows.size == 1
+    validity = assessed(few, {"x": X["x"][:20]})
+    assert validity.record.float64_differs == (0,)
+    assert not validity.flipped
+
+
+def assessed(model, arrays):
+    stand = benches.stand(model, arrays, noise_samples=20)
+    assessment = ReferenceAssessment()
+    with torch.inference_mode():
+        for batch in stand.samples.batches(stand.binding.batch_size):
+            truth = stand.truth.of_first(batch)
+            assessment.update(stand.reference.run(batch), truth, samples=length(batch))
+        return assessment.result(stand)
 
 
 class Unstable(Head):
