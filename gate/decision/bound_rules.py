@@ -348,8 +348,7 @@ def floor_share(output: OutputParity) -> float:
 
 def _is_measurable(evidence: Evidence, output: OutputParity) -> bool:
     names = [spec.name for spec in evidence.subject.outputs]
-    known = evidence.validity is not None and output.name in names
-    if not known or evidence.validity is None:
+    if evidence.validity is None or output.name not in names:
         return True
     return evidence.validity.is_measurable(names.index(output.name))
 

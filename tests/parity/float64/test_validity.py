@@ -18,6 +18,8 @@ from gate.decision.decide import decide
 from gate.localize.locate import locate
 from gate.measure.job import MeasurementJob
 from gate.measure.reference_assessment import ReferenceAssessment
+from gate.measure.run import SamplePass
+from gate.measure.work_units import FirstUnitState
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.reference.validity import Validity
@@ -186,6 +188,23 @@ def test_localization_finds_a_fault_where_they_part(tmp_path):
     )
     assert found.first_divergence is not None
     assert {row.verdict for row in found.layers[-2:]} == {"propagated"}
+
+
+def test_other_processes_judge_by_the_same(tmp_path):
+    model = Tiny().eval()
+    file = tiny.export(model, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",))
+    case = MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy(), batch_size=8)
+    with SamplePass.open(case) as first:
+        first.open_runtimes()
+        first.run_first(lambda _count: None)
+        lead = FirstUnitState.from_json(first.lead().to_json())
+    assert lead.validity.float64_differs == (0,)
+    with SamplePass.open(case, noise=False) as other:
+        other.open_runtimes()
+        other.judge_by(lead)
+        assert other.truth.validity.record == lead.validity
+        (floor,) = other.tracks[0].comparison.floor.now("y")[:1]
+        assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3
 
 
 class Clipped(Head):
