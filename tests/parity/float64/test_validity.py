@@ -13,6 +13,7 @@ from torch import nn
 from gate.api import measure_job
 from gate.data.reader import length
 from gate.data.samples import SampleSet
+from gate.decision.catalog import REMEDIES
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.localize.locate import locate
@@ -23,6 +24,7 @@ from gate.measure.work_units import FirstUnitState
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.reference.validity import Validity
+from gate.summary.summarize import summarize
 from tests.parity import tiny
 from tests.parity.probes import benches
 
@@ -272,6 +274,8 @@ def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
     assert decision.verdict is Verdict.FAIL
     assert evidence.validity.fast_path
     assert {"noise_ratio", "fast_path"} <= names(decision, Verdict.FAIL)
+    headline = summarize(decision, evidence).headline
+    assert (headline.cause, headline.remedy) == ("model", REMEDIES["fast_path"])
 
 
 @pytest.mark.parametrize("kind", [Encoder, Pooled])
