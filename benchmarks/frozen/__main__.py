@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,8 +55,10 @@ sys.exit(corpus.main(sys.argv[1:]))
 """Runs the corpus of a side on some entries: `--only` takes one pattern, not a list of names."""
 _COMPARED = ("refused", "passed", "caught_by", "results", "cause", "located", "numbers")
 """Fields of an outcome of the corpus. Times and texts may differ."""
-_RANDOM = "fault/random/"
+_RANDOM = ("fault/random/", "fault/training-mode/dropout-")
 """Files that draw random numbers: two runs of one commit have other numbers."""
+_FOLDER = re.compile(r"[^'\s]*/(?=entry/)")
+"""The temporary folder of a run, in messages about files."""
 _FALLBACK = {"results": "told", "cause": "explained"}
 """The field to compare instead where the corpus of the base does not have the first one yet."""
 
@@ -259,7 +262,11 @@ def _state(value: Any) -> str:
 
 
 def _only(fields: Sequence[str], outcome: dict[str, Any]) -> dict[str, Any]:
-    return {field: outcome[field] for field in fields if field in outcome}
+    return {
+        field: _FOLDER.sub("", value) if isinstance(value := outcome[field], str) else value
+        for field in fields
+        if field in outcome
+    }
 
 
 def _read(path: Path) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.records.instruments import EPSILON, UNDERFLOW, ReferenceValidity
+from gate.statistics.error_groups import representable
 from gate.storage.arrays import OutputArray
 
 # The rule and its measurement: docs/metrics.md, "Valid references". Notation as there: `run` is a
@@ -96,7 +97,7 @@ class OutputErrors:
     def _of_rows(cls, reference: OutputArray, truth: OutputArray, *, batched: bool) -> OutputErrors:
         finite = np.isfinite(reference)
         values = np.where(finite, reference, 0.0).astype(np.float64)
-        errors = difference(reference, truth)
+        errors = difference(reference, representable(truth, reference))
         wrong = errors != 0.0
         return cls(
             grouped(errors, batched=batched),

@@ -31,12 +31,13 @@ _CLIPPED = 2.0**230
 
 
 def representable(truth: NDArray[np.generic], reference: NDArray[np.generic]) -> Floats:
-    """Return r64, with r32 in the places where float32 can't hold r64 and r32 is finite.
+    """Return r64, with r32 where r64 is finite and beyond float32, and r32 is not.
 
-    `torch.finfo(x.dtype).min` is another number in float64: there r32 is the only reference.
+    `torch.finfo(x.dtype).min` is a different number in float64. An infinite r64 stays: there the
+    float64 model computes another function (`gate.reference.validity`).
     """
     r64, r32 = np.asarray(truth, np.float64), np.asarray(reference, np.float64)
-    beyond = (np.abs(r64) > _WIDEST) & (np.abs(r32) <= _WIDEST)
+    beyond = np.isfinite(r64) & (np.abs(r64) > _WIDEST) & (np.abs(r32) <= _WIDEST)
     return np.where(beyond, r32, r64) if beyond.any() else r64
 
 

@@ -42,7 +42,7 @@ class Several(nn.Module):
 
 
 class Flips(nn.Module):
-    """Answers something else entirely in some of its runs; the first is the reference's."""
+    """Answers something else entirely in some of its runs; the first two are the reference's."""
 
     def __init__(self, runs):
         super().__init__()
@@ -117,6 +117,7 @@ def test_what_the_pass_over_the_samples_computed_is_not_computed_again():
         alone = rounding_floor(benches.stand(stand.model, X))
         for batch in stand.samples.batches(8):
             stand.answers.note(batch, stand.reference.run(batch), truth(batch))
+        stand.answers.note_reference(stand.example, stand.reference.run(stand.example))
         forwards.clear()
         floor = rounding_floor(stand)
     assert forwards == ["float32"] * 9  # three runs of three batches
@@ -165,7 +166,7 @@ def test_what_is_decided_on_places_alone_hides_no_fault(factor, right, tmp_path)
     assert (runtime.outputs[0].noise.ratio <= 1.5) == right
 
 
-@pytest.mark.parametrize(("runs", "widens"), [((2,), False), ((4,), False), ((2, 4), True)])
+@pytest.mark.parametrize(("runs", "widens"), [((3,), False), ((5,), False), ((3, 5), True)])
 def test_a_rare_flip_widens_no_floor(runs, widens):
     (floor,) = floors(Flips(runs), size=20)
     assert (floor.result().candidate_rms > 1.0) is widens

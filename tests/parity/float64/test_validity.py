@@ -140,7 +140,7 @@ def names(decision, verdict):
     return {check.name for check in decision.checks if check.verdict is verdict}
 
 
-@pytest.mark.parametrize("kind", [Tiny, Eps, Masked, LogMel, Branch])
+@pytest.mark.parametrize("kind", [Tiny, Eps, LogMel, Branch])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
 def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verdict, tmp_path):
     model = kind().eval()
@@ -150,6 +150,16 @@ def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verd
     assert evidence.validity.rounding == "valid"
     (output,) = evidence.runtimes[0].outputs
     assert output.noise.baseline == "float32"
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict, tmp_path):
+    model = Masked().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path)
+    assert decision.verdict == verdict, decision.problems
+    assert evidence.validity is None
+    (output,) = evidence.runtimes[0].outputs
+    assert output.noise.baseline == "float64"
 
 
 @pytest.mark.parametrize(
