@@ -57,6 +57,8 @@ _COMPARED = ("refused", "passed", "caught_by", "results", "cause", "located", "n
 """Fields of an outcome of the corpus. Times and texts may differ."""
 _RANDOM = ("fault/random/", "fault/training-mode/dropout-")
 """Files that draw random numbers: two runs of one commit have other numbers."""
+_DECIDED = ("refused", "passed")
+"""What is compared of those."""
 _FOLDER = re.compile(r"[^'\s]*/(?=entry/)")
 """The temporary folder of a run, in messages about files."""
 _FALLBACK = {"results": "told", "cause": "explained"}
@@ -248,7 +250,7 @@ def compare_kind(kind: str, base: Any, current: Any) -> Iterator[Difference]:
                 fields = [
                     field if field in before else _FALLBACK.get(field, field)
                     for field in _COMPARED
-                    if not (field == "numbers" and name.startswith(_RANDOM))
+                    if field in _DECIDED or not name.startswith(_RANDOM)
                 ]
                 yield from differences(_only(fields, before), _only(fields, now), path=name)
     else:

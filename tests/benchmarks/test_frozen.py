@@ -76,6 +76,19 @@ def test_outcomes_of_the_corpus_differ(field: str) -> None:
     assert list(compare_kind("corpus", base, {"fault/b": OUTCOME}))
 
 
+def test_random_files_are_compared_by_their_verdict_alone():
+    name = "fault/random/a"
+    other = OUTCOME | {"caught_by": ["x"], "numbers": {"noise_ratio": 7.0}}
+    assert list(compare_kind("corpus", {name: OUTCOME}, {name: other})) == []
+    (row,) = compare_kind("corpus", {name: OUTCOME}, {name: OUTCOME | {"refused": "x"}})
+    assert row.path == f"{name}.refused"
+
+
+def test_temporary_folders_in_messages_are_no_difference():
+    base, now = ({"fault/a": OUTCOME | {"results": f"/x{n}/entry/m.onnx"}} for n in (1, 2))
+    assert list(compare_kind("corpus", base, now)) == []
+
+
 def test_a_base_without_a_field_is_compared_by_its_text() -> None:
     old = {key: value for key, value in OUTCOME.items() if key not in ("results", "cause")}
     assert list(compare_kind("corpus", {"fault/a": old}, {"fault/a": OUTCOME})) == []
