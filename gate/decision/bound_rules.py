@@ -308,12 +308,12 @@ def not_measurable(
         return
     most, observed, verdict = policy.instruments.max_floor, None, Verdict.ERROR
     if not _is_measurable(evidence, output):
-        text = "neither float64 nor random rounding computes the function of the model, so that "
-        text += "nothing says how far rounding alone moves it"
+        text = "neither float64 nor random rounding computes the model's function, so its rounding "
+        text += "error was not measured"
         verdict = Verdict.WAIVED if "noise_ratio" in policy.waive else Verdict.ERROR
     elif output.noise is not None and (observed := floor_share(output)) > most:
-        text = f"rounding alone moves it by {observed:.3g} of its spread, allowed <= {most:.3g}: a "
-        text += "fault of that size would not show"
+        text = f"rounding alone moves it by {observed:.3g} of its spread, allowed <= {most:.3g}; a "
+        text += "fault of that size would be hidden"
     else:
         return
     yield CheckResult(
@@ -325,7 +325,7 @@ def not_measurable(
         relation="<=",
         samples=output.samples,
         verdict=verdict,
-        explanation=f"{output.name} can't be judged: {text}.",
+        explanation=f"{output.name} cannot be judged: {text}.",
         remedy=REMEDIES["not_measurable"],
     )
 

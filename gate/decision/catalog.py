@@ -41,15 +41,14 @@ REMEDIES: dict[str, str] = {
     "inputs": "An exporter drops an input that changes no output; export again if this one should.",
     "repeats": "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: "
     "TRC013), and state that forward changes itself.",
-    "half_precision": "Take autocast and .half() out of forward, or judge the file by --precision "
-    "reduced.",
-    "float64": "Write constants as numbers in place of torch.finfo(x.dtype), and branch on no "
-    "dtype, so that float64 computes the same function.",
+    "half_precision": "Remove autocast and .half() from forward, or use --precision reduced.",
+    "float64": "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on "
+    "the dtype, so that float64 computes the same function.",
     "fast_path": "Call torch.backends.mha.set_fastpath_enabled(False) in the factory of the model, "
     "and zero padded positions in forward where that is wanted.",
-    "not_measurable": "Nothing is known to be wrong with the file. The model amplifies rounding, "
-    "or its function depends on the dtype: train it, keep torch.finfo and branches on the dtype "
-    "out of forward, or raise instruments.max_floor knowingly.",
+    "not_measurable": "The file may be correct. The model amplifies rounding (are its weights "
+    "trained?), or its function depends on the dtype: keep torch.finfo and branches on the dtype "
+    "out of forward, or raise instruments.max_floor.",
     "role": "Say what the output is: outputs: {NAME: ROLE} in the policy, or --role NAME=ROLE; the "
     "roles and their checks are in docs/roles.md.",
     "agreement": "Give samples of several classes; name the output (--role NAME=logits) if it is a "
@@ -237,7 +236,7 @@ _ROWS: dict[str, CheckSpec] = {
         "1e-4, far above what two runs differ by in rounding.",
     ),
     "half_precision": CheckSpec("Does the model compute in float32 throughout?"),
-    "float64": CheckSpec("What was not used to measure rounding, and why?"),
+    "float64": CheckSpec("Do float64 and random rounding compute the model's function?"),
     "fast_path": CheckSpec("Does the fused path of PyTorch return what the layers do?"),
     "not_measurable": CheckSpec(
         "Is the noise floor small enough to show a fault?",

@@ -314,15 +314,14 @@ def validity(evidence: Evidence) -> Iterator[CheckResult]:
     texts = []
     if found.float64_differs:
         which = ", ".join(names[index] for index in found.float64_differs if index < len(names))
-        part = f"; the two part in {found.differs_at}" if found.differs_at else ""
+        first = f"; the first difference is in {found.differs_at}" if found.differs_at else ""
         texts.append(
-            f"Float64 was not used for {which}, because it computes another function than float32 "
-            f"there (q = {found.largest:.3g}){part}"
+            f"The float64 reference was not used for {which}: it computes a different function "
+            f"than float32 (q = {found.largest:.3g}){first}"
         )
     if found.rounding == "differs":
         texts.append(
-            "Random rounding was not used, because operator by operator the model computes another "
-            "function"
+            "Random rounding was not used: without rounding, those runs do not reproduce the model"
         )
     yield check_statement("float64", problems=[], fine=f"{'. '.join(texts)}.")
 
@@ -334,8 +333,8 @@ def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckRes
             "fast_path",
             problems=[
                 "in eval mode PyTorch takes the fast path of nn.TransformerEncoder, which returns "
-                "other numbers than its layers do (zeros at padded positions), and no exporter "
-                "writes it"
+                "different numbers than its layers (zeros at padded positions), and no exporter "
+                "writes it to a file"
             ],
             place=(runtime.runtime, None),
             fine="",

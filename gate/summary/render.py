@@ -109,6 +109,11 @@ def agreement_sentences(
         yield f"{make_printable(name or '')}: {make_printable(explanation)}"
 
 
+def validity_sentences(decision: Decision) -> Iterator[str]:
+    """Why the float64 reference or random rounding was not used, if so."""
+    yield from (check.explanation for check in decision.checks if check.name == "float64")
+
+
 def input_sentences(decision: Decision) -> Iterator[str]:
     """What the model takes and the file does not."""
     for check in decision.checks:

@@ -30,6 +30,7 @@ from gate.summary.render import (
     format_number,
     input_sentences,
     is_about_samples,
+    validity_sentences,
     weight_sentences,
 )
 from gate.summary.summary import (
@@ -349,6 +350,7 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
     if decision.tried:
         yield make_printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
     yield from code_sentences(evidence)
+    yield from map(make_printable, validity_sentences(decision))
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
 

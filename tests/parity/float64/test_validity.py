@@ -173,6 +173,7 @@ def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict,
 def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tmp_path):
     model = kind().eval()
     evidence, decision = decided(model, model, tmp_path)
+    assert any("test_validity.py:" in text for text in summarize(decision, evidence).warnings)
     where = evidence.validity.differs_at
     assert (where.module, where.file) == (module, "test_validity.py")
     assert where.source.startswith(source)
