@@ -370,6 +370,17 @@ def test_an_honest_flip_stays_a_pass(tmp_path):
     assert evidence.validity is None
 
 
+def test_more_flips_than_one_percent_are_another_function():
+    """Each of them alone is an honest flip."""
+    model = Stepped().eval()
+    sample = model.at_an_edge()
+    arrays = {"x": X["x"][:20].copy()}
+    arrays["x"][[(sample + 1) % 20, (sample + 2) % 20]] = arrays["x"][sample]
+    validity = assessed(model, arrays)
+    assert validity.record.float64_differs == (0,)
+    assert not validity.flipped
+
+
 def test_a_flip_is_compared_with_the_nearer_side():
     flips = np.array([[False], [True], [True]])
     validity = Validity(flipped={0: flips})
