@@ -255,6 +255,27 @@ class NamedRole(click.ParamType):  # type: ignore[type-arg]
         return name, role
 
 
+class NamedAxis(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=AXIS` or `NAME=none` of an input or output."""
+
+    name = "axis"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int | None]:
+        """The name, and the axis counted from 0. Fails with a usage error."""
+        if isinstance(value, tuple):  # click converts what it has converted once more
+            return value
+        name, _, axis = str(value).rpartition("=")
+        if not name or not (axis == "none" or (axis.isascii() and axis.isdecimal())):
+            self.fail(
+                f"{value!r}: expected NAME=AXIS with an axis counted from 0, or NAME=none.",
+                param,
+                ctx,
+            )
+        return name, None if axis == "none" else int(axis)
+
+
 ONNX_FILE = ExistingPath(OnnxFileError, "an ONNX file")
 
 CHECKPOINT_FILE = ExistingPath(CheckpointError, "a .pt or .safetensors file")

@@ -157,6 +157,7 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
         reference=assignment.factory,
         checkpoint=Path(assignment.checkpoint) if assignment.checkpoint else None,
         inputs=assignment.inputs,
+        batch_axes=tuple(assignment.batch_axes.items()),
         decode_workers=None,
         labels=Path(assignment.labels) if assignment.labels else None,
         policy=None,
@@ -232,6 +233,7 @@ def plan_command(output: Path, units: int | None, threads: int, **question: Any)
             batch_size=question["batch_size"],
             preprocessing=question["preprocessing"],
             decode_workers=question["decode_workers"],
+            batch_axes=dict(question["batch_axes"]),
         )
         case = case_of(question["model"], reference=reference, data=data, policy=policy)
         case = replace(case, units=MOST if units is None else units - 1)

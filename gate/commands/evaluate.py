@@ -418,6 +418,7 @@ def evaluate(
                     batch_size=question["batch_size"],
                     preprocessing=question["preprocessing"],
                     decode_workers=question["decode_workers"],
+                    batch_axes=dict(question["batch_axes"]),
                 ),
                 pictures=question["pictures"],
                 dumped=dumped,

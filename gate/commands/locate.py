@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.click_types import NEW_FILE, NEW_FOLDER, POLICY_FILE
-from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC, PRECISION, REFERENCE
+from gate.commands.options import (
+    BATCH_AXIS,
+    CHECKPOINT,
+    INPUTS,
+    MODEL,
+    PICTURE_SPEC,
+    PRECISION,
+    REFERENCE,
+)
 from gate.commands.progress import loading, spinner
 from gate.commands.result import (
     CommandResult,
@@ -34,6 +42,7 @@ class _Question(TypedDict):
     reference: str
     checkpoint: Path | None
     inputs: str
+    batch_axes: tuple[tuple[str, int | None], ...]
     preprocessing: Path | None
     samples: int
     runtime: RuntimeName
@@ -48,6 +57,7 @@ class _Question(TypedDict):
 @REFERENCE
 @CHECKPOINT
 @INPUTS
+@BATCH_AXIS
 @PICTURE_SPEC
 @click.option(
     "--samples", type=click.IntRange(min=1), default=8, show_default=True,
@@ -107,7 +117,7 @@ def command(**question: Unpack[_Question]) -> CommandResult:
         spec = question["preprocessing"]
         samples = SampleSet.open(
             question["inputs"], preprocessing=PreprocessSpec.from_file(spec) if spec else None
-        )
+        ).with_batch_axes(dict(question["batch_axes"]))
         reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
     with spinner("comparing layers"):
         case = case_of(

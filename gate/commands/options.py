@@ -22,6 +22,7 @@ from gate.commands.click_types import (
     ConsumerTensors,
     ExistingPath,
     Factory,
+    NamedAxis,
     NamedPart,
     NamedRecording,
     NamedRole,
@@ -118,6 +119,12 @@ INPUTS = click.option(
     "input; a WebDataset .tar; a folder of shards; the URL of any of them (s3://bucket/shards); or "
     "PKG.MODULE:FACTORY of a torch Dataset or an iterable. Fields by name: "
     "data.parquet#inputs=image&label=digit (docs/data.md).",
+)  # fmt: skip
+
+BATCH_AXIS = click.option(
+    "--batch-axis", "batch_axes", type=NamedAxis(), multiple=True, metavar="NAME=AXIS|none",
+    help="The batch axis of an input or output of the file, or none if it has no batch axis. "
+    "Default: by the file's symbolic dimensions (docs/inputs.md). Repeatable.",
 )  # fmt: skip
 
 PICTURE_SPEC = click.option(
@@ -295,6 +302,7 @@ class CheckRequest(TypedDict):
     reference: str
     checkpoint: Path | None
     inputs: str
+    batch_axes: tuple[tuple[str, int | None], ...]
     decode_workers: int | None
     labels: Path | None
     policy: Path | None
@@ -331,6 +339,7 @@ _MEASURING = (
     REFERENCE,
     CHECKPOINT,
     INPUTS,
+    BATCH_AXIS,
     click.option(
         "--decode-workers",
         type=click.IntRange(min=0),

@@ -16,7 +16,7 @@ from gate.commands.click_types import (
     SENT,
     Factory,
 )
-from gate.commands.options import CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC
+from gate.commands.options import BATCH_AXIS, CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC
 from gate.commands.progress import progress_bar
 from gate.commands.result import CommandResult, ExitCode, machine_options
 
@@ -121,6 +121,7 @@ class _SamplesRequest(TypedDict):
 
     model: Path
     inputs: str
+    batch_axes: tuple[tuple[str, int | None], ...]
     preprocessing: Path | None
     output: Path
     reference: str | None
@@ -143,6 +144,7 @@ def samples_command() -> None:
 @samples_command.command("export", short_help="Write samples and probes for another machine.")
 @MODEL
 @INPUTS
+@BATCH_AXIS
 @PICTURE_SPEC
 @click.option("-o", "--output", type=NEW_FOLDER, required=True, metavar="DIR", help="A new folder.")
 @click.option(
@@ -192,7 +194,9 @@ def _export(**request: Unpack[_SamplesRequest]) -> CommandResult:
     path = request["model"]
     sending = Sending(
         TestedFile(path, read_subject(path)),
-        SampleSet.open(request["inputs"], preprocessing=spec),
+        SampleSet.open(request["inputs"], preprocessing=spec).with_batch_axes(
+            dict(request["batch_axes"])
+        ),
         policy,
         model,
         request["batch_size"],

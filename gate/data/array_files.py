@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -277,14 +278,18 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
 _LARGEST = np.iinfo(np.int64).max
 
 
-def open_labels(path: Path, *, samples: int) -> NDArray[np.int64]:
-    """Class indices of the samples, shape (samples,), from an integer `.npy` file.
+def open_labels(path: Path, *, samples: int | None) -> NDArray[np.int64]:
+    """Class indices of the samples, shape (samples,), from an integer `.npy` file. `samples`: None
+    takes any number.
 
     Raises DataError on another length, rank or dtype, on negative labels and those beyond int64.
     """
     if path.suffix.lower() != ".npy":
         raise DataError(f"{path.name} is no .npy file. Save the labels with numpy.save.")
-    return np.array(check_labels(open_array(path), samples=samples))  # the file may change
+    labels = open_array(path)
+    if samples is None and labels.ndim == 1:
+        samples = len(labels)
+    return np.array(check_labels(labels, samples=samples or 0))  # the file may change
 
 
 def check_labels(labels: RowsArray, *, samples: int) -> NDArray[np.int64]:
@@ -326,23 +331,46 @@ class MappedRows(SampleReader):
     def __init__(
         self, shards: Sequence[Shard], *, origin: str, labels: NDArray[np.int64] | None = None
     ) -> None:
-        """`labels`: one of each sample. Raises DataError for what is no whole set of samples."""
+        """`labels`: one of each sample.
+
+        Several arrays of one shard may be in the layout of a model, with the samples on another
+        axis or none: see `rearranged`. Raises DataError for what is no whole set of samples.
+        """
         if not shards or not shards[0].forms:
             raise DataError(f"{origin} holds no array. Give at least one array of samples.")
         for shard in shards:
             _check_shard(shard, shards[0], origin=origin)
         forms = shards[0].forms
+        self._uneven = next(filter(None, (_uneven(shard, origin) for shard in shards)), None)
+        if self._uneven is not None and (len(shards) > 1 or len(forms) == 1):
+            raise self._uneven
         self.origin = origin
         self.specs = tuple(
             spec_of(name, form.dtype, form.shape[1:]) for name, form in forms.items()
         )
         self.labelled = labels is not None
         self._shards, self._labels = list(shards), labels
-        self._ends = list(accumulate(shard.forms[self.names[0]].shape[0] for shard in self._shards))
+        if self._uneven is None:
+            lengths = (shard.forms[self.names[0]].shape[0] for shard in self._shards)
+            self._ends = list(accumulate(lengths))
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Number of samples. Raises DataError where axis 0 is not the sample of every array."""
+        if self._uneven is not None:
+            raise self._uneven
         return self._ends[-1]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that there is of each input."""
+        if self._uneven is None:
+            return super().shapes
+        return {name: form.shape for name, form in self._shards[0].forms.items()}
+
+    def rearranged(self, axes: Mapping[str, int | None]) -> MappedRows:
+        """The same samples as views with the samples on axis 0."""
+        shards = [_RearrangedShard(shard, axes) for shard in self._shards]
+        return MappedRows(shards, origin=self.origin, labels=self._labels)
 
     def read(self, places: Sequence[int]) -> Block:
         """The samples at these places."""
@@ -395,29 +423,65 @@ def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
             f"{list(first.forms)}. Save every shard with the same names in the same order."
         )
     for name, form in shard.forms.items():
-        _check_form(name, form, origin=origin)
+        check_dtype(name, form.dtype, origin=origin)
         like = first.forms[name]
         if form.dtype != like.dtype or form.shape[1:] != like.shape[1:]:
             raise DataError(
                 f"shards of {origin} differ in '{name}': {form.dtype} {form.shape[1:]} a sample, "
                 f"elsewhere {like.dtype} {like.shape[1:]}. Save all shards alike."
             )
+
+
+def _uneven(shard: Shard, origin: str) -> DataError | None:
+    """Why axis 0 can't be the sample of every array."""
+    for name, form in shard.forms.items():
+        if not form.shape:
+            return DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the samples.")
     lengths = {name: form.shape[0] for name, form in shard.forms.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(
+        return DataError(
             f"arrays of {origin} have different numbers of samples: {lengths}. "
             "Axis 0 is the sample and must be equal for all inputs."
         )
-
-
-def _check_form(name: str, form: Form, *, origin: str) -> None:
-    check_dtype(name, form.dtype, origin=origin)
-    if not form.shape:
-        raise DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the samples.")
-    if 0 in form.shape:
+    if not any(math.prod(form.shape) for form in shard.forms.values()):
+        name, form = next(iter(shard.forms.items()))
         raise DataError(
             f"'{name}' of {origin} has shape {form.shape}: nothing to measure. Give samples."
         )
+    return None
+
+
+class _RearrangedShard(Shard):
+    """Views of another shard's arrays, with the samples on axis 0."""
+
+    def __init__(self, shard: Shard, axes: Mapping[str, int | None]) -> None:
+        self._shard, self._axes = shard, axes
+        shapes = {name: form.shape for name, form in shard.forms.items()}
+        self._count = max(
+            (shapes[name][axis] for name, axis in axes.items() if axis is not None), default=1
+        )
+        self.forms = {
+            name: Form(form.dtype, self._shape(form.shape, axes[name]))
+            for name, form in shard.forms.items()
+        }
+
+    def arrays(self) -> Mapping[str, RowsArray]:
+        """The views."""
+        return {name: self._view(a, self._axes[name]) for name, a in self._shard.arrays().items()}
+
+    def check(self, what: str) -> None:
+        """As the shard that holds the arrays."""
+        self._shard.check(what)
+
+    def _shape(self, shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+        if axis is None:
+            return (self._count, *shape)
+        return (shape[axis], *shape[:axis], *shape[axis + 1 :])
+
+    def _view(self, array: RowsArray, axis: int | None) -> RowsArray:
+        if axis is None:
+            return np.broadcast_to(array, (self._count, *array.shape))
+        return np.moveaxis(array, axis, 0)
 
 
 def check_dtype(name: str, dtype: np.dtype[np.generic], *, origin: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.errors import DataError
 from gate.records.evidence import TensorSpec
 from gate.storage.arrays import Batch
 
@@ -52,6 +53,21 @@ class SampleReader(ABC):
     def names(self) -> tuple[str, ...]:
         """Of the inputs."""
         return tuple(spec.name for spec in self.specs)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that there is of each input."""
+        return {spec.name: (len(self), *map(int, spec.shape[1:])) for spec in self.specs}
+
+    def rearranged(self, axes: Mapping[str, int | None]) -> SampleReader:
+        """The same samples with the samples on axis 0. `axes`: where they are now; None: the array
+        belongs to every sample. Raises DataError."""
+        if any(axis != 0 for axis in axes.values()):
+            raise DataError(
+                f"{self.origin} gives its samples one by one, so axis 0 is the sample of every "
+                f"input; {dict(axes)} was asked for. Leave the batch axis out of each sample."
+            )
+        return self
 
     @abstractmethod
     def __len__(self) -> int:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from gate.data.array_files import HeldShard, MappedRows
 from gate.data.reader import SampleReader
 from gate.errors import DataError
-from gate.storage.arrays import RowsArray
+from gate.storage.arrays import Batch, RowsArray
 from gate.storage.digest import Digest, canonical_json
 
 if TYPE_CHECKING:
+    from gate.data.input_binding import Layout
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import TensorSpec
 
@@ -38,9 +39,13 @@ class SampleSet:
     def __init__(self, rows: SampleReader, places: range | None = None) -> None:
         """`places`: those that count, without gaps; else all."""
         self._rows = rows
-        self._places = range(len(rows)) if places is None else places
+        self._range = places
         self._gaps = False
         self._digests: dict[range, Digest] = {}
+        self.stated: dict[str, int | None] = {}
+        """Batch axes that the user stated, by name of an input or output of the file."""
+        self.layout: Layout | None = None
+        """How the arrays of one batch become the inputs of one call; None: not known yet."""
 
     @classmethod
     def open(
@@ -79,9 +84,63 @@ class SampleSet:
         """Of the inputs: name, dtype, and shape ("samples", ...)."""
         return self._rows.specs
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that there is of each input."""
+        if self._range is None:
+            return self._rows.shapes
+        return {name: (len(self), *shape[1:]) for name, shape in self._rows.shapes.items()}
+
     def __len__(self) -> int:
-        """Number of samples."""
+        """Number of samples. Raises DataError while axis 0 is not the sample of every array."""
         return len(self._places)
+
+    @property
+    def count(self) -> int | None:
+        """The number of samples; None while axis 0 is not the sample of every array."""
+        try:
+            return len(self)
+        except DataError:
+            return None
+
+    @property
+    def _places(self) -> range:
+        return range(len(self._rows)) if self._range is None else self._range
+
+    def with_batch_axes(self, axes: Mapping[str, int | None]) -> SampleSet:
+        """The same samples, with the batch axes that the user states, by name of an input or
+        output of the file; None: it has no batch axis."""
+        stated = copy.copy(self)
+        stated.stated = dict(axes)
+        return stated
+
+    def rearranged(self, axes: Mapping[str, int | None], layout: Layout) -> SampleSet:
+        """The same samples with the samples on axis 0 of every array.
+
+        `axes`: where the samples are now, by name of the array; None: it belongs to all of them.
+        `layout`: of the calls. Raises DataError.
+        """
+        arranged = copy.copy(self)
+        arranged.layout = layout
+        if any(axis != 0 for axis in axes.values()):
+            arranged._rows, arranged._range = self._rows.rearranged(axes), None
+            arranged._digests = {}
+        return arranged
+
+    def like(self, batch: Batch) -> SampleSet:
+        """Samples in memory that are called as these are."""
+        made = SampleSet.from_arrays(batch)
+        made.stated, made.layout, made._gaps = self.stated, self.layout, self._gaps
+        return made
+
+    def is_same(self, name: str) -> bool:
+        """True if all samples have the same values of an input."""
+        first: RowsArray | None = None
+        for chunk in self._rows.column(name, self._places):
+            first = chunk[:1] if first is None else first
+            if not (chunk == first).all():
+                return False
+        return True
 
     def allow_nan(self) -> SampleSet:
         """The same samples, of which NaN and infinities are values that the model takes."""
@@ -100,8 +159,8 @@ class SampleSet:
                 f"there are no samples {start} to {stop - 1}: {self._rows.origin} has {len(self)}. "
                 "Plan the ranges anew."
             )
-        part = SampleSet(self._rows, self._places[start:stop])
-        part._gaps, part._digests = self._gaps, self._digests
+        part = copy.copy(self)
+        part._range = self._places[start:stop]
         return part
 
     def batches(self, size: int) -> Iterator[dict[str, RowsArray]]:
@@ -120,8 +179,7 @@ class SampleSet:
 
     def take(self, places: Sequence[int]) -> SampleSet:
         """The samples at these places, in memory."""
-        picked = SampleSet.from_arrays(self.at(places))
-        return picked.allow_nan() if self._gaps else picked
+        return self.like(self.at(places))
 
     def at(self, places: Sequence[int]) -> dict[str, RowsArray]:
         """The samples at these places as one batch; values are not looked at."""

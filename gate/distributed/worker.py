@@ -34,7 +34,7 @@ from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import TensorSpec
 from gate.storage.digest import Digest
-from gate.storage.record import Count, Prose, Record, Sha256
+from gate.storage.record import Count, Prose, Record, Sha256, added_field
 
 
 @functools.cache
@@ -74,6 +74,8 @@ class JobSpec(Record):
     policy: Policy
     most_units: Count
     """As `Case.units`."""
+    batch_axes: dict[str, int | None] = added_field({})
+    """As `SampleSet.stated`."""
 
     @classmethod
     def from_job(
@@ -103,6 +105,7 @@ class JobSpec(Record):
             batch_size=workload.batch_size,
             policy=case.policy,
             most_units=case.units,
+            batch_axes=case.samples.stated,
         )
 
     def to_job(self, samples: SampleSet | None = None) -> MeasurementJob:
@@ -115,7 +118,8 @@ class JobSpec(Record):
         spec = PreprocessSpec.from_file(Path(self.preprocessing)) if self.preprocessing else None
         if samples is None:
             samples = SampleSet.open(self.inputs, preprocessing=spec)
-        labels = open_labels(Path(self.labels), samples=len(samples)) if self.labels else None
+        samples = samples.with_batch_axes(self.batch_axes)
+        labels = open_labels(Path(self.labels), samples=samples.count) if self.labels else None
         workload = EvaluationData(
             samples, labels, batch_size=self.batch_size, units=self.most_units, spec=spec
         )

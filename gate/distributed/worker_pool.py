@@ -657,7 +657,8 @@ class CheckedFile:
         Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
         several are asked for and can't be, and what opening the files raises.
         """
-        few = not worth_a_trial(self.data.samples, self.data.batch_size)
+        samples = self.data.samples if self.data.samples.count else self._case().samples
+        few = not samples.count or not worth_a_trial(samples, self.data.batch_size)
         if jobs == 1 or (jobs is None and few):
             yield self.data
             return
@@ -699,7 +700,7 @@ class CheckedFile:
 
     @contextlib.contextmanager
     def _shared(self, engine: CrewEngine, threads: int) -> Iterator[EvaluationData]:
-        workload = self.data
+        workload = replace(self.data, samples=self._case().samples)
         with threads_set(threads), contextlib.ExitStack() as held:
             plan = KeptPlan.of(engine.assignment, workload)
             kept = held.enter_context(KeptParts.opened(plan))

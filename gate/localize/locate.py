@@ -87,7 +87,7 @@ def locate(
             {name: array[start : start + step] for name, array in taken.items()}
             for start in range(size, _count(taken), step)
         ]
-        bench = LocalizationContext(side, graph, [first, *rest], binding.pairs, policy, BUDGET)
+        bench = LocalizationContext(side, graph, [first, *rest], binding, policy, BUDGET)
         matcher = _matcher(bench, survey)
         try:
             layout = IterativeMatcher(bench, survey, matcher).find()
@@ -132,7 +132,7 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
         survey,
         bench.graph,
         ModulePaths(side.model),
-        inputs=[name for name, _ in bench.names],
+        inputs=[name for name, _ in bench.binding.pairs],
         constants=lambda: side.constants(batch, survey),
     )
 
@@ -354,11 +354,11 @@ def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
         batch = probe.batch
         if not stand.binding.fixed:
             session = open_on_cpu(case.candidate.path)
-            outputs = session.run(None, stand.binding.by_input(batch))
+            outputs = stand.binding.from_call(session.run(None, stand.binding.by_input(batch)))
             worst = _worst_sample(stand.answers.reference(batch), outputs, size=probe.size)
             times = min(MATCHED, len(case.samples))
             batch = {name: np.stack([array[worst]] * times) for name, array in batch.items()}
-    return SampleSet.from_arrays(batch).allow_nan()
+    return case.samples.like(batch).allow_nan()
 
 
 def _worst_sample(
@@ -422,9 +422,9 @@ def _places(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
     """The worst sample and the first ones; of a file with a fixed batch, the worst one's batch."""
     total = len(case.samples)
     worst = next((o.max_abs_diff_sample for o in runtime.outputs if o.max_abs_diff_sample), 0)
-    fixed = [spec.shape[0] for spec in case.candidate.subject.inputs if spec.shape]
-    size = next((axis for axis in fixed if isinstance(axis, int)), None)
-    if size:
+    binding = case.bind()
+    if binding.fixed:
+        size = binding.batch_size
         start = min(worst, total - 1) // size * size
         return list(range(start, min(start + size, total)))
     return list(dict.fromkeys([worst, *range(min(SAMPLES, total))]))[:SAMPLES]

@@ -98,7 +98,7 @@ def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputA
     try:
         session = SubgraphSession(graph.marked(names), plain_setup("ort-cpu"))
         wanted = [name for name in session.outputs if name in names]
-        return session({name: batch[sample] for name, sample in binding.pairs}, only=wanted)
+        return session(binding.by_input(batch), only=wanted)
     except Exception as error:  # of ONNX Runtime, without a common base
         raise EvidenceError(
             f"ONNX Runtime can't compute the tensors of the layers: "

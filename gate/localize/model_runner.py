@@ -492,8 +492,7 @@ class LocalizationContext:
     graph: FileGraph
     batches: Sequence[Batch]
     """The first one is small: on it values are matched and the float64 reference runs."""
-    names: tuple[tuple[str, str], ...]
-    """(input of the file, name of the samples)."""
+    binding: InputBinding
     policy: Policy
     budget: int = BUDGET
 
@@ -504,7 +503,7 @@ class LocalizationContext:
 
     def feed(self, batch: Batch) -> Mapping[str, OutputArray]:
         """The inputs of the file."""
-        return {name: batch[sample] for name, sample in self.names}
+        return self.binding.by_input(batch)
 
     def parts(self, items: Sequence[Item], *, size: int) -> Iterator[Sequence[Item]]:
         """`items` of `size` bytes together, in parts that fit the budget."""

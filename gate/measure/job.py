@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.data.array_files import open_labels
-from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.input_binding import InputBinding, arrange, bind_inputs
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
+from gate.errors import DataError, InputMismatch
 from gate.measure.work_units import MOST, Crew
 from gate.model.checkpoint import load_checkpoint
 from gate.model.forward_signature import parameters
@@ -133,6 +135,17 @@ class MeasurementJob:
     units: int = MOST
     """Units at most, beside the lead (`gate.measure.work_units`)."""
 
+    def __post_init__(self) -> None:
+        # Samples that do not fit are reported by `bind`.
+        with contextlib.suppress(InputMismatch, DataError):
+            object.__setattr__(self, "samples", self._arranged())
+
+    def _arranged(self) -> SampleSet:
+        subject = self.candidate.subject
+        return arrange(
+            self.samples, subject.inputs, subject.outputs, parameters=parameters(self.model)
+        )
+
     @classmethod
     def from_files(
         cls, onnx: Path, *, model: nn.Module, data: EvaluationData, policy: Policy
@@ -163,16 +176,18 @@ class MeasurementJob:
 
         Raises InputMismatch and DataError for samples that don't fit.
         """
-        subject, count = self.candidate.subject, len(self.samples)
+        subject, samples = self.candidate.subject, self._arranged()
+        count = len(samples)
         if batch_size is None:
             alone = _CUT_FROM <= count <= self.batch_size
             batch_size = math.ceil(count / 2) if alone else self.batch_size
         binding = bind_inputs(
             subject.inputs,
-            self.samples.specs,
+            samples.specs,
             count=count,
             batch_size=batch_size,
             parameters=parameters(self.model),
+            layout=samples.layout,
         )
         return replace(binding, double=keeps_double(self.model, subject))
 
@@ -250,20 +265,22 @@ class EvaluationData:
         batch_size: int = 32,
         preprocessing: Path | None = None,
         decode_workers: int | None = 0,
+        batch_axes: Mapping[str, int | None] | None = None,
     ) -> EvaluationData:
         """Open samples from a file, a folder, a URL or a data set (`Samples.open`), and labels from
         an `.npy`; else those of the source, if it has any.
 
         `preprocessing`: the spec by which its pictures become inputs. `decode_workers`: processes
-        that read ahead; a script that asks for some needs `if __name__ == "__main__":`. Raises
-        DataError, StorageError, PolicyError.
+        that read ahead; a script that asks for some needs `if __name__ == "__main__":`.
+        `batch_axes`: as `SampleSet.with_batch_axes`. Raises DataError, StorageError, PolicyError.
         """
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
         samples = SampleSet.open(inputs, preprocessing=spec, decode_workers=decode_workers)
+        samples = samples.with_batch_axes(batch_axes or {})
         origin = SamplesOrigin.of(inputs, labels=labels, preprocessing=preprocessing)
         opened = cls(samples, batch_size=batch_size, spec=spec, origin=origin)
         if labels is not None:
-            correct_classes = open_labels(labels, samples=len(samples))
+            correct_classes = open_labels(labels, samples=samples.count)
             return replace(opened, labels=correct_classes, labels_sha256=Digest.of_file(labels))
         own = samples.labels()
         if own is None:

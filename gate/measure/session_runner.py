@@ -209,7 +209,7 @@ class SessionRunner:
                     f"output '{spec.name}' of the file is {type(output).__name__}, expected a "
                     "tensor of numbers. Export only tensors."
                 )
-        return list(outputs)
+        return list(outputs) if self._binding is None else self._binding.from_call(outputs)
 
     def proof(self) -> Proof:
         """What is known after the runs."""

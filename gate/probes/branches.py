@@ -160,7 +160,7 @@ class TracedReference:
 
     def __init__(self, stand: MeasurementContext, batch: Batch) -> None:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
-        self._names = stand.binding.arguments
+        self._binding = stand.binding
         self._state = stand.reference.state
         with _quiet() as caught:
             try:
@@ -201,7 +201,7 @@ class TracedReference:
             torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
         ):
             outputs = self._module(*self._tensors(batch))
-            return [output.detach().numpy().copy() for output in outputs]
+            return self._binding.from_call([output.detach().numpy().copy() for output in outputs])
 
     def _trace_or_say_why(self, batch: Batch) -> Any:
         try:
@@ -219,7 +219,8 @@ class TracedReference:
             )
 
     def _tensors(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        tensors = (torch.from_numpy(batch[name].copy()) for name in self._names)
+        given = self._binding.to_call(batch)
+        tensors = (torch.from_numpy(given[name].copy()) for name in self._binding.arguments)
         return tuple(t.float() if t.is_floating_point() else t for t in tensors)
 
 

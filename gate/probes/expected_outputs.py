@@ -103,6 +103,8 @@ class ExpectedOutputs:
             self._truth = self._checked(_honest(self._reference, stand.baseline(probe.batch)))
             if probe.finite and not _finite(self._reference):
                 self.inapplicable = "its answer is not finite either"
+            elif probe.beyond and not all(np.isfinite(r).all() for r in self._reference):
+                self.inapplicable = "its answer is not finite"
 
     def _checked(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:
         """The same where float64 may be another function on this probe alone; runs are made only

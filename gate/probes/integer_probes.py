@@ -111,6 +111,9 @@ _EDGE = 4
 """Values next to both ends of what is new that come first."""
 
 
+_BEYOND = ("below", "zero", "above", "far")
+"""Probes of one value outside the samples' range: a model may divide by zero there."""
+
 Values = NDArray[np.int64]
 
 
@@ -123,7 +126,8 @@ def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterat
             yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
         if array.dtype.kind in "iu":
             for title, changed in _of_input(_Column(stand, observed, name), read):
-                yield from _probes(observed, f"{title}_{name}", name, changed)
+                beyond = title in _BEYOND
+                yield from _probes(observed, f"{title}_{name}", name, changed, beyond=beyond)
 
 
 class _Column:
@@ -297,16 +301,18 @@ def _masked(observed: SampleProfile, name: str) -> OutputArray:
 
 
 def _probes(
-    observed: SampleProfile, title: str, name: str, changed: OutputArray
+    observed: SampleProfile, title: str, name: str, changed: OutputArray, *, beyond: bool = False
 ) -> Iterator[Probe]:
-    """The changed input beside samples as they are; in parts where the batch is fixed."""
-    size = observed.small if observed.fixed else len(changed)
+    """The changed input beside samples as they are; in parts where the batch is fixed, and where
+    a call takes one value of the input."""
+    alone = observed.fixed or name in observed.shared
+    size = observed.small if alone else len(changed)
     parts = min(_FEW, math.ceil(len(changed) / size))
     for part in range(parts):
         rows = np.take(changed, range(part * size, (part + 1) * size), axis=0, mode="wrap")
         suffix = f"_{part + 1}" if parts > 1 else ""
         build = partial(_beside, observed, name, rows)
-        yield Probe(f"{title}{suffix}", "value", size, build)
+        yield Probe(f"{title}{suffix}", "value", size, build, beyond=beyond)
 
 
 def _beside(observed: SampleProfile, name: str, rows: OutputArray) -> Batch:

@@ -42,6 +42,8 @@ class Probe:
     """True where the samples have scales of their own, so that each is judged in its own."""
     finite: bool = False
     """True where only a finite answer says that the model takes the input."""
+    beyond: bool = False
+    """True where an answer with NaN or infinity says that the model does not take the input."""
 
     @cached_property
     def batch(self) -> Batch:
@@ -66,6 +68,8 @@ class SampleProfile:
     """The smallest batch of the file: one, or the fixed batch axis."""
     fixed: bool
     seed: int
+    shared: frozenset[str] = frozenset()
+    """Inputs without a batch axis beside others: a call takes one value of them."""
 
     @classmethod
     def of(cls, stand: ProbeSource) -> SampleProfile:
@@ -83,6 +87,7 @@ class SampleProfile:
             small=binding.batch_size if binding.fixed else 1,
             fixed=binding.fixed,
             seed=stand.policy.determinism.seed,
+            shared=binding.shared,
         )
 
     def batch(self, size: int, *, start: int = 0) -> dict[str, OutputArray]:
@@ -103,9 +108,7 @@ class SampleProfile:
 
 def _finite(array: OutputArray) -> OutputArray:
     """The numbers among them; zero without any."""
-    if array.dtype.kind != "f":
-        return array
-    finite = array[np.isfinite(array)]
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
     return finite if finite.size else np.zeros(1, array.dtype)
 
 

@@ -122,7 +122,7 @@ class DynamicAxes:
         cls, stand: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
     ) -> DynamicAxes:
         """`inputs`: the file's."""
-        shapes = {spec.name: spec.shape for spec in inputs}
+        shapes = {spec.name: spec.shape for spec in stand.binding.canonical(inputs)}
         places: dict[str, list[tuple[str, int]]] = {}
         for file_name, name in stand.binding.pairs:
             batch_axis, *others = shapes[file_name]
@@ -149,9 +149,17 @@ class DynamicAxes:
                 usual = _usual(self.observed.rows[name])
                 if usual is not None:
                     batch[name][...] = usual
-                indices = np.arange(length) % batch[name].shape[axis]
-                batch[name] = np.ascontiguousarray(batch[name].take(indices, axis=axis))
+                batch[name] = _cut(batch[name], length, axis)
         return batch
+
+
+def _cut(array: OutputArray, length: int, axis: int) -> OutputArray:
+    """The array cut off or repeated along an axis; zeros where it is empty, as a cache is at
+    first."""
+    if array.shape[axis] == 0:
+        return np.zeros((*array.shape[:axis], length, *array.shape[axis + 1 :]), array.dtype)
+    indices = np.arange(length) % array.shape[axis]
+    return np.ascontiguousarray(array.take(indices, axis=axis))
 
 
 def _joined(

@@ -124,8 +124,11 @@ def value_probes(observed: SampleProfile) -> Iterator[Probe]:
                     yield Probe(f"{title}_{name}", "value", observed.small, build)
     if any(array.dtype.kind == "f" for array in observed.rows.values()):
         size = observed.small if observed.fixed else len(_FACTORS)
-        build = partial(_at_magnitudes, observed, size)
-        yield Probe("magnitudes", "value", size, build, apart=True)
+        for part in range(math.ceil(len(_FACTORS) / size)):
+            factors = np.resize(np.roll(_FACTORS, -part * size), size)
+            suffix = f"_{part + 1}" if part else ""
+            build = partial(_at_magnitudes, observed, factors)
+            yield Probe(f"magnitudes{suffix}", "value", size, build, apart=True)
     if observed.fixed and observed.small > 1:
         yield Probe("reversed", "value", observed.small, partial(_reversed, observed))
 
@@ -151,14 +154,15 @@ def _changed(observed: SampleProfile, title: str, names: tuple[str, ...]) -> Bat
     return batch
 
 
-def _at_magnitudes(observed: SampleProfile, size: int) -> Batch:
+def _at_magnitudes(observed: SampleProfile, scales: NDArray[np.float64]) -> Batch:
     """Samples from everywhere, each scaled by another factor; masks of floats stay as they are."""
+    size = len(scales)
     batch: dict[str, OutputArray] = {}
     masks = _masks(observed)
     for name, array in observed.spread.items():
         rows = array[np.arange(size) % len(array)]
         if array.dtype.kind == "f" and name not in masks:
-            factors = np.resize(_FACTORS, size).reshape(-1, *[1] * (rows.ndim - 1))
+            factors = scales.reshape(-1, *[1] * (rows.ndim - 1))
             with np.errstate(over="ignore"):  # `within` cuts it off
                 rows = within(rows.astype(np.float64) * factors, rows)
         batch[name] = np.ascontiguousarray(rows)
@@ -239,6 +243,8 @@ def _turned(array: OutputArray, _: ValueRange) -> OutputArray:
 
 def _bright(array: OutputArray, values: ValueRange) -> OutputArray:
     """One element of each sample ten times the largest magnitude."""
+    if not array.size:
+        return array
     peak = max(abs(float(values.low)), abs(float(values.high))) or 1.0
     changed = array.astype(np.float64).reshape(len(array), -1)
     changed[:, changed.shape[1] // 2] = 10.0 * peak

@@ -187,6 +187,22 @@ class Source(Record):
     """The source files that define the model. None: of before they were recorded."""
 
 
+class BatchAxes(Record):
+    """The batch axis of each input and output of a file. None: it has no batch axis.
+
+    Where no input has one, each sample is one call of the file.
+    """
+
+    inputs: dict[str, int | None]
+    """By name of the file's input, then by name of what only the model takes."""
+    outputs: dict[str, int | None]
+
+    @property
+    def one_call(self) -> bool:
+        """True if one sample is one call."""
+        return all(axis is None for axis in self.inputs.values())
+
+
 class Dataset(Record):
     """The samples that both sides computed on."""
 
@@ -195,6 +211,8 @@ class Dataset(Record):
     labelled: bool
     model_only: tuple[str, ...] = added_field(())
     """Inputs that the model takes and the file does not."""
+    batch_axes: BatchAxes | None = added_field(None)
+    """None: axis 0 of every input."""
     left_out: Count = added_field(0)
     """Of a part of a release: calls of the chain with inputs of other sizes than its first one, on
     which the part was judged in the chain alone."""

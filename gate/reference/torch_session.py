@@ -103,7 +103,7 @@ class TorchSession(Session):
         self._device = torch.device(device)
         self._dtype = dtype
         self._double = binding.double
-        self._names = binding.arguments
+        self._binding = binding
         self._call = call_of(model, binding)
         self._devices: set[str] = set()
         self.keys: tuple[str | None, ...] = ()
@@ -115,7 +115,8 @@ class TorchSession(Session):
 
         The outputs come in the model's order.
         """
-        tensors = [self._tensor(batch[name]) for name in self._names]
+        given = self._binding.to_call(batch)
+        tensors = [self._tensor(given[name]) for name in self._binding.arguments]
         with self.state.restored():
             found = leaves(self._call(self._model, tensors))
             outputs = [_to_numpy(leaf.tensor) for leaf in found]
@@ -123,7 +124,7 @@ class TorchSession(Session):
                 outputs = [output.copy() for output in outputs]
         self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
         self._devices |= {leaf.tensor.device.type for leaf in found}
-        return outputs
+        return self._binding.from_call(outputs)
 
     def proof(self) -> Proof:
         """The devices of the outputs, as providers; CPU first if any output was there."""
