@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,25 +24,6 @@ _UNNAMED = "?"
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the arrays of one batch become the inputs of one call, where axis 0 of some input is not
-    the batch."""
-
-    axes: BatchAxes
-    one_by_one: bool = False
-    """True if a call takes one sample: it has no batch axis, or an input without one differs from
-    sample to sample."""
-
-    def canonical(self, spec: TensorSpec) -> TensorSpec:
-        """An input of the file as it is inside the gate, with the samples on axis 0."""
-        axis = self.axes.inputs.get(spec.name, 0)
-        if axis is None:
-            return spec.model_copy(update={"shape": ("samples", *spec.shape)})
-        shape = list(spec.shape)
-        return spec.model_copy(update={"shape": (shape.pop(axis), *shape)})
-
-
-@dataclass(frozen=True)
 class InputBinding:
     """Input names of the file in its order, each with the name of its samples."""
 
@@ -55,7 +37,7 @@ class InputBinding:
     given: tuple[str, ...] = ()
     """Names of all samples, in their order, where the model takes more of them than the file:
     exporters drop an input that changes no output."""
-    layout: Layout | None = None
+    layout: BatchAxes | None = None
     """None: axis 0 of every input and output is the batch."""
 
     @property
@@ -81,7 +63,7 @@ class InputBinding:
         """
         if self.layout is None:
             return batch
-        axes = self.layout.axes
+        axes = self.layout
         count = len(next(iter(batch.values())))
         if axes.one_call and count != 1:
             raise InputMismatch(f"one call takes one sample, and {count} were given.")
@@ -96,7 +78,7 @@ class InputBinding:
         have a batch axis."""
         if self.layout is None:
             return list(outputs)
-        axes = self.layout.axes
+        axes = self.layout
         if axes.one_call:
             return [np.asarray(output)[None] for output in outputs]
         places = [*axes.outputs.values(), *[None] * len(outputs)]
@@ -110,9 +92,9 @@ class InputBinding:
     @property
     def shared(self) -> frozenset[str]:
         """Names of the samples of inputs without a batch axis, beside others that have one."""
-        if self.layout is None or self.layout.axes.one_call:
+        if self.layout is None or self.layout.one_call:
             return frozenset()
-        axes = self.layout.axes.inputs
+        axes = self.layout.inputs
         return frozenset(sample for name, sample in self.pairs if axes[name] is None)
 
     def canonical(self, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -133,7 +115,7 @@ def bind_inputs(
     count: int,
     batch_size: int,
     parameters: Collection[str] | None = None,
-    layout: Layout | None = None,
+    layout: BatchAxes | None = None,
 ) -> InputBinding:
     """Bind by name where the samples have all names of the file, by position where no name is
     shared.
@@ -151,6 +133,7 @@ def bind_inputs(
     if layout is not None:
         inputs = [layout.canonical(spec) for spec in inputs]
     pairs = _pairs(inputs, samples, parameters)
+    _check_shapes(pairs)
     for wanted, given in pairs:
         _check(wanted, given)
     fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
@@ -165,7 +148,7 @@ def bind_inputs(
             f"the file has a fixed batch axis of {size}, and {count} samples are no multiple of "
             "it. Give a multiple, or export with export.dynamic_batch: true."
         )
-    alone = layout is not None and layout.one_by_one
+    alone = layout is not None and layout.one_call
     return InputBinding(
         tuple((wanted.name, given.name) for wanted, given in pairs),
         1 if alone else size,
@@ -200,11 +183,12 @@ def arrange(
     first = all(spec.shape for spec in inputs) and _fits(pairs, shapes, _first_axes(inputs))
     if _are_calls(pairs, shapes):
         if any(axis is not None for axis in samples.stated.values()):
-            raise InputMismatch(_mixed(pairs, shapes, ruled))
+            raise InputMismatch(_mixed(pairs, shapes, ruled or _no_axes(inputs, outputs)))
         return _arranged(samples, (pairs, others), _no_axes(inputs, outputs), in_calls=True)
     if ruled is None:
         dynamic = all(isinstance(size, str) for spec in inputs for size in spec.shape[:1] or (0,))
-        if first or (dynamic and not tied):
+        called = not dynamic and _fits(pairs, shapes, _no_axes(inputs, outputs))
+        if (first and not called) or (dynamic and not tied):
             return samples
         if tied:
             raise InputMismatch(
@@ -248,10 +232,15 @@ def _arranged(
     now: Axes = {name: axes.inputs[spec.name] for spec, name in pairs} | of_model
     if in_rows or in_calls:
         now = dict.fromkeys(now, 0)
-    moved = samples.rearranged(now, Layout(axes, one_by_one=axes.one_call))
+    moved = samples.rearranged(now, axes)
     shared = [name for spec, name in pairs if axes.inputs[spec.name] is None]
-    if in_rows and not all(map(moved.is_same, shared)):
-        moved = samples.rearranged(now, Layout(axes, one_by_one=True))
+    differing = [name for name in shared if in_rows and not moved.is_same(name)]
+    if differing:
+        raise InputMismatch(
+            f"input '{differing[0]}' of the file has no batch axis, and the samples differ in it: "
+            "no batch takes them together. Give calls: one more axis in front of every array, and "
+            "a batch of one sample in each call."
+        )
     return moved
 
 
@@ -396,6 +385,7 @@ def _without(shape: Sequence[int | str], axis: int) -> tuple[int | str, ...]:
 
 
 def _agrees(wanted: Sequence[int | str], shape: Sequence[int | str]) -> bool:
+    """True if an array of this shape has the sizes that are wanted; a text is any size."""
     return len(wanted) == len(shape) and all(
         isinstance(size, str) or size == there for size, there in zip(wanted, shape, strict=True)
     )
@@ -411,28 +401,47 @@ def _one_size(given: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> boo
     )
 
 
-def _mixed(pairs: Pairs, shapes: Shapes, axes: BatchAxes | None) -> str:
-    return "\n".join(_readings(pairs, shapes, axes))
-
-
-def _readings(pairs: Pairs, shapes: Shapes, axes: BatchAxes | None) -> Iterator[str]:
+def _mixed(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> str:
     """What the samples are, and each way in which they could be given."""
-    names = [(spec, name, axes.inputs[spec.name] if axes else 0) for spec, name in pairs]
-    one_call = axes is None or axes.one_call
-    given = ", ".join(f"'{name}' {_shape(shapes[name])}" for _, name, _ in names)
-    yield f"the samples {given} do not fit the file's inputs, {_describe([s for s, _, _ in names])}."
-    batch = ", ".join(
-        f"'{name}' {_shape([*s.shape[:a], 'samples', *s.shape[a + 1 :]] if a is not None else s.shape)}"
-        for s, name, a in names
+    places = [(spec, name, axes.inputs[spec.name]) for spec, name in pairs]
+    batch = {spec.name: _batched(spec.shape, axis) for spec, _, axis in places}
+    calls = {spec.name: ("calls", *spec.shape) for spec, _, _ in places}
+    remedy = _remedy([(batch[spec.name], shapes[name], name) for spec, name, _ in places])
+    return (
+        f"the samples {_listed({name: shapes[name] for _, name, _ in places})} don't fit the file. "
+        f"Expected {'one call' if axes.one_call else 'one batch of all samples'}, "
+        f"{_listed(batch)}, or calls with one more axis in front, {_listed(calls)}. "
+        f"{remedy or 'If the batch is on other axes: --batch-axis NAME=AXIS, or NAME=none.'}"
     )
-    calls = ", ".join(f"'{name}' {_shape(['calls', *s.shape])}" for s, name, _ in names)
-    yield f"Expected {'one call' if one_call else 'a batch'}, {batch},"
-    yield f"or calls with one more axis in front, {calls}."
-    yield "If the batch is on other axes, state them: --batch-axis NAME=AXIS, or NAME=none."
 
 
-def _shape(shape: Sequence[int | str]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+def _batched(shape: Sequence[int | str], axis: int | None) -> tuple[int | str, ...]:
+    return tuple("samples" if at == axis else size for at, size in enumerate(shape))
+
+
+def _listed(shapes: Mapping[str, Sequence[int | str]]) -> str:
+    return ", ".join(f"'{name}' ({', '.join(map(str, s))})" for name, s in shapes.items())
+
+
+def _remedy(pairs: Sequence[tuple[Sequence[int | str], Sequence[int | str], str]]) -> str | None:
+    """The way out where arrays are transposed or two of them are swapped; None: it is not known.
+
+    `pairs`: shape that is wanted, shape that is given, name of the array.
+    """
+    wrong = [pair for pair in pairs if not _agrees(pair[0], pair[1])]
+    for wanted, given, name in wrong:
+        last = len(given) - 1
+        orders = ((0, last, *range(1, last)), (0, *range(2, last + 1), 1))
+        for order in orders if len(given) == len(wanted) > 2 else ():
+            if _agrees(wanted, [given[axis] for axis in order]):
+                return (
+                    f"The axes of '{name}' are in another order: transpose it with "
+                    f"x.transpose({', '.join(map(str, order))})."
+                )
+    for (one, first, a), (other, second, b) in itertools.combinations(pairs, 2):
+        if wrong and _agrees(one, second) and _agrees(other, first):
+            return f"The arrays '{a}' and '{b}' are swapped: exchange their names or their order."
+    return None
 
 
 def _pairs(
@@ -478,17 +487,21 @@ def _check_parameters(
         )
 
 
+def _check_shapes(pairs: Sequence[tuple[TensorSpec, TensorSpec]]) -> None:
+    sizes = [(_batched(w.shape, 0), _batched(g.shape, 0), g.name) for w, g in pairs]
+    for (wanted, given), (expected, shape, _) in zip(pairs, sizes, strict=True):
+        if not _agrees(expected, shape):
+            remedy = _remedy(sizes) or (
+                "Preprocess to the file's shape, samples on axis 0, or export again with an "
+                "example of the samples' shape."
+            )
+            raise InputMismatch(
+                f"input {_describe([wanted])} of the file doesn't fit the samples "
+                f"{_describe([given])}. {remedy}"
+            )
+
+
 def _check(wanted: TensorSpec, given: TensorSpec) -> None:
-    fits = len(wanted.shape) == len(given.shape) and all(
-        isinstance(size, str) or size == got
-        for size, got in zip(wanted.shape[1:], given.shape[1:], strict=True)
-    )
-    if not fits:
-        raise InputMismatch(
-            f"input {_describe([wanted])} of the file doesn't fit the samples "
-            f"{_describe([given])}. Preprocess to the file's shape, samples on axis 0, or export "
-            "again with an example of the samples' shape."
-        )
     if wanted.dtype != given.dtype:
         remedy = f"Save the samples as {wanted.dtype}."
         if (wanted.dtype, given.dtype) == ("float16", "float32"):

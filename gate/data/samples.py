@@ -18,9 +18,8 @@ from gate.storage.arrays import Batch, RowsArray
 from gate.storage.digest import Digest, canonical_json
 
 if TYPE_CHECKING:
-    from gate.data.input_binding import Layout
     from gate.preprocess.spec import PreprocessSpec
-    from gate.records.evidence import TensorSpec
+    from gate.records.evidence import BatchAxes, TensorSpec
 
 
 # They stream from where they lie in batches; nothing is ever held whole. `open_labels` and
@@ -44,7 +43,7 @@ class SampleSet:
         self._digests: dict[range, Digest] = {}
         self.stated: dict[str, int | None] = {}
         """Batch axes that the user stated, by name of an input or output of the file."""
-        self.layout: Layout | None = None
+        self.layout: BatchAxes | None = None
         """How the arrays of one batch become the inputs of one call; None: not known yet."""
 
     @classmethod
@@ -114,7 +113,7 @@ class SampleSet:
         stated.stated = dict(axes)
         return stated
 
-    def rearranged(self, axes: Mapping[str, int | None], layout: Layout) -> SampleSet:
+    def rearranged(self, axes: Mapping[str, int | None], layout: BatchAxes) -> SampleSet:
         """The same samples with the samples on axis 0 of every array.
 
         `axes`: where the samples are now, by name of the array; None: it belongs to all of them.

@@ -38,6 +38,7 @@ REMEDIES: dict[str, str] = {
     "device": "Run gate locate on this runtime to see the first layer that diverges; set "
     "determinism.tf32: false, and measure torch-cuda beside it.",
     "outputs": "Export again with export.output_names as the model returns them, in its order.",
+    "batch_axes": "If an axis is wrong, state it: --batch-axis NAME=AXIS, or NAME=none.",
     "inputs": "An exporter drops an input that changes no output; export again if this one should.",
     "repeats": "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: "
     "TRC013), and state that forward changes itself.",
@@ -244,6 +245,7 @@ _ROWS: dict[str, CheckSpec] = {
         "of the spread",
         "The policy's instruments.max_floor.",
     ),
+    "batch_axes": CheckSpec("Which axis of each input and output is the batch?"),
     "inputs": CheckSpec("Does the file take what the model takes?"),
     "role": CheckSpec("Can the output be what the policy says it is?"),
     "agreement": CheckSpec("Can agreement of answers be claimed of this output?"),

@@ -37,7 +37,7 @@ def latency_ratios(
             "nobody timed it beside PyTorch: a recording has no times, nor has evidence of before"
         )
     pairs = [(runtime.latency, evidence.reference_latency)]
-    if one.single is not None or not _has_fixed_batch(evidence):
+    if one.single is not None or not evidence.has_fixed_batch:
         pairs.append((_of_one(one.single), _of_one(other.single)))
     found: dict[int, float] = {}
     cold: str | None = None
@@ -66,12 +66,6 @@ def largest_ratio(ratios: Mapping[int, float]) -> float | None:
     """What `latency_ratio` bounds: NaN if one of them is; None: there is none."""
     worst = max(ratios.values(), default=None)
     return math.nan if any(map(math.isnan, ratios.values())) else worst
-
-
-def _has_fixed_batch(evidence: Evidence) -> bool:
-    """Then it can't take one sample; by the file, not by the word of who measured."""
-    sizes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
-    return any(isinstance(size, int) for size in sizes)
 
 
 def _ratio(latency: Latency, reference: Latency) -> float:

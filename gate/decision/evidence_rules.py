@@ -342,8 +342,12 @@ def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckRes
 
 
 def inputs(evidence: Evidence) -> Iterator[CheckResult]:
-    """That the file does not take all that the model takes, which is right of what changes no
-    output: numbers and probes decide."""
+    """The batch axes, and that the file does not take all that the model takes, which is right of
+    what changes no output: numbers and probes decide."""
+    if evidence.dataset.batch_axes is not None:
+        yield check_statement(
+            "batch_axes", problems=[], fine=f"Batch axes: {evidence.dataset.batch_axes.text}."
+        )
     if evidence.dataset.model_only:
         yield check_statement(
             "inputs",

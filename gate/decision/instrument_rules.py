@@ -140,8 +140,7 @@ def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
     instruments = policy.instruments
     if not any(probe.inapplicable is None for probe in runtime.probes):
         yield "no probe was computed"
-    first_axes = [spec.shape[0] for spec in evidence.subject.inputs if spec.shape]
-    if not any(isinstance(axis, int) for axis in first_axes):
+    if not evidence.has_fixed_batch:
         sizes = {probe.batch_size for probe in runtime.probes if probe.kind == "batch"}
         batch_sizes = instruments.probe_batch_sizes
         drawn, _ = drawn_batch_sizes(evidence.subject.sha256, batch_sizes)

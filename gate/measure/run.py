@@ -573,7 +573,7 @@ def measure(
                 samples=len(sample_pass.samples),
                 labelled=case.labels is not None,
                 model_only=sample_pass.binding.model_only,
-                batch_axes=layout.axes if (layout := sample_pass.binding.layout) else None,
+                batch_axes=sample_pass.binding.layout,
             ),
             reference_latency=sample_pass.reference.meter.latency(),
             reference_cost=sample_pass.reference.meter.cost(),

@@ -180,7 +180,7 @@ def _usual(array: OutputArray) -> int | None:
 
     The first place of all samples is there, or the last one where padding comes first.
     """
-    if not np.isin(array, (0, 1)).all():
+    if not array.size or not np.isin(array, (0, 1)).all():
         return None
     for place in (array[..., 0], array[..., -1]) if array.ndim > 1 else ():
         if (place == place.flat[0]).all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -202,6 +202,31 @@ class BatchAxes(Record):
         """True if one sample is one call."""
         return all(axis is None for axis in self.inputs.values())
 
+    @property
+    def text(self) -> str:
+        """In one line."""
+        if self.one_call:
+            return "one call is one sample"
+        axes = {**self.inputs, **self.outputs}
+        return ", ".join(f"{n} {'none' if axis is None else axis}" for n, axis in axes.items())
+
+    def canonical(self, spec: TensorSpec) -> TensorSpec:
+        """An input of the file with the samples on axis 0, as the gate has it."""
+        axis = self.inputs[spec.name]
+        shape = list(spec.shape)
+        first = "samples" if axis is None else shape.pop(axis)
+        return spec.model_copy(update={"shape": (first, *shape)})
+
+
+def batch_sizes(specs: Iterable[TensorSpec], axes: BatchAxes | None) -> dict[str, int | str | None]:
+    """What a file says of the batch axis of its inputs or outputs, by name. None: there is no such
+    axis."""
+    if axes is None:
+        return {spec.name: spec.shape[0] if spec.shape else None for spec in specs}
+    places = {**axes.outputs, **axes.inputs}
+    found = ((spec, places.get(spec.name)) for spec in specs)
+    return {spec.name: None if axis is None else spec.shape[axis] for spec, axis in found}
+
 
 class Dataset(Record):
     """The samples that both sides computed on."""
@@ -318,6 +343,13 @@ class Evidence(Record):
     record is about the chain, from its first input to its last output."""
     measured_at: str
     """UTC, ISO 8601."""
+
+    @property
+    def has_fixed_batch(self) -> bool:
+        """True if the file takes batches of one size only, by its own inputs."""
+        axes = self.dataset.batch_axes
+        sizes = batch_sizes(self.subject.inputs, axes).values()
+        return any(isinstance(size, int) for size in sizes) or bool(axes and axes.one_call)
 
     def runtime(self, name: RuntimeName) -> RuntimeEvidence | None:
         """The evidence of one runtime, or None."""

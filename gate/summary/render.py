@@ -115,9 +115,9 @@ def validity_sentences(decision: Decision) -> Iterator[str]:
 
 
 def input_sentences(decision: Decision) -> Iterator[str]:
-    """What the model takes and the file does not."""
+    """The batch axes, and what the model takes and the file does not."""
     for check in decision.checks:
-        if check.name == "inputs":
+        if check.name in ("inputs", "batch_axes"):
             yield make_printable(check.explanation)
 
 

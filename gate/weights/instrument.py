@@ -19,7 +19,7 @@ from gate.measure.runtime_measurement import Track
 from gate.onnx_file.reading import DOMAIN, is_of_runtime
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
-from gate.records.evidence import Subject, TensorSpec
+from gate.records.evidence import BatchAxes, Subject, batch_sizes
 from gate.records.instruments import GraphFinding, GraphReport
 from gate.storage.digest import Digest
 from gate.weights.findings import (
@@ -38,22 +38,29 @@ from gate.weights.value_graph import STANDARD, ValueGraph, condense
 _OLDEST = 13
 
 
-def fixed_batch(subject: Subject, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Inputs with a fixed first axis, and outputs of which the model returns one row a sample.
+def fixed_batch(
+    subject: Subject, witness: ReferenceObserver, axes: BatchAxes | None = None
+) -> Iterator[GraphFinding]:
+    """Inputs with a fixed batch axis, and outputs of which the model returns one row a sample.
 
-    A batch size that is baked in deeper, such as in a reshape, is left to the probes.
+    `axes`: None is the first axis of all. A batch size that is baked in deeper, such as in a reshape, is left to the probes.
     """
-    fixed = [spec for spec in subject.inputs if _rows(spec) is not None]
-    for spec in fixed:
-        detail = f"the input takes {_rows(spec)} samples, no more and no less"
-        yield GraphFinding(code="fixed_batch", place=spec.name, detail=detail)
-    declared = [_rows(spec) for spec in subject.outputs]
-    if all(rows is None for rows in declared):
+    fixed = {
+        name: rows
+        for name, rows in batch_sizes(subject.inputs, axes).items()
+        if isinstance(rows, int)
+    }
+    for name, rows in fixed.items():
+        detail = f"the input takes {rows} samples, no more and no less"
+        yield GraphFinding(code="fixed_batch", place=name, detail=detail)
+    sizes = batch_sizes(subject.outputs, axes)
+    declared = [size if isinstance(size := sizes[o.name], int) else None for o in subject.outputs]
+    if all(size is None for size in declared):
         return
-    for spec, rows, returned in zip(subject.outputs, declared, witness.rows, strict=False):
+    for spec, size, returned in zip(subject.outputs, declared, witness.rows, strict=False):
         # For as many samples as rows nobody can tell whether the axis follows the batch.
-        if rows is not None and returned == witness.samples and (fixed or rows != returned):
-            detail = f"the output has {rows} rows, the model returns one for each sample"
+        if size is not None and returned == witness.samples and (fixed or size != returned):
+            detail = f"the output has {size} rows, the model returns one for each sample"
             yield GraphFinding(code="fixed_batch", place=spec.name, detail=detail)
 
 
@@ -125,12 +132,6 @@ def _unused(place: str, what: str) -> GraphFinding:
     return GraphFinding(code="unused_output", place=place, detail=detail)
 
 
-def _rows(spec: TensorSpec) -> int | None:
-    """The fixed size of the first axis, None if it is dynamic or there is none."""
-    first = spec.shape[0] if spec.shape else None
-    return first if isinstance(first, int) else None
-
-
 _LISTED = 50
 """Findings of one kind that are kept; the last of them says how many more there are."""
 
@@ -156,7 +157,8 @@ class WeightInstrument:
         context = self._context
         try:
             observer = ReferenceObserver(context.model, context.reference.run, context.example)
-            self._report = read_graph(context.tested_file, observer)
+            axes = context.binding.layout
+            self._report = read_graph(context.tested_file, observer, axes=axes)
         except Exception as error:
             self._unread = describe_failure(error)
 
@@ -165,10 +167,12 @@ class WeightInstrument:
         return {"graph": self._report, "graph_unread": self._unread}
 
 
-def read_graph(candidate: TestedFile, witness: ReferenceObserver) -> GraphReport:
+def read_graph(
+    candidate: TestedFile, witness: ReferenceObserver, *, axes: BatchAxes | None = None
+) -> GraphReport:
     """The graph of the candidate, its subgraphs and functions included, against the reference.
 
-    Weights are read one at a time. Raises DigestMismatch, StorageError, OnnxFileError, and what
+    `axes`: of the batch; None is the first axis of all. Weights are read one at a time. Raises DigestMismatch, StorageError, OnnxFileError, and what
     onnx raises for a file that is no model.
     """
     subject, folder = candidate.subject, candidate.path.parent
@@ -186,7 +190,7 @@ def read_graph(candidate: TestedFile, witness: ReferenceObserver) -> GraphReport
     about_weights, weights = constants.compare(graph, ledger)
     found = chain(
         training_mode(graph, witness),
-        fixed_batch(subject, witness),
+        fixed_batch(subject, witness, axes),
         zero_initializer(graph, ledger, witness),
         nonfinite_initializer(graph, ledger, witness),
         about_weights,
