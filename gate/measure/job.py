@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.data.array_files import open_labels
-from gate.data.input_binding import InputBinding, arrange, bind_inputs
+from gate.data.batch_axes import arrange
+from gate.data.input_binding import InputBinding, bind_inputs
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import DataError, InputMismatch

@@ -43,7 +43,8 @@ def fixed_batch(
 ) -> Iterator[GraphFinding]:
     """Inputs with a fixed batch axis, and outputs of which the model returns one row a sample.
 
-    `axes`: None is the first axis of all. A batch size that is baked in deeper, such as in a reshape, is left to the probes.
+    A batch size that is baked in deeper, such as in a reshape, is left to the probes. `axes`: of
+    the batch; None is the first axis of all.
     """
     fixed = {
         name: rows
@@ -172,8 +173,8 @@ def read_graph(
 ) -> GraphReport:
     """The graph of the candidate, its subgraphs and functions included, against the reference.
 
-    `axes`: of the batch; None is the first axis of all. Weights are read one at a time. Raises DigestMismatch, StorageError, OnnxFileError, and what
-    onnx raises for a file that is no model.
+    Weights are read one at a time. `axes`: of the batch; None is the first axis of all. Raises
+    DigestMismatch, StorageError, OnnxFileError, and what onnx raises for a file that is no model.
     """
     subject, folder = candidate.subject, candidate.path.parent
     model = _parsed(candidate)
