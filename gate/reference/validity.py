@@ -55,7 +55,10 @@ class GroupedSquares:
     def between(cls, one: OutputArray, other: OutputArray, *, samples: int) -> GroupedSquares:
         """Return those of the difference of two arrays of equal shape, one batch."""
         parts = [
-            grouped(difference(one[rows], other[rows]), batched=rows != slice(None))
+            grouped(
+                difference(np.atleast_1d(one)[rows], np.atleast_1d(other)[rows]),
+                batched=rows != slice(None),
+            )
             for rows in _rows(one, samples)
         ]
         return functools.reduce(cls.joined, parts)
@@ -88,7 +91,11 @@ class OutputErrors:
     def between(cls, reference: OutputArray, truth: OutputArray, *, samples: int) -> OutputErrors:
         """Return the errors of one batch of outputs of equal shape."""
         parts = [
-            cls._of_rows(reference[rows], truth[rows], batched=rows != slice(None))
+            cls._of_rows(
+                np.atleast_1d(reference)[rows],
+                np.atleast_1d(truth)[rows],
+                batched=rows != slice(None),
+            )
             for rows in _rows(reference, samples)
         ]
         return functools.reduce(cls.joined, parts)
