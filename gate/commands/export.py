@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import click
 
-from gate.commands.click_types import NEW_FILE, SAMPLES, SETTINGS_FILE, SPEC_FILE, Factory
+from gate.commands.click_types import (
+    NEW_FILE,
+    SAMPLES,
+    SETTINGS_FILE,
+    SPEC_FILE,
+    Factory,
+    NamedAxis,
+)
 from gate.commands.options import CHECKPOINT, FACTORY, MODEL, STRATEGIES, WEIGHTS
 from gate.commands.progress import loading, progress_bar, spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
@@ -45,6 +52,7 @@ class SettingOptions(TypedDict):
     strategy: str | None
     opset: int | str | None
     dynamic: tuple[str, ...]
+    batch_axes: tuple[tuple[str, int | None], ...]
     output_names: str | None
     settings: Path | None
     lint: bool
@@ -83,6 +91,11 @@ _OPTIONS = (
         "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
         help="An axis of an input or output that may have any size, beside the batch. Those of "
         "outputs follow; one that is named has to move with another size. Repeatable.",
+    ),
+    click.option(
+        "--batch-axis", "batch_axes", type=NamedAxis(), multiple=True, metavar="NAME=AXIS|none",
+        help="The batch axis of an input, or none if it has no batch axis. Default: axis 0, and "
+        "none of a scalar. Repeatable.",
     ),
     click.option(
         "--output-names", metavar="A,B",
@@ -164,6 +177,8 @@ def _changes(given: SettingOptions, base: ExportSettings) -> Iterator[tuple[str,
             name, axis, label = _axis(text)
             axes.setdefault(name, {})[axis] = label
         yield "dynamic_axes", axes
+    if given["batch_axes"]:
+        yield "batch_axes", {**base.batch_axes, **dict(given["batch_axes"])}
     if given["custom_opset"]:
         yield "custom_opsets", {**base.custom_opsets, **dict(map(_opset, given["custom_opset"]))}
     if classes := given["export_modules_as_functions"]:
@@ -291,7 +306,11 @@ def _export(question: _Question) -> CommandResult:
     if path is not None:
         model = module_of(model, path, part=path)
     samples = SampleSet.open(question["example_input"])
-    example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
+    named = any("batch" in labels.values() for labels in settings.dynamic_axes.values())
+    if samples.count and not settings.batch_axes and not named:
+        example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
+    else:  # in the layout of the model
+        example = samples.whole()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
         with staged(

@@ -176,6 +176,13 @@ class SampleSet:
             start += len(block.arrays[self.names[0]])
             yield block.arrays
 
+    def whole(self) -> dict[str, RowsArray]:
+        """All arrays as they are, in memory, whatever the batch axis of each is."""
+        axes: dict[str, int | None] = dict.fromkeys(self.names)
+        return {
+            name: array[0] for name, array in self._rows.rearranged(axes).read([0]).arrays.items()
+        }
+
     def take(self, places: Sequence[int]) -> SampleSet:
         """The samples at these places, in memory."""
         return self.like(self.at(places))

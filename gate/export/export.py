@@ -334,7 +334,7 @@ def staged(
     Yields the export with the path of the finished file in a folder of its own. It takes its place
     when the `with` block ends well; else an older `output` stays.
     """
-    bound = Example.bind(example, settings.input_names)
+    bound = Example.bind(example, settings.input_names, settings)
     copied = export_copy(model)
     TorchScriptSettings(settings).check(copied)
     with files.replacing(output) as temporary, files.scratch(output) as room:
@@ -453,7 +453,7 @@ def self_check(
     copied = export_copy(model)
     named = settings.model_copy(update={"input_names": names, "output_names": outputs})
     with neutral(copied):
-        bound = Example.bind(example, names)
+        bound = Example.bind(example, names, settings)
         request = ExportRequest.of(copied, bound, named, original=model)
         batches = {"export_batch": request.batch}
         batches |= {f"other_{label}": other for label, other in request.other_sizes.items()}

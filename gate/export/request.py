@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,15 +26,23 @@ from gate.records.export import ExportSettings
 
 @dataclass(frozen=True)
 class Example:
-    """Arrays by input name, in the order of the file's inputs; axis 0 of each is the sample."""
+    """Arrays by input name, in the order of the file's inputs."""
 
     arrays: dict[str, NDArray[Any]]
+    axes: Mapping[str, int | None] = field(default_factory=dict)
+    """The batch axis of each; None: it has none. Axis 0 of those that are not named."""
 
     @classmethod
-    def bind(cls, arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -> Example:
+    def bind(
+        cls,
+        arrays: Mapping[str, NDArray[Any]],
+        names: tuple[str, ...] | None,
+        settings: ExportSettings | None = None,
+    ) -> Example:
         """Give `arrays` the names of the inputs: by name where all are the same, else by position.
 
-        Without `names` the arrays keep their own. Raises ExportError for another number of arrays,
+        Without `names` the arrays keep their own. `settings`: say which axis is the batch where
+        it is not axis 0 of all. Raises ExportError for another number of arrays,
         no samples, unequal numbers of samples, dtypes that are not numbers, and values that are
         not finite.
         """
@@ -48,27 +56,37 @@ class Example:
         ordered = arrays if set(arrays) == set(names) else dict(zip(names, arrays.values()))  # noqa: B905
         bound = {name: np.asarray(ordered[name]) for name in names}
         for name, array in bound.items():
-            _check(name, array)
-        lengths = {name: len(array) for name, array in bound.items()}
-        if len(set(lengths.values())) > 1:
+            _check(name, array, alone=len(bound) == 1)
+        axes = _batch_axes(bound, settings or ExportSettings())
+        lengths = {
+            name: array.shape[axis]
+            for name, array in bound.items()
+            if (axis := axes[name]) is not None
+        }
+        if len(set(lengths.values())) > 1 or 0 in lengths.values():
             raise ExportError(
-                f"the example's arrays have unequal numbers of samples: {lengths}. "
-                "Axis 0 of every input must be the sample."
+                f"the example's arrays have unequal numbers of samples: {lengths}. If the batch "
+                "is not axis 0 of every input, state it: --batch-axis NAME=AXIS, or NAME=none."
             )
-        return cls(bound)
+        return cls(bound, axes)
+
+    @property
+    def batched(self) -> dict[str, int]:
+        """The batch axis of each input that has one."""
+        axes = {name: self.axes.get(name, 0) for name in self.arrays}
+        return {name: axis for name, axis in axes.items() if axis is not None}
 
     def batch(self, size: int) -> Example:
         """Exactly `size` samples: the first ones, repeated where there are too few."""
-        return self.resized({name: {0: size} for name in self.arrays})
+        return self.resized({name: {axis: size} for name, axis in self.batched.items()})
 
     def resized(self, sizes: Mapping[str, Mapping[int, int]]) -> Example:
         """The same with other sizes of some axes, by input: cut off, or repeated from the start."""
         arrays = dict(self.arrays)
         for name, axes in sizes.items():
             for axis, size in axes.items():
-                places = np.arange(size) % arrays[name].shape[axis]
-                arrays[name] = np.take(arrays[name], places, axis=axis)
-        return Example({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+                arrays[name] = _resized(arrays[name], axis, size)
+        return Example({name: np.array(a, order="C") for name, a in arrays.items()}, self.axes)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The arrays as CPU tensors that own their memory."""
@@ -81,12 +99,51 @@ class Example:
         )
 
 
-def _check(name: str, array: NDArray[Any]) -> None:
+def _resized(array: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
+    """Cut off or repeated from the start; zeros where it is empty, as a cache is at first."""
+    if array.shape[axis] == 0:
+        return np.zeros((*array.shape[:axis], size, *array.shape[axis + 1 :]), array.dtype)
+    taken: NDArray[Any] = array.take(np.arange(size) % array.shape[axis], axis=axis)
+    return taken
+
+
+def _batch_axes(
+    arrays: Mapping[str, NDArray[Any]], settings: ExportSettings
+) -> dict[str, int | None]:
+    """The batch axis of each input: as stated, as the axis that is called batch, or axis 0."""
+    stated: dict[str, int | None] = {
+        name: axis
+        for name, labels in settings.dynamic_axes.items()
+        for axis, label in labels.items()
+        if label == BATCH and name in arrays
+    }
+    stated |= settings.batch_axes
+    for name, axis in stated.items():
+        if name not in arrays or (axis is not None and axis >= arrays[name].ndim):
+            shapes = {key: list(array.shape) for key, array in arrays.items()}
+            raise ExportError(
+                f"export.batch_axes names axis {axis} of {name}, and the example has {shapes}. "
+                "Name an input and one of its axes, counted from 0."
+            )
+    counts = {arrays[name].shape[axis] for name, axis in stated.items() if axis is not None}
+    free = [name for name in arrays if name not in stated]
+    even = len({arrays[name].shape[:1] for name in free}) == 1
+    first = {settings.dynamic_axes.get(name, {}).get(0, BATCH) for name in free}
+    one_call = not counts and not even and first != {BATCH}  # such as x:0=nodes of a graph
+    found: dict[str, int | None] = {}
+    for name in free:
+        shape = arrays[name].shape
+        batched = bool(shape) and not one_call and (not counts or shape[0] in counts)
+        found[name] = 0 if batched else None
+    return {name: {**found, **stated}[name] for name in arrays}
+
+
+def _check(name: str, array: NDArray[Any], *, alone: bool) -> None:
     if array.dtype.kind not in "fiub":
         raise ExportError(
             f"the example input {name} has dtype {array.dtype}, expected numbers or bool."
         )
-    if array.ndim == 0 or array.size == 0:
+    if alone and (array.ndim == 0 or array.size == 0):
         raise ExportError(
             f"the example input {name} has shape {list(array.shape)}, expected at least one "
             "sample along axis 0."
@@ -118,7 +175,8 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
         )
     axes: Axes = {}
     for name, array in example.arrays.items():
-        labels = {0: BATCH} if settings.dynamic_batch else {}
+        batched = settings.dynamic_batch and name in example.batched
+        labels = {example.batched[name]: BATCH} if batched else {}
         labels |= dict(sorted(settings.dynamic_axes.get(name, {}).items()))
         if labels and max(labels) >= array.ndim:
             raise ExportError(
@@ -154,15 +212,16 @@ def others(batch: Example, places: list[tuple[str, int]], *, samples: Example) -
     """
     name, axis = places[0]
     size = batch.arrays[name].shape[axis]
-    tries = [size + 1 + size % 2] if axis == 0 else [size + 3, size + 32, 2 * size, size // 2]
-    of_samples = {input_name for input_name, input_axis in places if input_axis == 0}
+    of_batch = batch.batched.get(name) == axis
+    tries = [size + 1 + size % 2] if of_batch else [size + 3, size + 32, 2 * size, size // 2]
+    of_samples = {n for n, input_axis in places if batch.batched.get(n) == input_axis}
     source = {n: (samples if n in of_samples else batch).arrays[n] for n in batch.arrays}
     for other in dict.fromkeys(tries):
         if other not in (0, size):
             sizes: dict[str, dict[int, int]] = {}
             for input_name, input_axis in places:
                 sizes.setdefault(input_name, {})[input_axis] = other
-            yield Example(source).resized(sizes)
+            yield Example(source, batch.axes).resized(sizes)
 
 
 def axes_text(axes: Mapping[str, Mapping[int, str]]) -> str:
@@ -303,7 +362,7 @@ def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str
 
 def _wanted(spec: TensorSpec, axis: int, axes: Axes, settings: ExportSettings) -> bool:
     declared = settings.dynamic_axes.get(spec.name)
-    of_batch = axis == 0 and settings.dynamic_batch
+    of_batch = settings.dynamic_batch and axes.get(spec.name, {}).get(axis) == BATCH
     if declared is None or of_batch:
         return axis in axes.get(spec.name, {})
     return axis in declared
@@ -363,7 +422,7 @@ class ExportRequest:
         call = ForwardSignature(model, tuple(example.arrays))
         if settings.input_names is None:
             names = call.sorted(tuple(example.arrays))
-            example = Example({name: example.arrays[name] for name in names})
+            example = Example({name: example.arrays[name] for name in names}, example.axes)
             call = ForwardSignature(model, tuple(example.arrays))
         batch = example.batch(settings.batch_size)
         state = ModelState(model, original)
@@ -396,7 +455,7 @@ class ExportRequest:
             axes=inputs | moving,
             other_sizes={label: other for label, (other, _) in sizes.items()},
             plain=call.plain and is_plain(returned),
-            hazards=_batchless(shapes, moving, settings),
+            hazards=_batchless(shapes, moving, settings) if batch.batched else (),
             declared=declared,
             state=state,
         )
@@ -526,7 +585,7 @@ def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Ou
             for name, array in batch.arrays.items()
         }
         with contextlib.suppress(ExportError):
-            other = Example(arrays)
+            other = Example(arrays, batch.axes)
             yield OutputShapes(other, _shapes(names, _leaves(run(other))))
 
 
@@ -542,5 +601,5 @@ def _batchless(shapes: Shapes, axes: Axes, settings: ExportSettings) -> tuple[st
         f"output {name} has the shape {list(shape)} for {settings.batch_size} samples: "
         "its first axis is not the batch"
         for name, shape in shapes.items()
-        if 0 not in axes.get(name, {})
+        if 0 not in axes.get(name, {}) and BATCH not in axes.get(name, {}).values()
     )

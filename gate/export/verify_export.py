@@ -71,7 +71,8 @@ def difference(
 def sizes(example: Example) -> str:
     """`5 samples`, or all shapes where more than the number of samples tells them apart."""
     shapes = {name: list(array.shape) for name, array in example.arrays.items()}
-    count = len(next(iter(example.arrays.values())))
+    counts = [example.arrays[name].shape[axis] for name, axis in example.batched.items()]
+    count = next(iter(counts), 1)
     shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     return f"{count} sample{'' if count == 1 else 's'} ({shown})"
 
@@ -172,8 +173,12 @@ class NumericalCheck:
         yield "as given", batch
         for label, other in self._request.other_sizes.items():
             yield f"of another {label}", other
-        size = len(next(iter(batch.arrays.values())))
-        last = Example({name: array[-size:] for name, array in samples.arrays.items()})
+        arrays = dict(samples.arrays)
+        for name, axis in batch.batched.items():
+            count = arrays[name].shape[axis]
+            places = range(max(0, count - batch.arrays[name].shape[axis]), count)
+            arrays[name] = arrays[name].take(places, axis=axis)
+        last = Example(arrays, batch.axes)
         if all(last.arrays[name].shape == array.shape for name, array in batch.arrays.items()):
             yield "of the last samples", last
 
@@ -183,7 +188,7 @@ class NumericalCheck:
             made = {n: change(a).astype(a.dtype) if a.dtype.kind in kinds else a
                     for n, a in arrays.items()}  # fmt: skip
             if any(not np.array_equal(made[name], arrays[name]) for name in arrays):
-                yield title, Example(made)
+                yield title, Example(made, self._request.batch.axes)
 
     def _compare(
         self, file: File, title: str, batch: Example, *, exact_integers: bool

@@ -135,6 +135,8 @@ class ExportSettings(Record):
     dynamic_axes: dict[TensorName, Labels] = Field(default={})
     """Further axes of inputs that may have any size, with a name: {input: {2: height}}. Those of
     outputs follow from them; one that is named here must move."""
+    batch_axes: dict[TensorName, Annotated[int, Field(ge=0)] | None] = Field(default={})
+    """The batch axis of inputs where it is not axis 0; None: the input has no batch axis."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
     """Batch of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
     squeezed and broadcast in silence, so a trace with one sample bakes in more easily."""

@@ -7,8 +7,10 @@ import pytest
 from gate.api import EvaluationResult, check
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
+from gate.export.export import export_model
 from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
+from gate.records.export import ExportSettings
 
 from .layouts import CASES, Arrays, Case
 
@@ -50,3 +52,29 @@ def test_calls(tmp_path, name, right):
     assert result.decision.verdict is verdict, result.decision.problems
     assert result.evidence.dataset.samples == 12
     assert result.evidence.dataset.batch_axes.one_call
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("right", [True, False])
+def test_exported_file_is_judged(tmp_path, name, right):
+    case, onnx = CASES[name], tmp_path / "model.onnx"
+    inputs = {key: case.axes.get(key, 0) for key in case.own}
+    settings = ExportSettings(
+        opset="auto",
+        strategy="direct",
+        lint="off",
+        batch_axes=inputs,
+        dynamic_axes={
+            key: others
+            for key in case.own
+            if (others := {a: n for a, n in case.dynamic.get(key, {}).items() if a != inputs[key]})
+        },
+    )
+    export_model(case.model(right=right), case.example(), settings=settings, output=onnx)
+    result = judged(case, onnx, case.as_calls() if case.samples == 1 else case.own)
+    verdict = Verdict.PASS if right else Verdict.FAIL
+    assert result.decision.verdict is verdict, result.decision.problems
+    axes = result.evidence.dataset.batch_axes
+    assert ({key: axes.inputs[key] for key in case.own} if axes else {}) == (
+        inputs if case.axes else {}
+    )
