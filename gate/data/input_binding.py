@@ -43,6 +43,10 @@ class InputBinding:
         """Names of the samples of what only the model takes."""
         return _others(self.given, {sample for _, sample in self.pairs})
 
+    def rows_by_input(self, batch: Batch) -> dict[str, OutputArray]:
+        """A batch of the samples, with the samples on axis 0, by the names of the file's inputs."""
+        return {name: batch[sample] for name, sample in self.pairs}
+
     def by_input(self, batch: Batch) -> dict[str, OutputArray]:
         """The call of the file for a batch of the samples, by the names of the file's inputs."""
         call = self.to_call(batch)
@@ -81,6 +85,15 @@ class InputBinding:
             else output
             for output, axis in zip(outputs, places, strict=False)
         ]
+
+    def to_outputs(self, outputs: Sequence[RuntimeArray]) -> list[RuntimeArray]:
+        """Outputs that `from_call` returned, as the call itself returned them."""
+        if self.layout is None:
+            return list(outputs)
+        if self.layout.one_call:
+            return [_placed(output, None) for output in outputs]
+        places = self.layout.outputs.values()
+        return [_placed(out, axis or 0) for out, axis in zip(outputs, places, strict=True)]
 
     @property
     def shared(self) -> frozenset[str]:

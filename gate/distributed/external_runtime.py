@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
 from gate.data.array_files import SINGLE_NAME, open_array
+from gate.data.batch_axes import arrange
 from gate.data.input_binding import InputBinding, bind_inputs
 from gate.data.samples import SampleSet
 from gate.errors import DataError, DigestMismatch, EvidenceError, StorageError, first_line
@@ -26,7 +27,7 @@ from gate.policy.policy import Policy
 from gate.probes.instrument import ProbeInstrument, basic_probes
 from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes
-from gate.records.evidence import Subject
+from gate.records.evidence import BatchAxes, Subject
 from gate.reference.environment import deterministic
 from gate.runtimes.recording_format import (
     MANIFEST,
@@ -43,7 +44,7 @@ from gate.storage import files
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_inside, wrong_name
-from gate.storage.record import Record, Sha256
+from gate.storage.record import Record, Sha256, added_field
 from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json, read_untrusted
 from gate.storage.yaml_section import first_problem
 
@@ -89,6 +90,9 @@ class SamplesHeader(Record):
     outputs: tuple[str, ...]
     """Names of the file's outputs, in the order in which they come back."""
     parts: Annotated[tuple[SentPart, ...], Field(min_length=1)]
+    batch_axes: BatchAxes | None = added_field(None)
+    """Where the file takes the samples on other axes than 0, or one sample a call. In the files,
+    and in the outputs that come back, they are on axis 0 all the same."""
 
 
 class ReturnedArray(Record):
@@ -204,11 +208,16 @@ class Packing:
                 part.inputs_sha256.verify(digest_of(rows), what=f"inputs of {part.name}")
             return _rows_of(self.inputs, header.parts[0]), list(header.parts)
         samples = SampleSet.open(self.inputs).allow_nan()
+        samples = arrange(samples, self.subject.inputs, self.subject.outputs)
         binding = bind_inputs(
-            self.subject.inputs, samples.specs, count=len(samples), batch_size=_ROWS
+            self.subject.inputs,
+            samples.specs,
+            count=len(samples),
+            batch_size=_ROWS,
+            layout=samples.layout,
         )
         rows = np.concatenate(
-            [row_digests(binding.by_input(batch)) for batch in samples.batches(_ROWS)]
+            [row_digests(binding.rows_by_input(batch)) for batch in samples.batches(_ROWS)]
         )
         part = SentPart(
             name=SAMPLES, size=len(rows), batch=None, inputs_sha256=digest_of(rows), inputs=()
@@ -400,13 +409,13 @@ class Sending:
         binding, total = stand.binding, len(stand.samples)
         whole = _Writer(room, SAMPLES, SAMPLES)
         for batch in stand.samples.batches(_ROWS):
-            whole.add(binding.by_input(batch))
+            whole.add(binding.rows_by_input(batch))
             if progress is not None:
                 progress(whole.size, total)
         parts = [whole.part(binding.batch_size if binding.fixed else None)]
         sent = set()
         for probe in self._probes(stand):
-            fed = binding.by_input(probe.batch)
+            fed = binding.rows_by_input(probe.batch)
             digest = digest_of(row_digests(fed))
             if digest in sent:
                 continue
@@ -419,6 +428,7 @@ class Sending:
             model_sha256=subject.sha256,
             outputs=tuple(spec.name for spec in subject.outputs),
             parts=tuple(parts),
+            batch_axes=binding.layout,
         )
 
     def _stand(self) -> MeasurementContext | _Material:
@@ -426,8 +436,13 @@ class Sending:
         if self.model is None:
             gaps = self.policy.nonfinite == "same_places"
             samples = self.samples.allow_nan() if gaps else self.samples
+            samples = arrange(samples, subject.inputs, subject.outputs)
             binding = bind_inputs(
-                subject.inputs, samples.specs, count=len(samples), batch_size=self.batch_size
+                subject.inputs,
+                samples.specs,
+                count=len(samples),
+                batch_size=self.batch_size,
+                layout=samples.layout,
             )
             return _Material(binding, samples, self.policy)
         return MeasurementContext.bare(

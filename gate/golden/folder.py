@@ -27,6 +27,7 @@ from gate.policy.sections import NonFinite
 from gate.preprocess.implementations import lacking, pillow_preprocess
 from gate.preprocess.pictures import decoded, read_picture
 from gate.preprocess.spec import PreprocessSpec, geometry, to_pixels
+from gate.records.evidence import BatchAxes
 from gate.storage import files
 from gate.storage.arrays import Pixels, Tensor
 from gate.storage.digest import Digest
@@ -164,14 +165,14 @@ def check_values(
             f"'{name}' has dtype {values.dtype}, golden vectors hold {', '.join(get_args(DType))}."
             " Wrap the model to take and return those."
         )
-    if not values.size or not (values.ndim or output):
+    if output and not values.size:
         raise EvidenceError(
             f"'{name}' has shape {values.shape}: nothing to compare. Give samples on axis 0."
         )
     if values.dtype.kind != "f":
         return
     bad = np.isnan(values) if output else ~np.isfinite(values)
-    if bad.all() or (bad.any() and nonfinite == "refuse"):
+    if (bad.size and bad.all()) or (bad.any() and nonfinite == "refuse"):
         kind = "NaN" if output else "NaN or infinite"
         raise EvidenceError(
             f"'{name}' has {int(bad.sum())} {kind} values, first at index "
@@ -196,6 +197,16 @@ class FileVectors:
     model: GoldenModel
     inputs: Mapping[str, Array]
     outputs: Mapping[str, ExpectedOutput]
+    batch_axes: BatchAxes | None = None
+    """Of the arrays, which are those of one call; None: the samples are on axis 0."""
+
+    @property
+    def samples(self) -> int:
+        """In the call."""
+        axes = self.batch_axes.inputs if self.batch_axes else dict.fromkeys(self.inputs, 0)
+        counts = (values.shape[axis] for name, values in self.inputs.items()
+                  if (axis := axes.get(name)) is not None)  # fmt: skip
+        return next(counts, 1)
 
 
 def write_golden(
@@ -252,6 +263,8 @@ def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]
             f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs are no golden "
             "vectors. Give every input and every output of the file."
         )
+    if answers.batch_axes is None:
+        _check_first_axis(answers.inputs)
     given: list[GoldenTensor] = []
     for index, (name, values) in enumerate(answers.inputs.items()):
         check_values(name, values, output=False)
@@ -266,10 +279,21 @@ def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]
         expected.append(GoldenOutput.model_validate(fields))
     return {
         "model": answers.model,
-        "samples": len(next(iter(answers.inputs.values()))),
+        "samples": answers.samples,
+        "batch_axes": answers.batch_axes,
         "inputs": tuple(given),
         "outputs": tuple(expected),
     }
+
+
+def _check_first_axis(inputs: Mapping[str, Array]) -> None:
+    for name, values in inputs.items():
+        if not values.ndim or not len(values):
+            raise EvidenceError(
+                f"'{name}' has shape {values.shape}: nothing to compare. Give samples on axis 0."
+            )
+    if not any(values.size for values in inputs.values()):
+        raise EvidenceError("all inputs are empty: nothing to compare. Give samples with values.")
 
 
 def remove_stale(folder: Path, golden: GoldenManifest) -> None:

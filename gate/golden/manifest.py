@@ -10,9 +10,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from gate.policy.sections import NonFinite
 from gate.preprocess.spec import PreprocessSpec
+from gate.records.evidence import BatchAxes
 from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
-from gate.storage.record import Measured, Record, Sha256, added_field
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
 # The arrays lie beside `golden.json` as raw values: little-endian, C order, no header, so that a
 # browser or another language reads them without numpy.
@@ -73,8 +74,9 @@ class GoldenTensor(Record):
     name: str
     """Of the input or output in the ONNX file."""
     dtype: DType
-    shape: Annotated[tuple[Axis, ...], Field(max_length=_RANK_LIMIT)]
-    """Axis 0 of an input is the samples; an output may be a single number, shape ()."""
+    shape: Annotated[tuple[Count, ...], Field(max_length=_RANK_LIMIT)]
+    """Axis 0 of an input is the samples, without `batch_axes`; an output may be a single number,
+    shape ()."""
     file: str
     sha256: Sha256
     """Of the file's bytes."""
@@ -159,6 +161,8 @@ class GoldenPart(Record):
     samples: Axis
     inputs: Annotated[tuple[GoldenTensor, ...], Field(min_length=1)]
     outputs: Annotated[tuple[GoldenOutput, ...], Field(min_length=1)]
+    batch_axes: BatchAxes | None = added_field(None)
+    """As of the whole."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -180,6 +184,8 @@ class GoldenManifest(Record):
     """None: the samples are tensors only."""
     parts: dict[str, GoldenPart] = added_field({})
     """Of a release of several files, by name; empty: one ONNX file."""
+    batch_axes: BatchAxes | None = added_field(None)
+    """The arrays are those of one call of the file. None: with the samples on axis 0."""
 
     @property
     def arrays(self) -> tuple[GoldenTensor, ...]:
@@ -229,9 +235,17 @@ def check_arrays(of: GoldenManifest | GoldenPart) -> None:
     unsafe = [t.file for t in (*of.inputs, *of.outputs) if not _FILE.fullmatch(t.file)]
     if unsafe:
         raise ValueError(f"{unsafe[0]!r} is no file name that golden vectors have")
+    axes = None if of.batch_axes is None else {**of.batch_axes.outputs, **of.batch_axes.inputs}
     counted = [*of.inputs, *(o for o in of.outputs if o.top1_agreement is not None)]
-    if any(tensor.shape[:1] != (of.samples,) for tensor in counted):
-        raise ValueError(f"axis 0 of inputs and logits must be the {of.samples} samples")
+    for tensor in counted:
+        axis = 0 if axes is None else axes.get(tensor.name)
+        if axis is not None and tensor.shape[axis : axis + 1] != (of.samples,):
+            raise ValueError(
+                f"axis {axis} of '{tensor.name}' must be the {of.samples} samples, as of all "
+                "inputs and logits with a batch axis"
+            )
+    if any(0 in tensor.shape for tensor in of.outputs):
+        raise ValueError("an output without elements")
 
 
 class OutputResult(Record):

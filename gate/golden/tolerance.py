@@ -113,7 +113,8 @@ def _refitted(vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]) 
         name: ExpectedOutput(values, **vars(allowed[name]))
         for name, values in vectors.outputs.items()
     }
-    return FileVectors(vectors.golden.model, vectors.inputs, outputs)
+    golden = vectors.golden
+    return FileVectors(golden.model, vectors.inputs, outputs, golden.batch_axes)
 
 
 def _served(evidence: Evidence) -> RuntimeEvidence | None:

@@ -193,7 +193,10 @@ class SessionRunner:
         return outputs
 
     def _fed(self, batch: Batch) -> Batch:
-        return batch if self._binding is None else self._binding.by_input(batch)
+        if self._binding is None:
+            return batch
+        recorded = not self._session.live
+        return self._binding.rows_by_input(batch) if recorded else self._binding.by_input(batch)
 
     def _timed(
         self, compute: Callable[[Batch], Sequence[RuntimeArray]], batch: Batch
@@ -209,7 +212,9 @@ class SessionRunner:
                     f"output '{spec.name}' of the file is {type(output).__name__}, expected a "
                     "tensor of numbers. Export only tensors."
                 )
-        return list(outputs) if self._binding is None else self._binding.from_call(outputs)
+        if self._binding is None or not self._session.live:  # with the samples on axis 0
+            return list(outputs)
+        return self._binding.from_call(outputs)
 
     def proof(self) -> Proof:
         """What is known after the runs."""
