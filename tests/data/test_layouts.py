@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx as onnx_
 import pytest
 
 from gate.api import EvaluationResult, check
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
+from gate.errors import DataError, InputMismatch
 from gate.export.export import export_model
 from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
@@ -78,3 +81,89 @@ def test_exported_file_is_judged(tmp_path, name, right):
     assert ({key: axes.inputs[key] for key in case.own} if axes else {}) == (
         inputs if case.axes else {}
     )
+
+
+X, H, SR = (CASES["voice"].own[name] for name in ("x", "state", "sr"))
+WRONG: dict[str, tuple[str, Arrays]] = {
+    "missing input": ("voice", {"x": X, "state": H}),
+    "unknown input": ("voice", {"x": X, "state": H, "rate": SR}),
+    "one input too many": ("voice", {"x": X, "state": H, "sr": SR, "other": X}),
+    "state of another batch": ("voice", {"x": X, "state": H[:, :5], "sr": SR}),
+    "state in rows, scalar not": ("voice", {"x": X, "state": H.swapaxes(0, 1), "sr": SR}),
+    "state as a call, the rest not": ("voice", {"x": X, "state": H[None], "sr": SR}),
+    "sampling rates that differ": (
+        "voice",
+        {"x": X, "state": H.swapaxes(0, 1), "sr": np.arange(12) + 8000},
+    ),
+    "layers of the state": ("voice", {"x": X, "state": H[:1], "sr": SR}),
+    "hidden size of the state": ("voice", {"x": X, "state": H[..., :3], "sr": SR}),
+    "swapped by name": ("voice", {"x": H, "state": X, "sr": SR}),
+    "scalar as a vector": ("voice", {"x": X, "state": H, "sr": SR[None]}),
+    "all empty": ("voice", {"x": X[:0], "state": H[:, :0], "sr": SR}),
+    "calls of other numbers": ("graph", {"x": np.stack([CASES["graph"].own["x"]] * 3),
+                                         "edge_index": CASES["graph"].calls["edge_index"]}),
+    "a graph with three rows of edges": (
+        "graph",
+        {"x": CASES["graph"].own["x"], "edge_index": np.zeros((3, 14), np.int64)},
+    ),
+    "channels last": ("picture", {"image": np.zeros((12, 10, 10, 3), np.float32)}),
+    "one channel": ("picture", {"image": np.zeros((1, 10, 10), np.float32)}),
+    "no axes": ("picture", {"image": np.float32(1)}),
+    "another length": (
+        "lists",
+        {"maps.0": CASES["lists"].own["maps.0"], "maps.1": CASES["lists"].own["maps.1"][:7]},
+    ),
+    "swapped pictures": (
+        "masks",
+        {**CASES["masks"].own, "image": CASES["masks"].own["boxes"],
+         "boxes": CASES["masks"].own["image"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_samples_are_an_error_in_one_line(tmp_path, wrong):
+    name, arrays = WRONG[wrong]
+    case = CASES[name]
+    onnx = case.export(tmp_path / "model.onnx")
+    with pytest.raises((InputMismatch, DataError)) as raised:
+        judged(case, onnx, arrays)
+    assert "\n" not in str(raised.value)
+
+
+def test_wrong_order_of_axes_is_answered_with_the_line_that_mends_it(tmp_path):
+    case = CASES["lists"]
+    onnx = case.export(tmp_path / "model.onnx")
+    arrays = {**case.own, "maps.0": np.zeros((12, 6, 6, 2), np.float32)}
+    with pytest.raises(InputMismatch, match=r"x\.transpose\(0, 3, 1, 2\)"):
+        judged(case, onnx, arrays)
+
+
+@pytest.mark.parametrize(
+    ("axes", "samples"),
+    [({"image": None}, 1), ({"image": 0}, 3)],
+)
+def test_stated_axis_goes_before_the_rule(tmp_path, axes, samples):
+    case = CASES["picture"]
+    onnx = case.export(tmp_path / "model.onnx")
+    result = judged(case, onnx, case.own, **axes)
+    assert result.evidence.dataset.samples == samples
+
+
+@pytest.mark.parametrize("axes", [{"picture": 0}, {"image": 3}])
+def test_stated_axis_that_is_not_there_is_an_error(tmp_path, axes):
+    case = CASES["picture"]
+    with pytest.raises(InputMismatch, match="--batch-axis"):
+        judged(case, case.export(tmp_path / "model.onnx"), case.own, **axes)
+
+
+def test_dimensions_that_tie_are_an_error_that_lists_them(tmp_path):
+    case = CASES["picture"]
+    onnx = case.export(tmp_path / "model.onnx")
+    model = onnx_.load(onnx)
+    dims = model.graph.output[0].type.tensor_type.shape.dim
+    for name in ("height", "width"):
+        dims.add().dim_param = name
+    onnx_.save(model, onnx)
+    with pytest.raises(InputMismatch, match="'height' or 'width'"):
+        judged(case, onnx, {"image": np.zeros((3, 10, 10), np.float32)})
