@@ -55,7 +55,7 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
         restored.enter_context(_seeded(policy.seed))
         restored.enter_context(torch.autocast("cpu", enabled=False))
         restored.enter_context(torch.autocast("cuda", enabled=False))
-        restored.enter_context(torch.inference_mode())
+        restored.enter_context(torch.no_grad())
         yield _read()
 
 

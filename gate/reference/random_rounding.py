@@ -331,6 +331,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
         if model.terms == "transform":
             return transformed(tensor, operation, unit=self._unit, draw=self._draws.normal)
+        if tensor.is_meta or tensor._is_zerotensor():  # forward-mode AD passes them
+            return tensor
         if tensor.dtype != torch.float32 or tensor.layout != torch.strided or tensor.is_nested:
             return tensor
         moves = _moves(tensor, saturates=model.saturates)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gate.data.input_binding import InputBinding
@@ -106,6 +108,7 @@ class TorchSession(Session):
         self._binding = binding
         self._call = call_of(model, binding)
         self._devices: set[str] = set()
+        self._uses_autograd = False
         self.keys: tuple[str | None, ...] = ()
         """Under which name of its own the model returned each output of the last run, or None."""
 
@@ -113,8 +116,19 @@ class TorchSession(Session):
         """Forward a copy of the batch; floats go in as `dtype`, those of float64 as they are where
         the binding says so. None among outputs is dropped.
 
-        The outputs come in the model's order.
+        The outputs come in the model's order. Gradients are off unless forward itself enables
+        them, as models do that return forces.
         """
+        with torch.no_grad():
+            if not self._uses_autograd:
+                try:
+                    with _below_autograd():
+                        return self._run(batch)
+                except _AutogradEnabled:
+                    self._uses_autograd = True
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> list[OutputArray]:
         given = self._binding.to_call(batch)
         tensors = [self._tensor(given[name]) for name in self._binding.arguments]
         with self.state.restored():
@@ -144,6 +158,45 @@ class TorchSession(Session):
         kept = self._double and tensor.dtype == torch.float64
         dtype = self._dtype if tensor.is_floating_point() and not kept else tensor.dtype
         return tensor.to(device=self._device, dtype=dtype)
+
+
+class _AutogradEnabled(BaseException):
+    """Forward enables gradients. No Exception, so that no handler in a forward catches it."""
+
+
+_SWITCHES: tuple[tuple[Any, str], ...] = (
+    (torch._C, "_set_grad_enabled"),
+    (torch._C, "_set_fwd_grad_enabled"),
+    (forward_ad, "enter_dual_level"),
+)
+"""Functions by which Python code turns autograd on: `enable_grad` and `torch.func` call them."""
+
+
+@contextmanager
+def _below_autograd() -> Iterator[None]:
+    """Inside, modes see composite operators (linear, lstm) whole, as their error models
+    (`gate.reference.error_models`) expect. Raises _AutogradEnabled where autograd is turned on.
+
+    A `TorchFunctionMode` would see that, too, but it also turns off fast paths of PyTorch.
+    """
+    switches = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES]
+
+    def watched(switch: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*values: bool) -> Any:
+            if values != (False,):
+                raise _AutogradEnabled
+            return switch(*values)
+
+        return call
+
+    try:
+        for owner, name, switch in switches:
+            setattr(owner, name, watched(switch))
+        with torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        for owner, name, switch in switches:
+            setattr(owner, name, switch)
 
 
 def call_of(model: nn.Module, binding: InputBinding) -> ForwardSignature:

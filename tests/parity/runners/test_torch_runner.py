@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import prune
 
 from gate.data.input_binding import InputBinding
 from gate.errors import ModelError
-from gate.reference.torch_session import TorchSession, copy_model
+from gate.policy.sections import DeterminismPolicy
+from gate.reference.environment import deterministic
+from gate.reference.float64 import Float64Reference
+from gate.reference.random_rounding import RandomRounding
+from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
 
 ONE = InputBinding((("x", "x"),), 4, fixed=False)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -151,3 +157,80 @@ def test_keys_are_the_names_of_the_outputs(function, keys):
     runner = TorchSession(model, ONE, device="cpu")
     runner.run({"x": X})
     assert runner.keys == keys
+
+
+def energy(x):
+    return torch.tanh(x).sum()
+
+
+def by_grad(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        return torch.autograd.grad(energy(x), x)[0]
+
+
+def by_backward(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        energy(x).backward()
+    return x.grad
+
+
+def by_switch(x):
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    x = x.detach().requires_grad_(True)
+    gradient = torch.autograd.grad(energy(x), x, create_graph=True)[0]
+    torch.set_grad_enabled(before)
+    return gradient
+
+
+def by_dual_numbers(x):
+    with forward_ad.dual_level():
+        tangent = torch.ones_like(x)
+        return forward_ad.unpack_dual(torch.tanh(forward_ad.make_dual(x, tangent))).tangent
+
+
+def if_it_works(x):
+    try:
+        return by_grad(x)
+    except Exception:
+        return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [by_grad, by_backward, by_switch, by_dual_numbers, if_it_works, torch.func.grad(energy),
+     torch.func.jacfwd(energy), torch.func.vmap(torch.func.grad(energy))],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["plain", "float64", "rounded"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch.func's own
+def test_forward_may_compute_gradients(function, mode):
+    model = nn.Module()
+    model.forward = lambda x: function(x)  # noqa: PLW0108 - a transform has no signature
+    with deterministic(DeterminismPolicy()):
+        if mode == "float64":
+            outputs = Float64Reference(model, ONE).run({"x": X})
+        else:
+            session = TorchSession(model, ONE, device="cpu")
+            rounding = RandomRounding(1) if mode == "rounded" else nullcontext()
+            with rounding:
+                outputs = session.run({"x": X})
+            assert not np.array_equal(session.run({"x": X})[0], outputs[0]) or mode == "plain"
+    np.testing.assert_allclose(outputs[0], 1 - np.tanh(X.astype(np.float64)) ** 2, atol=1e-6)
+
+
+def test_modes_see_composite_operators_whole():
+    seen = []
+
+    class Seen(DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with deterministic(DeterminismPolicy()):
+        session = TorchSession(nn.GRU(2, 3), ONE, device="cpu")
+        with Seen():
+            session.run({"x": X})
+    assert seen.count("aten::gru") == 1
+    assert "aten::tanh" not in seen
