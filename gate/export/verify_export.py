@@ -18,6 +18,7 @@ from gate.onnx_file.reading import nodes_within, read_subject, verify_file
 from gate.onnx_file.sessions import open_on_cpu
 from gate.records.evidence import TensorSpec
 from gate.records.export import ExportSettings
+from gate.statistics.accumulators import distances
 
 Array = NDArray[Any]
 
@@ -89,8 +90,9 @@ def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[fl
             f"with {sizes(example)} {side} returns NaN or infinity for {name}, expected finite "
             "values. Check the checkpoint and the example."
         )
-    off = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    return float(off.max(initial=0.0)), float(np.abs(want.astype(np.float64)).max(initial=0.0))
+    return float(distances(want, got).max(initial=0.0)), float(
+        np.abs(want.astype(np.float64)).max(initial=0.0)
+    )
 
 
 # On the example the file must compute what the model computes, at every size that is to be dynamic.

@@ -41,6 +41,7 @@ from gate.records.localization import Explanation, Localization, OptimizerFault
 from gate.records.runtime import RUNTIMES, RuntimeName, traits_of
 from gate.reference.environment import deterministic
 from gate.reference.torch_session import copy_model
+from gate.statistics.accumulators import distances
 from gate.storage.arrays import Batch, OutputArray
 
 MATCHED = 2
@@ -369,7 +370,7 @@ def _worst_sample(
     for r, c in zip(reference, outputs, strict=True):
         if r.shape == c.shape and r.ndim and len(r) == size and r.size:
             with np.errstate(all="ignore"):
-                off = np.abs(c.astype(np.float64) - r.astype(np.float64)).reshape(size, -1)
+                off = distances(r, c).reshape(size, -1)
                 scale = np.nan_to_num(np.abs(r.astype(np.float64))).reshape(size, -1).max(axis=1)
                 ratio = off.max(axis=1) / np.where(scale > 0.0, scale, 1.0)
             torn = (np.isfinite(r) != np.isfinite(c)).reshape(size, -1).any(axis=1)

@@ -114,7 +114,14 @@ _EDGE = 4
 _BEYOND = ("below", "zero", "above", "far")
 """Probes of one value outside the samples' range: a model may divide by zero there."""
 
-Values = NDArray[np.int64]
+_EXACT = 2**24
+"""Integers beyond it are lost where a file casts them to float32."""
+
+_WIDE = 2**53
+"""Samples that reach it are hashes or time stamps, and others than these have no meaning."""
+
+
+Values = NDArray[np.integer[Any]]
 
 
 def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
@@ -205,7 +212,7 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ou
     ends = column.ends(read)
     if not column.like_a_mask or any(end is not None and end > 2 for end in ends):
         yield "values", _dealt(column, _of_columns(column, ends))
-    if column.like_a_mask:
+    if column.like_a_mask or max(-column.low, column.high) >= _WIDE:
         return
     below = min(column.low, 0) - 1
     beyond = {"below": below}
@@ -245,18 +252,29 @@ def _new_first(column: _Column, every: range, sampled: OutputArray) -> Values:
     samples' range, what no sample has, the rest."""
     room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
     above = range(int(sampled.max()) + 1, every.stop)
-    looked_at = every if len(every) <= _LISTED else range(every.start, every.start + _LISTED)
+    inexact = range(max(every.start, _EXACT) | 1, every.stop, 2)
+    looked_at = range(every.start, min(every.stop, every.start + _LISTED))
     unseen = np.setdiff1d(np.asarray(looked_at), sampled).tolist()
     chosen = [
         *every[-1:], *above[:_EDGE], *above[-_EDGE:], *every[:_EDGE],
-        *_spread(unseen, room // 2), *_spread(above, room // 2), *_spread(every, room),
+        *_spread(inexact, _FEW), *_spread(unseen, room // 2), *_spread(above, room // 2),
+        *_spread(every, room),
     ]  # fmt: skip
-    return np.asarray(list(dict.fromkeys(chosen)), np.int64)
+    return np.asarray(list(dict.fromkeys(chosen)), column.rows.dtype)
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:
-    count = min(most, len(values))
-    return [values[int(place)] for place in np.linspace(0, len(values) - 1, count)]
+    length = _length(values)
+    count = min(most, length)
+    if length > _WIDE:  # beyond the integers of linspace, and of `len`
+        return [values[i * (length - 1) // (count - 1)] for i in range(count)]
+    return [values[int(place)] for place in np.linspace(0, length - 1, count)]
+
+
+def _length(values: Sequence[int]) -> int:
+    if isinstance(values, range):
+        return max(0, -((values.start - values.stop) // values.step))
+    return len(values)
 
 
 def _dealt(column: _Column, values: Sequence[Values]) -> OutputArray:

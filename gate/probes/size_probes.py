@@ -241,7 +241,7 @@ def length_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Prob
 def _counts(lookup: Lookup, now: int) -> bool:
     """True if consecutive rows were read, as many as the axis is long."""
     places = np.unique(lookup.indices)
-    return len(places) == now and int(places[-1] - places[0]) == now - 1
+    return len(places) == now and int(places[-1]) - int(places[0]) == now - 1
 
 
 def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -21,11 +21,14 @@ def distances(left: Array, right: Array) -> TallyFloats:
     """Return |left - right| of each element of two arrays of one shape, as float64, never NaN.
 
     NaN on both sides and equal infinities have the distance 0. NaN or infinity on one side only,
-    and infinities of other sign, have an infinite distance, which no bound allows.
+    and infinities of other sign, have an infinite distance, which no bound allows. Integers that
+    differ are at least 1 apart, also beyond 2^53.
     """
     one, other = (np.asarray(array, np.float64) for array in (left, right))
     with np.errstate(all="ignore"):
         apart = np.abs(one - other)
+    if left.dtype.kind != "f":
+        return np.where(left != right, np.maximum(apart, 1.0), 0.0)
     if np.isfinite(apart).all():
         return np.asarray(apart)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -38,7 +41,7 @@ def by_column(left: OutputArray, right: OutputArray) -> TallyFloats:
     apart = distances(left, right)
     if left.dtype.kind == "f":
         return columns(apart)
-    return np.array([0.0 if np.array_equal(left, right) else max(float(apart.max()), 1.0)])
+    return np.array([apart.max(initial=0.0)])
 
 
 def columns(errors: TallyFloats) -> TallyFloats:

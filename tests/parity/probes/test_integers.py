@@ -140,6 +140,35 @@ def test_what_is_at_the_end_of_its_dtype_has_no_beyond():
     assert set(found(Counts(), {"x": x})) == {"values_x", "below_x"}
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint32])
+@pytest.mark.parametrize("shape", [(40,), (40, 3)])
+def test_the_whole_range_of_a_dtype_is_probed_within_the_samples(dtype, shape):
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    x.flat[:2] = limits.min, limits.max
+    seen = found(nn.Identity(), {"x": x})
+    rows = seen["values_x"].batch["x"]
+    assert rows.dtype == dtype
+    assert len(set(np.mod(rows.ravel().astype(object), 8))) > 3
+    assert all(probe.batch["x"].dtype == dtype for probe in seen.values())
+
+
+def test_hashes_are_probed_within_the_range_of_the_samples():
+    x = np.random.default_rng(0).integers(2**60, 2**61, 40)
+    seen = found(nn.Identity(), {"x": x})
+    assert set(seen) == {"values_x"}
+    rows = seen["values_x"].batch["x"]
+    assert x.min() <= rows.min()
+    assert rows.max() <= x.max()
+
+
+def test_integers_that_float32_cannot_hold_are_probed():
+    x = np.array([0, 5, 2**24 + 6] * 4)
+    rows = values(nn.Identity(), x)
+    assert (rows.astype(np.float32).astype(np.int64) != rows).any()
+    assert rows.max() <= x.max()
+
+
 MASKS = {
     "int": np.ones((6, 9), np.int64),
     "bool": np.ones((6, 9), np.bool_),
