@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gate.errors import InputMismatch
+from gate.errors import DataError, InputMismatch
 from gate.records.evidence import BatchAxes, TensorSpec
-from gate.storage.arrays import Batch, OutputArray, RuntimeArray
+from gate.storage.arrays import HALF, Batch, OutputArray, RuntimeArray, largest, rounded
 
 # Inside the gate every array of a batch has the samples on axis 0. Where an input of the file has
 # them on another axis, or none, arrays are moved at the call of the file and of the model.
@@ -32,6 +32,10 @@ class InputBinding:
     exporters drop an input that changes no output."""
     layout: BatchAxes | None = None
     """None: axis 0 of every input and output is the batch."""
+    reduced: bool = False
+    """True if outputs in float16 or bfloat16 are compared with those of a float32 model."""
+    halves: tuple[tuple[str, str], ...] = ()
+    """(name of the samples, dtype of the file's input), where that is float16 or bfloat16."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -45,12 +49,38 @@ class InputBinding:
 
     def rows_by_input(self, batch: Batch) -> dict[str, OutputArray]:
         """A batch of the samples, with the samples on axis 0, by the names of the file's inputs."""
-        return {name: batch[sample] for name, sample in self.pairs}
+        return {name: self._rounded(batch[sample], sample) for name, sample in self.pairs}
+
+    def _rounded(self, array: OutputArray, sample: str) -> OutputArray:
+        half = dict(self.halves).get(sample)
+        return array if half is None else rounded(array, half)
+
+    def check_range(self, batch: Batch, *, start: int) -> None:
+        """Raise DataError for a sample that the file's inputs in half precision cannot hold.
+        `start`: the index of the first one."""
+        for name, half in self.halves:
+            with np.errstate(over="ignore"):  # the limit, of samples in float16
+                beyond = np.isfinite(batch[name]) & (np.abs(batch[name]) > largest(half))
+            if beyond.any():
+                row = int(beyond.reshape(len(beyond), -1).any(axis=1).argmax())
+                raise DataError(
+                    f"input '{name}' has {batch[name][beyond].flat[0]:.6g} in sample "
+                    f"{start + row}, beyond the range of {half}, which the file takes. "
+                    "Scale the samples as the file expects them."
+                )
 
     def by_input(self, batch: Batch) -> dict[str, OutputArray]:
         """The call of the file for a batch of the samples, by the names of the file's inputs."""
         call = self.to_call(batch)
-        return {name: call[sample] for name, sample in self.pairs}
+        return {name: self._rounded(call[sample], sample) for name, sample in self.pairs}
+
+    def by_argument(self, batch: Batch) -> list[OutputArray]:
+        """The call of the model: numbers that the file gets in half precision are rounded to it."""
+        call, halves = self.to_call(batch), dict(self.halves)
+        return [
+            self._rounded(call[name], name).astype(np.float32) if name in halves else call[name]
+            for name in self.arguments
+        ]
 
     def to_call(self, batch: Batch) -> Batch:
         """The arrays of a batch as the model takes them, by the names of the samples.
@@ -122,6 +152,7 @@ def bind_inputs(
     batch_size: int,
     parameters: Collection[str] | None = None,
     layout: BatchAxes | None = None,
+    reduced: bool = False,
 ) -> InputBinding:
     """Bind by name where the samples have all names of the file, by position where no name is
     shared.
@@ -129,6 +160,7 @@ def bind_inputs(
     `inputs` are the file's, `samples` those of `gate.data.samples.SampleSet`, with
     `count` samples. A file with a fixed batch axis is measured with that batch size.
     `parameters`: those of the model's forward; None without a model, and for one that takes any.
+    `reduced`: inputs in float16 or bfloat16 take samples of other floats, rounded.
     Samples beyond the file's inputs go into the model alone, if they are named as its parameters.
     `layout`: that of the samples (`gate.data.batch_axes`). Raises InputMismatch where only some
     names of the file are shared (position would contradict them), on another number, dtype, rank or
@@ -141,7 +173,7 @@ def bind_inputs(
     pairs = pair_up(inputs, samples, parameters)
     _check_shapes(pairs)
     for wanted, given in pairs:
-        _check(wanted, given)
+        _check(wanted, given, reduced=reduced)
     fixed = {spec.shape[0] for spec in inputs if isinstance(spec.shape[0], int)}
     if len(fixed) > 1:
         raise InputMismatch(
@@ -161,6 +193,10 @@ def bind_inputs(
         alone or bool(fixed),
         given=tuple(spec.name for spec in samples) if len(samples) > len(pairs) else (),
         layout=layout,
+        reduced=reduced,
+        halves=tuple((given.name, wanted.dtype) for wanted, given in pairs if wanted.dtype in HALF)
+        if reduced
+        else (),
     )
 
 
@@ -223,13 +259,14 @@ def _check_shapes(pairs: Sequence[tuple[TensorSpec, TensorSpec]]) -> None:
             )
 
 
-def _check(wanted: TensorSpec, given: TensorSpec) -> None:
-    if wanted.dtype != given.dtype:
+def _check(wanted: TensorSpec, given: TensorSpec, *, reduced: bool) -> None:
+    half = wanted.dtype in HALF and given.dtype.startswith("float")
+    if wanted.dtype != given.dtype and not (half and reduced):
         remedy = f"Save the samples as {wanted.dtype}."
-        if (wanted.dtype, given.dtype) == ("float16", "float32"):
+        if half:
             remedy = (
-                "Convert the file with inputs and outputs in float32 (keep_io_types=True), and "
-                "judge it by --precision reduced."
+                f"A file in {wanted.dtype} on purpose is judged by --precision reduced, which "
+                "rounds the samples."
             )
         raise InputMismatch(
             f"input {describe([wanted])} of the file doesn't take the samples' dtype: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gate.onnx_file.reading import subgraphs
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OrtSetup
-from gate.storage.arrays import OutputArray
+from gate.storage.arrays import OutputArray, rounded
 from gate.weights.value_graph import inlined
 
 # The weights are taken out of the graph once and handed to every session as they lie in memory, so
@@ -61,6 +62,14 @@ class FileGraph:
         self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
         """What the nodes compute from the inputs, in the order of the nodes."""
         self._computed = frozenset(self.tensors)
+
+    @cached_property
+    def _halves(self) -> dict[str, int]:
+        """The tensors in half precision, whose references are in float32."""
+        inferred = onnx.shape_inference.infer_shapes(self._skeleton).graph
+        values = (*inferred.input, *inferred.value_info, *inferred.output)
+        kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+        return {name: kind for name, kind in kinds.items() if kind in _HALF_KINDS}
 
     def marked(self, names: Iterable[str]) -> Piece:
         """The whole graph with these tensors as outputs behind its own."""
@@ -145,7 +154,7 @@ class FileGraph:
         _forget(model.graph, {name for name in self.weights if name not in read})
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         for name in met:
-            kind = helper.np_dtype_to_tensor_dtype(cuts[name])
+            kind = self._halves.get(name) or helper.np_dtype_to_tensor_dtype(cuts[name])
             model.graph.input.append(
                 helper.make_tensor_value_info(reference_name(name), kind, None)
             )
@@ -225,6 +234,8 @@ def _empty(tensor: onnx.TensorProto) -> None:
     tensor.CopyFrom(bare)
 
 
+_HALF_KINDS = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+
 _COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
 
 
@@ -245,6 +256,11 @@ class SubgraphSession:
         options.add_external_initializers(list(self._held), self._values)
         self.cuts = piece.cuts
         """Tensors that it needs references for."""
+        self._halves = {
+            value.name: _HALF_KINDS[value.type.tensor_type.elem_type]
+            for value in piece.model.graph.input
+            if value.type.tensor_type.elem_type in _HALF_KINDS
+        }
         self._session = open_session(piece.model.SerializeToString(), options, setup)
         self.outputs = tuple(
             value.name for value in self._session.get_outputs() if _is_comparable(value.type)
@@ -261,7 +277,9 @@ class SubgraphSession:
         """Arrays by the names of tensors. `references`: what stands for the cut tensors."""
         fed = dict(feed)
         for name in self.cuts:
-            fed[reference_name(name)] = (references or {})[name]
+            reference = (references or {})[name]
+            half = self._halves.get(reference_name(name))
+            fed[reference_name(name)] = rounded(reference, half) if half else reference
         wanted = list(self.outputs if only is None else only)
         return dict(zip(wanted, self._session.run(wanted, fed), strict=True))
 

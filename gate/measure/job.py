@@ -189,6 +189,7 @@ class MeasurementJob:
             batch_size=batch_size,
             parameters=parameters(self.model),
             layout=samples.layout,
+            reduced=self.policy.precision == "reduced",
         )
         return replace(binding, double=keeps_double(self.model, subject))
 

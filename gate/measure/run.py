@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ from gate.statistics.classification import ClassReading
 from gate.statistics.output import Span
 from gate.statistics.sample_table import SampleTable
 from gate.statistics.serialization import InOrder
-from gate.storage.arrays import Batch, OutputArray
+from gate.storage.arrays import HALF, Batch, OutputArray
 from gate.storage.digest import Digest
 
 
@@ -194,6 +195,7 @@ class SamplePass:
         at, samples = unit.start, self.samples.slice(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
+            self.binding.check_range(batch, start=at)
             span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch)
             hear(expected)
@@ -376,7 +378,24 @@ def _open(
     except (PolicyError, PackageMissing):  # which say nothing of the file
         raise
     except Exception as error:
+        _refuse_missing_kernel(error, candidate.subject)
         track.fail(error)
+
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
+
+
+def _refuse_missing_kernel(error: Exception, subject: Subject) -> None:
+    """Raise EvidenceError where ONNX Runtime's CPU provider has no kernel of an operator in the
+    half precision of the file. Other devices may have one, so it is no fault of the file."""
+    found = _NO_KERNEL.search(str(error))
+    halves = [s.dtype for s in (*subject.inputs, *subject.outputs) if s.dtype in HALF]
+    if found is not None and halves:
+        raise EvidenceError(
+            f"ONNX Runtime's CPU provider can't run {found[1]} in {halves[0]} (node "
+            f"'{found[2]}'). Set its runtimes to 'never' in the policy and judge the file on a "
+            "device that can, or export it in float16 or float32."
+        ) from error
 
 
 def _check_classes(

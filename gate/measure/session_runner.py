@@ -87,9 +87,8 @@ class OutputCheck:
         elif r.dtype == "float32" and c.dtype == "float16":
             raise OutputMismatch(
                 f"{self._runtime} returned float16 {c.shape} for output '{name}', and the model "
-                "is judged as it computes in float32. Keep inputs and outputs float32 "
-                "(keep_io_types=True), and judge by --precision reduced what is float16 on "
-                "purpose."
+                "is judged as it computes in float32. Judge what is float16 on purpose by "
+                "--precision reduced."
             )
         else:
             remedy = "Export the model in float32, with the outputs that its forward returns."
@@ -212,9 +211,12 @@ class SessionRunner:
                     f"output '{spec.name}' of the file is {type(output).__name__}, expected a "
                     "tensor of numbers. Export only tensors."
                 )
-        if self._binding is None or not self._session.live:  # with the samples on axis 0
+        if self._binding is None:
             return list(outputs)
-        return self._binding.from_call(outputs)
+        if self._binding.reduced:
+            outputs = [o.astype(np.float32) if o.dtype == np.float16 else o for o in outputs]
+        # A recording has the samples on axis 0.
+        return self._binding.from_call(outputs) if self._session.live else list(outputs)
 
     def proof(self) -> Proof:
         """What is known after the runs."""

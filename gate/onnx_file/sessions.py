@@ -151,7 +151,45 @@ def create_session(
     onnxruntime = onnx_runtime()
 
     without = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
-    return onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
+    session = onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
+    values = (*session.get_inputs(), *session.get_outputs())
+    return _BfloatSession(session) if any("bfloat16" in v.type for v in values) else session
+
+
+class _BfloatSession:
+    """A session with inputs or outputs in bfloat16, which ONNX Runtime's `run` does not convert
+    from and to NumPy. It returns those outputs in float32."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run(self, outputs: Any, feed: Mapping[str, Any], options: Any = None) -> list[Any]:
+        """As InferenceSession.run."""
+        fed = {name: self._value(array) for name, array in feed.items()}
+        return [_array(value) for value in self._session.run_with_ort_values(outputs, fed, options)]
+
+    @staticmethod
+    def _value(array: Any) -> Any:
+        values = onnx_runtime().OrtValue
+        if array.dtype.name != "bfloat16":
+            return values.ortvalue_from_numpy(array)
+        bits = np.ascontiguousarray(array).view(np.uint16)
+        return values.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
+
+
+_BFLOAT16 = 16
+"""`onnx.TensorProto.BFLOAT16`."""
+
+
+def _array(value: Any) -> Any:
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    from torch.utils import dlpack
+
+    return dlpack.from_dlpack(value._ortvalue.to_dlpack()).float().numpy()
 
 
 def quiet_options() -> Any:

@@ -104,7 +104,6 @@ class TorchSession(Session):
         self.state = ModelState(model, original)
         self._device = torch.device(device)
         self._dtype = dtype
-        self._double = binding.double
         self._binding = binding
         self._call = call_of(model, binding)
         self._devices: set[str] = set()
@@ -129,8 +128,7 @@ class TorchSession(Session):
             return self._run(batch)
 
     def _run(self, batch: Batch) -> list[OutputArray]:
-        given = self._binding.to_call(batch)
-        tensors = [self._tensor(given[name]) for name in self._binding.arguments]
+        tensors = [self._tensor(array) for array in self._binding.by_argument(batch)]
         with self.state.restored():
             found = leaves(self._call(self._model, tensors))
             outputs = [_to_numpy(leaf.tensor) for leaf in found]
@@ -155,7 +153,7 @@ class TorchSession(Session):
     def _tensor(self, array: OutputArray) -> torch.Tensor:
         # The copy keeps in-place models from changing what the other runtimes get.
         tensor = torch.from_numpy(array.copy())
-        kept = self._double and tensor.dtype == torch.float64
+        kept = self._binding.double and tensor.dtype == torch.float64
         dtype = self._dtype if tensor.is_floating_point() and not kept else tensor.dtype
         return tensor.to(device=self._device, dtype=dtype)
 

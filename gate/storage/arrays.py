@@ -73,6 +73,32 @@ OutputArray = NDArray[np.generic]
 
 RuntimeArray = NDArray[Any]
 
+HALF = ("float16", "bfloat16")
+"""Names of the dtypes that files in reduced precision take and return."""
+
+
+def rounded(array: OutputArray, half: str) -> RuntimeArray:
+    """Return an array of floats in the dtype `half`, one of `HALF`. Numbers beyond its range
+    become its largest ones."""
+    array = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    kept = np.where(np.isinf(array), array, np.clip(array, -largest(half), largest(half)))
+    return kept.astype(half_dtype(half))
+
+
+def largest(half: str) -> float:
+    """Return the largest finite number of a dtype of `HALF`."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(half_dtype(half)).max)  # type: ignore[no-untyped-call]
+
+
+def half_dtype(half: str) -> np.dtype[Any]:
+    """Return the dtype of a name of `HALF`, of which NumPy knows one only."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, half, half))
+
+
 Batch = Mapping[str, RuntimeArray]
 """Arrays by name, shape (batch, ...)."""
 

@@ -1,0 +1,217 @@
+"""Forces, hashes, float16 and bfloat16: an export and a check, correct and with one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.errors import DataError, EvidenceError, InputMismatch
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+MERSENNE = 2**61 - 1
+
+
+def exported(model: nn.Module, path: Path, x: torch.Tensor, outputs: int = 1) -> Path:
+    names = [f"y{index}" for index in range(outputs)]
+    torch.onnx.export(
+        model.eval(), (x,), str(path), dynamo=False, opset_version=17, input_names=["x"],
+        output_names=names, dynamic_axes={name: {0: "batch"} for name in ("x", *names)},
+    )  # fmt: skip
+    return path
+
+
+def judged(model: nn.Module, onnx: Path, x: np.ndarray, policy: Policy) -> EvaluationResult:
+    workload = EvaluationData(SampleSet.from_arrays({"x": x}))
+    reference = Reference(model.eval(), Source(factory="tests:net"))
+    return check(onnx, reference=reference, data=workload, policy=policy)
+
+
+def seeded(build: Callable[..., nn.Module], *given: object) -> nn.Module:
+    torch.manual_seed(0)
+    return build(*given)
+
+
+class Forces(nn.Module):
+    """Energy and forces: by autograd, or by hand, as exporters can write it."""
+
+    def __init__(self, *, by_hand: bool = False, sign: float = -1.0) -> None:
+        super().__init__()
+        self.hidden, self.energy = nn.Linear(6, 16), nn.Linear(16, 1)
+        self.by_hand, self.sign = by_hand, sign
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.by_hand:
+            t = torch.tanh(self.hidden(x))
+            slope = ((1 - t * t) * self.energy.weight[0]) @ self.hidden.weight
+            return self.energy(t).sum((1, 2)), self.sign * slope
+        with torch.enable_grad():
+            x = x.requires_grad_(True)
+            energy = self.energy(torch.tanh(self.hidden(x))).sum((1, 2))
+            (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy, -slope
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(-1.0, Verdict.PASS), (1.0, Verdict.FAIL)])
+def test_forces_of_an_energy(tmp_path: Path, sign: float, verdict: Verdict) -> None:
+    x = np.random.default_rng(0).normal(size=(24, 7, 6)).astype(np.float32)
+    by_hand = seeded(lambda: Forces(by_hand=True, sign=sign))
+    path = exported(by_hand, tmp_path / "forces.onnx", torch.from_numpy(x[:2]), outputs=2)
+    result = judged(seeded(Forces), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+    failed = {
+        output.name for output in result.evidence.runtimes[1].outputs if output.scaled_diff > 0.1
+    }
+    assert failed == ({"y1"} if verdict is Verdict.FAIL else set())
+
+
+class Hashed(nn.Module):
+    def __init__(self, modulus: int = MERSENNE, dtype: torch.dtype = torch.int64) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 8)
+        self.modulus, self.dtype = modulus, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.dtype).to(torch.int64) if self.dtype != torch.int64 else x
+        return self.table(torch.remainder(torch.remainder(x, self.modulus), 100))
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        ((), Verdict.PASS),
+        ((MERSENNE - 2,), Verdict.FAIL),
+        ((MERSENNE, torch.float32), Verdict.FAIL),
+        ((MERSENNE, torch.float64), Verdict.FAIL),
+    ],
+)
+def test_embedding_of_a_hash(tmp_path: Path, given: tuple[object, ...], verdict: Verdict) -> None:
+    limits = np.iinfo(np.int64)
+    x = np.random.default_rng(0).integers(limits.min, limits.max, 40, endpoint=True)
+    x[:2] = limits.min, limits.max
+    path = exported(seeded(Hashed, *given), tmp_path / "hash.onnx", torch.from_numpy(x[:2]))
+    result = judged(seeded(Hashed), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+
+
+class Shifted(nn.Module):
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + self.by, torch.sin((x % 1000).float())
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1, Verdict.PASS), (2, Verdict.FAIL)])
+def test_integers_that_float64_cannot_tell_apart(tmp_path: Path, by: int, verdict: Verdict) -> None:
+    x = np.random.default_rng(0).integers(2**61, 2**62, (40, 3))
+    path = exported(Shifted(by), tmp_path / "ids.onnx", torch.from_numpy(x[:2]), outputs=2)
+    result = judged(Shifted(1), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
+def test_small_integers_and_bools(
+    tmp_path: Path, dtype: type, factor: float, verdict: Verdict
+) -> None:
+    class Pixels(nn.Module):
+        def __init__(self, factor: float = 1.0) -> None:
+            super().__init__()
+            self.linear, self.factor = nn.Linear(5, 3), factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x.float() / 255) * self.factor
+
+    x = np.random.default_rng(0).integers(0, 256, (40, 5))
+    x = (x > 99 if dtype is np.bool_ else x).astype(dtype)
+    path = exported(seeded(Pixels, factor), tmp_path / "pixels.onnx", torch.from_numpy(x[:2]))
+    result = judged(seeded(Pixels), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
+class Encoder(nn.Module):
+    """Weights, inputs and outputs in one dtype, computed in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias, scale, shift = (
+            p.float() for p in (*self.linear.parameters(), *self.norm.parameters())
+        )
+        y = functional.gelu(functional.linear(x.float(), weight, bias))
+        return functional.layer_norm(y, (16,), scale, shift).to(self.linear.weight.dtype)
+
+
+HALVES = [
+    (Classifier, torch.float16, (40, 3, 12, 12)),
+    (Encoder, torch.bfloat16, (40, 8)),
+]
+
+
+def in_half(
+    build: type[nn.Module], dtype: torch.dtype, shape: tuple[int, ...], path: Path, factor: float
+) -> tuple[Path, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    model = seeded(build)
+    with torch.no_grad():
+        model.linear.weight[1] *= factor
+    return exported(model.to(dtype), path, torch.from_numpy(x[:2]).to(dtype)), x
+
+
+@pytest.mark.parametrize(("build", "dtype", "shape"), HALVES)
+@pytest.mark.parametrize("given", [np.float16, np.float32, np.float64])
+def test_files_in_half_precision_take_samples_of_any_float(
+    tmp_path: Path, build, dtype, shape, given: type
+) -> None:
+    path, x = in_half(build, dtype, shape, tmp_path / "half.onnx", 1.0)
+    result = judged(seeded(build).to(dtype), path, x.astype(given), Policy.reduced())
+    assert result.decision.verdict is Verdict.PASS, result.decision.problems
+    with pytest.raises(InputMismatch, match="--precision reduced"):
+        judged(seeded(build), path, x, Policy.default())
+
+
+@pytest.mark.parametrize(("build", "dtype", "shape"), HALVES)
+def test_another_weight_in_half_precision(tmp_path: Path, build, dtype, shape) -> None:
+    path, x = in_half(build, dtype, shape, tmp_path / "half.onnx", 1.5)
+    result = judged(seeded(build).to(dtype), path, x, Policy.reduced())
+    assert result.decision.verdict is Verdict.FAIL
+
+
+def test_samples_beyond_float16_are_named(tmp_path: Path) -> None:
+    path, x = in_half(*HALVES[0], tmp_path / "half.onnx", 1.0)
+    x[7, 0, 0, 0] = 70000.0
+    with pytest.raises(DataError, match="sample 7"):
+        judged(seeded(Classifier), path, x, Policy.reduced())
+
+
+def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    model = nn.Linear(8, 3).bfloat16()
+    path = exported(model, tmp_path / "half.onnx", torch.from_numpy(x[:2]).bfloat16())
+    with pytest.raises(EvidenceError, match="Gemm in bfloat16"):
+        judged(model, path, x, Policy.reduced())
