@@ -7,7 +7,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,30 +121,44 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 def parameters(model: nn.Module) -> frozenset[str] | None:
-    """Names that forward takes by keyword; None where it takes any number (`*inputs`), or its
-    signature can't be read."""
+    """Names that forward takes by keyword; None where it takes any number (`*inputs`, `**inputs`),
+    or its signature can't be read."""
+    kinds = _kinds(model)
+    return None if kinds is None or kinds & _VARIABLE else frozenset(_signature(model)[0])
+
+
+_VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+def _kinds(model: nn.Module) -> set[Any] | None:
     try:
-        kinds = {p.kind for p in inspect.signature(model.forward).parameters.values()}
+        return {p.kind for p in inspect.signature(model.forward).parameters.values()}
     except (TypeError, ValueError):
         return None
-    return None if inspect.Parameter.VAR_POSITIONAL in kinds else frozenset(_signature(model)[0])
 
 
 class ForwardSignature:
     """How tensors in a fixed order become the arguments of a model's forward.
 
-    By keyword where the first parts of all names are parameters of forward, else by position.
+    By keyword where the first parts of all names are parameters of forward, else by position. With
+    `**kwargs` all other names are parameters, too, where at least one is listed or none are.
     """
 
     def __init__(self, model: nn.Module, *candidates: Sequence[str]) -> None:
         """`candidates`: names of the tensors, in their order; the first that fit are taken."""
         self._parameters, self._hints = _signature(model)
         self._tree: Tree | None = None
+        any_name = (_kinds(model) or set()) & _VARIABLE == {inspect.Parameter.VAR_KEYWORD}
         for names in candidates:
             tree = _tree(names)
-            if tree is not None and self._parameters.keys() >= tree.keys():
+            if tree is not None and self._takes(tree.keys(), any_name=any_name):
                 self._tree = tree
+                self._parameters |= {n: False for n in tree if n not in self._parameters}
                 break
+
+    def _takes(self, names: Set[str], *, any_name: bool) -> bool:
+        listed = self._parameters.keys()
+        return listed >= names or (any_name and (not listed or bool(listed & names)))
 
     @property
     def plain(self) -> bool:
