@@ -146,6 +146,7 @@ REMEDIES: dict[str, str] = {
     "graph_unused_output": "Export only what is used.",
     "graph_domain": "Export with standard operators only, or ship the runtime that has them.",
     "graph_opset": "Export with an opset that the deployed runtime supports.",
+    "graph_checker": "Export again with a newer exporter. Other runtimes may refuse the file.",
     "export_record": "Let this gate export the file (gate export, or the stage 'export'), or set "
     "gate.export_findings.record: optional.",
     "export_lint": "Run gate lint on the model's factory and rewrite what it shows; the page of "

@@ -315,9 +315,10 @@ def read_subject(path: Path) -> Subject:
     data = _subject_read(path)
     model = _parse(data, path)
     files = external_files(model, path)
-    checked = in_own_domain(model)
-    whole = data if checked is model else checked.SerializeToString()
-    _check_whole(whole, path, files, changed=checked is not model)
+    try:
+        _check_model(model, data, path, files)
+    except OnnxFileError as error:
+        _complete(model, path, error)
     try:
         sha256 = (
             Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
@@ -336,6 +337,46 @@ def read_subject(path: Path) -> Subject:
         outputs=_specs(model.graph.output, path),
         external_data=files,
     )
+
+
+def checker_complaint(model: onnx.ModelProto, path: Path) -> str | None:
+    """Return what onnx's checker has against a file that ONNX Runtime runs; None: nothing."""
+    try:
+        _check_model(model, model.SerializeToString(), path, external_files(model, path))
+    except OnnxFileError as error:
+        return first_line(error.__cause__ or error).rstrip(".")
+    return None
+
+
+def _check_model(model: onnx.ModelProto, data: bytes, path: Path, files: tuple[str, ...]) -> None:
+    checked = in_own_domain(model)
+    whole = data if checked is model else checked.SerializeToString()
+    _check_whole(whole, path, files, changed=checked is not model)
+
+
+def _complete(model: onnx.ModelProto, path: Path, error: OnnxFileError) -> None:
+    """Give outputs that are declared without a type or shape those that ONNX Runtime infers. Raise
+    `error` where it does not run the file, either, or the nodes are in no order."""
+    from gate.onnx_file.sessions import open_on_cpu
+
+    if _SORT in str(error) or any(
+        not value.type.tensor_type.HasField("shape") for value in _true_inputs(model)
+    ):
+        raise error
+    try:
+        inferred = {value.name: value for value in open_on_cpu(path).get_outputs()}
+    except Exception:  # of ONNX Runtime, without a common base
+        raise error from error.__cause__
+    for declared in model.graph.output:
+        tensor = declared.type.tensor_type
+        if not tensor.HasField("shape") and declared.name in inferred:
+            found = inferred[declared.name]
+            kind = found.type.removeprefix("tensor(").removesuffix(")").upper()
+            shape = [size if size is not None else _UNKNOWN_AXIS for size in found.shape]
+            tensor.elem_type = onnx.TensorProto.DataType.Value(kind)
+            tensor.shape.CopyFrom(
+                helper.make_tensor_type_proto(tensor.elem_type, shape).tensor_type.shape
+            )
 
 
 def verify_file(path: Path, *, opset: int) -> None:
@@ -480,6 +521,6 @@ def _dtype(elem_type: int) -> str:
 
 
 def _axis(dim: onnx.TensorShapeProto.Dimension) -> int | str:
-    if dim.HasField("dim_value"):
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # Paddle's exporter writes -1
         return int(dim.dim_value)
     return dim.dim_param or _UNKNOWN_AXIS

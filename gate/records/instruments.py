@@ -48,6 +48,7 @@ GraphCode = Literal[
     "unused_output",
     "domain",
     "opset",
+    "checker",
 ]
 
 

@@ -44,7 +44,7 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
     """Set the switches of `policy`; yield them as read back; restore all of them, also after an
     error.
 
-    Inside, gradients and autocast are off, and the CPU computes float32 in float32 whatever
+    Inside, gradients and autocast are off, new tensors are float32, and the CPU computes float32 in float32 whatever
     the caller has set. The caller's random states are untouched.
     """
     with ExitStack() as restored:
@@ -56,7 +56,20 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
         restored.enter_context(torch.autocast("cpu", enabled=False))
         restored.enter_context(torch.autocast("cuda", enabled=False))
         restored.enter_context(torch.no_grad())
+        restored.enter_context(default_dtype(torch.float32))
         yield _read()
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, new tensors of floats have this dtype: a module of the user may have set another one
+    for good."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _read() -> Determinism:

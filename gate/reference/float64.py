@@ -16,6 +16,7 @@ from gate.data.reader import length
 from gate.errors import ModelError, first_line
 from gate.records.instruments import CodeLocation
 from gate.reference.code_location import where_they_part
+from gate.reference.environment import default_dtype
 from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
 from gate.reference.validity import UNRESTRICTED, Validity
 from gate.storage.arrays import Batch, OutputArray
@@ -171,13 +172,8 @@ def double_copy(model: nn.Module) -> nn.Module:
 @contextmanager
 def in_double() -> Iterator[None]:
     """Inside, new tensors are float64, and what `forward` casts to float32 stays float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Wide():  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(torch.float64), _Wide():  # type: ignore[no-untyped-call]
+        yield
 
 
 class _Wide(DispatchMode):  # type: ignore[no-untyped-call]

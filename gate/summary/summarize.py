@@ -351,6 +351,11 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
         yield make_printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
     yield from code_sentences(evidence)
     yield from map(make_printable, validity_sentences(decision))
+    for finding in evidence.graph.findings if evidence.graph else ():
+        if finding.code == "checker":
+            yield make_printable(
+                f"onnx's checker rejects the file, and other runtimes may, too: {finding.detail}."
+            )
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
 

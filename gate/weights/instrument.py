@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, groupby
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,7 +17,7 @@ from gate.errors import OnnxFileError, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import Track
-from gate.onnx_file.reading import DOMAIN, is_of_runtime
+from gate.onnx_file.reading import DOMAIN, checker_complaint, is_of_runtime
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import BatchAxes, Subject, batch_sizes
@@ -105,6 +106,13 @@ def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
     if newest > _OLDEST and not _runs(newest):
         detail = f"ONNX Runtime {onnxruntime.__version__} does not run version {newest}"
         yield GraphFinding(code="opset", place="opset_import", detail=detail)
+
+
+def checker(model: onnx.ModelProto, path: Path) -> Iterator[GraphFinding]:
+    """What onnx's checker has against a file that ONNX Runtime runs."""
+    complaint = checker_complaint(model, path)
+    if complaint is not None:
+        yield GraphFinding(code="checker", place=path.name, detail=complaint)
 
 
 @cache
@@ -202,6 +210,7 @@ def read_graph(
         unused_output(graph, subject),
         domain(graph),
         opset(named),
+        checker(model, candidate.path),
     )
     return GraphReport(
         nodes=len(graph.nodes),

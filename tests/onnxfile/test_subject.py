@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import OnnxFileError
-from gate.onnx_file.reading import read_subject, verify_file
+from gate.onnx_file.reading import checker_complaint, read_subject, verify_file
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
 from tests.export.graphs import adder, put
@@ -122,7 +122,6 @@ def sequence_input(model: onnx.ModelProto) -> None:
         (dangling_name, "nowhere"),
         (unsorted, r"topological_sort\(\)"),
         (input_without_rank, "'shape' of 'type' is required"),
-        (output_without_rank, "'shape' of 'type' is required"),
         (sequence_input, "s is declared as sequence_type, expected a tensor"),
     ],
 )
@@ -254,3 +253,30 @@ def test_a_newer_ir_version_than_onnx_reads_is_refused(path: Path) -> None:
         verify_file(path, opset=13)
     with pytest.raises(OnnxFileError, match="ir_version"):
         read_subject(path)
+
+
+def output_without_type(model: onnx.ModelProto) -> None:
+    model.graph.output[0].ClearField("type")
+
+
+@pytest.mark.parametrize("spoil", [output_without_rank, output_without_type])
+def test_what_only_the_checker_rejects_is_described(
+    path: Path, spoil: Callable[[onnx.ModelProto], None]
+) -> None:
+    model = adder()
+    whole = read_subject(put(model, path))
+    spoil(model)
+    described = read_subject(put(model, path))
+    assert [(spec.name, spec.dtype, len(spec.shape)) for spec in described.outputs] == [
+        (spec.name, spec.dtype, len(spec.shape)) for spec in whole.outputs
+    ]
+    assert described.inputs == whole.inputs
+    assert checker_complaint(model, path)
+
+
+def test_a_dimension_of_minus_one_is_dynamic(path: Path) -> None:
+    model = adder()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    described = read_subject(put(model, path))
+    assert {spec.shape[0] for spec in (*described.inputs, *described.outputs)} == {"?"}
