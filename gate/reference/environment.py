@@ -44,8 +44,8 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
     """Set the switches of `policy`; yield them as read back; restore all of them, also after an
     error.
 
-    Inside, gradients and autocast are off, new tensors are float32, and the CPU computes float32 in float32 whatever
-    the caller has set. The caller's random states are untouched.
+    Inside, gradients and autocast are off, new tensors are float32, and the CPU computes float32
+    in float32 whatever the caller has set. The caller's random states are untouched.
     """
     with ExitStack() as restored:
         restored.enter_context(threads_set(policy.threads))
@@ -56,14 +56,32 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
         restored.enter_context(torch.autocast("cpu", enabled=False))
         restored.enter_context(torch.autocast("cuda", enabled=False))
         restored.enter_context(torch.no_grad())
-        restored.enter_context(default_dtype(torch.float32))
+        restored.enter_context(_float32_by_default())
         yield _read()
+
+
+_callers_dtypes: list[torch.dtype] = []
+"""The default dtypes outside of each `deterministic` that is open."""
+
+
+@contextmanager
+def _float32_by_default() -> Iterator[None]:
+    _callers_dtypes.append(torch.get_default_dtype())
+    try:
+        with default_dtype(torch.float32):
+            yield
+    finally:
+        _callers_dtypes.pop()
+
+
+def callers_dtype() -> torch.dtype:
+    """Return the default dtype outside of `deterministic`, which a module of the user may set."""
+    return _callers_dtypes[0] if _callers_dtypes else torch.get_default_dtype()
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, new tensors of floats have this dtype: a module of the user may have set another one
-    for good."""
+    """Inside, new tensors of floats have this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gate.errors import ModelError
 from gate.model.forward_signature import ForwardSignature, leaves
 from gate.model.model_state import ModelState
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.reference.environment import callers_dtype, default_dtype
 from gate.runtimes.runtime import Proof, Session
 from gate.storage.arrays import Batch, OutputArray
 
@@ -118,7 +119,8 @@ class TorchSession(Session):
         The outputs come in the model's order. Gradients are off unless forward itself enables
         them, as models do that return forces.
         """
-        with torch.no_grad():
+        own = self._binding.double and self._dtype == torch.float32
+        with torch.no_grad(), default_dtype(callers_dtype()) if own else nullcontext():
             if not self._uses_autograd:
                 try:
                     with _below_autograd():
