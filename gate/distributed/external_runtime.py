@@ -443,6 +443,7 @@ class Sending:
                 count=len(samples),
                 batch_size=self.batch_size,
                 layout=samples.layout,
+                reduced=self.policy.precision == "reduced",
             )
             return _Material(binding, samples, self.policy)
         return MeasurementContext.bare(
@@ -465,6 +466,10 @@ class _Material:
     binding: InputBinding
     samples: SampleSet
     policy: Policy
+
+    @property
+    def smallest(self) -> int:
+        return self.binding.batch_size if self.binding.fixed else 1
 
 
 class _Writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class ReferencePass:
         """`original`: what `model` was copied from; None: its state is cloned."""
         self._runner = TorchSession(model, binding, device="cpu", original=original)
         self.meter = CostMeter()
+        self.smallest = 1
+        """The samples in the smallest batch that the model takes."""
 
     @property
     def keys(self) -> tuple[str | None, ...]:
@@ -142,6 +145,10 @@ class ProbeSource(Protocol):
     def policy(self) -> Policy:
         """What is asked for."""
 
+    @property
+    def smallest(self) -> int:
+        """The smallest batch that the file and the model take."""
+
 
 @dataclass(frozen=True)
 class MeasurementContext:
@@ -166,7 +173,10 @@ class MeasurementContext:
         own = copy_model(case.model, device="cpu", double=binding.double)
         truth = Truth(own, binding, samples=0)
         reference = ReferencePass(own, binding, original=case.model)
-        return cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
+        bare = cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
+        with contextlib.suppress(EvidenceError):  # each probe says so itself
+            bare.run_example()
+        return bare
 
     def rounded_run(
         self, batch: Batch, *, draw: int, scale: float = 1.0, ties: bool = False
@@ -201,7 +211,31 @@ class MeasurementContext:
     def example(self) -> Batch:
         """A small batch of another size than the measured ones, where the file allows it."""
         size = self.binding.batch_size
-        return next(self.samples.batches(size if self.binding.fixed else 1 if size > 1 else 2))
+        if self.binding.fixed:
+            return next(self.samples.batches(size))
+        return next(self.samples.batches(self.smallest if size > 1 else 2))
+
+    @property
+    def smallest(self) -> int:
+        """The smallest batch that the file and the model take, as far as `run_example` has seen."""
+        return self.binding.batch_size if self.binding.fixed else self.reference.smallest
+
+    def run_example(self) -> list[OutputArray]:
+        """Return the outputs for `example`, in the first run of all. Raises EvidenceError.
+
+        From here on `smallest` is 2 for a model that takes two samples and not one: a batch norm
+        that computes its own statistics needs two rows.
+        """
+        try:
+            return self.reference.first_run(self.example)
+        except EvidenceError:
+            if self.binding.fixed or length(self.example) > 1:
+                raise
+            self.reference.smallest = 2
+            vars(self).pop("example")
+            with contextlib.suppress(EvidenceError):
+                return self.reference.first_run(self.example)
+            raise
 
     @cached_property
     def first(self) -> int:

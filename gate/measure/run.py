@@ -140,8 +140,8 @@ class SamplePass:
         self._assessment = ReferenceAssessment()
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
+        self.expected = self.stand.run_example()
         self.example = self.stand.example
-        self.expected = self.reference.first_run(self.example)
         self.stand.answers.note_reference(self.example, self.expected)
         if noise:
             self.truth.extend(self.stand.noise_samples - wanted)
@@ -445,8 +445,9 @@ def take_turns(stand: MeasurementContext, tracks: Sequence[Track], *, seconds: f
                 _repeat(track, batch, expected)
     if size == 1:  # its batches are of one sample
         return
-    if stand.binding.fixed:
-        reason = f"the file has a fixed batch axis of {size}"
+    if stand.smallest > 1:
+        fixed = f"the file has a fixed batch axis of {size}"
+        reason = fixed if stand.binding.fixed else "the model takes no batch of one sample"
         for meter in (stand.reference.meter, *(track.meter for track in tracks)):
             meter.single_unmeasured = reason
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import math
 import os
 import re
 import sys
@@ -187,9 +189,9 @@ _BFLOAT16 = 16
 def _array(value: Any) -> Any:
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
-    from torch.utils import dlpack
-
-    return dlpack.from_dlpack(value._ortvalue.to_dlpack()).float().numpy()
+    shape, address = tuple(value.shape()), value.data_ptr()  # NumPy reads no bfloat16, by DLPack
+    bits = np.array((ctypes.c_uint16 * math.prod(shape)).from_address(address), np.uint32)
+    return (bits << 16).view(np.float32).reshape(shape)
 
 
 def quiet_options() -> Any:

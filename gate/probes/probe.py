@@ -84,7 +84,7 @@ class SampleProfile:
             low={name: _finite(array).min() for name, array in looked_at.items()},
             high={name: _finite(array).max() for name, array in looked_at.items()},
             integers={name: a for name, a in looked_at.items() if a.dtype.kind in "iu"},
-            small=binding.batch_size if binding.fixed else 1,
+            small=stand.smallest,
             fixed=binding.fixed,
             seed=stand.policy.determinism.seed,
             shared=binding.shared,
