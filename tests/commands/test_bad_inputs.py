@@ -1,0 +1,191 @@
+"""Inputs that do not fit: `gate check` exits with 2 and an error of one paragraph."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+from tests.commands.running import runner
+
+run, _ = runner("check")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+X = np.random.default_rng(0).normal(size=(12, 3, 8, 8)).astype(np.float32)
+IDS = np.arange(12 * 5).reshape(12, 5) % 10
+
+MODEL = '''"""Two inputs: a picture and identifiers."""
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.table, self.out = nn.Conv2d(3, 4, 3), nn.Embedding(10, 4), nn.Linear(4, 5)
+
+    def forward(self, x, ids):
+        return self.out(self.conv(x).mean((2, 3)) + self.table(ids).mean(1))
+
+def build():
+    return Net().eval()
+
+def breaks():
+    raise RuntimeError("no weights here")
+
+def no_module():
+    return 3
+'''
+
+
+def npz(**arrays: np.ndarray) -> Callable[[Path], None]:
+    return lambda path: np.savez(path, **arrays)
+
+
+def npy(array: np.ndarray) -> Callable[[Path], None]:
+    def save(path: Path) -> None:
+        with path.open("wb") as stream:
+            np.save(stream, array)
+
+    return save
+
+
+def raw(data: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    whole = io.BytesIO()
+    np.savez(whole, x=X, ids=IDS)
+    path.write_bytes(whole.getvalue()[:-200])
+
+
+def no_array(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.txt", "none")
+
+
+def npz_with_a_short_array(path: Path) -> None:
+    stream = io.BytesIO()
+    np.save(stream, X)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", stream.getvalue()[:-50])
+
+
+def with_value(value: float, dtype: type = np.float32) -> np.ndarray:
+    spoiled = X.astype(dtype)
+    spoiled[7, 1, 2, 3] = value
+    return spoiled
+
+
+SAMPLES: dict[str, Callable[[Path], object]] = {
+    "float64": npz(x=X.astype(np.float64), ids=IDS),
+    "float16": npz(x=X.astype(np.float16), ids=IDS),
+    "integers for floats": npz(x=(X * 10).astype(np.int64), ids=IDS),
+    "bytes for floats": npz(x=(X * 10).astype(np.uint8), ids=IDS),
+    "bools for floats": npz(x=X > 0, ids=IDS),
+    "floats for integers": npz(x=X, ids=IDS.astype(np.float32)),
+    "int32 for int64": npz(x=X, ids=IDS.astype(np.int32)),
+    "complex": npz(x=X.astype(np.complex64), ids=IDS),
+    "long doubles": npz(x=X.astype(np.longdouble), ids=IDS),
+    "text": npz(x=np.array(["a"] * 12), ids=IDS),
+    "dates": npz(x=np.arange(12).astype("datetime64[D]"), ids=IDS),
+    "records": npz(x=np.zeros(12, [("a", "f4"), ("b", "i4")]), ids=IDS),
+    "objects": npz(x=np.array([X[0], None] * 6, object), ids=IDS),
+    "objects in an npy": npy(np.array([X[0], None] * 6, object)),
+    "a rank too few": npz(x=X[:, 0], ids=IDS),
+    "a rank too many": npz(x=X[None], ids=IDS[None]),
+    "channels last": npz(x=X.transpose(0, 2, 3, 1), ids=IDS),
+    "other channels": npz(x=X[:, :2], ids=IDS),
+    "another height": npz(x=X[:, :, :7], ids=IDS),
+    "another length": npz(x=X, ids=IDS[:, :4]),
+    "samples that differ in number": npz(x=X, ids=IDS[:7]),
+    "a scalar": npz(x=np.float32(1), ids=IDS),
+    "no samples": npz(x=X[:0], ids=IDS[:0]),
+    "an empty axis": npz(x=X[:, :, :, :0], ids=IDS),
+    "one name": npz(x=X, identifiers=IDS),
+    "swapped names": npz(ids=X, x=IDS),
+    "a missing input": npz(x=X),
+    "an input too many": npz(x=X, ids=IDS, mask=IDS),
+    "no arrays": npz(),
+    "one array for two": npy(X),
+    "NaN": npz(x=with_value(np.nan), ids=IDS),
+    "infinity": npz(x=with_value(np.inf), ids=IDS),
+    "identifiers beyond the table": npz(x=X, ids=IDS + 10),
+    "identifiers below the table": npz(x=X, ids=IDS - 1),
+    "an empty file": raw(b""),
+    "no zip": raw(b"this is text"),
+    "a pointer of Git LFS": raw(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
+    "a zip that is cut": cut,
+    "a zip without arrays": no_array,
+    "a zip with a short array": npz_with_a_short_array,
+}
+"""By name, what writes `inputs.npz`."""
+
+BUILDS = {"another name": "nets:bild", "another module": "nots:build", "an error": "nets:breaks",
+          "no module": "nets:no_module"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "nets.py").write_text(MODEL)
+    torch.manual_seed(0)
+    space: dict[str, Callable[[], nn.Module]] = {}
+    exec(MODEL, space)
+    torch.onnx.export(
+        space["build"](), (torch.from_numpy(X[:2]), torch.from_numpy(IDS[:2])),
+        str(folder / "model.onnx"), dynamo=False, opset_version=17, input_names=["x", "ids"],
+        output_names=["y"], dynamic_axes={name: {0: "batch"} for name in ("x", "ids", "y")},
+    )  # fmt: skip
+    np.savez(folder / "inputs.npz", x=X, ids=IDS)
+    return folder
+
+
+@pytest.fixture
+def here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    shutil.copytree(project, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -> str:
+    code, out, err = run(capsys, "model.onnx", "--reference", reference, "--inputs", "inputs.npz")
+    assert code == 2
+    assert "Traceback" not in out + err
+    (error,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "unexpected" not in error
+    return error
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_bad_samples(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    SAMPLES[name](here / "inputs.npz")
+    refused(capsys)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_bad_references(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    refused(capsys, BUILDS[name])
+
+
+def test_strings_are_no_samples(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(here / "model.onnx")
+    model.graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, ["batch"]))
+    onnx.save(model, here / "model.onnx")
+    np.savez(here / "inputs.npz", x=X, ids=IDS, words=np.array(["a"] * 12))
+    assert refused(capsys).startswith("error: 'words' of ")
