@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -33,10 +35,10 @@ def exported(model: nn.Module, path: Path, x: torch.Tensor, outputs: int = 1) ->
     return path
 
 
-def judged(model: nn.Module, onnx: Path, x: np.ndarray, policy: Policy) -> EvaluationResult:
+def judged(model: nn.Module, path: Path, x: np.ndarray, policy: Policy) -> EvaluationResult:
     workload = EvaluationData(SampleSet.from_arrays({"x": x}))
     reference = Reference(model.eval(), Source(factory="tests:net"))
-    return check(onnx, reference=reference, data=workload, policy=policy)
+    return check(path, reference=reference, data=workload, policy=policy)
 
 
 def seeded(build: Callable[..., nn.Module], *given: object) -> nn.Module:
@@ -215,3 +217,144 @@ def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
     path = exported(model, tmp_path / "half.onnx", torch.from_numpy(x[:2]).bfloat16())
     with pytest.raises(EvidenceError, match="Gemm in bfloat16"):
         judged(model, path, x, Policy.reduced())
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + 2 * self.second(z)
+
+
+class AllKeywords(Two):
+    def forward(self, **given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(given["x"], given["z"])
+
+
+class OtherKeywords(Two):
+    def forward(self, x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, given["z"])
+
+
+class KeywordOnly(Two):
+    def forward(self, *, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, z)
+
+
+class WithNone(Two):
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, scale: torch.Tensor | None = None, z: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert scale is None
+        return super().forward(x, x if z is None else z)
+
+
+@pytest.mark.parametrize("build", [AllKeywords, OtherKeywords, KeywordOnly, WithNone])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
+def test_inputs_by_keyword(
+    tmp_path: Path, build: type[Two], factor: float, verdict: Verdict
+) -> None:
+    arrays = {
+        name: np.random.default_rng(seed).normal(size=(24, 4)).astype(np.float32)
+        for seed, name in enumerate("xz")
+    }
+    model = seeded(Two).eval()
+    with torch.no_grad():
+        model.second.weight *= factor
+    path = tmp_path / "two.onnx"
+    torch.onnx.export(
+        model, tuple(torch.from_numpy(a[:2]) for a in arrays.values()), str(path), dynamo=False,
+        opset_version=17, input_names=["x", "z"], output_names=["y"],
+        dynamic_axes={name: {0: "batch"} for name in "xzy"},
+    )  # fmt: skip
+    workload = EvaluationData(SampleSet.from_arrays(arrays))
+    reference = Reference(seeded(build).eval(), Source(factory="tests:net"))
+    result = check(path, reference=reference, data=workload, policy=Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+
+
+class Doubles(nn.Module):
+    """Built in a module that sets float64 as torch's default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * torch.full((3,), 0.1) + torch.ones(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_another_default_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(24, 4))).to(dtype)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = seeded(Doubles)
+        torch.set_default_dtype(dtype)
+        path = exported(copy.deepcopy(model).to(dtype), tmp_path / "model.onnx", x[:2])
+        torch.set_default_dtype(torch.float64)
+        result = judged(model, path, x.numpy(), Policy.default())
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert result.decision.verdict is Verdict.PASS, result.decision.problems
+    if dtype is torch.float64:
+        assert result.evidence.runtimes[1].outputs[0].scaled_diff < 1e-13
+
+
+class OwnStatistics(nn.Module):
+    """A batch norm that needs two rows; by hand, as a file can have it."""
+
+    def __init__(self, *, by_hand: bool = False, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+        self.by_hand, self.eps = by_hand, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if not self.by_hand:
+            return self.norm(y)
+        apart = y - y.mean(0, keepdim=True)
+        spread = torch.sqrt((apart * apart).mean(0, keepdim=True) + self.eps)
+        return apart / spread * self.norm.weight + self.norm.bias
+
+
+@pytest.mark.parametrize(("eps", "verdict"), [(1e-5, Verdict.PASS), (1e-3, Verdict.FAIL)])
+def test_a_batch_norm_that_needs_two_rows(tmp_path: Path, eps: float, verdict: Verdict) -> None:
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    by_hand = seeded(lambda: OwnStatistics(by_hand=True, eps=eps))
+    path = exported(by_hand, tmp_path / "norm.onnx", torch.from_numpy(x[:2]))
+    result = judged(seeded(OwnStatistics), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+
+
+def minus_one(model: onnx.ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+
+
+def no_shape(model: onnx.ModelProto) -> None:
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+@pytest.mark.parametrize("spoil", [minus_one, no_shape])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
+def test_what_other_exporters_write(
+    tmp_path: Path, spoil: Callable[[onnx.ModelProto], None], factor: float, verdict: Verdict
+) -> None:
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    model = seeded(Doubles)
+    with torch.no_grad():
+        model.linear.weight *= factor
+    path = exported(model, tmp_path / "model.onnx", torch.from_numpy(x[:2]))
+    written = onnx.load(path)
+    spoil(written)
+    onnx.save(written, path)
+    result = judged(seeded(Doubles), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+    graph = result.evidence.graph
+    assert graph is not None
+    assert ("checker" in {finding.code for finding in graph.findings}) == (spoil is no_shape)
