@@ -127,15 +127,15 @@ def open_shards(path: Path) -> list[HeldShard]:
     return [_open_file(path)]
 
 
-def open_array(path: Path) -> RowsArray:
-    """Memory-map one `.npy` file, read-only. Raises DataError."""
+def open_array(path: Path, *, name: str | None = None) -> RowsArray:
+    """Memory-map one `.npy` file, read-only. `name`: what errors call it. Raises DataError."""
     _check_content(path)
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError, SyntaxError) as error:
         reason = first_line(error, empty=type(error).__name__)
         raise DataError(
-            f"cannot read {path.name} as a .npy array: {reason}. Expected a whole file of "
+            f"cannot read {name or path.name} as a .npy array: {reason}. Expected a whole file of "
             "numbers as numpy.save writes it, without Python objects."
         ) from error
 
@@ -229,7 +229,7 @@ def open_npz(path: Path) -> dict[str, RowsArray]:
                 name = _member_name(path, member, taken=arrays)
                 unpacked = Path(folder) / f"{number}.npy"
                 _unpack(archive, member, unpacked)
-                arrays[name] = open_array(unpacked)
+                arrays[name] = open_array(unpacked, name=f"'{name}' of {path.name}")
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
         raise DataError(
             f"cannot read {path.name} as .npz: {error}. Expected a whole file as numpy.savez "
