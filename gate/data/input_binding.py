@@ -144,7 +144,7 @@ def _placed(array: RuntimeArray, axis: int | None) -> RuntimeArray:
     return np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
 
 
-def bind_inputs(
+def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the policy
     inputs: Sequence[TensorSpec],
     samples: Sequence[TensorSpec],
     *,
