@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import nn
 
 from gate.data.input_binding import InputBinding
@@ -19,9 +20,13 @@ from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.cost_meter import CostMeter
 from gate.measure.job import MeasurementJob
 from gate.model.model_state import ModelState
+from gate.onnx_file.choices import ChoiceSession
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
+from gate.policy.runtime_options import ort_setup
+from gate.records.runtime import RuntimeName
 from gate.reference.cache import ReferenceCache
+from gate.reference.choices import ChoiceReplay, ReplayedReference, replay
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
 from gate.reference.torch_session import TorchSession, copy_model
@@ -30,6 +35,10 @@ from gate.storage.arrays import Batch, OutputArray
 
 _LOOKED_AT = 256
 """Samples among which the first with something to measure are looked for."""
+
+
+_DRAWS = 3
+"""Runs under random rounding that tell which choices are open."""
 
 
 class ReferencePass:
@@ -198,6 +207,51 @@ class MeasurementContext:
     def rounding_run(self, batch: Batch, rounding: RoundingRun) -> list[OutputArray]:
         """The same, whether or not the runs are known to compute the model's function."""
         return run_rounded(self.reference.run, self.policy.determinism, batch, rounding)
+
+    def replayed(
+        self, runtime: RuntimeName, batch: Batch, *, draws: int = _DRAWS, scale: float = 1.0
+    ) -> ReplayedReference | None:
+        """The reference with the choices that the file makes on a batch in this runtime; None
+        where no choice differs, or rounding does not leave one open (`gate.reference.choices`)."""
+        session = self._choice_session(runtime)
+        if session is None:
+            return None
+        fast_path = self.truth.validity.record.fast_path
+        runs = [RoundingRun(draw, scale, fast_path=fast_path) for draw in range(draws)]
+        determinism = self.policy.determinism
+        roundings = [
+            lambda run, rounding=rounding: run_rounded(
+                lambda _: run(), determinism, batch, rounding
+            )
+            for rounding in runs
+        ]
+        try:
+            choices = session.run(self.binding.by_input(batch))
+            found = replay(partial(self.reference.run, batch), choices, roundings)
+        except Exception:  # the choices of a wrong file may be none that the model can go on with
+            return None
+        if found is None:
+            return None
+        return replace(found, truth=self.truth.aside(batch, mode=ChoiceReplay(choices)))
+
+    def _choice_session(self, runtime: RuntimeName) -> ChoiceSession | None:
+        if runtime not in self._choice_sessions:
+            self._choice_sessions[runtime] = None
+            setup = ort_setup(self.policy, runtime)
+            if setup is None:
+                return None
+            with contextlib.suppress(Exception):  # a runtime that cannot open it fails by itself
+                self._choice_sessions[runtime] = ChoiceSession(
+                    self.tested_file,
+                    setup,
+                    threads=torch.get_num_threads(),
+                    deterministic=torch.are_deterministic_algorithms_enabled(),
+                )
+        return self._choice_sessions[runtime]
+
+    @cached_property
+    def _choice_sessions(self) -> dict[RuntimeName, ChoiceSession | None]:
+        return {}
 
     def baseline(self, batch: Batch) -> list[OutputArray] | None:
         """What errors on a batch are measured against: the outputs in float64, or those of the

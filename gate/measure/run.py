@@ -207,7 +207,14 @@ class SamplePass:
                 self.stand.answers.note(batch, expected, true)
                 self._assessment.update(expected, true, samples=count)
             for track in self.tracks:
-                track.step(batch, expected, span, truth=true, validity=self.truth.validity)
+                track.step(
+                    batch,
+                    expected,
+                    span,
+                    truth=true,
+                    validity=self.truth.validity,
+                    replayed=partial(self.stand.replayed, track.name),
+                )
             at += count
             advance(count)
 

@@ -23,7 +23,7 @@ from gate.reference.random_rounding import EXACT, seed
 from gate.reference.torch_session import call_of
 from gate.storage.arrays import Batch, OutputArray
 
-_SCALE = 2.0
+PROBE_SCALE = 2.0
 """A probe may sit where rounding decides everything: both neighbours of a result are tried."""
 
 
@@ -40,7 +40,7 @@ def perturb_rounding(
         random = np.random.default_rng(seed(stand.policy.determinism, draw))
         moved = {name: _input(array, random) for name, array in batch.items()}
         try:
-            runs.append(stand.rounded_run(moved, draw=draw, scale=_SCALE))
+            runs.append(stand.rounded_run(moved, draw=draw, scale=PROBE_SCALE))
         except Exception:
             return []
     return runs

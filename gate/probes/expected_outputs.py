@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from gate.errors import GateError, OutputMismatch, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
-from gate.probes.branches import perturb_rounding
+from gate.probes.branches import PROBE_SCALE, perturb_rounding
 from gate.probes.probe import Probe
 from gate.records.instruments import UNDERFLOW, ProbeResult
+from gate.records.runtime import RuntimeName
 from gate.reference.validity import is_near
 from gate.statistics.error_groups import representable
 from gate.storage.arrays import Batch, OutputArray
@@ -113,8 +115,9 @@ class ExpectedOutputs:
             return truth
         return self._stand.truth.validity.checked(truth, self._reference, self._runs)
 
-    def parity(self, compute: Compute) -> ProbeResult:
-        """The record of one runtime; whatever `compute` raises is its failure."""
+    def parity(self, compute: Compute, *, runtime: RuntimeName | None = None) -> ProbeResult:
+        """The record of one runtime; whatever `compute` raises is its failure. `runtime`: whose
+        choices are asked for; None: no one's."""
         if self.inapplicable is not None:
             return self._record(inapplicable=self.inapplicable)
         try:
@@ -122,11 +125,31 @@ class ExpectedOutputs:
         except OutputMismatch as error:
             if self._shapes_unsettled():
                 return self._record(inapplicable="rounding alone changes its outputs' shapes")
-            return self._record(failure=str(error))
+            return self._by_its_choices(compute, runtime) or self._record(failure=str(error))
         except Exception as error:
             return self._record(failure=describe_failure(error))
         with np.errstate(all="ignore"):
+            numbers = self._numbers(outputs, [[]] * len(outputs))
+            if numbers.suspicious and (own := self._by_its_choices(compute, runtime)):
+                return own
             return self._judged(outputs)
+
+    def _by_its_choices(self, compute: Compute, runtime: RuntimeName | None) -> ProbeResult | None:
+        """The record against the model with the choices of the file; None where they are the
+        model's, or rounding does not leave them open (`gate.reference.choices`)."""
+        batch = self.probe.batch
+        found = runtime and self._stand.replayed(runtime, batch, draws=DRAWS, scale=PROBE_SCALE)
+        if not found:
+            return None
+        own = copy.copy(self)
+        own._reference, own._runs = found.outputs, found.draws
+        own._truth = _honest(found.outputs, found.truth)
+        try:
+            outputs = compute(batch, found.outputs)
+        except Exception:
+            return None
+        with np.errstate(all="ignore"):
+            return own._judged(outputs)
 
     def _judged(self, outputs: list[OutputArray]) -> ProbeResult:
         numbers = self._numbers(outputs, [[]] * len(outputs))

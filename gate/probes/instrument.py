@@ -111,7 +111,9 @@ class ProbeInstrument:
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):
                 track.probes.append(
-                    expected.parity(partial(track.compute, by=SessionRunner.run_probe))
+                    expected.parity(
+                        partial(track.compute, by=SessionRunner.run_probe), runtime=track.name
+                    )
                 )
 
 

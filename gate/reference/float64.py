@@ -241,12 +241,13 @@ class Truth:
         except Exception:  # a recorded operator may be none that can be compared
             return None
 
-    def aside(self, batch: Batch) -> list[OutputArray] | None:
-        """The same for inputs beside the samples: what fails there is no reason for the samples."""
+    def aside(self, batch: Batch, *, mode: DispatchMode | None = None) -> list[OutputArray] | None:
+        """The same for inputs beside the samples: what fails there is no reason for the samples.
+        `mode`: as in `Float64Reference.run`."""
         if self._float64 is None:
             return None
         try:
-            return self._float64.run(batch)
+            return self._float64.run(batch, mode=mode)
         except ModelError:
             return None
 

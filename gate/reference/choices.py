@@ -1,0 +1,279 @@
+"""Run the model with the choices of a file where rounding leaves them open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gate.onnx_file.choices import Choice
+from gate.records.instruments import EPSILON
+from gate.reference.error_models import bare
+from gate.reference.torch_session import DispatchMode
+from gate.storage.arrays import OutputArray
+
+# A runtime may order equal scores differently than PyTorch. Then it keeps different boxes, and its
+# outputs cannot be compared with the model's. So the model runs again with the decisions of the
+# file (topk, sort, argmax, nms, comparisons) in place of its own. Each of them must be possible
+# within the rounding of the model's own operands; otherwise nothing is excused. The outputs are
+# then compared as always.
+
+Floats = NDArray[np.float64]
+
+Ints = NDArray[np.int64]
+
+Run = Callable[[], list[OutputArray]]
+
+_LEEWAY = 4.0
+"""An operand may be so many times as far off as the farthest of the rounding runs."""
+
+_MOST_BOXES = 4096
+"""Boxes whose overlaps are compared in pairs."""
+
+_ONNX = {
+    "topk": "TopK",
+    "sort": "TopK",
+    "argmax": "ArgMax",
+    "max": "ArgMax",
+    "argmin": "ArgMin",
+    "min": "ArgMin",
+    "nms": "NonMaxSuppression",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+    "lt": "Less",
+    "le": "LessOrEqual",
+}
+
+_COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One decision of the model, with the file's in its place."""
+
+    name: str
+    """Operator in ATen, or `nms` of torchvision."""
+    operands: tuple[Floats, ...]
+    own: NDArray[Any]
+    """What the model decides itself: indices, shape of the result; bools of a comparison."""
+    chosen: NDArray[Any]
+    """What the file decided; `own` where no node of the file is its counterpart."""
+    axis: int | None = None
+    """Of the indices; None: into the flat operand."""
+    threshold: float = 0.0
+    """Of the overlaps (`nms`)."""
+
+    @property
+    def differs(self) -> bool:
+        """Return True if the file decided otherwise."""
+        return not np.array_equal(self.own, self.chosen)
+
+
+class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, operators return what the file decided, in place of what they would."""
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._left = {
+            operator: [c.chosen for c in choices if c.operator == operator]
+            for operator in {c.operator for c in choices}
+        }
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        name = bare(func._schema.name).removeprefix("torchvision::")
+        if name not in _ONNX or not isinstance(args[0], torch.Tensor):
+            return returned
+        result = returned[-1] if isinstance(returned, tuple) else returned
+        if name in ("max", "min") and not isinstance(returned, tuple):
+            return returned  # of two tensors, or of all elements
+        stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)}
+        stated |= kwargs or {}
+        own = result.detach().cpu().numpy()
+        call = self._call(name, stated, own)
+        self.calls.append(call)
+        if not call.differs:
+            return returned
+        chosen = torch.from_numpy(call.chosen.copy()).to(result.device)
+        if not isinstance(returned, tuple):
+            return chosen
+        at = chosen if chosen.ndim == args[0].ndim else chosen.unsqueeze(stated["dim"])
+        values = args[0].gather(stated.get("dim", -1), at).reshape(returned[0].shape)
+        return (values, chosen)
+
+    def _call(self, name: str, stated: dict[str, Any], own: NDArray[Any]) -> Call:
+        operands = tuple(
+            np.asarray(v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else v, np.float64)
+            for key, v in stated.items()
+            if isinstance(v, torch.Tensor) or (name in _COMPARISONS and key == "other")
+        )
+        axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
+        chosen = self._next(_ONNX[name], name, own)
+        limit = float(stated.get("iou_threshold", 0.0))
+        return Call(name, operands, own, own if chosen is None else chosen, axis, limit)
+
+    def _next(self, operator: str, name: str, own: NDArray[Any]) -> NDArray[Any] | None:
+        """The decision of the next node that can be the counterpart."""
+        left = self._left.get(operator, [])
+        for place, array in enumerate(left):
+            if name == "nms":
+                fits = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
+                found = array[:, 2] if fits else array
+            else:
+                fits = _bare(array.shape) == _bare(own.shape)
+                found = array.reshape(own.shape) if fits else array
+            if fits:
+                del left[: place + 1]
+                return np.ascontiguousarray(found.astype(own.dtype))
+        return None
+
+
+def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+@dataclass(frozen=True)
+class ReplayedReference:
+    """What the model computes with the choices of a file."""
+
+    outputs: list[OutputArray]
+    draws: list[list[OutputArray]]
+    """The same under random rounding, by run."""
+    truth: list[OutputArray] | None = None
+    """The same in float64; None where the model cannot run in it."""
+
+
+def replay(
+    run: Run, choices: Sequence[Choice], roundings: Sequence[Callable[[Run], list[OutputArray]]]
+) -> ReplayedReference | None:
+    """Return what the model computes with the choices of a file; None where all are its own, or
+    rounding does not leave one of the others open.
+
+    `run`: the model's forward; `roundings`: each runs what it gets under random rounding.
+    """
+    mode = ChoiceReplay(choices)
+    with mode:
+        outputs = run()
+    if not any(call.differs for call in mode.calls):
+        return None
+    errors = [[_rounding(x) for x in call.operands] for call in mode.calls]
+    draws = []
+    for rounding in roundings:
+        moved = ChoiceReplay(choices)
+        draws.append(rounding(partial(_inside, moved, run)))
+        for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
+            _widen(call, other, widest)
+    proven = all(is_open(c, e) for c, e in zip(mode.calls, errors, strict=True) if c.differs)
+    return ReplayedReference(outputs, draws) if proven else None
+
+
+def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
+    with mode:
+        return run()
+
+
+def _rounding(operand: Floats) -> Floats:
+    whole = bool((operand == np.round(operand)).all())
+    return np.zeros_like(operand) if whole else 2.0 * EPSILON * np.abs(operand)
+
+
+def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
+    for place, (x, y) in enumerate(zip(call.operands, moved.operands, strict=False)):
+        if call.name == moved.name and x.shape == y.shape:
+            with np.errstate(all="ignore"):
+                error = _LEEWAY * np.abs(x - y)
+            widest[place] = np.fmax(widest[place], np.where(np.isfinite(error), error, 0.0))
+
+
+def is_open(call: Call, errors: Sequence[Floats]) -> bool:
+    """Return True if rounding of the operands leaves the decision of the file open.
+
+    `errors`: how far rounding moves each element of each operand.
+    """
+    if call.name == "nms":
+        return len(call.operands[1]) <= _MOST_BOXES and _keeps(call, errors)
+    if call.name in _COMPARISONS:
+        left, right = call.operands
+        with np.errstate(all="ignore"):
+            near = np.abs(left - right) <= errors[0] + errors[1]
+        return bool((near | (call.own == call.chosen)).all())
+    return _picks(call, errors[0])
+
+
+def _picks(call: Call, error: Floats) -> bool:
+    """Whether each index has, within rounding, the value of the one in its place."""
+    (x, *_), axis = call.operands, call.axis
+    own, chosen = call.own, call.chosen
+    if axis is None:
+        x, error, axis = x.ravel(), error.ravel(), 0
+        own, chosen = own.reshape(1), chosen.reshape(1)
+    elif own.ndim < x.ndim:
+        own, chosen = np.expand_dims(own, axis), np.expand_dims(chosen, axis)
+    if chosen.size and not 0 <= int(chosen.min()) <= int(chosen.max()) < x.shape[axis]:
+        return False
+    ordered = np.sort(chosen, axis=axis)
+    if (np.diff(ordered, axis=axis) == 0).any():
+        return False
+    one, other = np.take_along_axis(x, own, axis), np.take_along_axis(x, chosen, axis)
+    room = np.take_along_axis(error, own, axis) + np.take_along_axis(error, chosen, axis)
+    with np.errstate(all="ignore"):
+        near = (one == other) | (np.abs(one - other) <= room)
+    return bool((near | (own == chosen)).all())
+
+
+def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
+    """Whether greedy suppression may keep these boxes, in this order.
+
+    No kept box has a better one behind it, or overlaps another kept one; each that is left out
+    overlaps a kept one that is no worse. All within rounding.
+    """
+    boxes, scores = call.operands[:2]
+    kept: Ints = call.chosen
+    if kept.size and not 0 <= int(kept.min()) <= int(kept.max()) < len(boxes):
+        return False
+    if len(np.unique(kept)) != len(kept):
+        return False
+    error = errors[1]
+    low, high = scores - error, scores + error
+    if (high[kept][:-1] < low[kept][1:]).any():
+        return False
+    overlap = _overlaps(boxes, boxes[kept])
+    room = _room(boxes, errors[0], kept)
+    among = overlap[kept] > call.threshold + room[kept]
+    np.fill_diagonal(among, val=False)
+    if among.any():
+        return False
+    left = np.setdiff1d(np.arange(len(boxes)), kept)
+    suppresses = (overlap[left] > call.threshold - room[left]) & (high[kept] >= low[left, None])
+    return bool(suppresses.any(axis=1).all())
+
+
+def _overlaps(boxes: Floats, others: Floats) -> Floats:
+    """Intersection over union of each pair, shape (boxes, others)."""
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    inside = np.prod(np.clip(high - low, 0.0, None), axis=2)
+    with np.errstate(all="ignore"):
+        union = _areas(boxes)[:, None] + _areas(others)[None, :] - inside
+        return np.asarray(np.where(union > 0.0, inside / union, 0.0))
+
+
+def _areas(boxes: Floats) -> Floats:
+    return np.asarray(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
+
+
+def _room(boxes: Floats, error: Floats, kept: Ints) -> Floats:
+    """How far rounding of the corners moves each overlap: an edge that moves by d changes the
+    intersection and the union by at most d times the side."""
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
+    moves = 2.0 * error.max(axis=1, initial=0.0)
+    with np.errstate(all="ignore"):
+        share = np.nan_to_num(moves / sides.min(axis=1), nan=np.inf, posinf=np.inf)
+    both = share[:, None] + share[None, kept]
+    return np.asarray(2.0 * both + 8.0 * EPSILON)

@@ -1,0 +1,236 @@
+"""Choices that rounding leaves open: non-maximum suppression, TopK, argmax, sort, thresholds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from onnx import helper, numpy_helper
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.job import MeasurementJob
+from gate.policy.policy import Policy
+from gate.reference.choices import Call, is_open
+from tests.parity import tiny
+
+_DEFAULT = Policy.default()
+POLICY = _DEFAULT.model_copy(
+    update={
+        "runtimes": {
+            name: rules
+            for name, rules in _DEFAULT.runtimes.items()
+            if name in ("ort-cpu", "ort-cpu-optimized")
+        }
+    }
+)
+"""The default policy, on the CPU."""
+
+IMAGES = {"x": np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)}
+
+ROWS = {"x": np.random.default_rng(0).normal(size=(48, 64)).astype(np.float32)}
+
+
+class Boxes(nn.Module):
+    """A detector of one head; `saturated`: many scores are exactly 1."""
+
+    def __init__(self, *, gain: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Conv2d(3, 16, 3, 4, 1)
+        self.head = nn.Conv2d(16, 5, 1)
+        nn.init.normal_(self.head.weight, std=0.8)
+        self.gain = gain
+
+    def forward(self, x):
+        z = self.head(self.body(x).relu()).flatten(2).transpose(1, 2).reshape(-1, 5)
+        at = torch.arange(z.shape[0], device=x.device)
+        corner = torch.stack([at % 8, at // 8], -1).float() * 4
+        boxes = torch.cat([corner, corner + 4.0 + 4.0 * z[:, 2:4].sigmoid()], -1)
+        scores = (z[:, 4] * self.gain).sigmoid()
+        likely = scores > 0.6
+        boxes, scores = boxes[likely], scores[likely]
+        keep = torchvision.ops.nms(boxes, scores, 0.3)
+        return torch.cat([boxes[keep], scores[keep, None]], 1)
+
+
+class Ranked(nn.Module):
+    """The best 8 of 24 columns of a product, with near ties; or all of them in order."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.kind = kind
+
+    def forward(self, x):
+        y = self.layer(x)
+        # Equal but for the order of the sum: which column is larger is left to rounding.
+        twin = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
+        y = torch.cat([y, twin], 1)
+        if self.kind == "topk":
+            return torch.topk(y, 8).indices
+        if self.kind == "sort":
+            return torch.sort(y, 1, descending=True).indices
+        if self.kind == "argmax":
+            return y.argmax(1)
+        return torch.topk(y, 8).indices.float() @ torch.arange(8.0)
+
+
+def judged(model, path, arrays, *, edit=None):
+    model.eval()
+    example = {name: array[:2] for name, array in arrays.items()}
+    candidate = tiny.export(model, path / "m.onnx", example=example, outputs=("y",), opset=17)
+    if edit is not None:
+        candidate = tiny.edit(candidate, path / "edited.onnx", edit)
+    samples = SampleSet.from_arrays(dict(arrays))
+    measured = measure_job(MeasurementJob(model, candidate, samples, policy=POLICY))
+    evidence = tiny.evidence(candidate, measured)
+    return evidence, decide(POLICY, evidence, decided_at="now")
+
+
+@pytest.mark.parametrize("gain", [1.0, 4.0])
+def test_boxes_of_equal_scores_pass(gain, tmp_path):
+    """With the larger gain some scores of probes are exactly 1, and their order is open."""
+    _, decision = judged(Boxes(gain=gain), tmp_path, IMAGES)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+@pytest.mark.parametrize("kind", ["topk", "sort", "argmax", "taken"])
+def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
+    evidence, decision = judged(Ranked(kind), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
+
+
+def constants(proto):
+    """Yield each constant of the graph with the tensor that holds it."""
+    tensors = [*proto.graph.initializer]
+    tensors += [node.attribute[0].t for node in proto.graph.node if node.op_type == "Constant"]
+    yield from ((tensor, numpy_helper.to_array(tensor)) for tensor in tensors)
+
+
+def replace(old: float, new: float):
+    def edit(proto):
+        changed = 0
+        for tensor, array in constants(proto):
+            if array.dtype == np.float32 and array.size == 1 and np.isclose(array.ravel()[0], old):
+                value = np.full(array.shape, new, np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+                changed += 1
+        assert changed
+
+    return edit
+
+
+def nodes(proto, kind):
+    found = [node for node in proto.graph.node if node.op_type == kind]
+    assert found
+    return found
+
+
+def drop_last_box(proto):
+    (node,) = nodes(proto, "NonMaxSuppression")
+    name, place = node.output[0], list(proto.graph.node).index(node)
+    node.output[0] = "all_boxes"
+    ends = {"from": [0], "to": [-1]}
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.array(value), key) for key, value in ends.items()
+    )
+    proto.graph.node.insert(place + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
+
+
+@pytest.mark.parametrize("gain", [1.0, 4.0])
+@pytest.mark.parametrize(
+    "edit", [replace(0.3, 0.31), replace(0.6, 0.61), drop_last_box], ids=["iou", "score", "row"]
+)
+def test_other_boxes_are_refused(gain, edit, tmp_path):
+    _, decision = judged(Boxes(gain=gain), tmp_path, IMAGES, edit=edit)
+    assert decision.verdict is Verdict.FAIL
+
+
+def smallest(proto):
+    for node in nodes(proto, "TopK"):
+        for attribute in node.attribute:
+            if attribute.name == "largest":
+                attribute.i = 0
+
+
+@pytest.mark.parametrize("kind", ["topk", "sort", "taken"])
+def test_the_smallest_in_place_of_the_largest_is_refused(kind, tmp_path):
+    _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=smallest)
+    assert decision.verdict is Verdict.FAIL
+
+
+def shifted(proto):
+    """Another column of the last product is larger by far."""
+    for tensor, array in constants(proto):
+        if array.shape == (12,):
+            moved = array.copy()
+            moved[3] += 0.01
+            tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+
+
+@pytest.mark.parametrize("kind", ["topk", "argmax"])
+def test_near_ties_excuse_no_other_bias(kind, tmp_path):
+    _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=shifted)
+    assert decision.verdict is Verdict.FAIL
+
+
+def call(name, operands, own, chosen, **more):
+    operands = tuple(np.asarray(x, np.float64) for x in operands)
+    return Call(name, operands, np.asarray(own), np.asarray(chosen), **more)
+
+
+SCORES = [0.9, 0.5, 0.5 + 1e-7, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("own", "chosen", "open_"),
+    [
+        ([0, 2, 1], [0, 1, 2], True),
+        ([0, 2, 1], [1, 0, 2], False),
+        ([0, 2, 1], [0, 1, 1], False),
+        ([0, 2, 1], [0, 1, 3], False),
+        ([0, 2, 1], [0, 1, 4], False),
+        ([0, 2, 1], [0, 1, -2], False),
+    ],
+)
+def test_ranks(own, chosen, open_):
+    made = call("topk", [SCORES], own, chosen, axis=-1)
+    assert is_open(made, [np.full(4, 1e-7)]) is open_
+    assert not is_open(made, [np.zeros(4)])
+
+
+PAIR = [[0, 0, 10, 10], [0, 0, 10, 6.0], [20, 20, 30, 30]]
+"""The first two overlap by 0.6."""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "scores", "threshold", "open_"),
+    [
+        ([0, 2], [0.9, 0.8, 0.7], 0.5, True),
+        ([0, 1, 2], [0.9, 0.8, 0.7], 0.5, False),  # overlap
+        ([0], [0.9, 0.8, 0.7], 0.5, False),  # nothing suppresses the last
+        ([0, 1, 2], [0.9, 0.8, 0.7], 0.6, True),
+        ([0, 2], [0.9, 0.8, 0.7], 0.6, True),  # on the threshold
+        ([0, 2], [0.9, 0.8, 0.7], 0.61, False),
+        ([1, 2], [0.9, 0.8, 0.7], 0.5, False),  # the better one is suppressed
+        ([1, 2], [0.9, 0.9, 0.7], 0.5, True),
+        ([2, 0], [0.9, 0.8, 0.7], 0.5, False),
+        ([2, 0], [0.9, 0.8, 0.9], 0.5, True),
+    ],
+)
+def test_suppression(chosen, scores, threshold, open_):
+    made = call("nms", [PAIR, scores], [0, 2], chosen, threshold=threshold)
+    assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+
+
+@pytest.mark.parametrize(("value", "open_"), [(0.6, True), (0.6 + 1e-7, True), (0.61, False)])
+def test_thresholds(value, open_):
+    made = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
+    assert is_open(made, [np.full(2, 2e-7), np.zeros(())]) is open_
