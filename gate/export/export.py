@@ -400,6 +400,7 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
             "opset_asked": settings.opset,
             "dynamic_batch": settings.dynamic_batch,
             "batch_size": settings.batch_size,
+            **_axes_stated(settings),
             "custom_symbolics": settings.custom_symbolics,
             "lint": settings.lint,
             **carried.options,
@@ -413,6 +414,12 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
         ),
         rungs=rungs,
     )
+
+
+def _axes_stated(settings: ExportSettings) -> dict[str, str]:
+    axes = (f"{name}={'none' if axis is None else axis}"
+            for name, axis in settings.batch_axes.items())  # fmt: skip
+    return {"batch_axes": ";".join(axes)} if settings.batch_axes else {}
 
 
 def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError:
