@@ -480,15 +480,20 @@ def quantize_command(**request: Unpack[_Request]) -> CommandResult:
 
 
 def _file(request: _Request, settings: QuantizeSettings) -> CommandResult:
+    from gate.data.batch_axes import arrange
     from gate.data.input_binding import bind_inputs
     from gate.data.samples import SampleSet
     from gate.export.quantize import Batches, quantize
     from gate.onnx_file.reading import read_subject
 
     subject = read_subject(request["model"])
-    samples = SampleSet.open(request["calibration"])
+    samples = arrange(SampleSet.open(request["calibration"]), subject.inputs, subject.outputs)
     binding = bind_inputs(
-        subject.inputs, samples.specs, count=len(samples), batch_size=settings.batch_size
+        subject.inputs,
+        samples.specs,
+        count=len(samples),
+        batch_size=settings.batch_size,
+        layout=samples.layout,
     )
     with progress_bar("calibrating") as progress:
 

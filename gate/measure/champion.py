@@ -119,7 +119,7 @@ class _Side(NamedTuple):
         except Exception as error:
             raise _unusable(error) from error
         self.stopwatch.add(time.perf_counter() - start, batch_size=len(next(iter(batch.values()))))
-        return found
+        return self.binding.from_call(found)
 
 
 class _Pair:
@@ -165,6 +165,7 @@ class _Pair:
             beside.samples.specs,
             count=len(beside.samples),
             batch_size=beside.batch_size,
+            layout=beside.samples.layout,
         )
         try:
             session = self._session(file)
