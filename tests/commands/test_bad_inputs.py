@@ -105,7 +105,7 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "objects": npz(x=np.array([X[0], None] * 6, object), ids=IDS),
     "objects in an npy": npy(np.array([X[0], None] * 6, object)),
     "a rank too few": npz(x=X[:, 0], ids=IDS),
-    "a rank too many": npz(x=X[None], ids=IDS[None]),
+    "a rank too many": npz(x=X[None], ids=IDS),
     "channels last": npz(x=X.transpose(0, 2, 3, 1), ids=IDS),
     "other channels": npz(x=X[:, :2], ids=IDS),
     "another height": npz(x=X[:, :, :7], ids=IDS),
