@@ -39,6 +39,8 @@ class LocalizationFindings:
     """Values of layers to those of the BatchNorm that is folded into them."""
     constants: Callable[[], Container[int]] = frozenset
     """Finds the values that are the same for all samples."""
+    dependents: Callable[[int], Container[int]] = lambda _: frozenset()
+    """Finds the values with a tensor that are computed from a value by way of no other of them."""
 
     def suspect(self, number: int) -> DivergentValue:
         """The value as a suspect."""
@@ -52,6 +54,7 @@ class LocalizationFindings:
             alone=self.measured.layers[number].alone,
             got=self._lost(number),
             overwritten=self._overwritten(number),
+            unmatched=self.unmatched_before(number),
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:
@@ -85,19 +88,20 @@ class LocalizationFindings:
         constant = self.constants()
         return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
 
-    def unmatched_before(self, number: int) -> ComputedValue | None:
-        """The first value without a tensor that this one is computed from, if there is any: a
-        node would equal it, as right as its inputs are, if the file computed it."""
-        value = self.survey.values[number]
+    def unmatched_before(self, number: int) -> tuple[ComputedValue, ...]:
+        """Return the values of modules without a tensor that this one is computed from by way of
+        no value that has one."""
         names = self.layout.names
         matched = {(v.path, v.call) for v in self.survey.values if v.number in names}
-        for before in self.survey.values[:number]:
-            unknown = before.number not in names and (before.path, before.call) not in matched
-            parent = before.path.rpartition(".")[0]
-            read = parent == value.path if value.functional else before.number in value.inputs
-            if unknown and read and self.is_comparable(before) and not self._is_constant(before):
-                return before
-        return None
+        return tuple(
+            value
+            for value in self.survey.values[:number]
+            if value.number not in names
+            and (value.path, value.call) not in matched
+            and self.is_comparable(value)
+            and not self._is_constant(value)
+            and number in self.dependents(value.number)
+        )
 
     def _is_constant(self, value: ComputedValue) -> bool:
         """True for what an exporter may have computed beforehand."""
@@ -135,13 +139,12 @@ def build_localization(
     causes: dict[int, Fault] = {}
     for number, layer in measured.layers.items():
         if limits.is_source(layer):
-            unmatched = findings.unmatched_before(number)
-            causes.setdefault(
-                number if unmatched is None else unmatched.number,
-                detective.cause(findings.suspect(number))
-                if unmatched is None
-                else detective.nowhere(unmatched, findings.layout.names[number]),
-            )
+            suspect = findings.suspect(number)
+            missing = detective.missing_module(suspect)
+            if missing is None:
+                causes.setdefault(number, detective.cause(suspect))
+            else:
+                causes.setdefault(missing.number, detective.nowhere(missing, suspect.tensor))
     causes = dict(sorted(causes.items()))
     exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
     divergences = list(causes.values()) or list(exchanged.values())

@@ -10,14 +10,16 @@ from functools import cache, partial
 from typing import Any
 
 import onnx
+import torch
 from onnx import helper
 from torch import nn
 
 from gate.localize import layer_weights
 from gate.localize.file_graph import FileGraph
 from gate.localize.layer_deviations import Deviation
-from gate.localize.layer_weights import Floats, tensor_names, tensors_around
+from gate.localize.layer_weights import Floats, tensor_names, tensors_around, tensors_of
 from gate.localize.model_runner import ComputedValue
+from gate.localize.module_paths import computes
 from gate.localize.value_matching import ValueLayout
 from gate.records.localization import listed
 
@@ -248,6 +250,9 @@ class DivergentValue:
     """Tensors with what PyTorch has overwritten in place by then, and who did it."""
     got: ComputedValue | None = None
     """What code between modules computed and it was computed from, if no tensor has that value."""
+    unmatched: tuple[ComputedValue, ...] = ()
+    """Values of modules without a tensor that it was computed from: folded or fused into it, or
+    computed otherwise in the file."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -318,14 +323,62 @@ class Diagnoser:
         if same:
             are = "is" if len(same) == 1 else "are"
             text = f"{listed(same, most=_NAMES)} {are} the model's, but {text}"
-        if unfound and not same:
+        if suspect.unmatched:
+            names = listed(list(dict.fromkeys(v.path for v in suspect.unmatched)), most=_NAMES)
+            text += (
+                f" ({names}, before it, has no tensor of its own in the file and may be at fault)"
+            )
+        elif unfound and not same:
             text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
         elif unfound:
             text += f" (not compared: {listed(unfound, most=_NAMES)})"
         return Fault(path, text, _UNFOUND if unfound else _OPERATOR)
 
+    def missing_module(self, suspect: DivergentValue) -> ComputedValue | None:
+        """Return the first value without a tensor that has nodes of its own in the file, so that
+        these compute something else; None where such values are folded or fused into the suspect.
+
+        They have nodes of their own where the file has as many of their operators as the model has
+        modules of their kind.
+        """
+        if not suspect.unmatched:
+            return None
+        places, _ = self._graph.segment(suspect.tensor, self._cuts)
+        for value in suspect.unmatched:
+            if self._is_as_in_file(value, places):
+                continue
+            among = [*suspect.unmatched, *([] if suspect.value.functional else [suspect.value])]
+            wanted = len({(v.path, v.call) for v in among if v.kind == value.kind})
+            weight = getattr(self._model.get_submodule(value.path), "weight", None)
+            axes = weight.dim() if isinstance(weight, torch.Tensor) else 0
+            if sum(self._computes(place, value.kind, axes) for place in places) >= wanted:
+                return value
+        return None
+
+    def _is_as_in_file(self, value: ComputedValue, places: Sequence[int]) -> bool:
+        """True if the nodes read all parameters of the value's module as they are."""
+        comparison = self._parameters(value, places)
+        return bool(comparison.same) and not (comparison.differences or comparison.unfound)
+
+    def _parameters(
+        self, value: ComputedValue, places: Sequence[int]
+    ) -> layer_weights.WeightComparison:
+        """The tensors of the value's module, where the nodes compute other modules too."""
+        module, found = self._model.get_submodule(value.path), self._graph.constants(places)
+        return layer_weights.comparison(module, value.path, found, others=self._names, folded=True)
+
+    def _computes(self, place: int, kind: str, axes: int) -> bool:
+        """True if the node computes a module of this kind whose weight has so many axes."""
+        if not computes(self._graph.nodes[place].op_type, kind):
+            return False
+        constants = self._graph.constants([place]).values()
+        return not axes or any(array.ndim == axes for array in constants)
+
     def nowhere(self, value: ComputedValue, behind: str) -> Fault:
         """The cause where no tensor has the value, and the first one behind is wrong."""
+        places, _ = self._graph.segment(behind, self._cuts)
+        for difference in self._parameters(value, places).differences:
+            return Fault(difference.module, difference.text, WEIGHTS)
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
         return Fault(value.path, text, _OTHER_MODEL)
 
@@ -394,11 +447,17 @@ class Diagnoser:
             value.path,
             found,
             others=self._names,
+            folded=not all(self._is_as_in_file(before, places) for before in suspect.unmatched),
         )
+        fused: dict[str, Floats] = {}
+        for before in suspect.unmatched:
+            fused |= tensors_of(self._model.get_submodule(before.path), before.path)
+        if fused and not value.functional:
+            return compare(loose=fused)
         if not value.functional:
             gates = any(self._graph.nodes[at].op_type in _RECURRENT for at in places)
             return compare(reordered=gates)
-        loose = {**self._loose(), **tensors_around(self._model, value.path)}
+        loose = {**fused, **self._loose(), **tensors_around(self._model, value.path)}
         comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
         if comparison.differences:
             return comparison

@@ -70,12 +70,15 @@ def counterparts(
     others: Container[str] = (),
     loose: Container[str] = (),
     reordered: bool = False,
+    folded: bool = False,
 ) -> Counterparts:
     """Pair `tensors` with the constants `found`.
 
     `others`: names of tensors of the model that are none of these. `loose`: names of those among
     `tensors` that may belong elsewhere: they need evidence, where others only need the shape.
     `reordered`: the operators want rows in an order of their own, as LSTM and GRU their gates.
+    `folded`: a constant may be computed from several tensors, so that only equal elements or a
+    name show of which one it is.
     """
     constants = {
         name: array.astype(np.float64)
@@ -88,7 +91,7 @@ def counterparts(
         left = _by_values(left, constants, result, reordered=True)
     cut = {key: got for key, got in constants.items() if _is_cut(key, got, tensors)}
     whole = {key: got for key, got in constants.items() if key not in cut}
-    left = _alike(left, whole, result, loose)
+    left = _alike(left, whole, result, loose, near=0.0 if folded else _NEAR)
     constants = {**whole, **cut}
     left = _by_values(left, constants, result, reordered=reordered)
     result.unfound.extend(left)
@@ -129,6 +132,8 @@ def _alike(
     constants: dict[str, Floats],
     result: Counterparts,
     loose: Container[str],
+    *,
+    near: float,
 ) -> dict[str, Floats]:
     """Take pairs of one shape, those with the same name first, then the nearest ones."""
     pairs = sorted(
@@ -143,7 +148,7 @@ def _alike(
             continue
         got = _oriented(constants[key], left[name])
         wrong = int((got != left[name]).sum())
-        evident = wrong <= _MOST * got.size or (apart <= _NEAR and _is_telling(got))
+        evident = wrong <= _MOST * got.size or (apart <= near and _is_telling(got))
         if name in loose and foreign and not evident:
             continue
         result.differing.append(Pair(name, left.pop(name), got, wrong, got.size, not foreign))
@@ -259,7 +264,7 @@ class WeightComparison:
     """Tensors that nothing in the file was compared with."""
 
 
-def comparison(
+def comparison(  # noqa: PLR0913
     module: nn.Module,
     path: str,
     found: Mapping[str, OutputArray],
@@ -267,14 +272,15 @@ def comparison(
     loose: Mapping[str, Floats] | None = None,
     others: Set[str] = frozenset(),
     reordered: bool = False,
+    folded: bool = False,
 ) -> WeightComparison:
     """The parameters and buffers of `module` against `found`, the constants of the file that its
     nodes read. What has no counterpart is listed and says nothing.
 
     `loose`: tensors of the model that code may use anywhere; with them only the module's own count
     and not its children's. `others`: names of all tensors of the model, which constants may have.
-    `reordered`: as in `counterparts`. Plain attributes are compared too, but need evidence as
-    `loose` does: they may be left over from a call.
+    `reordered`, `folded`: as in `counterparts`. Plain attributes are compared too, but need
+    evidence as `loose` does: they may be left over from a call.
     """
     recurse = loose is None
     own = _named(path, _tensors(module, recurse=recurse))
@@ -282,7 +288,12 @@ def comparison(
     tensors = {**(loose or {}), **plain, **own}
     foreign = others - set(tensors)
     pairs = counterparts(
-        tensors, found, others=foreign, loose=set(tensors) - set(own), reordered=reordered
+        tensors,
+        found,
+        others=foreign,
+        loose=set(tensors) - (set() if folded else set(own)),
+        reordered=reordered,
+        folded=folded,
     )
     return WeightComparison(
         tuple(

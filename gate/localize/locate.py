@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -122,7 +123,13 @@ def locate(
     candidate.verify()
     _check_finite(measured)
     findings = LocalizationFindings(
-        survey, graph, layout, measured, matcher.folded, matcher.constants
+        survey,
+        graph,
+        layout,
+        measured,
+        matcher.folded,
+        matcher.constants,
+        cache(partial(_dependents, bench, survey, layout)),
     )
     return build_localization(findings, side.model, limits, candidate.subject, blame=blamed)
 
@@ -136,6 +143,16 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
         inputs=[name for name, _ in bench.binding.pairs],
         constants=lambda: side.constants(batch, survey),
     )
+
+
+def _dependents(
+    bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, value: int
+) -> frozenset[int]:
+    """As `ModelRunner.dependents`, of the values that have a tensor."""
+    batch, matched = bench.batches[0], set(layout.names)
+    with _switched(bench.policy):
+        references = bench.side.values(batch, survey, matched)
+        return bench.side.dependents(batch, survey, references, value)
 
 
 def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:

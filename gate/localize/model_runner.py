@@ -40,7 +40,7 @@ class HookEvent:
     path: str
     """Of the module; empty for the model itself."""
     kind: str
-    """Class name of the module."""
+    """As `kind_of` the module."""
     call: int
     """Counts the calls of the module within the forward, from 0."""
     side: Literal["in", "out"]
@@ -115,7 +115,7 @@ class Hook:
             moment = HookEvent(
                 self._moments,
                 call.path,
-                type(module).__name__,
+                kind_of(module),
                 call.number,
                 side,
                 caller,
@@ -126,6 +126,16 @@ class Hook:
             if other is not None:
                 leaves[place], exchanged = other, True
         return pytree.tree_unflatten(leaves, structure) if exchanged else None
+
+
+def kind_of(module: nn.Module) -> str:
+    """Return the name of the layer class of PyTorch that the module is of, or extends; else of its
+    own class."""
+    for kind in type(module).__mro__:
+        package, _, name = kind.__module__.rpartition(".")
+        if package == "torch.nn.modules" and name not in ("module", "container"):
+            return kind.__name__.lstrip("_")
+    return type(module).__name__
 
 
 def _is_plain(leaf: object) -> bool:
@@ -345,6 +355,32 @@ class ReplaceOutputs:
         return reference
 
 
+class DisturbOutput(ReplaceOutputs):
+    """Changes one value and puts the references of others in their place, so that only what
+    depends on it by way of values without a reference changes."""
+
+    def __init__(
+        self, survey: ValueSurvey, references: Mapping[int, OutputArray], disturbed: int | None
+    ) -> None:
+        super().__init__(survey, references)
+        self._disturbed = disturbed
+        # Code between modules goes on with the tensor that a module only got a copy of.
+        self._in_place |= {value.number for value in survey.values if value.functional}
+
+    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the changed tensor or the reference. Raises EvidenceError."""
+        number = number_at(self._survey, moment, tensor)
+        if number != self._disturbed:
+            return super().hear(moment, tensor)
+        changed = tensor.flip(tuple(range(tensor.dim())))
+        if tensor.is_floating_point():
+            changed = 1.5 * changed + 0.25
+        if number in self._in_place:
+            tensor.copy_(changed)
+            return None
+        return changed
+
+
 class ForwardPathChanged(EvidenceError):
     """The forward made other calls than the one that was surveyed."""
 
@@ -413,6 +449,26 @@ class ModelRunner:
         }
         given = set(survey.inputs)
         return frozenset() if given <= same else frozenset(same - given)
+
+    def dependents(
+        self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray], value: int
+    ) -> frozenset[int]:
+        """Return which of `references` the model computes from `value` by way of no other one.
+
+        Found by changing the value. Empty where the model can't run with the changed value.
+        """
+        runs = [DisturbOutput(survey, references, changed) for changed in (None, value)]
+        try:
+            for run in runs:
+                self._run(batch, run.hear)
+        except Exception:  # of the model's code, which may check what it computes with
+            return frozenset()
+        before, after = (run.kept for run in runs)
+        return frozenset(
+            number
+            for number in before.keys() & after.keys()
+            if not np.array_equal(before[number], after[number], equal_nan=True)
+        )
 
     def truths(
         self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray]

@@ -234,6 +234,11 @@ def _calls(
             yield from ((place, call) for call, run in enumerate(found) for place in run)
 
 
+def computes(op: str, kind: str) -> bool:
+    """True if the operator computes a module of this kind, `Conv2d` as `Conv`."""
+    return _computes(op.lower(), _plain(kind))
+
+
 def _computes(operator: str, kind: str) -> bool:
     return operator == kind or operator in _OPERATORS.get(kind, ())
 

@@ -43,6 +43,11 @@ class Matching:
         """Names of the tensors."""
         return {number: tensor.name for number, tensor in self.tensors.items()}
 
+    @property
+    def off(self) -> frozenset[int]:
+        """The values that their tensor differs from."""
+        return frozenset(self.tensors) - self.equal
+
     def sure(self) -> Matching:
         """Only what equals its value."""
         kept = {n: tensor for n, tensor in self.tensors.items() if n in self.equal}
@@ -383,6 +388,15 @@ def _given(value: ComputedValue, name: str) -> Tensor:
 _ROUNDS = 12
 """Runs of the first batch, at most. Without a gross fault there are two."""
 
+_FAULTS = 5
+"""Faults that are told apart by trying pairs of values and tensors, at most."""
+
+_NEXT = 12
+"""Values that are tried behind the last one that equals its tensor."""
+
+_TRIALS = 24
+"""Pairs that are tried for one fault, at most."""
+
 _INNER = 4
 """Bytes of the file's tensors for each byte of the model's values, by experience: at most."""
 
@@ -422,7 +436,68 @@ class IterativeMatcher:
                 break
             tried.add(doubtful.number)
             layout = self._tried(layout, doubtful)
-        return layout
+        return self._fewer_faults(layout) if self._is_doubtful(layout) else layout
+
+    def _is_doubtful(self, layout: ValueLayout) -> bool:
+        """True if several values differ from their tensors while modules before them have none:
+        where the file fuses modules, one fault can lead all values behind it to wrong tensors."""
+        off = layout.matching.off
+        return len(off) > 1 and any(
+            not (value.functional or value.repeats is not None or value.number in layout.names)
+            and value.number not in self._matcher.folded
+            for value in self._survey.values[: max(off)]
+        )
+
+    def _fewer_faults(self, layout: ValueLayout) -> ValueLayout:
+        """Return the layout in which the most values equal their tensors.
+
+        From what equals its value in the whole file, front to back: each of the next tensors is
+        tried as each of the next values. The right pair makes equal what is computed from it.
+        """
+        survey, settled = self._survey, ValueLayout(self._matched(ValueLayout()).matching.sure())
+        returned = {n if (r := survey.values[n].repeats) is None else r for n in survey.outputs}
+        for _ in range(_FAULTS):
+            found = settled
+            for number, tensor in self._next_pairs(settled.matching):
+                trial = self._settled(settled, number, tensor)
+                if len(trial.matching.equal) > len(found.matching.equal):
+                    found = trial
+                if returned <= found.matching.equal:
+                    break
+            if found is settled:
+                break
+            settled = found
+        return max(layout, self._matched(settled), key=_quality)
+
+    def _settled(self, layout: ValueLayout, number: int, tensor: Tensor) -> ValueLayout:
+        """The layout with the tensor for the value and all that equals its value then; no tensor
+        for any other value before."""
+        tensors = {**layout.matching.tensors, number: tensor}
+        matching = self._matched(ValueLayout(Matching(tensors, layout.matching.equal))).matching
+        kept = {
+            n: one for n, one in matching.tensors.items() if n in matching.equal or n in tensors
+        }
+        absent = set(range(max(matching.equal, default=0))) - kept.keys()
+        return ValueLayout(Matching(kept, matching.equal), absent=frozenset(absent))
+
+    def _next_pairs(self, settled: Matching) -> list[tuple[int, Tensor]]:
+        """Values and tensors of one shape that come next, the nearest ones first."""
+        taken = {tensor.name for tensor in settled.tensors.values()}
+        last = max(settled.equal, default=-1)
+        values = [
+            value
+            for value in self._survey.values
+            if value.number > last and value.repeats is None and value.number not in settled.tensors
+        ]
+        tensors = [tensor for tensor in self._run(ValueLayout(settled)) if tensor.name not in taken]
+        pairs = [
+            (behind + ahead, value.number, tensor)
+            for behind, value in enumerate(values[:_NEXT])
+            for ahead, tensor in enumerate(tensors)
+            if tensor.shape == value.shape and tensor.sketch.dtype.kind == value.sketch.dtype.kind
+        ]
+        pairs.sort(key=lambda pair: pair[:2])
+        return [pair[1:] for pair in pairs[:_TRIALS]]
 
     def _tried(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
         """The layout without a tensor for the value, if that is the better one."""
@@ -450,6 +525,13 @@ class IterativeMatcher:
             return self._matched(narrower)
 
     def _matched_again(self, layout: ValueLayout) -> ValueLayout:
+        tensors = self._run(layout)
+        without = {*layout.missing, *layout.absent}
+        matching = self._matcher.match(tensors, layout.matching.names, without=without)
+        return ValueLayout(matching, layout.missing, layout.absent)
+
+    def _run(self, layout: ValueLayout) -> list[Tensor]:
+        """Return the tensors of the first batch, each from the nearest cut before it."""
         bench, survey = self._bench, self._survey
         batch, names = bench.batches[0], bench.graph.tensors
         values = bench.side.values(batch, survey, set(layout.put_in.values()))
@@ -460,9 +542,7 @@ class IterativeMatcher:
             run = SubgraphSession(piece, plain_setup("ort-cpu"))
             arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
             tensors += self._matcher.tensors(arrays)
-        without = {*layout.missing, *layout.absent}
-        matching = self._matcher.match(tensors, layout.matching.names, without=without)
-        return ValueLayout(matching, layout.missing, layout.absent)
+        return tensors
 
     def _misplaced(self, layout: ValueLayout, better: ValueLayout) -> set[int]:
         """Values whose tensor, since it is cut, spoils what equalled its value before: the file has
@@ -515,6 +595,11 @@ class IterativeMatcher:
         return None
 
 
+def _quality(layout: ValueLayout) -> tuple[int, int]:
+    """Of two layouts the one with more values that equal their tensors, then with fewer others."""
+    return len(layout.matching.equal), -len(layout.matching.off)
+
+
 def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:
     """The tensor before in the place of this one; all that is not sure behind is open again."""
     missing = {**layout.missing, value.number: stand_in}
@@ -522,13 +607,16 @@ def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueL
 
 
 def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
-    """The layout without the tensors of another shape or, if there are none, without all that don't
-    equal their values; None if there are none either."""
+    """The layout without the tensors of another shape, which may be those of the values behind, or
+    if there are none, without all that don't equal their values; None if there are none either."""
     matching = layout.matching
     unsure = [n for n in matching.tensors if n not in matching.equal]
     resized = [n for n in unsure if matching.tensors[n].shape != survey.values[n].shape]
-    lost = frozenset(resized or unsure)
-    return _absent(layout, lost) if lost else None
+    if not unsure:
+        return None
+    return ValueLayout(
+        matching.sure(), layout.missing, layout.absent | frozenset(resized or unsure)
+    )
 
 
 def _absent(layout: ValueLayout, lost: Set[int]) -> ValueLayout:

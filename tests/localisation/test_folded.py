@@ -1,0 +1,260 @@
+"""Modules that are folded or fused into others have no tensor, and are not named for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.localization import Localization
+from tests.localisation import nets
+from tests.localisation.nets import IMAGES, VECTORS, change, found, middle, verdicts
+from tests.parity import tiny
+
+SEQUENCES = {
+    "x": np.random.default_rng(4).normal(size=(4, 5, 16)).astype(np.float32),
+    "mask": np.tril(np.ones((4, 5), np.int64), 2),
+}
+
+
+class Pair(nn.Module):
+    """Two linear layers without anything between them, then others."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+        self.approximate = approximate
+
+    def forward(self, x):
+        y = self.norm(self.joined(x)) + x
+        return self.head(functional.gelu(2 * y, approximate=self.approximate))
+
+    def joined(self, x):
+        return self.second(self.first(x))
+
+
+class Folded(Pair):
+    """The same with one layer for the two."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__(approximate)
+        one, two = self.first.double(), self.second.double()
+        self.both = nn.Linear(6, 6)
+        self.both.weight.data = (two.weight @ one.weight).float().data
+        self.both.bias.data = (two.weight @ one.bias + two.bias).float().data
+
+    def joined(self, x):
+        return self.both(x)
+
+
+class Normed(nn.BatchNorm2d):
+    """A subclass of the user's."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Scaled(nn.BatchNorm2d):
+    """A subclass that computes more, which is folded too."""
+
+    def forward(self, x):
+        return super().forward(x) * 1.5
+
+
+class Images(nn.Module):
+    """Convolution and norm, code that is no module, a head."""
+
+    def __init__(self, norm: type[nn.BatchNorm2d] = Normed, slope: float = 0.2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), norm(4)
+        self.head = nn.Linear(4, 3)
+        self.slope = slope
+
+    def forward(self, x):
+        y = functional.leaky_relu(self.norm(self.conv(x)), self.slope)
+        return self.head(y.mean((2, 3)))
+
+
+class Encoder(nn.Module):
+    """A layer of BERT, as the transformer optimizer of ONNX Runtime fuses it."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.norm0, self.norm1, self.norm2 = (nn.LayerNorm(16) for _ in range(3))
+        self.out, self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.head = nn.Linear(16, 3)
+        self.scale = scale
+
+    def forward(self, x, mask):
+        x = self.norm0(x)
+        q, k, v = (self.heads(part) for part in self.projected(x))
+        weights = q @ k.transpose(-1, -2) / self.scale
+        weights = weights + (1.0 - mask[:, None, None, :].to(torch.float32)) * -10000.0
+        y = (weights.softmax(-1) @ v).permute(0, 2, 1, 3).contiguous()
+        y = y.view(y.shape[0], y.shape[1], 16)
+        x = self.norm1(self.out(y) + x)
+        x = self.norm2(self.down(functional.gelu(self.up(x))) + x)
+        return self.head(x[:, 0])
+
+    def projected(self, x):
+        return self.query(x), self.key(x), self.value(x)
+
+    def heads(self, x):
+        return x.view(x.shape[0], x.shape[1], 4, 4).permute(0, 2, 1, 3)
+
+
+class Packed(Encoder):
+    """The same with one product for query, key and value, as other exporters write it."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__(scale)
+        parts = (self.query, self.key, self.value)
+        self.qkv = nn.Linear(16, 48)
+        self.qkv.weight.data = torch.cat([part.weight.data for part in parts])
+        self.qkv.bias.data = torch.cat([part.bias.data for part in parts])
+
+    def projected(self, x):
+        return self.qkv(x).chunk(3, -1)
+
+
+def trained(model: nn.Module) -> nn.Module:
+    torch.manual_seed(3)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return model.eval()
+
+
+def compare(
+    model: nn.Module, other: nn.Module, path: Path, inputs: np.ndarray, **how: object
+) -> Localization:
+    """What is found in the file of the other model."""
+    return found(trained(model), nets.export(trained(other), path, inputs, **how), inputs)
+
+
+def code(record: Localization) -> list[str]:
+    """Operators of the code that is a source."""
+    return [
+        row.kind for row in record.layers if row.verdict == "source" and row.kind.startswith("code")
+    ]
+
+
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+def test_two_linear_layers_in_one(tmp_path, by):
+    right = compare(Pair(), Folded(), tmp_path / "right.onnx", VECTORS, by=by)
+    assert not right.diverges
+    assert right.unmapped == ("first",)
+    wrong = compare(Pair(), Folded("tanh"), tmp_path / "wrong.onnx", VECTORS, by=by)
+    assert wrong.first_divergence == ""
+    assert len(code(wrong)) == len(verdicts(wrong, "source")) == 1
+    assert "Tanh" in code(wrong)[0]
+
+
+@pytest.mark.parametrize("name", ["both.weight", "both.bias"])
+def test_a_folded_layer_that_is_wrong_is_the_one_with_a_tensor(tmp_path, name):
+    candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", VECTORS)
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, middle))
+    told = found(trained(Pair()), bad, VECTORS)
+    assert told.first_divergence == "second"
+    assert verdicts(told, "source") == ["second"]
+    assert "is another" not in told.cause  # neither weight is there to be compared
+    assert "first" in told.cause
+
+
+@pytest.mark.parametrize("norm", [Normed, Scaled])
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+def test_a_subclass_of_batchnorm_in_a_convolution(tmp_path, norm, by):
+    right = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
+    assert not right.diverges
+    wrong = compare(Images(norm), Images(norm, 0.3), tmp_path / "wrong.onnx", IMAGES, by=by)
+    assert wrong.first_divergence == ""
+    assert code(wrong) == ["code: LeakyRelu, ReduceMean"]
+    assert verdicts(wrong, "source") == ["(model)"]
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory) -> TestedFile:
+    """The file after the transformer optimizer of ONNX Runtime."""
+    from onnxruntime.transformers import optimizer
+
+    path = tmp_path_factory.mktemp("fused") / "m.onnx"
+    tiny.export(Encoder(), path, example=SEQUENCES)
+    found = optimizer.optimize_model(
+        str(path), model_type="bert", num_heads=4, hidden_size=16, opt_level=0
+    )
+    assert "Attention" in {node.op_type for node in found.model.graph.node}
+    onnx.save(found.model, path)
+    return tiny.candidate(path)
+
+
+def of_its_own(proto: onnx.ModelProto, node: onnx.NodeProto, argument: int) -> None:
+    """Change a constant that other nodes read too, for this node alone."""
+    constant = onnx.numpy_helper.to_array(nets.weight(proto, node.input[argument]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(constant + 0.1, "another"))
+    node.input[argument] = "another"
+
+
+FAULTS = {
+    "down": lambda proto: change(
+        proto, nets.node(proto, "SkipLayerNormalization", 1).input[4], middle
+    ),
+    "head": lambda proto: change(proto, "head.bias", middle),
+    "norm1": lambda proto: of_its_own(proto, nets.node(proto, "SkipLayerNormalization"), 3),
+}
+
+
+def unmasked(proto: onnx.ModelProto) -> None:
+    """An optimizer that drops the mask."""
+    nets.node(proto, "Attention").input[3] = ""
+
+
+class TestFusedAttention:
+    def test_right(self, fused):
+        told = found(Encoder().eval(), fused, SEQUENCES)
+        assert not told.diverges
+        assert {"query", "key", "value"} <= set(told.unmapped)
+
+    @pytest.mark.parametrize("source", FAULTS)
+    def test_a_fault_behind_it(self, fused, tmp_path, source):
+        bad = tiny.edit(fused, tmp_path / "bad.onnx", FAULTS[source])
+        told = found(Encoder().eval(), bad, SEQUENCES)
+        assert told.first_divergence == source
+        assert verdicts(told, "source") == [source]
+
+    def test_a_fault_in_it(self, fused, tmp_path):
+        told = found(Encoder(4.0).eval(), fused, SEQUENCES)
+        assert told.first_divergence not in ("query", "key", "value")
+        assert len(verdicts(told, "source")) == 1
+        told = found(Encoder().eval(), tiny.edit(fused, tmp_path / "m.onnx", unmasked), SEQUENCES)
+        assert told.first_divergence not in ("query", "key", "value")
+        assert len(verdicts(told, "source")) == 1
+
+    def test_packed(self, tmp_path):
+        right = tiny.export(Packed(), tmp_path / "right.onnx", example=SEQUENCES)
+        assert not found(Encoder().eval(), right, SEQUENCES).diverges
+        wrong = tiny.export(Packed(4.0), tmp_path / "wrong.onnx", example=SEQUENCES)
+        told = found(Encoder().eval(), wrong, SEQUENCES)
+        assert told.first_divergence not in ("query", "key", "value")
+        assert len(verdicts(told, "source")) == 1
+
+    def test_a_weight_in_the_packed_one(self, tmp_path):
+        other = Packed()
+        other.qkv.weight.data[20, 3] += 0.5
+        told = found(
+            Encoder().eval(), tiny.export(other, tmp_path / "m.onnx", example=SEQUENCES), SEQUENCES
+        )
+        assert told.first_divergence == "key"
+        assert "key.weight" in told.cause
