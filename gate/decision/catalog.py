@@ -70,6 +70,8 @@ REMEDIES: dict[str, str] = {
     "the export, or say waive: {NAME: [nonfinite]} in the policy.",
     "finite": "Look for fp16 overflow, log or division of zero, or a mask of -inf; run with "
     "optimisations off to see whether fusion makes it.",
+    "quantized_classifier": "This policy is for quantized classifiers. Judge the file by a policy "
+    "with precision: quantized, task: tensors and a numeric bound (docs/quantized.md).",
     "bounds": "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff: it "
     "applies to every output, bounds on classes only to logits.",
     "max_abs_diff": "Export in eval mode, try export.do_constant_folding: false, compare ort-cpu "

@@ -43,13 +43,22 @@ def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
         problems.append(
             f"no output of shape (batch, classes) for the logits {lacking or 'that are judged'}"
         )
-    return check_statement(
+    check = check_statement(
         "outputs",
         problems=problems,
         place=(runtime.runtime, None),
         fine="Every output of the file was measured on every sample.",
         verdict=Verdict.ERROR,
     )
+    return check if logits else _with_remedy_of_quantized(check, policy)
+
+
+def _with_remedy_of_quantized(check: CheckResult, policy: Policy) -> CheckResult:
+    """The check with the remedy for a quantized file that is no classifier, under a policy that
+    is for classifiers, as the built-in one."""
+    if policy.precision != "quantized" or policy.task != "classification":
+        return check
+    return check.model_copy(update={"remedy": REMEDIES["quantized_classifier"]})
 
 
 def lacks_numbers(
@@ -174,13 +183,14 @@ def unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
             explanation="Eight bits at a seam are no answers: what this part rounds is judged in "
             "the chain. Name the output in the policy (outputs) to bound it here, too.",
         )
-    return check_statement(
+    check = check_statement(
         "bounds",
         problems=["no bound of the policy applies to this output, so anything in it would pass"],
         place=(runtime.runtime, output.name),
         fine="",
         verdict=Verdict.ERROR,
     )
+    return _with_remedy_of_quantized(check, policy)
 
 
 def _judged(policy: Policy, output: OutputParity) -> OutputParity:

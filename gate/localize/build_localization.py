@@ -134,6 +134,7 @@ def build_localization(
         findings.layout,
         cuda=limits.setup.cuda,
         reduced=limits.reduced,
+        quantized=limits.quantized,
         loose=lambda: findings.loose(model),
     )
     causes: dict[int, Fault] = {}
@@ -146,8 +147,10 @@ def build_localization(
             else:
                 causes.setdefault(missing.number, detective.nowhere(missing, suspect.tensor))
     causes = dict(sorted(causes.items()))
+    # What its policy allows is no fault while there is another one.
+    faults = [cause for cause in causes.values() if not (limits.quantized and cause.quantized)]
     exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
-    divergences = list(causes.values()) or list(exchanged.values())
+    divergences = faults or list(causes.values()) or list(exchanged.values())
     rows = [*_layers(findings, limits, causes, model)]
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
     text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)

@@ -22,6 +22,7 @@ from gate.localize.model_runner import ComputedValue
 from gate.localize.module_paths import computes
 from gate.localize.value_matching import ValueLayout
 from gate.records.localization import listed
+from gate.storage.arrays import OutputArray
 
 _WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
 
@@ -213,9 +214,29 @@ _OPERATOR = (
     "exporter (torch.onnx.export(..., dynamo=True)); update ONNX Runtime."
 )
 
-_QUANTIZED = re.compile(r"QuantizeLinear$|^DequantizeLinear$|Integer$|^QLinear|^MatMulNBits$")
+_QUANTIZED = re.compile(
+    r"uantizeLinear$|Integer(ToFloat)?$|^QLinear|^Q(Gemm|Attention|MoE|Embed|Ordered)|"
+    r"^DynamicQuantize|^MatMul(NBits|Bnb4)$|^GatherBlockQuantized$"
+)
 
-_EIGHT_BITS = "Quantize nothing; or say precision: quantized, as for a quantized twin."
+_FLOAT_OPERANDS = {"DynamicQuantizeMatMul": 4, "MatMulNBits": 5, "QAttention": 2}
+"""Quantized operators that take a bias as it is, and at which place. Their other constants are
+integers, scales and zero points."""
+
+_LOST = 0.25
+"""Relative error (rms) of a layer that eight or four bits explain; well calibrated ones lose 0.005
+to 0.03 in eight and 0.1 in four."""
+
+_QUANTIZED_FILE = (
+    "If the file is quantized on purpose, judge it as that: --precision quantized for a "
+    "classifier; for any other model a policy with precision: quantized, task: tensors and a "
+    "numeric bound (docs/quantized.md). Otherwise export in float32 and do not quantize."
+)
+
+_CALIBRATION = (
+    "Calibrate on samples like these, quantize weights per channel, or leave this layer in "
+    "float32. If the loss is acceptable, raise the bound of the policy."
+)
 
 _UNFOUND = (
     "Export again from the code and checkpoint of the reference; if it stays, with another opset, "
@@ -270,12 +291,14 @@ class Fault:
     text: str
     """What is wrong, without a full stop."""
     remedy: str
+    quantized: bool = False
+    """True if what a few bits lose is all of it."""
 
 
 class Diagnoser:
     """Looks for the cause of a source in the file and in the model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: nn.Module,
         graph: FileGraph,
@@ -283,10 +306,12 @@ class Diagnoser:
         *,
         cuda: bool,
         reduced: bool = False,
+        quantized: bool = False,
         loose: Callable[[], Mapping[str, Floats]] = dict,
     ) -> None:
-        """`cuda`: the file ran there. `reduced`: what 16 bits lose is no cause. `loose`: finds the
-        tensors that code may use anywhere, where that is asked."""
+        """`cuda`: the file ran there. `reduced`: what 16 bits lose is no cause. `quantized`: the
+        policy knows that the file is quantized. `loose`: finds the tensors that code may use
+        anywhere, where that is asked."""
         self._model = model
         self._loose = cache(loose)
         self._names = tensor_names(model)
@@ -294,6 +319,7 @@ class Diagnoser:
         self._cuts = layout.cuts
         self._cuda = cuda
         self._reduced = reduced
+        self._quantized = quantized
 
     def cause(self, suspect: DivergentValue) -> Fault:
         """The first explanation that the evidence gives, from the most certain to the least."""
@@ -308,6 +334,7 @@ class Diagnoser:
             self._settings(suspect, nodes),
             self._shape(suspect, nodes),
             self._precision(suspect, nodes),
+            self._quantization(suspect, nodes),
             self._in_place(suspect, met),
             self._code(suspect, nodes, met),
         ):
@@ -403,9 +430,11 @@ class Diagnoser:
     def _weights(
         self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> Fault | None:
-        found = self._graph.constants(places)
+        found = self._constants(suspect, places)
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
+        if layer is not None and any(_QUANTIZED.search(node.op_type) for node in nodes):
+            return None  # scaled, then rounded: no number of it is the model's
         if layer is None:
             differences = [*self._comparison(suspect, places).differences]
             differences += layer_weights.affine_differences(
@@ -440,7 +469,7 @@ class Diagnoser:
     ) -> layer_weights.WeightComparison:
         """Of the module's tensors; where code computed the value, also of what it may have used:
         parameters first, and where none of them differs, constants that modules returned."""
-        value, found = suspect.value, self._graph.constants(places)
+        value, found = suspect.value, self._constants(suspect, places)
         compare = partial(
             layer_weights.comparison,
             self._model.get_submodule(value.path),
@@ -500,16 +529,64 @@ class Diagnoser:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
                     return Fault(suspect.paths[0], text, _BFLOAT16 if self._reduced else _ROUNDED)
-        eight_bits = [node for node in nodes if _QUANTIZED.search(node.op_type)]
-        if eight_bits:
-            text = f"the file computes it from eight bits ({_operators(eight_bits)})"
-            return Fault(suspect.paths[0], text, _EIGHT_BITS)
         size = suspect.alone.relative
         if self._cuda and not self._reduced and _TF32 / 8 <= size <= _TF32 * 8:
             text = f"its relative error, {size:.2g}, is that of TF32"
             remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
             return Fault(suspect.paths[0], text, remedy)
         return None
+
+    def _quantization(
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
+    ) -> Fault | None:
+        quantized = [node for node in nodes if _QUANTIZED.search(node.op_type)]
+        if not quantized:
+            return None
+        path, lost = suspect.paths[0], suspect.alone.relative
+        bits = (
+            "a few"
+            if any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
+            else "eight"
+        )
+        text = f"the file computes it from {bits} bits: it is quantized ({_operators(quantized)})"
+        if not lost <= _LOST:
+            text += f" and off by {lost:.2g} of its values, more than rounding to these bits"
+            return Fault(path, text, _CALIBRATION)
+        return Fault(
+            path, text, _CALIBRATION if self._quantized else _QUANTIZED_FILE, quantized=True
+        )
+
+    def _constants(self, suspect: DivergentValue, places: Sequence[int]) -> dict[str, OutputArray]:
+        """What the nodes read, with the model's own tensor for one that is only rounded to the
+        steps of a quantized one."""
+        found = self._graph.constants(
+            place for place in places if not self._has_integers_only(self._graph.nodes[place])
+        )
+        for place in places:
+            node = self._graph.nodes[place]
+            at = _FLOAT_OPERANDS.get(node.op_type)
+            if at is not None and at < len(node.input) and node.input[at] in self._graph.weights:
+                found[node.input[at]] = self._graph.weights[node.input[at]]
+        modules = {*suspect.paths, *(value.path for value in suspect.unmatched)}
+        tensors = [
+            tensor
+            for path in modules
+            for tensor in tensors_of(self._model.get_submodule(path), path).values()
+        ]
+        for name in found:
+            stored = self._graph.dequantized(name)
+            if stored is None:
+                continue
+            for tensor in tensors:
+                turned = layer_weights.rounded_to_steps(tensor, stored)
+                if turned is not None:
+                    found[name] = turned
+                    break
+        return found
+
+    def _has_integers_only(self, node: onnx.NodeProto) -> bool:
+        quantized = _QUANTIZED.search(node.op_type) is not None
+        return quantized and node.op_type not in ("QuantizeLinear", "DequantizeLinear")
 
     def _in_place(self, suspect: DivergentValue, met: Sequence[str]) -> Fault | None:
         for tensor in met:

@@ -44,6 +44,48 @@ class Piece:
     """Tensors that it takes as inputs, under the names of `reference_name`."""
 
 
+_STEPPED = ("QuantizeLinear", "DequantizeLinear")
+
+
+@dataclass(frozen=True)
+class DequantizedConstant:
+    """A constant that is stored in a few bits."""
+
+    values: OutputArray
+    step: OutputArray
+    """Difference of neighboring values, in the shape of `values`."""
+    clipped: OutputArray
+    """True where the stored number is the lowest or highest one of the tensor."""
+
+
+def _dequantized(
+    stored: OutputArray, scale: OutputArray, zero: OutputArray | None, given: Mapping[str, Any]
+) -> DequantizedConstant | None:
+    """As the ONNX operator DequantizeLinear: one scale, one along `axis`, or one a block."""
+    axis, block = int(given.get("axis", 1)), int(given.get("block_size", 0))
+    factors = [
+        scale.astype(np.float64),
+        (np.zeros(()) if zero is None else zero).astype(np.float64),
+    ]
+    spread = []
+    for factor in factors:
+        if factor.size == 1:
+            spread.append(factor.reshape(()))
+        elif block:
+            repeated = np.repeat(factor, block, axis=axis)
+            spread.append(np.take(repeated, range(stored.shape[axis]), axis=axis))
+        else:
+            shape = [1] * stored.ndim
+            shape[axis] = factor.size
+            spread.append(factor.reshape(shape))
+    integers = stored.astype(np.float64)
+    return DequantizedConstant(
+        (integers - spread[1]) * spread[0],
+        np.broadcast_to(spread[0], stored.shape),
+        (integers == integers.min(initial=0.0)) | (integers == integers.max(initial=0.0)),
+    )
+
+
 class FileGraph:
     """The nodes of a file in their order; tensors are told by their names."""
 
@@ -94,16 +136,43 @@ class FileGraph:
         """The initializers and constants that these nodes read, also by way of nodes that
         compute constants: exporters put Identity behind weights that are shared."""
         found: dict[str, OutputArray] = {}
-        ahead = [name for place in places for name in self._needs[place]]
+        ahead = [
+            name
+            for place in places
+            for name in (
+                self._needs[place][:1]
+                if self.nodes[place].op_type in _STEPPED
+                else self._needs[place]
+            )
+        ]
         while ahead:
             name = ahead.pop()
             if name in self.weights:
                 found[name] = self.weights[name]
             elif name in self.producer and name not in self._computed:
                 node = self.nodes[self.producer[name]]
+                if node.op_type in _STEPPED:
+                    # Scales and zero points are no weights.
+                    stepped = self.dequantized(name)
+                    found.update({} if stepped is None else {name: stepped.values})
+                    ahead += () if stepped is not None else node.input[:1]
+                    continue
                 ahead += node.input
                 found.update(_constant(node))
         return found
+
+    def dequantized(self, name: str) -> DequantizedConstant | None:
+        """Return the constant that DequantizeLinear makes of a stored integer tensor; None if the
+        tensor is no such constant."""
+        node = self.nodes[self.producer[name]] if name in self.producer else None
+        if node is None or node.op_type != "DequantizeLinear":
+            return None
+        stored = [self.weights.get(each) for each in node.input if each]
+        if stored[0] is None or stored[1] is None:
+            return None
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        zero = stored[2] if len(stored) > 2 else None
+        return _dequantized(stored[0], stored[1], zero, given)
 
     def sources(self, name: str, among: Container[str], *, steps: int) -> set[str]:
         """Which of the tensors `among` it is computed from, at most so many nodes further up and

@@ -389,6 +389,8 @@ class DeviationLimits:
     """False if the model can't run in float64."""
     reduced: bool = False
     """True if the file is in 16 bits on purpose, by its policy."""
+    quantized: bool = False
+    """True if the file is quantized on purpose, by its policy."""
     plain_refused: bool = False
     """True if the same providers with optimisations off were refused: then no optimiser is at fault
     alone."""

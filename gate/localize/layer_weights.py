@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gate.localize.file_graph import DequantizedConstant
 from gate.localize.model_runner import ValueSurvey
 from gate.storage.arrays import OutputArray
 from gate.weights.layouts import misplaced
@@ -409,6 +410,18 @@ def difference(
     share = f"{int(wrong.sum())} of {wrong.size} elements"
     text = f"`{name}` of the file is another: {share} differ, by {float(apart.max()):.3g} at most"
     return WeightDifference(module, text, in_16_bits=in_16_bits)
+
+
+def rounded_to_steps(tensor: Floats, stored: DequantizedConstant) -> Floats | None:
+    """Return the tensor in the orientation of the constant if rounding to its steps explains every
+    difference, else None. A clipped number may stand for any number beyond it."""
+    for turned in (tensor, tensor.T):
+        if turned.shape == stored.values.shape:
+            apart = np.subtract(turned, stored.values, dtype=np.float64)
+            beyond = stored.clipped & (np.sign(apart) == np.sign(stored.values))
+            if (beyond | (np.abs(apart) <= np.multiply(1.001, stored.step))).all():
+                return turned
+    return None
 
 
 def fits(array: OutputArray, parameter: Floats) -> bool:

@@ -107,6 +107,7 @@ def locate(
                 setup,
                 float64=measured.noise_unmeasured is None,
                 reduced=policy.precision == "reduced",
+                quantized=policy.precision == "quantized",
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
             finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))
