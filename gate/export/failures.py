@@ -34,9 +34,17 @@ class OperatorFamily:
     why: str
     instead: str
     strategy: str | None = None
+    opset: int | None = None
+    """The lowest opset in which another exporter writes them, where this one has none."""
 
 
 _FAMILIES = (
+    OperatorFamily(
+        r"torchvision::deform_conv2d",
+        "the dynamo exporter writes it, from opset 19 on",
+        "Set export.strategy to dynamo and export.opset to 19 or more.",
+        opset=19,
+    ),
     OperatorFamily(
         r"aten::(_native_multi_head_attention|_transformer_encoder_layer_fwd)",
         "fused attention, baked in when the module was traced",
@@ -97,8 +105,8 @@ def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | No
 
 
 def is_custom(operator: str) -> bool:
-    """True for operators that are not torch's own, such as `mine::hard_swish`."""
-    return operator.partition("::")[0] not in _OF_TORCH
+    """True for operators that no exporter of torch writes, such as `mine::hard_swish`."""
+    return operator.partition("::")[0] not in _OF_TORCH and family(operator) is None
 
 
 # Both are the same on every machine. torch tells them in four spellings: scopes and source ranges
@@ -264,8 +272,10 @@ def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -
     """The three of them, one line each, the second with lines on what is known to help."""
     every = names(operators)
     since = {one.name: one.since for one in operators if one.since is not None}
-    without = [name for name in every if name not in since]
+    elsewhere = {name: found.opset for name in every if (found := family(name)) and found.opset}
+    without = [name for name in every if name not in since and name not in elsewhere]
     opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MOST_NAMES]]
+    opsets += [f"{opset} has {name} (strategy dynamo)" for name, opset in elsewhere.items()]
     if without:
         opsets.append(f"none that this exporter writes has {some(without)}")
     families = [family(name, tried=tried) for name in every]

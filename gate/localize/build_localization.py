@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -21,10 +21,11 @@ from gate.localize.layer_deviations import (
 )
 from gate.localize.layer_weights import Floats, loose_tensors
 from gate.localize.model_runner import ComputedValue, ValueSurvey
-from gate.localize.value_matching import ValueLayout
+from gate.localize.trial_runs import TrialRuns
+from gate.localize.value_matching import ValueLayout, returned_values
 from gate.records.evidence import Subject
 from gate.records.localization import LayerRow, LayerVerdict, Localization, OptimizerFault
-from gate.summary.render import broken, short
+from gate.summary.render import broken, capital, short
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class LocalizationFindings:
     """Values of layers to those of the BatchNorm that is folded into them."""
     constants: Callable[[], Container[int]] = frozenset
     """Finds the values that are the same for all samples."""
-    dependents: Callable[[int], Container[int]] = lambda _: frozenset()
-    """Finds the values with a tensor that are computed from a value by way of no other of them."""
+    trials: TrialRuns | None = None
+    """Finds what depends on what; None: nothing is known of that."""
 
     def suspect(self, number: int) -> DivergentValue:
         """The value as a suspect."""
@@ -54,7 +55,22 @@ class LocalizationFindings:
             alone=self.measured.layers[number].alone,
             got=self._lost(number),
             overwritten=self._overwritten(number),
-            unmatched=self.unmatched_before(number),
+        )
+
+    def source(self, number: int) -> DivergentValue:
+        """The value as a suspect that is wrong although its inputs are right."""
+        suspect = self.suspect(number)
+        if self.trials is None:
+            return suspect
+        return replace(
+            suspect,
+            unmatched=self._unmatched_before(number, self.trials),
+            exchanged=self.trials.exchanged(number),
+            depends_on=tuple(
+                self.layout.names[given]
+                for given in self.survey.inputs
+                if given in self.layout.names and number in self.trials.dependents(given)
+            ),
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:
@@ -88,7 +104,7 @@ class LocalizationFindings:
         constant = self.constants()
         return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
 
-    def unmatched_before(self, number: int) -> tuple[ComputedValue, ...]:
+    def _unmatched_before(self, number: int, trials: TrialRuns) -> tuple[ComputedValue, ...]:
         """Return the values of modules without a tensor that this one is computed from by way of
         no value that has one."""
         names = self.layout.names
@@ -100,7 +116,7 @@ class LocalizationFindings:
             and (value.path, value.call) not in matched
             and self.is_comparable(value)
             and not self._is_constant(value)
-            and number in self.dependents(value.number)
+            and number in trials.dependents(value.number)
         )
 
     def _is_constant(self, value: ComputedValue) -> bool:
@@ -137,16 +153,7 @@ def build_localization(
         quantized=limits.quantized,
         loose=lambda: findings.loose(model),
     )
-    causes: dict[int, Fault] = {}
-    for number, layer in measured.layers.items():
-        if limits.is_source(layer):
-            suspect = findings.suspect(number)
-            missing = detective.missing_module(suspect)
-            if missing is None:
-                causes.setdefault(number, detective.cause(suspect))
-            else:
-                causes.setdefault(missing.number, detective.nowhere(missing, suspect.tensor))
-    causes = dict(sorted(causes.items()))
+    causes = _causes(findings, limits, detective)
     # What its policy allows is no fault while there is another one.
     faults = [cause for cause in causes.values() if not (limits.quantized and cause.quantized)]
     exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
@@ -175,6 +182,26 @@ def build_localization(
         blame=blame,
         remedy=remedy,
     )
+
+
+def _causes(
+    findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
+) -> dict[int, Fault]:
+    """The faults by the numbers of values, most upstream first. Exchanged inputs are one fault,
+    however many values are computed from them."""
+    numbers = [n for n, layer in findings.measured.layers.items() if limits.is_source(layer)]
+    suspects = [findings.source(number) for number in numbers]
+    exchanged = {name: by for suspect in suspects for name, by in suspect.exchanged.items()}
+    causes: dict[int, Fault] = {}
+    for suspect in suspects:
+        if suspect.exchanged:
+            if not any(cause.of_inputs for cause in causes.values()):
+                causes[suspect.value.number] = detective.exchanged_inputs(exchanged)
+        elif (missing := detective.missing_module(suspect)) is not None:
+            causes.setdefault(missing.number, detective.nowhere(missing, suspect.tensor))
+        else:
+            causes.setdefault(suspect.value.number, detective.cause(suspect))
+    return dict(sorted(causes.items()))
 
 
 def _layers(
@@ -272,8 +299,14 @@ def _exchanged(
     findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
 ) -> Iterator[tuple[str, Fault]]:
     """Outputs that are other tensors than the right ones, where all layers are right."""
-    returned = zip(findings.graph.outputs, findings.survey.outputs, strict=False)
-    for name, number in returned:
+    names, outputs = findings.layout.names, findings.graph.outputs
+    returned = returned_values(outputs, findings.survey, names)
+    wanted = findings.survey.outputs
+    if len(outputs) < len(wanted):
+        left = [str(at) for at, n in enumerate(wanted, start=1) if n not in returned.values()]
+        yield "", detective.left_out(left if len(returned) == len(outputs) else [])
+        return
+    for name, number in returned.items():
         right = findings.layout.names.get(number, name)
         if right != name and not limits.agrees({name: findings.measured.marked[name]}):
             yield name, detective.output(name, right)
@@ -285,6 +318,8 @@ def _sources(causes: list[Fault]) -> tuple[str, str]:
     others = [title for title in titles if title != (first.module or "(model)")]
     name = first.module or "The model itself"
     text = f"{name} is wrong although its inputs are right: {first.text}."
+    if first.of_inputs:
+        text = f"{capital(first.text)}."
     if len(others) > 2 and all(cause.remedy == WEIGHTS for cause in causes):
         text += f" So are {len(others)} more: the file is of another checkpoint."
     elif others:

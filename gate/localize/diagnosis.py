@@ -184,6 +184,9 @@ _SHOWN = 4
 _NAMES = 6
 """Tensors and settings."""
 
+_KEY_MASKS = {"Attention": 3, "QAttention": 5, "MultiHeadAttention": 4}
+"""Fused operators of ONNX Runtime to the place of their mask, or of the lengths that it gives."""
+
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
 _EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
@@ -205,6 +208,21 @@ _BFLOAT16 = (
 
 _OTHER_MODEL = (
     "Export again from the code and checkpoint of the reference: the file is of another model."
+)
+
+_INPUTS = (
+    "Export again with export.input_names in the order of the arguments of forward, or rename the "
+    "inputs of the file."
+)
+
+_UNREAD = (
+    "Export again with this input in use. If an optimizer dropped it, switch that fusion off; look "
+    "for code that leaves it out under a condition."
+)
+
+_LENGTHS = (
+    "Optimize again with the whole mask (use_raw_attention_mask of onnxruntime.transformers), or "
+    "pad on the right."
 )
 
 _OUTPUTS = "Export with export.output_names as the model returns them, and nothing behind them."
@@ -274,6 +292,10 @@ class DivergentValue:
     unmatched: tuple[ComputedValue, ...] = ()
     """Values of modules without a tensor that it was computed from: folded or fused into it, or
     computed otherwise in the file."""
+    exchanged: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that the file reads to those in whose place, if these make it right."""
+    depends_on: tuple[str, ...] = ()
+    """Inputs that the model computes it from by way of no other value with a tensor."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -293,6 +315,8 @@ class Fault:
     remedy: str
     quantized: bool = False
     """True if what a few bits lose is all of it."""
+    of_inputs: bool = False
+    """True if inputs are exchanged, whatever the value is."""
 
 
 class Diagnoser:
@@ -336,6 +360,7 @@ class Diagnoser:
             self._precision(suspect, nodes),
             self._quantization(suspect, nodes),
             self._in_place(suspect, met),
+            self._unread(suspect, nodes, met),
             self._code(suspect, nodes, met),
         ):
             if evidence is not None:
@@ -409,6 +434,13 @@ class Diagnoser:
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
         return Fault(value.path, text, _OTHER_MODEL)
 
+    def left_out(self, places: Sequence[str]) -> Fault:
+        """The cause where the model returns more than the file. `places`: of what is left out,
+        counted from 1; empty where that is not known."""
+        what = "is" if len(places) == 1 else "are"
+        which = f"output {listed(places)} of the model {what}" if places else "outputs are"
+        return Fault("", f"{which} left out of the file", _OUTPUTS)
+
     def output(self, name: str, right: str) -> Fault:
         """The cause where an output of the file is another tensor than the right one, although
         all layers are right."""
@@ -421,6 +453,35 @@ class Diagnoser:
         nodes = _operators([self._graph.nodes[place] for place in places])
         text = f"output {name} is not what the model returns, which is {right} in the file"
         return Fault("", f"{text}: {nodes}" if nodes else text, _OUTPUTS)
+
+    def exchanged_inputs(self, moved: Mapping[str, str]) -> Fault:
+        """The cause where the file reads inputs in the place of others."""
+        pairs = listed([f"{name} in the place of {by}" for name, by in sorted(moved.items())])
+        inputs = sorted({*moved, *moved.values()})
+        how = "swapped" if len(inputs) == 2 else "in another order"
+        text = f"the inputs {listed(inputs)} are {how} in the file: it reads {pairs}"
+        return Fault("", text, _INPUTS, of_inputs=True)
+
+    def _unread(
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
+    ) -> Fault | None:
+        unread = [name for name in suspect.depends_on if name not in met]
+        if unread:
+            names = listed(unread)
+            text = (
+                f"the model computes it from the input {names}, which the file does not read there"
+            )
+            return Fault(suspect.paths[0], text, _UNREAD)
+        sums = {name for node in nodes if node.op_type == "ReduceSum" for name in node.output}
+        for node in nodes:
+            at = _KEY_MASKS.get(node.op_type) if node.domain == "com.microsoft" else None
+            if at is not None and at < len(node.input) and node.input[at] in sums:
+                text = (
+                    f"{_operators([node])} reads how many elements of the mask are set, and not "
+                    "which: that is right for padding behind the tokens only"
+                )
+                return Fault(suspect.paths[0], text, _LENGTHS)
+        return None
 
     def _training(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         if not training(nodes):
@@ -455,7 +516,8 @@ class Diagnoser:
         if not differences:
             return None
         # Another number is more than one that was rounded.
-        first = min(differences, key=lambda difference: difference.rounded_to is not None)
+        # A weight in another order says more than its bias.
+        first = min(differences, key=lambda one: (one.rounded_to is not None, -one.reordered))
         rounded = _BFLOAT16 if self._reduced else _ROUNDED
         remedy = rounded if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
         return Fault(first.module, first.text, remedy)

@@ -20,7 +20,7 @@ from gate.localize.model_runner import (
     ValueSurvey,
     sketch,
 )
-from gate.localize.value_matching import ValueLayout
+from gate.localize.value_matching import ValueLayout, returned_values
 from gate.measure.noise_floor import NoiseStatistics
 from gate.policy.defaults import REDUCED_UNIT
 from gate.policy.runtime_options import OrtSetup
@@ -222,7 +222,7 @@ class Measuring:
         self._setup = setup
         producer = bench.graph.producer
         self._names = {n: name for n, name in layout.names.items() if name in producer}
-        self._returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
+        self._returned = returned_values(bench.graph.outputs, survey, layout.names)
 
     def run(self) -> Measured:
         """Raises EvidenceError, and what ONNX Runtime raises."""

@@ -35,6 +35,9 @@ _NEAR = 0.5
 _ROUNDING = 2.0**-20
 """Of the largest element: what a constant that was computed beforehand may be off by."""
 
+_ROWS = 8
+"""Rows of which the order is shown."""
+
 _DISTINCT = 4
 """Distinct values that a tensor needs to be known by them."""
 
@@ -124,8 +127,18 @@ def _equal(
 def _is_same(want: Floats, got: Floats, allowed: float) -> bool:
     if want.size != got.size:
         return False
-    bound = allowed * float(np.abs(want).max(initial=0.0))
-    return any(bool((np.abs(one.ravel() - got.ravel()) <= bound).all()) for one in (want, want.T))
+    bound = allowed * float(np.abs(want).max(initial=0.0, where=np.isfinite(want)))
+    return any(
+        bool((_differences(one.ravel(), got.ravel()) <= bound).all()) for one in (want, want.T)
+    )
+
+
+def _differences(want: Floats, got: Floats) -> Floats:
+    """|got - want|: 0 for the same infinity and for two NaN, infinite where one is not finite."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(got - want)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    return np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
 
 
 def _alike(
@@ -250,6 +263,8 @@ class WeightDifference:
     """The format whose rounding explains all of the difference."""
     in_16_bits: bool = False
     """True if what float16 and TF32 keep of the numbers may be all of the difference."""
+    reordered: int = 0
+    """Axes of the tensor if it has the same rows or columns in another order; else 0."""
     by_code: bool = False
     """True if code may have made it: another checkpoint alone does not explain it."""
 
@@ -381,7 +396,12 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
     """`by_code`: code reads it, which may compute something of it that an exporter stores."""
     module = pair.name.rpartition(".")[0]
     if pair.got.shape == pair.want.shape:
-        wrong = pair.got != pair.want
+        wrong = _differences(pair.want, pair.got) > 0.0
+        for kind, axis in (("rows", 0), ("columns", 1))[: pair.want.ndim]:
+            order = _order(np.moveaxis(pair.want, axis, 0), np.moveaxis(pair.got, axis, 0))
+            if order is not None:
+                text = f"`{pair.name}` of the file has the model's {kind} in another order: {order}"
+                return WeightDifference(module, text, reordered=pair.want.ndim)
         found = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
         if found.rounded_to or pair.named or not by_code or not wrong.all():
             return found
@@ -395,12 +415,23 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
     return WeightDifference(module, f"`{pair.name}` of the file is another: {share}")
 
 
+def _order(want: Floats, got: Floats) -> str | None:
+    """Return which parts of `want` along the first axis those of `got` are, if they are the same
+    ones in another order; None if not, or if parts repeat."""
+    places = {(part + 0.0).tobytes(): at for at, part in enumerate(want)}
+    order = [places.get((part + 0.0).tobytes(), -1) for part in got]
+    if len(places) < len(want) or sorted(order) != list(range(len(want))):
+        return None
+    shown = ", ".join(map(str, order[:_ROWS]))
+    return f"{shown}, …" if len(order) > _ROWS else shown
+
+
 def difference(
     name: str, parameter: Floats, got: Floats, wrong: NDArray[np.bool_], *, tolerance: float
 ) -> WeightDifference:
     """Of a parameter and what the file has of it, which differ where `wrong` says so. `tolerance`:
     relative, of the largest element, within which a number is still a rounded one."""
-    module, apart = name.rpartition(".")[0], np.abs(got - parameter)
+    module, apart = name.rpartition(".")[0], _differences(parameter, got)
     kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
     in_16_bits = bool((apart <= kept).all())
     rounded = _rounded_to(parameter, got, tolerance=tolerance)

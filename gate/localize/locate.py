@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from gate.localize.model_runner import (
 )
 from gate.localize.module_paths import ModulePaths
 from gate.localize.ort_optimizers import TrialSettings, blame_apart, right_answers
+from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import IterativeMatcher, ValueLayout, ValueMatcher
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
@@ -130,7 +131,7 @@ def locate(
         measured,
         matcher.folded,
         matcher.constants,
-        cache(partial(_dependents, bench, survey, layout)),
+        TrialRuns(bench, survey, layout, partial(_switched, policy)),
     )
     return build_localization(findings, side.model, limits, candidate.subject, blame=blamed)
 
@@ -144,16 +145,6 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
         inputs=[name for name, _ in bench.binding.pairs],
         constants=lambda: side.constants(batch, survey),
     )
-
-
-def _dependents(
-    bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, value: int
-) -> frozenset[int]:
-    """As `ModelRunner.dependents`, of the values that have a tensor."""
-    batch, matched = bench.batches[0], set(layout.names)
-    with _switched(bench.policy):
-        references = bench.side.values(batch, survey, matched)
-        return bench.side.dependents(batch, survey, references, value)
 
 
 def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:

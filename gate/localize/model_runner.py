@@ -450,25 +450,21 @@ class ModelRunner:
         given = set(survey.inputs)
         return frozenset() if given <= same else frozenset(same - given)
 
-    def dependents(
-        self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray], value: int
-    ) -> frozenset[int]:
-        """Return which of `references` the model computes from `value` by way of no other one.
-
-        Found by changing the value. Empty where the model can't run with the changed value.
-        """
-        runs = [DisturbOutput(survey, references, changed) for changed in (None, value)]
+    def disturbed(
+        self,
+        batch: Batch,
+        survey: ValueSurvey,
+        references: Mapping[int, OutputArray],
+        value: int | None,
+    ) -> Mapping[int, OutputArray]:
+        """Return sketches of what the model computes for `references`, each from these, where
+        `value` is another; None changes nothing. Empty where the model can't run with it."""
+        run = DisturbOutput(survey, references, value)
         try:
-            for run in runs:
-                self._run(batch, run.hear)
+            self._run(batch, run.hear)
         except Exception:  # of the model's code, which may check what it computes with
-            return frozenset()
-        before, after = (run.kept for run in runs)
-        return frozenset(
-            number
-            for number in before.keys() & after.keys()
-            if not np.array_equal(before[number], after[number], equal_nan=True)
-        )
+            return {}
+        return run.kept
 
     def truths(
         self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray]

@@ -93,6 +93,20 @@ class ValueLayout:
         return {cut: values[numbers[cut]].astype(dtypes[cut], copy=False) for cut in cuts}
 
 
+def returned_values(
+    outputs: Sequence[str], survey: ValueSurvey, names: Mapping[int, str]
+) -> dict[str, int]:
+    """Return which value each output of the file should be: in the order of what the model
+    returns; where the file has another number of outputs, the one whose tensor it is."""
+    if len(outputs) == len(survey.outputs):
+        return dict(zip(outputs, survey.outputs, strict=True))
+    by_tensor = {}
+    for number in survey.outputs:
+        repeats = survey.values[number].repeats
+        by_tensor[names.get(number if repeats is None else repeats)] = number
+    return {name: by_tensor[name] for name in outputs if name in by_tensor}
+
+
 class UnmatchedTensors:
     """The tensors that no value has taken yet, and by which value the others are."""
 
@@ -147,6 +161,11 @@ def difference(value: OutputArray, tensor: OutputArray) -> float:
     return apart / scale if scale > 0.0 else math.inf
 
 
+def is_equal(value: OutputArray, array: OutputArray) -> bool:
+    """True if they are equal up to rounding and small faults."""
+    return value.shape == array.shape and difference(value, array) <= _EQUAL
+
+
 # Values decide where they agree: of all tensors of its shape a value is the one that it equals, up
 # to rounding. Behind a fault they don't; there names, operators and the order decide, until the cut
 # run gives every layer right inputs and values can decide again.
@@ -199,7 +218,8 @@ class ValueMatcher:
         self._values = survey.values
         self.constants = cache(constants)
         """As given, asked once."""
-        self._returned = dict(zip(survey.outputs, graph.outputs, strict=False))
+        whole = len(survey.outputs) == len(graph.outputs)
+        self._returned = dict(zip(survey.outputs, graph.outputs, strict=True)) if whole else {}
         self._given = dict(zip(survey.inputs, inputs, strict=False))
         self._graph = graph
         self._scopes = [paths.scope(node) for node in graph.nodes]

@@ -1,0 +1,92 @@
+"""Run the model with a changed value, or the file with exchanged inputs, to find what depends on
+what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import cache, cached_property
+from itertools import permutations
+
+import numpy as np
+
+from gate.localize.file_graph import SubgraphSession
+from gate.localize.model_runner import LocalizationContext, ValueSurvey
+from gate.localize.value_matching import ValueLayout, is_equal
+from gate.policy.runtime_options import plain_setup
+from gate.storage.arrays import OutputArray
+
+_ALIKE = 4
+"""Inputs of one shape and dtype of which every order is tried, at most."""
+
+
+class TrialRuns:
+    """Runs of the first batch with a changed value or exchanged inputs."""
+
+    def __init__(
+        self,
+        bench: LocalizationContext,
+        survey: ValueSurvey,
+        layout: ValueLayout,
+        switched: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`switched`: sets the switches of the policy while the model runs."""
+        self._switched = switched
+        self._bench = bench
+        self._survey = survey
+        self._layout = layout
+        self.dependents = cache(self._dependents)
+
+    def _dependents(self, value: int) -> frozenset[int]:
+        """Return the values with a tensor that the model computes from `value` by way of no other
+        one with a tensor."""
+        before, after = self._undisturbed, self._disturbed(value)
+        return frozenset(
+            number
+            for number in before.keys() & after.keys()
+            if not np.array_equal(before[number], after[number], equal_nan=True)
+        )
+
+    def exchanged(self, number: int) -> dict[str, str]:
+        """Return which inputs the file reads for a tensor in the place of which others,
+        where it equals the value with these; empty where there are no such inputs."""
+        bench, layout, tensor = self._bench, self._layout, self._layout.names[number]
+        piece = bench.graph.cut([tensor], layout.cuts)
+        values = self._references
+        references = layout.references(piece.cuts, values)
+        inputs = [name for name, _ in bench.names]
+        fed = {name: values[n] for name, n in zip(inputs, self._survey.inputs, strict=False)}
+        for read in (name for name in piece.cuts if name in fed):
+            alike = [
+                name
+                for name in fed
+                if (fed[name].shape, fed[name].dtype) == (fed[read].shape, fed[read].dtype)
+            ]
+            if not 2 <= len(alike) <= _ALIKE:
+                continue
+            run = SubgraphSession(piece, plain_setup("ort-cpu"))
+            for order in permutations(alike):
+                moved = {name: by for name, by in zip(alike, order, strict=True) if name != by}
+                if read not in moved:
+                    continue
+                changed = {name: fed[by] for name, by in moved.items() if name in references}
+                found = run(bench.feed(bench.batches[0]), {**references, **changed})[tensor]
+                if is_equal(values[number], found):
+                    return {name: by for name, by in moved.items() if name in references}
+        return {}
+
+    @cached_property
+    def _references(self) -> Mapping[int, OutputArray]:
+        bench = self._bench
+        with self._switched():
+            numbers = {*self._layout.names, *self._survey.inputs}
+            return bench.side.values(bench.batches[0], self._survey, numbers)
+
+    @cached_property
+    def _undisturbed(self) -> Mapping[int, OutputArray]:
+        return self._disturbed(None)
+
+    def _disturbed(self, value: int | None) -> Mapping[int, OutputArray]:
+        bench, references = self._bench, self._references
+        with self._switched():
+            return bench.side.disturbed(bench.batches[0], self._survey, references, value)
