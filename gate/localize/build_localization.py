@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -24,7 +24,13 @@ from gate.localize.model_runner import ComputedValue, ValueSurvey
 from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import ValueLayout, returned_values
 from gate.records.evidence import Subject
-from gate.records.localization import LayerRow, LayerVerdict, Localization, OptimizerFault
+from gate.records.localization import (
+    LayerFault,
+    LayerRow,
+    LayerVerdict,
+    Localization,
+    OptimizerFault,
+)
 from gate.summary.render import broken, capital, short
 
 
@@ -124,6 +130,9 @@ class LocalizationFindings:
         return value.number in self.constants()
 
 
+_FAULTS = 5
+"""Faults that are reported, at most."""
+
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
 
 _PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
@@ -178,6 +187,7 @@ def build_localization(
         whole_ratio=worst(measured.whole[limits.level]),
         cause=text,
         fault=divergences[0].text if divergences else None,
+        faults=tuple(_independent(divergences)),
         optimiser=optimiser,
         blame=blame,
         remedy=remedy,
@@ -202,6 +212,14 @@ def _causes(
         else:
             causes.setdefault(suspect.value.number, detective.cause(suspect))
     return dict(sorted(causes.items()))
+
+
+def _independent(faults: Sequence[Fault]) -> Iterator[LayerFault]:
+    """The first faults, each once: a module that is called twice is wrong twice, and a file that
+    is quantized is so everywhere."""
+    kinds = {fault.text if not fault.quantized else "quantized": fault for fault in faults[::-1]}
+    first = sorted(kinds.values(), key=faults.index)[:_FAULTS]
+    return (LayerFault(module=one.module, text=one.text, remedy=one.remedy) for one in first)
 
 
 def _layers(

@@ -59,8 +59,12 @@ class ModulePaths:
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
                 return self._listed(entry.value)
-        parts = node.name.split("/")
-        return self._walk(parts[1:-1]) if len(parts) > 1 and not parts[0] else None
+        # An optimizer names a fused node anew, and keeps the name of what the last node computed.
+        for name in (node.name, *node.output[:1]):
+            parts = name.split("/")
+            if len(parts) > 1 and not parts[0]:
+                return self._walk(parts[1:-1])
+        return None
 
     def _listed(self, text: str) -> ModuleScope | None:
         try:
@@ -119,10 +123,11 @@ _OPERATORS = {
     "avgpool": ("averagepool",),
     "adaptivemaxpool": ("globalmaxpool", "reducemax", "maxpool"),
     "batchnorm": ("batchnormalization",),
-    "layernorm": ("layernormalization",),
+    "layernorm": ("layernormalization", "skiplayernormalization"),
     "groupnorm": ("groupnormalization", "instancenormalization"),
     "upsample": ("resize",),
     "embedding": ("gather",),
+    "gelu": ("biasgelu", "fastgelu"),
     "silu": ("swish",),
     "relu6": ("clip",),
 }

@@ -12,7 +12,7 @@ import numpy as np
 from gate.errors import GateError
 from gate.localize.file_graph import FileGraph, SubgraphSession
 from gate.localize.model_runner import ComputedValue, LocalizationContext, ValueSurvey, sketch
-from gate.localize.module_paths import EXACT, ModulePaths, ModuleScope, NameHints
+from gate.localize.module_paths import EXACT, UNKNOWN, ModulePaths, ModuleScope, NameHints
 from gate.policy.runtime_options import plain_setup
 from gate.storage.arrays import OutputArray
 
@@ -236,6 +236,10 @@ class ValueMatcher:
         """As `Clues.folded`."""
         return self._clues.folded
 
+    def name(self, value: ComputedValue, tensor: Tensor) -> float:
+        """As `NameHints.name`."""
+        return self._clues.name(value, tensor.place, tensor.scope)
+
     def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
         """What a run gave, in the order of the nodes."""
         producer = self._graph.producer
@@ -417,6 +421,12 @@ _NEXT = 12
 _TRIALS = 24
 """Pairs that are tried for one fault, at most."""
 
+_LESS_WRONG = 0.9
+"""Share of its difference that a wrong value keeps at most where an earlier fault is made right."""
+
+_DOUBLE = 8
+"""Pairs of which two together are tried, at most."""
+
 _INNER = 4
 """Bytes of the file's tensors for each byte of the model's values, by experience: at most."""
 
@@ -461,7 +471,7 @@ class IterativeMatcher:
     def _is_doubtful(self, layout: ValueLayout) -> bool:
         """True if several values differ from their tensors while modules before them have none:
         where the file fuses modules, one fault can lead all values behind it to wrong tensors."""
-        off = layout.matching.off
+        off = layout.matching.off | layout.missing.keys()
         return len(off) > 1 and any(
             not (value.functional or value.repeats is not None or value.number in layout.names)
             and value.number not in self._matcher.folded
@@ -474,25 +484,72 @@ class IterativeMatcher:
         From what equals its value in the whole file, front to back: each of the next tensors is
         tried as each of the next values. The right pair makes equal what is computed from it.
         """
-        survey, settled = self._survey, ValueLayout(self._matched(ValueLayout()).matching.sure())
-        returned = {n if (r := survey.values[n].repeats) is None else r for n in survey.outputs}
+        settled = ValueLayout(self._matched(ValueLayout()).matching.sure())
         for _ in range(_FAULTS):
-            found = settled
-            for number, tensor in self._next_pairs(settled.matching):
-                trial = self._settled(settled, number, tensor)
-                if len(trial.matching.equal) > len(found.matching.equal):
-                    found = trial
-                if returned <= found.matching.equal:
-                    break
-            if found is settled:
+            found = self._next_settled(settled)
+            if found is None:
                 break
             settled = found
         return max(layout, self._matched(settled), key=_quality)
 
-    def _settled(self, layout: ValueLayout, number: int, tensor: Tensor) -> ValueLayout:
+    def _next_settled(self, settled: ValueLayout) -> ValueLayout | None:
+        """The layout with the pair that makes the earliest value equal; None if no pair does.
+
+        Two faults in a row leave nothing equal between them: where the names of earlier pairs fit,
+        two of them are tried in the place of a later one.
+        """
+        equal = settled.matching.equal
+
+        def progress(trial: ValueLayout) -> tuple[float, int]:
+            return min(trial.matching.equal - equal, default=math.inf), -len(trial.matching.equal)
+
+        pairs = self._next_pairs(settled.matching, max(equal, default=-1))[:_TRIALS]
+        trials = [(pair, self._settled(settled, pair)) for pair in pairs]
+        best = min((trial for _, trial in trials), key=progress, default=settled)
+        until = max(best.matching.off, default=math.inf)
+        for pair, first in trials[:_DOUBLE]:
+            if self._matcher.name(*pair) < EXACT or not pair[0].number < until:
+                continue
+            for second in self._next_pairs(first.matching, pair[0].number)[:_DOUBLE]:
+                best = min(best, self._settled(first, second), key=progress)
+        if progress(best)[0] == math.inf:
+            return None
+        for pair, _ in trials[:_DOUBLE]:
+            best = self._with_earlier(best, settled, pair)
+        return best
+
+    def _with_earlier(
+        self, found: ValueLayout, settled: ValueLayout, pair: tuple[ComputedValue, Tensor]
+    ) -> ValueLayout:
+        """The layout with an earlier pair if that makes the one found less wrong: then both are."""
+        number = max(found.matching.off - settled.matching.off, default=-1)
+        taken = {tensor.name for tensor in found.matching.tensors.values()}
+        earlier = pair[0].number < number and pair[0].number not in found.matching.tensors
+        if not earlier or pair[1].name in taken or self._matcher.name(*pair) < EXACT:
+            return found
+        both = self._settled(found, pair)
+        less = self._is_less_wrong(both, found, behind=number - 1)
+        return both if less and both.matching.equal >= found.matching.equal else found
+
+    def _is_less_wrong(self, trial: ValueLayout, layout: ValueLayout, *, behind: int) -> bool:
+        """True if the first value behind that differs from its tensor differs by less."""
+        off = trial.matching.off & layout.matching.off
+        number = min((n for n in off if n > behind), default=None)
+        if number is None:
+            return False
+        value = self._survey.values[number].sketch
+        after, before = (
+            difference(value, one.matching.tensors[number].sketch)
+            if one.matching.tensors[number].shape == self._survey.values[number].shape
+            else math.inf
+            for one in (trial, layout)
+        )
+        return after < _LESS_WRONG * before
+
+    def _settled(self, layout: ValueLayout, pair: tuple[ComputedValue, Tensor]) -> ValueLayout:
         """The layout with the tensor for the value and all that equals its value then; no tensor
         for any other value before."""
-        tensors = {**layout.matching.tensors, number: tensor}
+        tensors = {**layout.matching.tensors, pair[0].number: pair[1]}
         matching = self._matched(ValueLayout(Matching(tensors, layout.matching.equal))).matching
         kept = {
             n: one for n, one in matching.tensors.items() if n in matching.equal or n in tensors
@@ -500,24 +557,31 @@ class IterativeMatcher:
         absent = set(range(max(matching.equal, default=0))) - kept.keys()
         return ValueLayout(Matching(kept, matching.equal), absent=frozenset(absent))
 
-    def _next_pairs(self, settled: Matching) -> list[tuple[int, Tensor]]:
-        """Values and tensors of one shape that come next, the nearest ones first."""
+    def _next_pairs(self, settled: Matching, last: int) -> list[tuple[ComputedValue, Tensor]]:
+        """Values behind `last` and tensors behind its own, of one shape: first those for which
+        their names speak, and the nearest ones."""
         taken = {tensor.name for tensor in settled.tensors.values()}
-        last = max(settled.equal, default=-1)
         values = [
             value
             for value in self._survey.values
             if value.number > last and value.repeats is None and value.number not in settled.tensors
         ]
-        tensors = [tensor for tensor in self._run(ValueLayout(settled)) if tensor.name not in taken]
+        after = settled.tensors[last].place if last in settled.tensors else -1
+        tensors = [
+            tensor
+            for tensor in self._run(ValueLayout(settled))
+            if tensor.name not in taken and tensor.place > after
+        ]
         pairs = [
-            (behind + ahead, value.number, tensor)
+            (behind + ahead - name, value, tensor)
             for behind, value in enumerate(values[:_NEXT])
             for ahead, tensor in enumerate(tensors)
-            if tensor.shape == value.shape and tensor.sketch.dtype.kind == value.sketch.dtype.kind
+            if tensor.shape == value.shape
+            and tensor.sketch.dtype.kind == value.sketch.dtype.kind
+            and (name := self._matcher.name(value, tensor)) >= UNKNOWN
         ]
-        pairs.sort(key=lambda pair: pair[:2])
-        return [pair[1:] for pair in pairs[:_TRIALS]]
+        pairs.sort(key=lambda pair: (pair[0], pair[1].number))
+        return [pair[1:] for pair in pairs]
 
     def _tried(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
         """The layout without a tensor for the value, if that is the better one."""
@@ -529,6 +593,8 @@ class IterativeMatcher:
         # The first value on which they disagree decides: further behind, what is still off in one
         # of them had right inputs in the other.
         differing = trial.matching.equal ^ layout.matching.equal
+        if not differing and self._is_less_wrong(trial, layout, behind=value.number):
+            return trial
         return trial if min(differing, default=math.inf) in trial.matching.equal else layout
 
     def _matched(self, layout: ValueLayout) -> ValueLayout:
@@ -617,13 +683,16 @@ class IterativeMatcher:
 
 def _quality(layout: ValueLayout) -> tuple[int, int]:
     """Of two layouts the one with more values that equal their tensors, then with fewer others."""
-    return len(layout.matching.equal), -len(layout.matching.off)
+    return len(layout.matching.equal), -len(layout.matching.off) - len(layout.missing)
 
 
 def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:
     """The tensor before in the place of this one; all that is not sure behind is open again."""
-    missing = {**layout.missing, value.number: stand_in}
-    return ValueLayout(layout.matching.sure(), missing, layout.absent)
+    missing, matching = {**layout.missing, value.number: stand_in}, layout.matching
+    kept = {
+        n: one for n, one in matching.tensors.items() if n < value.number or n in matching.equal
+    }
+    return ValueLayout(Matching(kept, matching.equal), missing, layout.absent)
 
 
 def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:

@@ -51,6 +51,16 @@ class LayerRow(Record):
         return f"{self.module}#{self.call}" if self.call else self.module or "(model)"
 
 
+class LayerFault(Record):
+    """What is wrong in one place, whatever is wrong elsewhere."""
+
+    module: str
+    """Path of the module at fault; empty for the model itself."""
+    text: str
+    """What is wrong, without a full stop."""
+    remedy: str
+
+
 class OptimizerFault(Record):
     """Which optimisers of ONNX Runtime change the answer of a file that is right without them, as
     found by switching them off: a guess that no verdict depends on."""
@@ -121,6 +131,9 @@ class Localization(Record):
     """What diverges and what is known of it, in sentences."""
     fault: str | None = added_field(None)
     """Of the first source alone: what is wrong with it, without a full stop."""
+    faults: tuple[LayerFault, ...] = added_field(())
+    """The first five independent faults, most upstream first: each layer is computed from the
+    model's own values before it, so that no fault hides or makes another one."""
     optimiser: bool = added_field(False)
     """With optimisations off the file agrees."""
     blame: OptimizerFault | None = added_field(None)
