@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,7 @@ from gate.records.localization import (
     LayerVerdict,
     Localization,
     OptimizerFault,
+    listed,
 )
 from gate.summary.render import broken, capital, short
 
@@ -129,6 +131,9 @@ class LocalizationFindings:
         """True for what an exporter may have computed beforehand."""
         return value.number in self.constants()
 
+
+_NAMES = 5
+"""Modules in a sentence."""
 
 _FAULTS = 5
 """Faults that are reported, at most."""
@@ -354,6 +359,14 @@ def _whole(
     """Where no layer alone is wrong."""
     optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
     if not limits.agrees(measured.marked):
+        if not math.isfinite(worst(measured.marked)):
+            names = [row.title for row in rows if row.verdict == "unmapped"]
+            missing = f" No tensor was found for {listed(names, most=_NAMES)}." if names else ""
+            return (
+                "Cause not found: the outputs differ, and every layer that was compared is right "
+                f"when its inputs are.{missing}",
+                None,
+            )
         grown = [row for row in rows if row.amplification is not None]
         most = max(grown, key=lambda row: row.amplification or 0.0, default=None)
         where = f", most at {most.title} (by {most.amplification:.3g})" if most else ""

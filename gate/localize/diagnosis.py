@@ -384,6 +384,9 @@ class Diagnoser:
             text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
         elif unfound:
             text += f" (not compared: {listed(unfound, most=_NAMES)})"
+        excluded = ["training mode", "shape", *([] if self._reduced else ["16 bits"])]
+        excluded += ["weights"] if same and not unfound else []
+        text += f"; cause not found, excluded: {listed(excluded)}"
         return Fault(path, text, _UNFOUND if unfound else _OPERATOR)
 
     def missing_module(self, suspect: DivergentValue) -> ComputedValue | None:

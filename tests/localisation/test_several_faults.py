@@ -85,7 +85,7 @@ FILES: list[tuple[type[nn.Module], nets.Exporter, dict[str, Spoil]]] = [
     (Residual, "dynamo", {"stem.2": leaky(0), "block.conv1": read_by("Conv", 1)}),
     (Tokens, "direct", {"layer.norm1": read_by("LayerNormalization", 0), "layer.fc2": read_by("MatMul", 5)}),
     (Tokens, "direct", {"layer.qkv": read_by("MatMul", 0), "layer.norm2": setting("LayerNormalization", 1, epsilon=0.01), "head": weight("head.bias")}),
-    (Tokens, "dynamo", {"embed": weight("embed.weight"), "layer.proj": weight("layer.proj.bias")}),
+    (Tokens, "dynamo", {"embed": lambda proto: change(proto, "embed.weight", lambda values: values * 1.1), "layer.proj": weight("layer.proj.bias")}),
     (Flat, "direct", {"left": weight("left.weight"), "right": weight("right.bias")}),
     (Flat, "dynamo", {"twice": weight("twice.bias"), "right": weight("right.weight")}),
     (Deep, "direct", {"linear.3": weight("linear.3.bias"), "tanh": removed("Tanh")}),
