@@ -65,12 +65,17 @@ class TrialRuns:
             if not 2 <= len(alike) <= _ALIKE:
                 continue
             run = SubgraphSession(piece, plain_setup("ort-cpu"))
+            if is_equal(values[number], run(bench.feed(bench.batches[0]), references)[tensor]):
+                return {}  # wrong by so little that any exchange of like inputs would do
             for order in permutations(alike):
                 moved = {name: by for name, by in zip(alike, order, strict=True) if name != by}
                 if read not in moved:
                     continue
                 changed = {name: fed[by] for name, by in moved.items() if name in references}
-                found = run(bench.feed(bench.batches[0]), {**references, **changed})[tensor]
+                try:
+                    found = run(bench.feed(bench.batches[0]), {**references, **changed})[tensor]
+                except Exception:  # of ONNX Runtime: an index that another input can't take
+                    continue
                 if is_equal(values[number], found):
                     return {name: by for name, by in moved.items() if name in references}
         return {}
