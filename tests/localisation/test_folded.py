@@ -258,3 +258,17 @@ class TestFusedAttention:
         )
         assert told.first_divergence == "key"
         assert "key.weight" in told.cause
+
+
+def test_a_folded_layer_does_not_hide_a_weight_behind_it(tmp_path):
+    """The weight has no name in the file, and no element of it is the model's."""
+    inputs = VECTORS[:, None, :]
+    candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", inputs)
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        (*_, last) = (one for one in proto.graph.node if one.op_type == "MatMul")
+        change(proto, last.input[1], lambda values: values * np.float32(1.1))
+
+    told = found(trained(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
+    assert told.first_divergence == "head"
+    assert told.fault.startswith("`head.weight`")
