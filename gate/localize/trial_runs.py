@@ -54,7 +54,7 @@ class TrialRuns:
         piece = bench.graph.cut([tensor], layout.cuts)
         values = self._references
         references = layout.references(piece.cuts, values)
-        inputs = [name for name, _ in bench.names]
+        inputs = [name for name, _ in bench.binding.pairs]
         fed = {name: values[n] for name, n in zip(inputs, self._survey.inputs, strict=False)}
         for read in (name for name in piece.cuts if name in fed):
             alike = [
