@@ -40,7 +40,7 @@ def arrange(
     that one call is one sample. Samples of files with the batch on axis 0 of all inputs stay as
     they are. `parameters`: as of `bind_inputs`. Raises InputMismatch where nothing fits, DataError.
     """
-    if samples.layout is not None or not inputs:
+    if samples.layout is not None or samples.arranged or not inputs:
         return samples
     shapes = samples.shapes
     pairs = [(wanted, given.name) for wanted, given in pair_up(inputs, samples.specs, parameters)]

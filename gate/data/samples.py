@@ -45,6 +45,8 @@ class SampleSet:
         """Batch axes that the user stated, by name of an input or output of the file."""
         self.layout: BatchAxes | None = None
         """How the arrays of one batch become the inputs of one call; None: not known yet."""
+        self.arranged = False
+        """True of samples that were taken from others: they are on axis 0 of every array."""
 
     @classmethod
     def open(
@@ -130,6 +132,7 @@ class SampleSet:
         """Samples in memory that are called as these are."""
         made = SampleSet.from_arrays(batch)
         made.stated, made.layout, made._gaps = self.stated, self.layout, self._gaps
+        made.arranged = True
         return made
 
     def is_same(self, name: str) -> bool:

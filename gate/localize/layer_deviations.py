@@ -105,8 +105,10 @@ class Deviation:
 
     @property
     def ratio(self) -> float:
-        """`noise_ratio`; of integers and bools 0 or infinite."""
-        return self._measured(self._record().ratio)
+        """`noise_ratio`; of integers and bools 0 or infinite, NaN where nothing could be
+        compared."""
+        noise = self._record()
+        return self._measured(noise.ratio if noise.elements else math.nan)
 
     @property
     def peak(self) -> float:
