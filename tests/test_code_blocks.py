@@ -266,7 +266,7 @@ def _within(whole: Any, part: Any) -> Any:
 
 def _leaves(node: object, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Places of a policy as far as their names are the policy's."""
-    names = ("outputs", "options", "operating_points")
+    names = ("outputs", "options", "operating_points", "waive")
     if isinstance(node, dict) and node and not (place and place[-1] in names):
         for key, value in node.items():
             yield from _leaves(value, (*place, str(key)))
