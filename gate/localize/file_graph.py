@@ -108,7 +108,10 @@ class FileGraph:
     @cached_property
     def _halves(self) -> dict[str, int]:
         """The tensors in half precision, whose references are in float32."""
-        inferred = onnx.shape_inference.infer_shapes(self._skeleton).graph
+        try:
+            inferred = onnx.shape_inference.infer_shapes(self._skeleton).graph
+        except onnx.shape_inference.InferenceError:  # a domain without an opset, as ORT takes it
+            return {}
         values = (*inferred.input, *inferred.value_info, *inferred.output)
         kinds = {value.name: value.type.tensor_type.elem_type for value in values}
         return {name: kind for name, kind in kinds.items() if kind in _HALF_KINDS}
