@@ -21,7 +21,13 @@ from tests.builders import (
     runtime_evidence,
 )
 
-REMEDIES_OF_SEVERAL = {"cost_unmeasured", "probe_as_samples", "threshold_unmeasured", "unsure"}
+REMEDIES_OF_SEVERAL = {
+    "cost_unmeasured",
+    "probe_as_samples",
+    "quantized_classifier",
+    "threshold_unmeasured",
+    "unsure",
+}
 """They are no names of checks."""
 
 
