@@ -109,14 +109,14 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
         if truth is None:
             return {"failure": "no float64"}
         assessment = ReferenceAssessment()
-        assessment.update(reference, truth, samples=SAMPLES)
+        assessment.update(reference, truth, SAMPLES)
         draws = draw_rounding(stand, [batch], draws=DRAWS)
         kinds = [q for i, e in assessment.errors.items() for q in e.ratios(draws.of(i))]
         wide = any(errors.is_wide for errors in assessment.errors.values())
         first = {n: a[:8] for n, a in batch.items()}
         one = draw_rounding(stand, [first])
         few = ReferenceAssessment()
-        few.update(stand.reference.run(first), stand.truth.aside(first) or [], samples=8)
+        few.update(stand.reference.run(first), stand.truth.aside(first), 8)
         early = [q for i, e in few.errors.items() for q in e.ratios(one.of(i))]
         validity = assessment.result(stand)
     ratios = np.concatenate([q.ravel() for q in kinds] or [np.zeros(0)])

@@ -310,7 +310,8 @@ def not_measurable(
     if not _is_measurable(evidence, output):
         text = "neither float64 nor random rounding computes the model's function, so its rounding "
         text += "error was not measured"
-        verdict = Verdict.WAIVED if "noise_ratio" in policy.waive else Verdict.ERROR
+        waived = policy.waives("noise_ratio", output.name)
+        verdict = Verdict.WAIVED if waived else Verdict.ERROR
     elif output.noise is not None and (observed := floor_share(output)) > most:
         text = f"rounding alone moves it by {observed:.3g} of its spread, allowed <= {most:.3g}; a "
         text += "fault of that size would be hidden"

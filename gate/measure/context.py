@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
@@ -26,7 +27,7 @@ from gate.policy.policy import Policy
 from gate.policy.runtime_options import ort_setup
 from gate.records.runtime import RuntimeName
 from gate.reference.cache import ReferenceCache
-from gate.reference.choices import ChoiceReplay, ReplayedReference, replay
+from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, replay
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
 from gate.reference.torch_session import TorchSession, copy_model
@@ -35,7 +36,6 @@ from gate.storage.arrays import Batch, OutputArray
 
 _LOOKED_AT = 256
 """Samples among which the first with something to measure are looked for."""
-
 
 _DRAWS = 3
 """Runs under random rounding that tell which choices are open."""
@@ -209,7 +209,7 @@ class MeasurementContext:
         return run_rounded(self.reference.run, self.policy.determinism, batch, rounding)
 
     def replayed(
-        self, runtime: RuntimeName, batch: Batch, *, draws: int = _DRAWS, scale: float = 1.0
+        self, runtime: RuntimeName, batch: Batch, *, scale: float = 1.0
     ) -> ReplayedReference | None:
         """The reference with the choices that the file makes on a batch in this runtime; None
         where no choice differs, or rounding does not leave one open (`gate.reference.choices`)."""
@@ -217,17 +217,15 @@ class MeasurementContext:
         if session is None:
             return None
         fast_path = self.truth.validity.record.fast_path
-        runs = [RoundingRun(draw, scale, fast_path=fast_path) for draw in range(draws)]
-        determinism = self.policy.determinism
-        roundings = [
-            lambda run, rounding=rounding: run_rounded(
-                lambda _: run(), determinism, batch, rounding
-            )
-            for rounding in runs
-        ]
+
+        def rounded(run: Run, draw: int) -> list[OutputArray]:
+            rounding = RoundingRun(draw, scale, fast_path=fast_path)
+            return run_rounded(lambda _: run(), self.policy.determinism, batch, rounding)
+
         try:
             choices = session.run(self.binding.by_input(batch))
-            found = replay(partial(self.reference.run, batch), choices, roundings)
+            run = partial(self.reference.run, batch)
+            found = replay(run, choices, rounded, draws=_DRAWS) if choices else None
         except Exception:  # the choices of a wrong file may be none that the model can go on with
             return None
         if found is None:
@@ -317,6 +315,15 @@ class MeasurementContext:
         """How many of the first samples are computed in float64."""
         wanted = self.policy.instruments.noise_samples
         return wanted and self.first + wanted
+
+    def batches_with_truth(self) -> Iterator[Batch]:
+        """Yield the batches of the measurement that are computed in float64, too."""
+        done = 0
+        for batch in self.samples.batches(self.binding.batch_size):
+            if done >= self.noise_samples:
+                return
+            yield batch
+            done += length(batch)
 
     @cached_property
     def answers(self) -> ReferenceCache:

@@ -27,7 +27,7 @@ from gate.statistics.error_groups import (
 )
 from gate.statistics.output import Span
 from gate.statistics.serialization import serializable
-from gate.storage.arrays import Batch, OutputArray
+from gate.storage.arrays import OutputArray
 
 # Formulas: docs/metrics.md, `noise_ratio`.
 #
@@ -298,7 +298,7 @@ def rounding_floor(
     """
     floors: list[list[NoiseStatistics | None]] = []
     validity, start = stand.truth.validity, 0
-    for batch in _with_truth(stand):
+    for batch in stand.batches_with_truth():
         reference = stand.answers.reference(batch)  # both as the pass over the samples had them
         truth = stand.baseline(batch)
         if truth is None:
@@ -318,16 +318,6 @@ def rounding_floor(
                     own[place] = _added(own[place], (*sides, moved), samples=length(batch))
         start += length(batch)
     return [_middle(several) for several in zip(*floors, strict=True)]
-
-
-def _with_truth(stand: MeasurementContext) -> Iterator[Batch]:
-    """The batches that the noise floor was measured on."""
-    done = 0
-    for batch in stand.samples.batches(stand.binding.batch_size):
-        if done >= stand.noise_samples:
-            return
-        yield batch
-        done += length(batch)
 
 
 def _added(

@@ -74,9 +74,14 @@ class ReferenceAssessment:
         self._samples = 0
 
     def update(
-        self, reference: Sequence[OutputArray], truth: Sequence[OutputArray], *, samples: int
+        self,
+        reference: Sequence[OutputArray],
+        truth: Sequence[OutputArray] | None,
+        samples: int,
     ) -> None:
-        """Add a batch of the first samples, as both computed it."""
+        """Add a batch, as both computed it; one without a truth is none of the first samples."""
+        if truth is None:
+            return
         self._samples += samples
         for output, (r, r64) in enumerate(zip(reference, truth, strict=False)):
             if r.shape != r64.shape:
@@ -93,7 +98,7 @@ class ReferenceAssessment:
         """Return what float64 and random rounding may be used for."""
         if not self._samples or stand.truth.unmeasured is not None:
             return Validity()
-        batches = list(_first(stand, _SAMPLES))
+        batches = list(_first(stand))
         finder = HalfPrecisionFinder(stand.model)
         fast_path, draws = False, draw_rounding(stand, batches, finder=finder)
         if draws.state == "differs":  # one draw may be small by chance
@@ -123,8 +128,7 @@ class ReferenceAssessment:
             few = ReferenceAssessment()
             for batch in batches:
                 truth = stand.answers.truth(batch)
-                if truth is not None:
-                    few.update(stand.answers.reference(batch), truth, samples=length(batch))
+                few.update(stand.answers.reference(batch), truth, length(batch))
             far = {
                 output
                 for output, errors in few.errors.items()
@@ -137,7 +141,7 @@ class ReferenceAssessment:
     ) -> Validity:
         differs, flipped = set(self._unlike), {}
         largest = math.inf if differs else 0.0
-        batches = list(_first(stand, stand.policy.instruments.noise_samples, whole=True))
+        batches = list(stand.batches_with_truth())
         draws = RoundingDraws(record.rounding)
         if record.rounding == "valid":
             draws = draw_rounding(stand, batches, draws=DRAWS, fast_path=record.fast_path)
@@ -187,14 +191,14 @@ class ReferenceAssessment:
         )
 
 
-def _first(stand: MeasurementContext, samples: int, *, whole: bool = False) -> Iterator[Batch]:
-    """The first samples, in batches of the measurement; the last one is cut where the file takes
-    other sizes, unless `whole`."""
+def _first(stand: MeasurementContext) -> Iterator[Batch]:
+    """Yield the first samples, in batches of the measurement; the last one is cut where the file
+    takes other sizes."""
     done = 0
     for batch in stand.samples.batches(stand.binding.batch_size):
-        if done >= samples:
+        if done >= _SAMPLES:
             return
-        left = length(batch) if whole or stand.binding.fixed else samples - done
+        left = length(batch) if stand.binding.fixed else _SAMPLES - done
         yield {name: array[:left] for name, array in batch.items()}
         done += length(batch)
 

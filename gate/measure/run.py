@@ -102,6 +102,9 @@ _RUNNING = "while running"
 _HARMLESS = ("cores", "operating system", "kernel")
 
 
+_Hear = Callable[[list[OutputArray], list[OutputArray] | None, int], None]
+
+
 class SamplePass:
     """Made by `SamplePass.open`; what it holds is given back at the end of that."""
 
@@ -137,7 +140,6 @@ class SamplePass:
             case.candidate,
         )
         self.rounding = RoundingFloor(self.stand, self.tracks)
-        self._assessment = ReferenceAssessment()
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
         self.expected = self.stand.run_example()
@@ -183,29 +185,30 @@ class SamplePass:
         Raises DataError for samples and labels that fit neither side, EvidenceError where the
         reference breaks.
         """
-        self._run(unit, self._labels_of(unit), advance, lambda _expected: None)
+        self._run(unit, self._labels_of(unit), advance)
 
     def _run(
         self,
         unit: WorkUnit,
         labels: NDArray[np.int64] | None,
         advance: Callable[[int], None],
-        hear: Callable[[list[OutputArray]], None],
+        hear: _Hear = lambda _expected, _truth, _count: None,
     ) -> None:
+        """`hear`: gets the outputs of the reference for each batch, those in float64 or None, and
+        the number of samples."""
         at, samples = unit.start, self.samples.slice(unit.start, unit.stop)
         for batch in samples.batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
             self.binding.check_range(batch, start=at)
             span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch)
-            hear(expected)
             _check_classes(expected, self._names, span, policy=self.case.policy)
             true = self.truth.of_first(batch)
             if true is None:  # the samples from here on are judged by the floor of those before
                 self.rounding.widen()
             else:
                 self.stand.answers.note(batch, expected, true)
-                self._assessment.update(expected, true, samples=count)
+            hear(expected, true, count)
             for track in self.tracks:
                 track.step(
                     batch,
@@ -221,13 +224,14 @@ class SamplePass:
     def run_first(self, advance: Callable[[int], None]) -> None:
         """Compute the first unit, and again where float64 is no truth for all of it: by then it is
         known for what. Raises as `run`."""
-        self.run(self.units[0], advance)
-        self.truth.validity = self._assessment.result(self.stand)
+        assessment, unit = ReferenceAssessment(), self.units[0]
+        self._run(unit, self._labels_of(unit), advance, assessment.update)
+        self.truth.validity = assessment.result(self.stand)
         if self.truth.validity.is_restricted:
             self.truth.rewind()
             for track in self.tracks:
                 track.restart()
-            self.run(self.units[0], lambda _count: None)
+            self.run(unit, lambda _count: None)
         self.end_unit()
 
     def end_unit(self) -> None:
@@ -258,7 +262,7 @@ class SamplePass:
     def part(self, unit: WorkUnit) -> UnitResult:
         """Measure one unit for another pass. Raises as `run`."""
         labels, answers = self._labels_of(unit), hashlib.sha256()
-        self._run(unit, labels, lambda _count: None, lambda outputs: _add(answers, outputs))
+        self._run(unit, labels, lambda _count: None, lambda outputs, *_: _add(answers, outputs))
         return UnitResult(
             **self._answers(unit, labels, answers.hexdigest()).to_plain(),
             environment=self.environments[0],

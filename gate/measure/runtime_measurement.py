@@ -21,6 +21,7 @@ from gate.reference.choices import ReplayedReference
 from gate.reference.validity import UNRESTRICTED, Validity
 from gate.runtimes.runtime import Proof
 from gate.runtimes.selection import SelectedRuntime
+from gate.statistics.accumulators import distances
 from gate.statistics.classification import LOGITS, ClassReading
 from gate.statistics.output import OutputStatistics, Span
 from gate.statistics.sample_table import ROW, OutputRows, RowSpool
@@ -249,10 +250,8 @@ def _chooses(reference: Sequence[OutputArray], candidate: Sequence[OutputArray])
         if r.shape != c.shape or (r.dtype.kind != "f" and not np.array_equal(r, c)):
             return True
         if r.dtype.kind == "f" and r.size:
-            with np.errstate(all="ignore"):
-                apart = np.nan_to_num(np.abs(np.subtract(c, r, dtype=np.float64)))
-                size = np.where(np.isfinite(r), np.abs(r), 0.0)
-            if apart.max() > _CHOSEN * size.max():
+            size = np.abs(r).max(initial=0.0, where=np.isfinite(r))
+            if distances(r, c).max() > _CHOSEN * size:
                 return True
     return False
 
@@ -280,6 +279,8 @@ class Track:
         self.probes: list[ProbeResult] = []
         self._unprobed: list[str] = []
         self._replays = True
+        """Until a batch of the unit shows that the choices of the file are not open: each unit
+        gives the same numbers wherever it is measured."""
         self._check = OutputCheck(self.name, outputs)
         self.comparison = OutputComparison(self._check, readings=readings)
         self._units = PairwiseMerge(OutputComparison.merge)
@@ -289,11 +290,12 @@ class Track:
 
     def restart(self) -> None:
         """Forget what was compared: the first unit is measured again."""
-        self.comparison = self.comparison.emptied()
+        self.comparison, self._replays = self.comparison.emptied(), True
 
     def cut_off(self) -> OutputComparison:
         """What was compared since the last unit, as a unit of its own that goes elsewhere."""
         whole, self.comparison = self.comparison, self.comparison.successor()
+        self._replays = True
         return whole
 
     def end_unit(self) -> None:
@@ -330,7 +332,7 @@ class Track:
             self.meter.batch(self.runner.seconds, batch_size=span.count)
             if replayed is not None and self._replays and _chooses(reference, outputs):
                 found = replayed(batch)
-                self._replays = found is not None  # a wrong file is not asked again
+                self._replays = found is not None
                 if found is not None:
                     reference, truth = found.outputs, truth and found.truth
             self.comparison.update(reference, outputs, span)

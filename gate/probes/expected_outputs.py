@@ -94,6 +94,8 @@ class ExpectedOutputs:
         self.probe = probe
         self.inapplicable: str | None = None
         self._stand = stand
+        self._replayed = False
+        """True if the reference and its runs make the choices of a file."""
         self._reference: list[OutputArray] = []
         self._truth: list[OutputArray] | None = None
         try:
@@ -129,30 +131,29 @@ class ExpectedOutputs:
         except Exception as error:
             return self._record(failure=describe_failure(error))
         with np.errstate(all="ignore"):
-            numbers = self._numbers(outputs, [[]] * len(outputs))
+            numbers = self._numbers(outputs)
             if numbers.suspicious and (own := self._by_its_choices(compute, runtime)):
                 return own
-            return self._judged(outputs)
+            return self._judged(outputs, numbers)
 
     def _by_its_choices(self, compute: Compute, runtime: RuntimeName | None) -> ProbeResult | None:
         """The record against the model with the choices of the file; None where they are the
         model's, or rounding does not leave them open (`gate.reference.choices`)."""
         batch = self.probe.batch
-        found = runtime and self._stand.replayed(runtime, batch, draws=DRAWS, scale=PROBE_SCALE)
+        found = runtime and self._stand.replayed(runtime, batch, scale=PROBE_SCALE)
         if not found:
             return None
         own = copy.copy(self)
-        own._reference, own._runs = found.outputs, found.draws
+        own._reference, own._runs, own._replayed = found.outputs, found.draws, True
         own._truth = _honest(found.outputs, found.truth)
         try:
             outputs = compute(batch, found.outputs)
         except Exception:
             return None
         with np.errstate(all="ignore"):
-            return own._judged(outputs)
+            return own._judged(outputs, own._numbers(outputs))
 
-    def _judged(self, outputs: list[OutputArray]) -> ProbeResult:
-        numbers = self._numbers(outputs, [[]] * len(outputs))
+    def _judged(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
             unsure = (
@@ -160,7 +161,8 @@ class ExpectedOutputs:
                 or (numbers.torn and self._nearly_equal(outputs))
                 or (self._is_small and not numbers.torn and self._unsteady(outputs))
             )
-            if unsure and len(self._runs) == DRAWS:
+            # Further runs would make choices of their own.
+            if unsure and len(self._runs) == DRAWS and not self._replayed:
                 self._runs += perturb_rounding(
                     self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
                 )
@@ -177,7 +179,11 @@ class ExpectedOutputs:
             {"name": probe.name, "kind": probe.kind, "batch_size": probe.size, **numbers}
         )
 
-    def _numbers(self, outputs: list[OutputArray], draws: Sequence[list[OutputArray]]) -> _Numbers:
+    def _numbers(
+        self, outputs: list[OutputArray], draws: Sequence[list[OutputArray]] | None = None
+    ) -> _Numbers:
+        """`draws`: the runs with random rounding, by output; None: by the reference alone."""
+        draws = draws or [[]] * len(outputs)
         ratios, relatives = [0.0], [0.0]
         for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True)):
             truth = self._truth[index] if self._truth is not None else None

@@ -25,8 +25,6 @@ from gate.storage.arrays import OutputArray
 
 Floats = NDArray[np.float64]
 
-Ints = NDArray[np.int64]
-
 Run = Callable[[], list[OutputArray]]
 
 _LEEWAY = 4.0
@@ -150,12 +148,16 @@ class ReplayedReference:
 
 
 def replay(
-    run: Run, choices: Sequence[Choice], roundings: Sequence[Callable[[Run], list[OutputArray]]]
+    run: Run,
+    choices: Sequence[Choice],
+    rounded: Callable[[Run, int], list[OutputArray]],
+    *,
+    draws: int,
 ) -> ReplayedReference | None:
     """Return what the model computes with the choices of a file; None where all are its own, or
     rounding does not leave one of the others open.
 
-    `run`: the model's forward; `roundings`: each runs what it gets under random rounding.
+    `run`: the model's forward; `rounded`: runs it under random rounding, seeded by a number.
     """
     mode = ChoiceReplay(choices)
     with mode:
@@ -163,14 +165,14 @@ def replay(
     if not any(call.differs for call in mode.calls):
         return None
     errors = [[_rounding(x) for x in call.operands] for call in mode.calls]
-    draws = []
-    for rounding in roundings:
+    runs = []
+    for draw in range(draws):
         moved = ChoiceReplay(choices)
-        draws.append(rounding(partial(_inside, moved, run)))
+        runs.append(rounded(partial(_inside, moved, run), draw))
         for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
             _widen(call, other, widest)
     proven = all(is_open(c, e) for c, e in zip(mode.calls, errors, strict=True) if c.differs)
-    return ReplayedReference(outputs, draws) if proven else None
+    return ReplayedReference(outputs, runs) if proven else None
 
 
 def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
@@ -234,7 +236,7 @@ def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
     overlaps a kept one that is no worse. All within rounding.
     """
     boxes, scores = call.operands[:2]
-    kept: Ints = call.chosen
+    kept = call.chosen
     if kept.size and not 0 <= int(kept.min()) <= int(kept.max()) < len(boxes):
         return False
     if len(np.unique(kept)) != len(kept):
@@ -268,7 +270,7 @@ def _areas(boxes: Floats) -> Floats:
     return np.asarray(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
 
 
-def _room(boxes: Floats, error: Floats, kept: Ints) -> Floats:
+def _room(boxes: Floats, error: Floats, kept: NDArray[Any]) -> Floats:
     """How far rounding of the corners moves each overlap: an edge that moves by d changes the
     intersection and the union by at most d times the side."""
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)

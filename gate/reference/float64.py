@@ -200,7 +200,7 @@ class Truth:
 
     def __init__(self, model: nn.Module, binding: InputBinding, *, samples: int) -> None:
         """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
-        self._samples = self._left = samples
+        self._samples, self._done = samples, 0
         self._float64: Float64Reference | None = None
         self.unmeasured: str | None = None
         self.validity: Validity = UNRESTRICTED
@@ -215,7 +215,7 @@ class Truth:
 
     def extend(self, samples: int) -> None:
         """Let `of_first` compute so many samples more."""
-        self._left += samples
+        self._samples += samples
 
     def of(self, batch: Batch) -> list[OutputArray] | None:
         """All outputs in float64, None where the model can't run in float64."""
@@ -253,11 +253,11 @@ class Truth:
 
     def rewind(self) -> None:
         """Begin with the first sample again."""
-        self._left = self._samples
+        self._done = 0
 
     def of_first(self, batch: Batch) -> list[OutputArray] | None:
         """The same, in whole batches until the first `samples` are computed; then None."""
-        if self._left <= 0:
+        if self._done >= self._samples:
             return None
-        self._left -= length(batch)
+        self._done += length(batch)
         return self.of(batch)

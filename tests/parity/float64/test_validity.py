@@ -152,6 +152,28 @@ def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verd
     assert output.noise.baseline == "float32"
 
 
+class LateTiny(Head):
+    """`Tiny`, but zero in every sample with a marked first column."""
+
+    def forward(self, x):
+        p = torch.softmax(self.a(x) * 30.0, -1)
+        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None] * self.factor
+        return y * (x[:, :1, None] < 50.0)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_samples_before_the_first_value_are_assessed_too(factor, verdict, tmp_path):
+    """The noise floor is then measured on more samples than the policy asks for."""
+    arrays = {"x": np.random.default_rng(2).normal(size=(120, 12)).astype(np.float32)}
+    arrays["x"][:64, 0] = 100.0
+    model = LateTiny().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path, arrays=arrays, batch_size=16)
+    assert decision.verdict == verdict, decision.problems
+    assert evidence.validity.float64_differs == (0,)
+    (output,) = evidence.runtimes[0].outputs
+    assert output.noise.samples == 64 + 32
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
 def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict, tmp_path):
     model = Masked().eval()
@@ -413,7 +435,7 @@ def assessed(model, arrays):
     with torch.inference_mode():
         for batch in stand.samples.batches(stand.binding.batch_size):
             truth = stand.truth.of_first(batch)
-            assessment.update(stand.reference.run(batch), truth, samples=length(batch))
+            assessment.update(stand.reference.run(batch), truth, length(batch))
         return assessment.result(stand)
 
 
