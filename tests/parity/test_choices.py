@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,10 @@ from gate.api import measure_job
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
+from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
 from gate.reference.choices import Call, is_open
 from tests.parity import tiny
 
@@ -179,6 +183,33 @@ def shifted(proto):
 def test_near_ties_excuse_no_other_bias(kind, tmp_path):
     _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=shifted)
     assert decision.verdict is Verdict.FAIL
+
+
+def test_each_unit_is_asked_by_itself(tmp_path, monkeypatch):
+    """A unit gives the same numbers wherever it is measured, whatever came before it."""
+    asked = []
+
+    def refused(self, runtime, batch, **options):
+        asked.append(runtime)
+
+    monkeypatch.setattr(MeasurementContext, "replayed", refused)
+    model, path = nn.Linear(64, 12).eval(), tmp_path / "m.onnx"
+    arrays = {"x": np.random.default_rng(1).normal(size=(96, 64)).astype(np.float32)}
+    wrong = copy.deepcopy(model)
+    wrong.bias.data[3] += 1.0
+    file = tiny.export(wrong, path, example={"x": arrays["x"][:2]}, outputs=("y",), opset=17)
+    policy = POLICY.model_copy(
+        update={
+            "instruments": Instruments(
+                noise_samples=32, probes=False, stability_samples=0, search_inputs=0, graph=False
+            )
+        }
+    )
+    job = MeasurementJob(
+        model, file, SampleSet.from_arrays(arrays), policy=policy, batch_size=8, units=2
+    )
+    measure_job(job)
+    assert asked == ["ort-cpu", "ort-cpu-optimized"] * 3  # the first unit, and two more
 
 
 def call(name, operands, own, chosen, **more):

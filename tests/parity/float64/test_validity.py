@@ -455,3 +455,14 @@ def test_a_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
     assert decision.verdict == verdict, decision.problems
     found = [check for check in decision.checks if check.name == "not_measurable"]
     assert [check.bound for check in found] == ([most] if verdict == "ERROR" else [])
+
+
+@pytest.mark.parametrize("waive", [("noise_ratio",), {"y": ("noise_ratio",)}, {"z": ("empty",)}])
+def test_an_output_without_any_valid_reference_is_waived_by_name(waive, tmp_path):
+    model = Tiny().eval()
+    evidence, _ = decided(model, model, tmp_path)
+    neither = evidence.validity.model_copy(update={"rounding": "differs"})
+    by = policy(waive=waive)
+    decision = decide(by, evidence.model_copy(update={"validity": neither}), decided_at="now")
+    (check,) = [check for check in decision.checks if check.name == "not_measurable"]
+    assert check.verdict == ("ERROR" if "z" in waive else "WAIVED")
