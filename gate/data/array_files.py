@@ -430,6 +430,11 @@ def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
                 f"shards of {origin} differ in '{name}': {form.dtype} {form.shape[1:]} a sample, "
                 f"elsewhere {like.dtype} {like.shape[1:]}. Save all shards alike."
             )
+    if not any(math.prod(form.shape) for form in shard.forms.values()):
+        name, form = next(iter(shard.forms.items()))
+        raise DataError(
+            f"'{name}' of {origin} has shape {form.shape}: nothing to measure. Give samples."
+        )
 
 
 def _uneven(shard: Shard, origin: str) -> DataError | None:
@@ -442,11 +447,6 @@ def _uneven(shard: Shard, origin: str) -> DataError | None:
         return DataError(
             f"arrays of {origin} have different numbers of samples: {lengths}. "
             "Axis 0 is the sample and must be equal for all inputs."
-        )
-    if not any(math.prod(form.shape) for form in shard.forms.values()):
-        name, form = next(iter(shard.forms.items()))
-        raise DataError(
-            f"'{name}' of {origin} has shape {form.shape}: nothing to measure. Give samples."
         )
     return None
 

@@ -22,6 +22,7 @@ from gate.model.model_state import ModelState
 from gate.onnx_file import reading
 from gate.records.evidence import Subject, TensorSpec
 from gate.records.export import ExportSettings
+from gate.storage.arrays import resized
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Example:
         arrays = dict(self.arrays)
         for name, axes in sizes.items():
             for axis, size in axes.items():
-                arrays[name] = _resized(arrays[name], axis, size)
+                arrays[name] = resized(arrays[name], axis, size)
         return Example({name: np.array(a, order="C") for name, a in arrays.items()}, self.axes)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -97,14 +98,6 @@ class Example:
         return ", ".join(
             f"{name}: {array.dtype}{list(array.shape)}" for name, array in self.arrays.items()
         )
-
-
-def _resized(array: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
-    """Cut off or repeated from the start; zeros where it is empty, as a cache is at first."""
-    if array.shape[axis] == 0:
-        return np.zeros((*array.shape[:axis], size, *array.shape[axis + 1 :]), array.dtype)
-    taken: NDArray[Any] = array.take(np.arange(size) % array.shape[axis], axis=axis)
-    return taken
 
 
 def _batch_axes(

@@ -15,6 +15,7 @@ from torch import nn
 
 from gate.localize.file_graph import DequantizedConstant
 from gate.localize.model_runner import ValueSurvey
+from gate.statistics.accumulators import distances
 from gate.storage.arrays import OutputArray
 from gate.weights.layouts import misplaced
 from gate.weights.model_tensors import FORMATS, leeway, norms
@@ -128,17 +129,7 @@ def _is_same(want: Floats, got: Floats, allowed: float) -> bool:
     if want.size != got.size:
         return False
     bound = allowed * float(np.abs(want).max(initial=0.0, where=np.isfinite(want)))
-    return any(
-        bool((_differences(one.ravel(), got.ravel()) <= bound).all()) for one in (want, want.T)
-    )
-
-
-def _differences(want: Floats, got: Floats) -> Floats:
-    """|got - want|: 0 for the same infinity and for two NaN, infinite where one is not finite."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(got - want)
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    return np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
+    return any(bool((distances(one.ravel(), got.ravel()) <= bound).all()) for one in (want, want.T))
 
 
 def _alike(
@@ -396,7 +387,7 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
     """`by_code`: code reads it, which may compute something of it that an exporter stores."""
     module = pair.name.rpartition(".")[0]
     if pair.got.shape == pair.want.shape:
-        wrong = _differences(pair.want, pair.got) > 0.0
+        wrong = distances(pair.want, pair.got) > 0.0
         for kind, axis in (("rows", 0), ("columns", 1))[: pair.want.ndim]:
             order = _order(np.moveaxis(pair.want, axis, 0), np.moveaxis(pair.got, axis, 0))
             if order is not None:
@@ -431,7 +422,7 @@ def difference(
 ) -> WeightDifference:
     """Of a parameter and what the file has of it, which differ where `wrong` says so. `tolerance`:
     relative, of the largest element, within which a number is still a rounded one."""
-    module, apart = name.rpartition(".")[0], _differences(parameter, got)
+    module, apart = name.rpartition(".")[0], distances(parameter, got)
     kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
     in_16_bits = bool((apart <= kept).all())
     rounded = _rounded_to(parameter, got, tolerance=tolerance)

@@ -56,17 +56,22 @@ class TrialRuns:
         references = layout.references(piece.cuts, values)
         inputs = [name for name, _ in bench.binding.pairs]
         fed = {name: values[n] for name, n in zip(inputs, self._survey.inputs, strict=False)}
-        for read in (name for name in piece.cuts if name in fed):
-            alike = [
+        alike_of = {
+            read: [
                 name
                 for name in fed
                 if (fed[name].shape, fed[name].dtype) == (fed[read].shape, fed[read].dtype)
             ]
-            if not 2 <= len(alike) <= _ALIKE:
-                continue
-            run = SubgraphSession(piece, plain_setup("ort-cpu"))
-            if is_equal(values[number], run(bench.feed(bench.batches[0]), references)[tensor]):
-                return {}  # wrong by so little that any exchange of like inputs would do
+            for read in piece.cuts
+            if read in fed
+        }
+        tried = {read: alike for read, alike in alike_of.items() if 2 <= len(alike) <= _ALIKE}
+        if not tried:
+            return {}
+        run = SubgraphSession(piece, plain_setup("ort-cpu"))
+        if is_equal(values[number], run(bench.feed(bench.batches[0]), references)[tensor]):
+            return {}  # wrong by so little that any exchange of like inputs would do
+        for read, alike in tried.items():
             for order in permutations(alike):
                 moved = {name: by for name, by in zip(alike, order, strict=True) if name != by}
                 if read not in moved:

@@ -315,10 +315,14 @@ def read_subject(path: Path) -> Subject:
     data = _subject_read(path)
     model = _parse(data, path)
     files = external_files(model, path)
+    complaint = None
+    checked = in_own_domain(model)
+    whole = data if checked is model else checked.SerializeToString()
     try:
-        _check_model(model, data, path, files)
+        _check_whole(whole, path, files, changed=checked is not model)
     except OnnxFileError as error:
         _complete(model, path, error)
+        complaint = first_line(error.__cause__ or error).rstrip(".")
     try:
         sha256 = (
             Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
@@ -336,22 +340,8 @@ def read_subject(path: Path) -> Subject:
         inputs=_specs(_true_inputs(model), path),
         outputs=_specs(model.graph.output, path),
         external_data=files,
+        checker=complaint,
     )
-
-
-def checker_complaint(model: onnx.ModelProto, path: Path) -> str | None:
-    """Return what onnx's checker has against a file that ONNX Runtime runs; None: nothing."""
-    try:
-        _check_model(model, model.SerializeToString(), path, external_files(model, path))
-    except OnnxFileError as error:
-        return first_line(error.__cause__ or error).rstrip(".")
-    return None
-
-
-def _check_model(model: onnx.ModelProto, data: bytes, path: Path, files: tuple[str, ...]) -> None:
-    checked = in_own_domain(model)
-    whole = data if checked is model else checked.SerializeToString()
-    _check_whole(whole, path, files, changed=checked is not model)
 
 
 def _complete(model: onnx.ModelProto, path: Path, error: OnnxFileError) -> None:

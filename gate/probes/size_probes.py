@@ -17,7 +17,7 @@ from gate.probes.integer_probes import Lookup, lookups
 from gate.probes.probe import Probe, SampleProfile
 from gate.records.evidence import TensorSpec
 from gate.records.instruments import drawn_batch_sizes
-from gate.storage.arrays import Batch, OutputArray
+from gate.storage.arrays import Batch, OutputArray, resized
 from gate.storage.digest import Digest
 
 # To the model's code a size is a number, to the tracer it is a tensor. So the model is traced while
@@ -149,17 +149,8 @@ class DynamicAxes:
                 usual = _usual(self.observed.rows[name])
                 if usual is not None:
                     batch[name][...] = usual
-                batch[name] = _cut(batch[name], length, axis)
+                batch[name] = resized(batch[name], axis, length)
         return batch
-
-
-def _cut(array: OutputArray, length: int, axis: int) -> OutputArray:
-    """The array cut off or repeated along an axis; zeros where it is empty, as a cache is at
-    first."""
-    if array.shape[axis] == 0:
-        return np.zeros((*array.shape[:axis], length, *array.shape[axis + 1 :]), array.dtype)
-    indices = np.arange(length) % array.shape[axis]
-    return np.ascontiguousarray(array.take(indices, axis=axis))
 
 
 def _joined(

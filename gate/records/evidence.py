@@ -17,7 +17,7 @@ from gate.records.instruments import (
 from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
 from gate.records.runtime import RuntimeIdentity, RuntimeName
-from gate.storage.record import Count, Measured, Record, Sha256, added_field
+from gate.storage.record import Count, Measured, Prose, Record, Sha256, added_field
 
 
 class Latency(Record):
@@ -172,6 +172,8 @@ class Subject(Record):
     outputs: tuple[TensorSpec, ...]
     external_data: tuple[str, ...] = ()
     """All files beside the first one, the ONNX files of parts included."""
+    checker: Prose | None = added_field(None)
+    """Why onnx's checker rejects the file, which ONNX Runtime runs; None: it accepts it."""
     parts: dict[str, SubjectPart] = added_field({})
     """By name; empty: one ONNX file."""
 

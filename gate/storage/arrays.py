@@ -99,6 +99,14 @@ def half_dtype(half: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, half, half))
 
 
+def resized(array: RuntimeArray, axis: int, size: int) -> RuntimeArray:
+    """Return the array cut off or repeated along an axis; with zeros where it is empty, as a cache
+    is at first."""
+    if array.shape[axis] == 0:
+        return np.zeros((*array.shape[:axis], size, *array.shape[axis + 1 :]), array.dtype)
+    return np.ascontiguousarray(array.take(np.arange(size) % array.shape[axis], axis=axis))
+
+
 Batch = Mapping[str, RuntimeArray]
 """Arrays by name, shape (batch, ...)."""
 

@@ -109,15 +109,10 @@ def agreement_sentences(
         yield f"{make_printable(name or '')}: {make_printable(explanation)}"
 
 
-def validity_sentences(decision: Decision) -> Iterator[str]:
-    """Why the float64 reference or random rounding was not used, if so."""
-    yield from (check.explanation for check in decision.checks if check.name == "float64")
-
-
-def input_sentences(decision: Decision) -> Iterator[str]:
-    """The batch axes, and what the model takes and the file does not."""
+def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
+    """Yield the explanations of the checks of these names."""
     for check in decision.checks:
-        if check.name in ("inputs", "batch_axes"):
+        if check.name in names:
             yield make_printable(check.explanation)
 
 

@@ -25,12 +25,11 @@ from gate.summary.grouping import groups_of
 from gate.summary.render import (
     agreement_sentences,
     bound_usage,
+    check_sentences,
     code_sentences,
     format_bound_usage,
     format_number,
-    input_sentences,
     is_about_samples,
-    validity_sentences,
     weight_sentences,
 )
 from gate.summary.summary import (
@@ -350,7 +349,7 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
     if decision.tried:
         yield make_printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
     yield from code_sentences(evidence)
-    yield from map(make_printable, validity_sentences(decision))
+    yield from check_sentences(decision, "float64")
     for finding in evidence.graph.findings if evidence.graph else ():
         if finding.code == "checker":
             yield make_printable(
@@ -362,7 +361,7 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
 
 def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iterator[str]:
     yield from agreement_sentences(decision, evidence, confidence=confidence)
-    yield from input_sentences(decision)
+    yield from check_sentences(decision, "batch_axes", "inputs")
     yield from weight_sentences(evidence)
     for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
         yield make_printable(f"The tracer warned: {warning}")

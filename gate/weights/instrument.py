@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, groupby
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,7 +16,7 @@ from gate.errors import OnnxFileError, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import Track
-from gate.onnx_file.reading import DOMAIN, checker_complaint, is_of_runtime
+from gate.onnx_file.reading import DOMAIN, is_of_runtime
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import BatchAxes, Subject, batch_sizes
@@ -108,11 +107,10 @@ def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
         yield GraphFinding(code="opset", place="opset_import", detail=detail)
 
 
-def checker(model: onnx.ModelProto, path: Path) -> Iterator[GraphFinding]:
-    """What onnx's checker has against a file that ONNX Runtime runs."""
-    complaint = checker_complaint(model, path)
-    if complaint is not None:
-        yield GraphFinding(code="checker", place=path.name, detail=complaint)
+def checker(subject: Subject, name: str) -> Iterator[GraphFinding]:
+    """Yield why onnx's checker rejects the file of this name, if it does."""
+    if subject.checker is not None:
+        yield GraphFinding(code="checker", place=name, detail=subject.checker)
 
 
 @cache
@@ -210,7 +208,7 @@ def read_graph(
         unused_output(graph, subject),
         domain(graph),
         opset(named),
-        checker(model, candidate.path),
+        checker(subject, candidate.path.name),
     )
     return GraphReport(
         nodes=len(graph.nodes),

@@ -67,10 +67,12 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
     lacking = evidence(dataset=dataset)
     decision = decide(policy(), lacking, decided_at="now")
-    (sentence,) = render.input_sentences(decision)
+    (sentence,) = render.check_sentences(decision, "inputs")
     assert sentence.startswith("The model takes mask, the file does not")
     assert "The model takes mask" in summary_markdown(summarize(decision, lacking), {})
-    assert list(render.input_sentences(decide(policy(), evidence(), decided_at="now"))) == []
+    assert (
+        list(render.check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
+    )
 
 
 def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
