@@ -362,13 +362,13 @@ class MappedRows(SampleReader):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all that there is of each input."""
+        """Return the shape of the whole array of each input."""
         if self._uneven is None:
             return super().shapes
         return {name: form.shape for name, form in self._shards[0].forms.items()}
 
     def rearranged(self, axes: Mapping[str, int | None]) -> MappedRows:
-        """The same samples as views with the samples on axis 0."""
+        """Return views of the samples, with the samples on axis 0."""
         shards = [_RearrangedShard(shard, axes) for shard in self._shards]
         return MappedRows(shards, origin=self.origin, labels=self._labels)
 
@@ -438,7 +438,7 @@ def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
 
 
 def _uneven(shard: Shard, origin: str) -> DataError | None:
-    """Why axis 0 can't be the sample of every array."""
+    """Return why axis 0 is not the sample of every array; None if it is."""
     for name, form in shard.forms.items():
         if not form.shape:
             return DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the samples.")
@@ -466,11 +466,11 @@ class _RearrangedShard(Shard):
         }
 
     def arrays(self) -> Mapping[str, RowsArray]:
-        """The views."""
+        """Return the views."""
         return {name: self._view(a, self._axes[name]) for name, a in self._shard.arrays().items()}
 
     def check(self, what: str) -> None:
-        """As the shard that holds the arrays."""
+        """Check the shard that holds the arrays."""
         self._shard.check(what)
 
     def _shape(self, shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:

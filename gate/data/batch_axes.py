@@ -66,8 +66,8 @@ def arrange(
 def _unruled(
     pairs: Pairs, shapes: Shapes, tied: Sequence[str], none: BatchAxes, *, first: bool
 ) -> BatchAxes:
-    """The batch axes where the file's dimensions say nothing. `first`: the samples fit as batches
-    on axis 0."""
+    """Return the batch axes where the dimensions of the file do not determine them. `first`: the
+    samples fit as batches on axis 0."""
     inputs = [spec for spec, _ in pairs]
     sizes = [spec.shape[0] if spec.shape else None for spec in inputs]
     dynamic = all(isinstance(size, str) for size in sizes)
@@ -85,7 +85,7 @@ def _unruled(
 
 
 def _arranged(samples: SampleSet, pairs: Pairs, axes: BatchAxes, *, on_first: bool) -> SampleSet:
-    """`on_first`: the arrays have the samples on axis 0 already."""
+    """Move the samples to axis 0. `on_first`: they are there already."""
     shapes = samples.shapes
     counts = {
         shapes[name][axis] for spec, name in pairs if (axis := axes.inputs[spec.name]) is not None
@@ -123,8 +123,8 @@ def _first_axes(inputs: Sequence[TensorSpec]) -> BatchAxes:
 def _axes(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], stated: Mapping[str, int | None]
 ) -> tuple[BatchAxes | None, list[str]]:
-    """The batch axes by what is stated and by the symbolic dimensions of the file; None where they
-    say nothing, with the dimensions between which they can't tell."""
+    """Return the stated batch axes, and those of the symbolic dimension of the file; None where
+    neither determines them, with the dimensions that tie."""
     _check_stated([*inputs, *outputs], stated)
     tied: list[str] = []
     free = [spec for spec in inputs if spec.name not in stated]
@@ -167,7 +167,7 @@ def _check_stated(specs: Sequence[TensorSpec], stated: Mapping[str, int | None])
         if axis is not None and not 0 <= axis < ranks[name]:
             raise InputMismatch(
                 f"--batch-axis {name}={axis}: '{name}' of the file has {ranks[name]} axes, counted "
-                "from 0. Name one of them, or none."
+                "from 0. Use one of these axes, or none."
             )
 
 
@@ -196,8 +196,8 @@ def _symbols(spec: TensorSpec) -> set[str]:
 def _symbol(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> tuple[str | None, list[str]]:
-    """The symbolic dimension that occurs in an output and in the most inputs, at most once in each;
-    on a tie the one on axis 0; else those that tie."""
+    """Return the symbolic dimension that occurs in an output and in the most inputs, at most once
+    in each; on a tie the one on axis 0; otherwise None and the dimensions that tie."""
     returned = {size for spec in outputs for size in _symbols(spec)} - {_UNNAMED}
     places = {
         symbol: [spec.shape.index(symbol) for spec in inputs if symbol in spec.shape]
@@ -261,7 +261,7 @@ def _one_size(given: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> boo
 
 
 def _mixed(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> str:
-    """What the samples are, and each way in which they could be given."""
+    """Return the error: the shapes of the samples, and both layouts that the file accepts."""
     places = [(spec, name, axes.inputs[spec.name]) for spec, name in pairs]
     batch = {spec.name: batched(spec.shape, axis) for spec, _, axis in places}
     calls = {spec.name: ("calls", *spec.shape) for spec, _, _ in places}

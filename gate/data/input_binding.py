@@ -48,7 +48,7 @@ class InputBinding:
         return _others(self.given, {sample for _, sample in self.pairs})
 
     def rows_by_input(self, batch: Batch) -> dict[str, OutputArray]:
-        """A batch of the samples, with the samples on axis 0, by the names of the file's inputs."""
+        """Return a batch, with the samples on axis 0, by the names of the file's inputs."""
         return {name: self._rounded(batch[sample], sample) for name, sample in self.pairs}
 
     def _rounded(self, array: OutputArray, sample: str) -> OutputArray:
@@ -70,12 +70,12 @@ class InputBinding:
                 )
 
     def by_input(self, batch: Batch) -> dict[str, OutputArray]:
-        """The call of the file for a batch of the samples, by the names of the file's inputs."""
+        """Return the arrays of one call of the file, by the names of its inputs."""
         call = self.to_call(batch)
         return {name: self._rounded(call[sample], sample) for name, sample in self.pairs}
 
     def by_argument(self, batch: Batch) -> list[OutputArray]:
-        """The call of the model: numbers that the file gets in half precision are rounded to it."""
+        """Return the arguments of one call of the model, rounded where the file takes 16 bits."""
         call, halves = self.to_call(batch), dict(self.halves)
         return [
             self._rounded(call[name], name).astype(np.float32) if name in halves else call[name]
@@ -83,10 +83,10 @@ class InputBinding:
         ]
 
     def to_call(self, batch: Batch) -> Batch:
-        """The arrays of a batch as the model takes them, by the names of the samples.
+        """Return the arrays of a batch in the layout of the model, by the names of the samples.
 
-        An input without a batch axis is that of the first sample. Raises InputMismatch for several
-        samples where one sample is one call.
+        An input without a batch axis gets the value of the first sample. Raises InputMismatch for
+        several samples where one sample is one call.
         """
         if self.layout is None:
             return batch
@@ -101,8 +101,8 @@ class InputBinding:
         }
 
     def from_call(self, outputs: Sequence[RuntimeArray]) -> list[RuntimeArray]:
-        """The outputs of a call, in the file's order, with the samples on axis 0 of those that
-        have a batch axis."""
+        """Return the outputs of a call, in the file's order, with the samples on axis 0 of every
+        output that has a batch axis."""
         if self.layout is None:
             return list(outputs)
         axes = self.layout
@@ -117,7 +117,7 @@ class InputBinding:
         ]
 
     def to_outputs(self, outputs: Sequence[RuntimeArray]) -> list[RuntimeArray]:
-        """Outputs that `from_call` returned, as the call itself returned them."""
+        """Undo `from_call`: return the outputs in the layout of the file."""
         if self.layout is None:
             return list(outputs)
         if self.layout.one_call:
@@ -127,14 +127,14 @@ class InputBinding:
 
     @property
     def shared(self) -> frozenset[str]:
-        """Names of the samples of inputs without a batch axis, beside others that have one."""
+        """Return the names of samples whose input has no batch axis while other inputs have one."""
         if self.layout is None or self.layout.one_call:
             return frozenset()
         axes = self.layout.inputs
         return frozenset(sample for name, sample in self.pairs if axes[name] is None)
 
     def canonical(self, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """The inputs of the file as they are inside the gate, with the samples on axis 0."""
+        """Return the inputs of the file with the samples on axis 0."""
         return tuple(inputs if self.layout is None else map(self.layout.canonical, inputs))
 
 
@@ -298,7 +298,7 @@ def batched(shape: Sequence[int | str], axis: int | None) -> tuple[int | str, ..
 def shape_remedy(
     pairs: Sequence[tuple[Sequence[int | str], Sequence[int | str], str]],
 ) -> str | None:
-    """The way out where arrays are transposed or two of them are swapped; None: it is not known.
+    """Return how to fix arrays that are transposed or swapped; None if neither explains the shapes.
 
     `pairs`: shape that is wanted, shape that is given, name of the array.
     """

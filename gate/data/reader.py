@@ -56,12 +56,14 @@ class SampleReader(ABC):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all that there is of each input."""
+        """Return the shape of the whole array of each input."""
         return {spec.name: (len(self), *map(int, spec.shape[1:])) for spec in self.specs}
 
     def rearranged(self, axes: Mapping[str, int | None]) -> SampleReader:
-        """The same samples with the samples on axis 0. `axes`: where they are now; None: the array
-        belongs to every sample. Raises DataError."""
+        """Return the same samples with the samples on axis 0.
+
+        `axes`: their axis in each array; None: the array belongs to every sample. Raises DataError.
+        """
         if any(axis != 0 for axis in axes.values()):
             raise DataError(
                 f"{self.origin} gives its samples one by one, so axis 0 is the sample of every "

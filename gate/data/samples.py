@@ -46,7 +46,7 @@ class SampleSet:
         self.layout: BatchAxes | None = None
         """How the arrays of one batch become the inputs of one call; None: not known yet."""
         self.arranged = False
-        """True of samples that were taken from others: they are on axis 0 of every array."""
+        """True for samples taken from other samples, which are on axis 0 of every array."""
 
     @classmethod
     def open(
@@ -87,7 +87,7 @@ class SampleSet:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all that there is of each input."""
+        """Return the shape of the whole array of each input."""
         if self._range is None:
             return self._rows.shapes
         return {name: (len(self), *shape[1:]) for name, shape in self._rows.shapes.items()}
@@ -109,16 +109,16 @@ class SampleSet:
         return range(len(self._rows)) if self._range is None else self._range
 
     def with_batch_axes(self, axes: Mapping[str, int | None]) -> SampleSet:
-        """The same samples, with the batch axes that the user states, by name of an input or
+        """Return the same samples with the batch axes that the user states, by name of an input or
         output of the file; None: it has no batch axis."""
         stated = copy.copy(self)
         stated.stated = dict(axes)
         return stated
 
     def rearranged(self, axes: Mapping[str, int | None], layout: BatchAxes) -> SampleSet:
-        """The same samples with the samples on axis 0 of every array.
+        """Return the same samples with the samples on axis 0 of every array.
 
-        `axes`: where the samples are now, by name of the array; None: it belongs to all of them.
+        `axes`: the axis of the samples in each array; None: the array belongs to all samples.
         `layout`: of the calls. Raises DataError.
         """
         arranged = copy.copy(self)
@@ -129,7 +129,7 @@ class SampleSet:
         return arranged
 
     def like(self, batch: Batch) -> SampleSet:
-        """Samples in memory that are called as these are."""
+        """Return samples in memory with the layout of these samples."""
         made = SampleSet.from_arrays(batch)
         made.stated, made.layout, made._gaps = self.stated, self.layout, self._gaps
         made.arranged = True
@@ -180,7 +180,7 @@ class SampleSet:
             yield block.arrays
 
     def whole(self) -> dict[str, RowsArray]:
-        """All arrays as they are, in memory, whatever the batch axis of each is."""
+        """Return all arrays unchanged, in memory, whatever the batch axis of each is."""
         axes: dict[str, int | None] = dict.fromkeys(self.names)
         return {
             name: array[0] for name, array in self._rows.rearranged(axes).read([0]).arrays.items()

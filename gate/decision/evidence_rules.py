@@ -66,8 +66,8 @@ def samples(policy: Policy, evidence: Evidence) -> CheckResult:
 
 
 def _probed(runtime: RuntimeEvidence) -> bool:
-    """Whether it computed an input with other values than the samples have: a probe of a batch size
-    repeats them."""
+    """Return True if the runtime computed a probe with new values; a batch-size probe repeats the
+    samples."""
     return any(p.kind != "batch" and p.relative_diff is not None for p in runtime.probes)
 
 
@@ -294,7 +294,7 @@ def _named(state: Iterable[str]) -> str:
 
 
 def half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """The model itself computes in 16 bits somewhere: no file can be exact to it."""
+    """Report an ERROR if the model itself computes in 16 bits: no file can match it exactly."""
     where = evidence.validity.half_precision if evidence.validity else None
     if where is not None and policy.precision == "exact":
         yield check_statement(
@@ -306,7 +306,7 @@ def half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
 
 
 def validity(evidence: Evidence) -> Iterator[CheckResult]:
-    """Why float64 or random rounding was not used, if it was not."""
+    """State why float64 or random rounding was not used."""
     found = evidence.validity
     if found is None or not (found.float64_differs or found.rounding == "differs"):
         return
@@ -327,7 +327,7 @@ def validity(evidence: Evidence) -> Iterator[CheckResult]:
 
 
 def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """Why the numbers of a runtime fail, where the fused path of PyTorch returns others."""
+    """Name the fused path of PyTorch as the cause if it returns different numbers."""
     if evidence.validity is not None and evidence.validity.fast_path:
         yield check_statement(
             "fast_path",

@@ -91,8 +91,8 @@ class SamplesHeader(Record):
     """Names of the file's outputs, in the order in which they come back."""
     parts: Annotated[tuple[SentPart, ...], Field(min_length=1)]
     batch_axes: BatchAxes | None = added_field(None)
-    """Where the file takes the samples on other axes than 0, or one sample a call. In the files,
-    and in the outputs that come back, they are on axis 0 all the same."""
+    """Batch axes of the file if they are not all axis 0. The sample files and the recorded outputs
+    have the samples on axis 0 in any case."""
 
 
 class ReturnedArray(Record):

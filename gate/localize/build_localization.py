@@ -168,7 +168,7 @@ def build_localization(
         loose=lambda: findings.loose(model),
     )
     causes = _causes(findings, limits, detective)
-    # What its policy allows is no fault while there is another one.
+    # Quantization that the policy allows is a fault only if there is no other one.
     faults = [cause for cause in causes.values() if not (limits.quantized and cause.quantized)]
     exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
     divergences = faults or list(causes.values()) or list(exchanged.values())
@@ -202,8 +202,8 @@ def build_localization(
 def _causes(
     findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
 ) -> dict[int, Fault]:
-    """The faults by the numbers of values, most upstream first. Exchanged inputs are one fault,
-    however many values are computed from them."""
+    """Return the faults by the number of the value, most upstream first. Exchanged inputs are one
+    fault, even if several values are computed from them."""
     numbers = [n for n, layer in findings.measured.layers.items() if limits.is_source(layer)]
     suspects = [findings.source(number) for number in numbers]
     exchanged = {name: by for suspect in suspects for name, by in suspect.exchanged.items()}

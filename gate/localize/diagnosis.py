@@ -377,9 +377,7 @@ class Diagnoser:
             text = f"{listed(same, most=_NAMES)} {are} the model's, but {text}"
         if suspect.unmatched:
             names = listed(list(dict.fromkeys(v.path for v in suspect.unmatched)), most=_NAMES)
-            text += (
-                f" ({names}, before it, has no tensor of its own in the file and may be at fault)"
-            )
+            text += f" ({names} precedes it, has no counterpart in the file and may be at fault)"
         elif unfound and not same:
             text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
         elif unfound:
@@ -390,11 +388,11 @@ class Diagnoser:
         return Fault(path, text, _UNFOUND if unfound else _OPERATOR)
 
     def missing_module(self, suspect: DivergentValue) -> ComputedValue | None:
-        """Return the first value without a tensor that has nodes of its own in the file, so that
-        these compute something else; None where such values are folded or fused into the suspect.
+        """Return the first unmatched value that the file computes in separate nodes, and so
+        differently; None if all unmatched values are folded or fused into the suspect.
 
-        They have nodes of their own where the file has as many of their operators as the model has
-        modules of their kind.
+        A value has separate nodes if the file has at least as many operators of its kind as the
+        model has modules.
         """
         if not suspect.unmatched:
             return None
