@@ -247,13 +247,13 @@ def report_folder(report: Path | None) -> Iterator[Path]:
 
 
 def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
-    """What a consumer of a file that passed will compare with; else nothing of an earlier one.
-    Gives the digest of golden.json, from memory."""
+    """What a consumer of a file that passed will compare with, if vectors can hold its inputs; else
+    nothing of an earlier one. Gives the digest of golden.json, from memory."""
     from gate.golden.folder import GOLDEN_JSON
-    from gate.measure.artifacts import write_golden_of
+    from gate.measure.artifacts import has_golden, write_golden_of
     from gate.storage.digest import Digest
 
-    if not verdicted.decision.passed:
+    if not verdicted.decision.passed or not has_golden(verdicted.job):
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
         return None
     golden = write_golden_of(folder, verdicted.job, evidence=verdicted.evidence)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gate.data.reader import Block, SampleReader, rows_within, spec_of
 from gate.errors import DataError, StorageError, first_line
-from gate.storage.arrays import Form, RowsArray
+from gate.storage.arrays import Form, RowsArray, dtype_name
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import detect_pointer_file
 
@@ -136,7 +136,7 @@ def open_array(path: Path, *, name: str | None = None) -> RowsArray:
         reason = first_line(error, empty=type(error).__name__)
         raise DataError(
             f"cannot read {name or path.name} as a .npy array: {reason}. Expected a whole file of "
-            "numbers as numpy.save writes it, without Python objects."
+            "numbers as numpy.save writes it, without Python objects; texts by x.astype(str)."
         ) from error
 
 
@@ -326,7 +326,7 @@ _CHUNK_BYTES = 1 << 24
 
 
 class MappedRows(SampleReader):
-    """Named arrays of bool, int or float, shape (samples, ...)."""
+    """Named arrays of bool, int, float or str, shape (samples, ...)."""
 
     def __init__(
         self, shards: Sequence[Shard], *, origin: str, labels: NDArray[np.int64] | None = None
@@ -425,10 +425,11 @@ def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
     for name, form in shard.forms.items():
         check_dtype(name, form.dtype, origin=origin)
         like = first.forms[name]
-        if form.dtype != like.dtype or form.shape[1:] != like.shape[1:]:
+        dtypes = (dtype_name(form.dtype), dtype_name(like.dtype))
+        if len(set(dtypes)) > 1 or form.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"shards of {origin} differ in '{name}': {form.dtype} {form.shape[1:]} a sample, "
-                f"elsewhere {like.dtype} {like.shape[1:]}. Save all shards alike."
+                f"shards of {origin} differ in '{name}': {dtypes[0]} {form.shape[1:]} a sample, "
+                f"elsewhere {dtypes[1]} {like.shape[1:]}. Save all shards alike."
             )
     if not any(math.prod(form.shape) for form in shard.forms.values()):
         name, form = next(iter(shard.forms.items()))
@@ -486,8 +487,15 @@ class _RearrangedShard(Shard):
 
 def check_dtype(name: str, dtype: np.dtype[np.generic], *, origin: str) -> None:
     """Raise DataError unless it is one that samples may have."""
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if dtype.kind != "U" and (dtype.kind not in "biuf" or dtype.itemsize > 8):
         raise DataError(
-            f"'{name}' of {origin} has dtype {dtype}. "
-            "Expected bool, integers, or floats of at most 64 bits."
+            f"'{name}' of {origin} has dtype {dtype}. Expected bool, integers, floats of at most "
+            "64 bits, or texts (x.astype(str))."
         )
+
+
+def as_texts(array: RowsArray) -> RowsArray:
+    """Return an array of Python strings in NumPy's own dtype of texts; any other as it is."""
+    if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat):
+        return array.astype(np.str_)
+    return array

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from gate.data.array_files import check_dtype, check_indices
+from gate.data.array_files import as_texts, check_dtype, check_indices
 from gate.data.datasets import PictureDecoder, is_picture
 from gate.data.location import EXTRA, Fields, LocalFile, SourceFile
 from gate.data.reader import Block, SampleReader, spec_of
 from gate.errors import DataError, GateError, first_line
-from gate.storage.arrays import RowsArray
+from gate.storage.arrays import RowsArray, dtype_name
 
 _PICTURE_FIELDS = {"bytes", "path"}
 
@@ -29,13 +29,14 @@ def is_picture_column(kind: Any) -> bool:
 
     if pa.types.is_struct(kind):
         return {field.name for field in kind} == _PICTURE_FIELDS
-    return any(
-        of(kind)
-        for of in (
-            pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary,
-            pa.types.is_string, pa.types.is_large_string,
-        )
-    )  # fmt: skip
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return any(of(kind) for of in binary) or _is_text(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def numbers(column: Any, *, name: str, start: int) -> RowsArray:
@@ -97,9 +98,9 @@ def _numbers(column: Any, name: str, places: RowsArray) -> RowsArray:
             other = int(np.argmax(lengths != lengths[0]))
             raise _ragged(name, places[other], str(lengths[other]), str(lengths[0]))
         return _inner(column, int(lengths[0]), name, places)
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        values: RowsArray = column.to_numpy(zero_copy_only=False)
-        return values
+    plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if plain or _is_text(kind):
+        return as_texts(column.to_numpy(zero_copy_only=False))
     raise DataError(
         f"column '{name}' holds {kind}; numbers, lists of them or tensors are expected. Name the "
         "columns that are inputs: #inputs=COLUMN,COLUMN&label=COLUMN behind the source."
@@ -310,7 +311,7 @@ class ColumnReader(SampleReader):
         self, files: Sequence[SourceFile], fields: Fields, pictures: PictureDecoder, *, origin: str
     ) -> None:
         """Reads what stands at the ends of the files. Raises DataError."""
-        self.origin, self._pictures = origin, pictures
+        self.origin, self._pictures, self._fields = origin, pictures, fields
         held = HeldFiles()
         opened = [ColumnFile(file, held) for file in files]
         schema = opened[0].schema
@@ -379,9 +380,10 @@ class ColumnReader(SampleReader):
         arrays: dict[str, RowsArray] = {}
         for name in self._inputs:
             column = batch.column(name)
+            texts = _is_text(column.type) and self._pictures.takes_texts(name, self._fields)
             arrays[name] = (
                 picture_tensors(column, name=name, start=start, pictures=self._pictures)
-                if is_picture_column(column.type)
+                if is_picture_column(column.type) and not texts
                 else numbers(column, name=name, start=start)
             )
         if self._label is None:
@@ -392,7 +394,7 @@ class ColumnReader(SampleReader):
     def _check(self, block: Block, place: int) -> None:
         for spec in self.specs:
             array = block.arrays[spec.name]
-            if (array.dtype.name, array.shape[1:]) != (spec.dtype, spec.shape[1:]):
+            if (dtype_name(array.dtype), array.shape[1:]) != (spec.dtype, spec.shape[1:]):
                 raise DataError(
                     f"'{spec.name}' of {self.origin} has shape {array.shape[1:]} ({array.dtype}) "
                     f"from sample {place} on, at sample 0 {tuple(spec.shape[1:])} ({spec.dtype}). "

@@ -14,13 +14,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.array_files import SINGLE_NAME, HeldShard, MappedRows, check_dtype
+from gate.data.array_files import SINGLE_NAME, HeldShard, MappedRows, as_texts, check_dtype
 from gate.data.location import LABEL, Fields
 from gate.data.reader import Block, SampleReader, spec_of
 from gate.errors import DataError, ModelError, StorageError, first_line
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import TensorSpec
-from gate.storage.arrays import RowsArray
+from gate.storage.arrays import STRING, RowsArray, dtype_name
 
 MAX_PIXELS = 89_478_485
 """Of one picture: where Pillow begins to warn of bombs."""
@@ -38,6 +38,11 @@ class PictureDecoder:
         """Without a spec nothing is a picture."""
         self._spec = spec
 
+    def takes_texts(self, name: str, fields: Fields) -> bool:
+        """Return True if texts of this field are inputs as they are, and no paths of pictures: it
+        is named as an input, and no spec is given."""
+        return self._spec is None and name in (fields.inputs or ())
+
     def tensor(self, picture: Any, *, what: str) -> RowsArray:
         """Of a PIL image, encoded bytes, a path, or {"bytes": ..., "path": ...}.
 
@@ -48,8 +53,8 @@ class PictureDecoder:
         if self._spec is None:
             raise DataError(
                 f"{what} is a picture, or a text; arrays are expected. Say by which spec pictures "
-                "become inputs (--preprocessing SPEC), or which fields are inputs "
-                "(#inputs=FIELD behind the source)."
+                "become inputs (--preprocessing SPEC), or which fields are inputs, texts among "
+                "them (#inputs=FIELD behind the source)."
             )
         return pillow_preprocess(_pixels(picture, what=what), self._spec)
 
@@ -151,7 +156,7 @@ class ItemConverter:
             raise self._wrong(place, f"{has}, and sample 0 is not so")
         for spec in self.specs:
             array = sample.arrays[spec.name]
-            if (array.dtype.name, array.shape) != (spec.dtype, spec.shape[1:]):
+            if (dtype_name(array.dtype), array.shape) != (spec.dtype, spec.shape[1:]):
                 raise self._wrong(
                     place,
                     f"has '{spec.name}' of {array.dtype} {array.shape}, sample 0 of "
@@ -163,17 +168,21 @@ class ItemConverter:
         """The samples at these places as a DataLoader collates them, but one item at a time: as an
         object a small one is many times its bytes. `item`: what is at a place. Raises DataError."""
         arrays = {
-            spec.name: np.empty((len(places), *map(int, spec.shape[1:])), spec.dtype)
+            spec.name: np.empty(
+                (len(places), *map(int, spec.shape[1:])),
+                object if spec.dtype == STRING else spec.dtype,
+            )
             for spec in self.specs
         }
         labels = np.empty(len(places), np.int64)
         for row, place in enumerate(places):
             sample = self.sample(item(place), place)
             for name, array in arrays.items():
-                array[row] = sample.arrays[name]
+                array[row] = sample.arrays[name][()]
             if sample.label is not None:
                 labels[row] = sample.label
-        return Block(arrays, labels if self.labelled else None)
+        texts = {name: as_texts(array) for name, array in arrays.items()}
+        return Block(texts, labels if self.labelled else None)
 
     def _sample(self, item: Any, place: int) -> Sample:
         label = None
@@ -216,7 +225,8 @@ class ItemConverter:
         return index
 
     def _array(self, value: Any, name: str, place: int) -> RowsArray:
-        if is_picture(value):
+        texts = self._pictures.takes_texts(name, self._fields)
+        if is_picture(value) and not (texts and isinstance(value, str)):
             return self._pictures.tensor(value, what=f"sample {place} of {self._origin}")
         array = _as_array(value)
         if array is None:
@@ -256,8 +266,8 @@ def _as_array(value: Any) -> RowsArray | None:
             return value.detach().cpu().resolve_conj().resolve_neg().numpy()
         except (TypeError, RuntimeError):  # no dtype or layout of NumPy
             return None
-    if isinstance(value, np.ndarray | np.generic | bool | int | float):
-        return np.asarray(value)
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | str):
+        return as_texts(np.asarray(value))
     return None
 
 
@@ -300,6 +310,11 @@ def spooled(
     if first is _NOTHING:
         raise DataError(f"{origin} gave no sample: nothing to measure. Give samples.")
     items = make(first)
+    if any(spec.dtype == STRING for spec in items.specs):
+        raise DataError(
+            f"{origin} gives texts one after the other, which are not spooled. Give them as an "
+            "array (.npy, .npz), as Parquet, or by a data set with a length and places."
+        )
     with ExitStack() as opened:
         try:
             files: dict[str, IO[bytes]] = {

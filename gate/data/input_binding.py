@@ -10,7 +10,7 @@ import numpy as np
 
 from gate.errors import DataError, InputMismatch
 from gate.records.evidence import BatchAxes, TensorSpec
-from gate.storage.arrays import HALF, Batch, OutputArray, RuntimeArray, largest, rounded
+from gate.storage.arrays import HALF, STRING, Batch, OutputArray, RuntimeArray, largest, rounded
 
 # Inside the gate every array of a batch has the samples on axis 0. Where an input of the file has
 # them on another axis, or none, arrays are moved at the call of the file and of the model.
@@ -263,6 +263,13 @@ def _check(wanted: TensorSpec, given: TensorSpec, *, reduced: bool) -> None:
     half = wanted.dtype in HALF and given.dtype.startswith("float")
     if wanted.dtype != given.dtype and not (half and reduced):
         remedy = f"Save the samples as {wanted.dtype}."
+        if given.dtype == STRING:
+            remedy = (
+                f"Give samples in {wanted.dtype}. If these texts are the paths of pictures: "
+                "--preprocessing SPEC."
+            )
+        if wanted.dtype == STRING:
+            remedy = "Save the samples as texts: numpy.array(texts), of dtype U."
         if half:
             remedy = (
                 f"A file in {wanted.dtype} on purpose is judged by --precision reduced, which "

@@ -43,7 +43,7 @@ from gate.data.location import (
 from gate.data.reader import Block, SampleReader
 from gate.errors import DataError, GateError, StorageError, by_name, first_line
 from gate.preprocess.spec import PreprocessSpec
-from gate.storage.arrays import Form, RowsArray, npy_form
+from gate.storage.arrays import Form, RowsArray, dtype_name, npy_form, value_bytes
 from gate.storage.files import temporary_folder
 from gate.storage.safe_text import redacted
 
@@ -271,7 +271,7 @@ def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
     """Never 0, which is none."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in names:
-        digest.update(np.ascontiguousarray(block.arrays[name][row]).reshape(-1).view(np.uint8).data)
+        digest.update(value_bytes(block.arrays[name][row]))
     if block.labels is not None:
         digest.update(block.labels[row].tobytes())
     return np.uint64(int.from_bytes(digest.digest(), "little") or 1)
@@ -340,7 +340,7 @@ class AheadRows(SampleReader):
         if isinstance(first, str):
             raise (by_name(first) or DataError)(second)
         forms = {spec.name: (spec.dtype, (len(span), *spec.shape[1:])) for spec in self.specs}
-        if {name: (array.dtype.name, array.shape) for name, array in first.items()} != forms:
+        if {n: (dtype_name(array.dtype), array.shape) for n, array in first.items()} != forms:
             raise DataError(
                 f"samples {span.start} to {span.stop - 1} of {self.origin} are others in another "
                 "process. Let the factory give the same samples each time it is called."

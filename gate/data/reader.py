@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gate.errors import DataError
 from gate.records.evidence import TensorSpec
-from gate.storage.arrays import Batch
+from gate.storage.arrays import STRING, Batch, dtype_name
 
 if TYPE_CHECKING:
     from gate.storage.arrays import RowsArray
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 24
 """Of one input that are read at a time where nobody asks for batches."""
+
+_TEXT_BYTES = 256
+"""What a text is taken to need."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,17 @@ class SampleReader(ABC):
 
 def rows_within(size_bytes: int, specs: Sequence[TensorSpec]) -> int:
     """As many samples as these bytes hold, at least one."""
-    row = sum(math.prod(map(int, spec.shape[1:])) * np.dtype(spec.dtype).itemsize for spec in specs)
+    row = sum(math.prod(map(int, spec.shape[1:])) * _item_bytes(spec.dtype) for spec in specs)
     return max(1, size_bytes // max(1, row))
+
+
+def _item_bytes(dtype: str) -> int:
+    return _TEXT_BYTES if dtype == STRING else np.dtype(dtype).itemsize
 
 
 def spec_of(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> TensorSpec:
     """Of an input, of which one sample has this shape."""
-    return TensorSpec(name=name, dtype=dtype.name, shape=("samples", *shape))
+    return TensorSpec(name=name, dtype=dtype_name(dtype), shape=("samples", *shape))
 
 
 def length(batch: Batch) -> int:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.array_files import HeldShard, MappedRows
+from gate.data.array_files import HeldShard, MappedRows, as_texts
 from gate.data.reader import SampleReader
 from gate.errors import DataError
-from gate.storage.arrays import Batch, RowsArray
+from gate.storage.arrays import Batch, RowsArray, value_bytes
 from gate.storage.digest import Digest, canonical_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SampleSet:
-    """All samples of a source or a range of them, as named arrays of bool, int or float.
+    """All samples of a source or a range of them, as named arrays of bool, int, float or str.
 
     Laws: the digest depends on names, dtypes, shapes and values only, not on what holds the samples
     nor on what lies around them: `Samples.of(a).digest() == Samples.open(saved(a)).digest()`, and
@@ -73,7 +73,8 @@ class SampleSet:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> SampleSet:
         """Samples from arrays in memory. Raises DataError as `open` does."""
-        return cls(MappedRows([HeldShard(arrays)], origin="the mapping of arrays"))
+        held = {name: as_texts(array) for name, array in arrays.items()}
+        return cls(MappedRows([HeldShard(held)], origin="the mapping of arrays"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -224,10 +225,8 @@ class SampleSet:
             shape = [len(self), *spec.shape[1:]]
             header = {"name": spec.name, "dtype": spec.dtype, "shape": shape}
             sha256.update(canonical_json(header) + b"\n")
-            little = np.dtype(spec.dtype).newbyteorder("<")
             for chunk in self._rows.column(spec.name, self._places):
-                rows = np.ascontiguousarray(chunk, dtype=little)
-                sha256.update(rows.reshape(-1).view(np.uint8).data)
+                sha256.update(value_bytes(chunk))
         return Digest(sha256.hexdigest())
 
 

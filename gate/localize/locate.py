@@ -142,7 +142,7 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
         survey,
         bench.graph,
         ModulePaths(side.model),
-        inputs=[name for name, _ in bench.binding.pairs],
+        inputs=bench.tensor_inputs,
         constants=lambda: side.constants(batch, survey),
     )
 

@@ -553,6 +553,12 @@ class LocalizationContext:
         """The same with the first batch only."""
         return replace(self, batches=self.batches[:1])
 
+    @property
+    def tensor_inputs(self) -> list[str]:
+        """The file's inputs that are tensors of the model: texts are none."""
+        batch = self.batches[0]
+        return [name for name, sample in self.binding.pairs if batch[sample].dtype.kind != "U"]
+
     def feed(self, batch: Batch) -> Mapping[str, OutputArray]:
         """The inputs of the file."""
         return self.binding.by_input(batch)

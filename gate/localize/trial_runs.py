@@ -54,7 +54,7 @@ class TrialRuns:
         piece = bench.graph.cut([tensor], layout.cuts)
         values = self._references
         references = layout.references(piece.cuts, values)
-        inputs = [name for name, _ in bench.binding.pairs]
+        inputs = bench.tensor_inputs
         fed = {name: values[n] for name, n in zip(inputs, self._survey.inputs, strict=False)}
         alike_of = {
             read: [

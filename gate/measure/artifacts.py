@@ -15,7 +15,7 @@ from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.errors import OutputMismatch
 from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
-from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
+from gate.golden.manifest import ITEM_BYTES, GoldenManifest, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances_for, tolerances_of_part
 from gate.measure.context import ReferencePass
 from gate.measure.job import MeasurementJob
@@ -32,6 +32,13 @@ _CHOICE = 4
 """Of so many times as many samples the clearest are taken."""
 
 _RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
+
+
+def has_golden(case: MeasurementJob) -> bool:
+    """Return False where an input has a dtype that golden vectors do not hold: texts, bfloat16."""
+    parts = case.chained.cases(case).values() if case.chained else ()
+    subjects = [part.candidate.subject for part in (case, *parts)]
+    return all(spec.dtype in ITEM_BYTES for subject in subjects for spec in subject.inputs)
 
 
 def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -> GoldenManifest:

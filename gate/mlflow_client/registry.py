@@ -18,6 +18,7 @@ from gate.onnx_file.release_file import is_release_file
 from gate.records.layout import MAX_EXTENT, VersionSize
 from gate.registry.interface import Alias, Draft, Tag, Version
 from gate.sandbox.limits import limit_folder_size
+from gate.storage.arrays import STRING
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import encodable
@@ -433,7 +434,7 @@ def _signature(draft: Draft) -> Any:
         return Schema(
             [
                 TensorSpec(
-                    np.dtype(spec.dtype),
+                    np.dtype(str if spec.dtype == STRING else spec.dtype),
                     tuple(-1 if isinstance(axis, str) else axis for axis in spec.shape),
                     spec.name,
                 )

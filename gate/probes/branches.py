@@ -213,6 +213,8 @@ class TracedReference:
             ) from error
 
     def _trace(self, batch: Batch) -> Any:
+        if any(array.dtype.kind == "U" for array in batch.values()):
+            raise TypeError("it takes texts")
         with self._state.restored():
             return torch.jit.trace(  # type: ignore[no-untyped-call]
                 self._net, self._tensors(batch), check_trace=False, strict=False

@@ -129,7 +129,7 @@ def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterat
     names = [n for n, array in observed.rows.items() if array.dtype.kind in "iu"]
     read = lookups(stand, observed.rows) if names else []
     for name, array in observed.rows.items():
-        if _one_value(observed, name):
+        if array.dtype.kind != "U" and _one_value(observed, name):
             yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
         if array.dtype.kind in "iu":
             for title, changed in _of_input(_Column(stand, observed, name), read):

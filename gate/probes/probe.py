@@ -60,7 +60,7 @@ class SampleProfile:
     spread: Batch
     """As many from everywhere, the last one included."""
     low: dict[str, OutputArray]
-    """Smallest value of each input, of its dtype and shape ()."""
+    """Smallest value of each input of numbers, of its dtype and shape ()."""
     high: dict[str, OutputArray]
     integers: Batch
     """All samples of the inputs of integers that were looked at."""
@@ -78,11 +78,12 @@ class SampleProfile:
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
         kept = len(next(iter(rows.values())))
         looked_at = _some(samples, _count(rows))
+        numbers = {name: a for name, a in looked_at.items() if a.dtype.kind != "U"}
         return cls(
             rows=rows,
             spread=_some(samples, kept),
-            low={name: _finite(array).min() for name, array in looked_at.items()},
-            high={name: _finite(array).max() for name, array in looked_at.items()},
+            low={name: _finite(array).min() for name, array in numbers.items()},
+            high={name: _finite(array).max() for name, array in numbers.items()},
             integers={name: a for name, a in looked_at.items() if a.dtype.kind in "iu"},
             small=stand.smallest,
             fixed=binding.fixed,

@@ -85,6 +85,8 @@ def mixtures(observed: SampleProfile) -> Iterator[tuple[str, Batch]]:
 def _mixed(one: OutputArray, other: OutputArray, random: np.random.Generator) -> OutputArray:
     """Floats: a convex mix with random signs. Others: each element from either of the two, which
     stays in their range."""
+    if one.dtype.kind == "U":
+        return one
     if one.dtype.kind != "f":
         return np.where(random.random(one.shape) < 0.5, one, other)
     share = random.random()

@@ -152,7 +152,9 @@ class TorchSession(Session):
             },
         )
 
-    def _tensor(self, array: OutputArray) -> torch.Tensor:
+    def _tensor(self, array: OutputArray) -> Any:
+        if array.dtype.kind == "U":
+            return array.tolist()
         # The copy keeps in-place models from changing what the other runtimes get.
         tensor = torch.from_numpy(array.copy())
         kept = self._binding.double and tensor.dtype == torch.float64

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from gate.errors import EvidenceError, GateError, first_line
-from gate.storage.arrays import Batch, RuntimeArray
+from gate.storage.arrays import Batch, RuntimeArray, dtype_name, value_bytes
 from gate.storage.digest import Digest
 from gate.storage.files import open_inside
 from gate.storage.record import Record, Sha256
@@ -141,14 +141,15 @@ def row_digests(batch: Batch) -> Rows:
     Law: the digests of a batch are those of its parts, one after the other.
     """
     arrays = [(name, batch[name]) for name in sorted(batch)]
-    headers = [f"{name}\0{a.dtype.name}\0{list(a.shape[1:])}\0".encode() for name, a in arrays]
+    headers = [
+        f"{name}\0{dtype_name(a.dtype)}\0{list(a.shape[1:])}\0".encode() for name, a in arrays
+    ]
     digests = np.empty((len(arrays[0][1]), WIDTH), np.uint8)
     for place in range(len(digests)):
         sha256 = hashlib.sha256()
         for header, (_, array) in zip(headers, arrays, strict=True):
-            row = np.ascontiguousarray(array[place], dtype=array.dtype.newbyteorder("<"))
             sha256.update(header)
-            sha256.update(row.reshape(-1).view(np.uint8).data)
+            sha256.update(value_bytes(np.asarray(array[place])))
         digests[place] = np.frombuffer(sha256.digest(), np.uint8)
     return digests
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from gate.errors import EvidenceError, GateError, PolicyError, first_line
+from gate.errors import EvidenceError, GateError, PolicyError, RuntimeUnusable, first_line
 from gate.installation import deaths, onnx_runtime
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
@@ -36,7 +36,7 @@ from gate.runtimes.runtime import (
     Session,
     load_runtime,
 )
-from gate.storage.arrays import Batch
+from gate.storage.arrays import STRING, Batch
 from gate.storage.yaml_section import first_problem
 
 # A package names its runtimes in the entry points of the group `parity_gate.runtimes`. One that
@@ -197,7 +197,14 @@ class SelectedRuntime:
         self.runtime.recording = recording
 
     def open(self, file: RunnableFile, *, conditions: Conditions, example: Batch) -> Session:
-        """Raises whatever the runtime raises."""
+        """Raises RuntimeUnusable for a file with texts as inputs where the runtime gets numbers
+        only, and whatever the runtime raises."""
+        texts = [spec.name for spec in file.subject.inputs if spec.dtype == STRING]
+        if texts and isinstance(self.runtime, IsolatedRuntime):
+            raise RuntimeUnusable(
+                f"the gate gives {self.name} numbers only, and the file takes texts as '{texts[0]}'"
+                ". Measure this file in ONNX Runtime; set the runtime to required: never."
+            )
         return self.runtime.open(
             file, options=self._options, conditions=conditions, example=example
         )

@@ -73,6 +73,25 @@ OutputArray = NDArray[np.generic]
 
 RuntimeArray = NDArray[Any]
 
+STRING = "string"
+"""Name of the dtype of texts, whatever their length."""
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype as records have it."""
+    return STRING if dtype.kind == "U" else dtype.name
+
+
+def value_bytes(array: OutputArray) -> memoryview | bytes:
+    """Return the values of an array for a digest: little-endian numbers, or texts in UTF-8 that do
+    not depend on the length that the array allows."""
+    if array.dtype.kind == "U":
+        texts = [str(text).encode("utf-8", "surrogatepass") for text in array.ravel()]
+        return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
 HALF = ("float16", "bfloat16")
 """Names of the dtypes that files in reduced precision take and return."""
 

@@ -271,7 +271,7 @@ def shards(first, second):
         (saved(np.float32(3)), "scalar"),
         (saved(X[:0]), "nothing to measure"),
         (saved(np.zeros((3, 0), np.float32)), "nothing to measure"),
-        (saved(np.array(["a", "b"])), "dtype"),
+        (saved(np.array([b"a", b"b"])), "dtype"),
         (saved(np.zeros(3, complex)), "dtype"),
         (saved(np.zeros(3, np.longdouble)), "dtype"),
         (saved(np.zeros(3, "M8[s]")), "dtype"),

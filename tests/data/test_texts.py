@@ -1,0 +1,196 @@
+"""Files with texts as inputs are judged: the reference gets a list of str."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.errors import DataError, InputMismatch
+from gate.localize.locate import locate
+from gate.measure.artifacts import has_golden
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
+from gate.runtimes.selection import with_runtime
+
+WORDS = ("red", "green", "blue", "yellow", "Straße")
+SWAPPED = ("red", "blue", "green", "yellow", "Straße")
+RANDOM = np.random.default_rng(0)
+DRAWN = RANDOM.choice(np.array([*WORDS, "no word of the vocabulary"]), (40, 3))
+NUMBERS = RANDOM.normal(size=(40, 3)).astype(np.float32)
+
+
+class Words(nn.Module):
+    """Means of the embeddings of words, and numbers beside them where the file takes any."""
+
+    def __init__(self, *, beside: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4 + 3 * beside, 2)
+        self.ids = {word: place for place, word in enumerate(WORDS, start=1)}
+
+    def forward(self, words: list, x: torch.Tensor | None = None) -> torch.Tensor:
+        ids = torch.tensor([self.of(word) for word in words])
+        found = self.table(ids) if ids.ndim == 1 else self.table(ids).mean(1)
+        return self.head(found if x is None else torch.cat([found, x], 1))
+
+    def of(self, word: str | list[str]) -> int | list[int]:
+        return [self.of(w) for w in word] if isinstance(word, list) else self.ids.get(word, 0)  # type: ignore[misc]
+
+
+def written(path: Path, *, beside: bool, vocabulary: tuple[str, ...] = WORDS) -> Path:
+    """One word a sample with numbers beside it, or three words."""
+    weights = {n: p.detach().numpy() for n, p in Words(beside=beside).named_parameters()}
+    nodes = [
+        helper.make_node(
+            "LabelEncoder", ["words"], ["ids"], domain="ai.onnx.ml", default_int64=0,
+            keys_strings=list(vocabulary), values_int64s=list(range(1, 6)),
+        ),
+        helper.make_node("Gather", ["table.weight", "ids"], ["found"]),
+        helper.make_node("Concat", ["found", "x"], ["both"], axis=1)
+        if beside
+        else helper.make_node("ReduceMean", ["found"], ["both"], axes=[1], keepdims=0),
+        helper.make_node("Gemm", ["both", "head.weight", "head.bias"], ["y"], transB=1),
+    ]  # fmt: skip
+    value = helper.make_tensor_value_info
+    words = value("words", TensorProto.STRING, ["batch"] if beside else ["batch", 3])
+    graph = helper.make_graph(
+        nodes,
+        "words",
+        [words, *([value("x", TensorProto.FLOAT, ["batch", 3])] if beside else [])],
+        [value("y", TensorProto.FLOAT, ["batch", 2])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def arrays(*, beside: bool) -> dict[str, np.ndarray]:
+    return {"words": DRAWN[:, 0], "x": NUMBERS} if beside else {"words": DRAWN}
+
+
+def judged(
+    file: Path, samples: SampleSet, *, beside: bool, policy: Policy | None = None
+) -> EvaluationResult:
+    return check(
+        file,
+        reference=Reference(Words(beside=beside), Source(factory="tests:words")),
+        data=EvaluationData(samples),
+        **({} if policy is None else {"policy": policy}),
+    )
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("vocabulary", [WORDS, SWAPPED])
+def test_vocabulary_decides(tmp_path, beside, vocabulary):
+    file = written(tmp_path / "words.onnx", beside=beside, vocabulary=vocabulary)
+    result = judged(file, SampleSet.from_arrays(arrays(beside=beside)), beside=beside)
+    verdict = Verdict.PASS if vocabulary == WORDS else Verdict.FAIL
+    assert result.decision.verdict is verdict, result.decision.problems
+    runtime = next(r for r in result.evidence.runtimes if r.runtime == "ort-cpu")
+    assert [probe for probe in runtime.probes if probe.kind == "batch"]
+    assert all(output.noise is not None for output in runtime.outputs)
+    assert not has_golden(result.job)
+
+
+def test_wrong_vocabulary_is_located(tmp_path):
+    file = written(tmp_path / "words.onnx", beside=True, vocabulary=SWAPPED)
+    data = EvaluationData(SampleSet.from_arrays(arrays(beside=True)))
+    model = Words(beside=True).eval()
+    job = MeasurementJob.from_files(file, model=model, data=data, policy=Policy.default())
+    found = locate(job, runtime="ort-cpu")
+    assert found.first_divergence is not None
+    assert "LabelEncoder" in found.to_json()
+
+
+def sources(folder: Path) -> dict[str, str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    np.savez(folder / "one.npz", **arrays(beside=True))
+    (folder / "shards").mkdir()
+    for at in (0, 20):  # the longest text is not in both
+        part = {name: array[at : at + 20] for name, array in arrays(beside=True).items()}
+        part["words"] = part["words"].astype("U30" if at else str)
+        np.savez(folder / "shards" / f"{at:02}.npz", **part)
+    columns = {"words": DRAWN[:, 0].tolist(), "x": NUMBERS.tolist()}
+    pq.write_table(
+        pa.table({**columns, "x": pa.array(columns["x"], pa.list_(pa.float32(), 3))}),
+        folder / "one.parquet",
+    )
+    return {
+        "npz": str(folder / "one.npz"),
+        "shards": str(folder / "shards"),
+        "parquet": f"{folder / 'one.parquet'}#inputs=words,x",
+        "data set": f"{__name__}:Pairs#inputs=words,x",
+    }
+
+
+class Pairs(torch.utils.data.Dataset[dict[str, object]]):
+    def __len__(self) -> int:
+        return len(DRAWN)
+
+    def __getitem__(self, place: int) -> dict[str, object]:
+        return {"words": str(DRAWN[place, 0]), "x": NUMBERS[place]}
+
+
+def test_all_sources_give_the_same_samples(tmp_path):
+    whole = SampleSet.from_arrays(arrays(beside=True))
+    file = written(tmp_path / "words.onnx", beside=True)
+    (tmp_path / "samples").mkdir()
+    for name, inputs in sources(tmp_path / "samples").items():
+        samples = SampleSet.open(inputs)
+        assert samples.digest() == whole.digest(), name
+        assert samples.specs[0].dtype == "string"
+        assert judged(file, samples, beside=True).decision.passed, name
+
+
+def test_python_strings_become_texts():
+    samples = SampleSet.from_arrays({"words": np.array(["a", "bcd"], object)})
+    assert samples.digest() == SampleSet.from_arrays({"words": np.array(["a", "bcd"])}).digest()
+
+
+@pytest.mark.parametrize("kind", ["openvino", "tract"])
+def test_runtime_that_gets_numbers_only_is_not_measured(tmp_path, kind):
+    pytest.importorskip(kind)
+    file = written(tmp_path / "words.onnx", beside=True)
+    policy = with_runtime(Policy.default(), kind)
+    result = judged(file, SampleSet.from_arrays(arrays(beside=True)), beside=True, policy=policy)
+    assert result.decision.verdict is Verdict.ERROR
+    runtime = next(each for each in result.evidence.runtimes if each.runtime == kind)
+    assert runtime.unusable
+    assert "words" in str(runtime.failure)
+
+
+WRONG = {
+    "numbers for texts": {"words": np.arange(40), "x": NUMBERS},
+    "texts for numbers": {"words": DRAWN[:, 0], "x": DRAWN},
+    "swapped": {"words": NUMBERS, "x": DRAWN},
+    "texts with another axis": {"words": DRAWN, "x": NUMBERS},
+    "objects": {"words": np.array([*["a"] * 39, 1], object), "x": NUMBERS},
+    "bytes": {"words": np.array([b"red"] * 40), "x": NUMBERS},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_samples_are_an_error_in_one_line(tmp_path, wrong):
+    file = written(tmp_path / "words.onnx", beside=True)
+    with pytest.raises((InputMismatch, DataError)) as raised:
+        judged(file, SampleSet.from_arrays(WRONG[wrong]), beside=True)
+    assert "\n" not in str(raised.value)
+
+
+def test_pickled_array_is_refused_with_the_remedy(tmp_path):
+    np.savez(tmp_path / "x.npz", words=np.array(["a", "b"], object))
+    with pytest.raises(DataError, match="astype"):
+        SampleSet.open(tmp_path / "x.npz")
