@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class SampleSet:
         self._rows = rows
         self._range = places
         self._gaps = False
+        self._least = 1
         self._digests: dict[range, Digest] = {}
         self.stated: dict[str, int | None] = {}
         """Batch axes that the user stated, by name of an input or output of the file."""
@@ -132,7 +134,8 @@ class SampleSet:
     def like(self, batch: Batch) -> SampleSet:
         """Return samples in memory with the layout of these samples."""
         made = SampleSet.from_arrays(batch)
-        made.stated, made.layout, made._gaps = self.stated, self.layout, self._gaps
+        made.stated, made.layout = self.stated, self.layout
+        made._gaps, made._least = self._gaps, self._least
         made.arranged = True
         return made
 
@@ -144,6 +147,24 @@ class SampleSet:
             if not (chunk == first).all():
                 return False
         return True
+
+    def with_least(self, least: int) -> SampleSet:
+        """Return the same samples, of which no last batch is smaller than `least`: it is joined to
+        the batch before."""
+        joined = copy.copy(self)
+        joined._least = least
+        return joined
+
+    def batch_around(self, sample: int, size: int) -> range:
+        """Return the samples of the batch of `batches(size)` that a sample is in."""
+        count = len(self)
+        start = min(sample // size * size, self._last_start(count, size))
+        last = start == self._last_start(count, size)
+        return range(start, count if last else start + size)
+
+    def _last_start(self, count: int, size: int) -> int:
+        start = max(count - 1, 0) // size * size
+        return start - size if start and count - start < self._least else start
 
     def allow_nan(self) -> SampleSet:
         """The same samples, of which NaN and infinities are values that the model takes."""
@@ -167,14 +188,24 @@ class SampleSet:
         return part
 
     def batches(self, size: int) -> Iterator[dict[str, RowsArray]]:
-        """Yield batches of `size` samples in order (the last may be smaller), as own copies.
+        """Yield batches of `size` samples in order, as own copies. The last may be smaller, or
+        larger where it would be smaller than `with_least` allows.
 
         Arrays are contiguous, writable and in native byte order. Raises DataError on the first
         NaN or infinite value of a float array, naming the input and the sample, but for
         samples `with_gaps`; and where a source gives another sample than before.
         """
         start = self._places.start
-        for block in self._rows.batches(self._places, size):
+        last = self._last_start(len(self), size)
+        rest = self._places[last:]
+        blocks = (
+            itertools.chain(
+                self._rows.batches(self._places[:last], size), self._rows.batches(rest, len(rest))
+            )
+            if len(rest) > size
+            else self._rows.batches(self._places, size)
+        )
+        for block in blocks:
             for name, array in block.arrays.items() if not self._gaps else ():
                 _check_finite(name, array, start=start)
             start += len(block.arrays[self.names[0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -79,6 +80,8 @@ def locate(
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
+    if not binding.fixed and beyond is None and _count(taken) == size + 1:
+        size += 1  # none alone behind others: a batch norm may need two rows
     with _switched(policy):
         graph = FileGraph(candidate)
         own = copy_model(case.model, device="cpu", double=binding.double)
@@ -86,9 +89,11 @@ def locate(
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)
+        last = 0 if binding.fixed else 1
+        edges = [*range(size, _count(taken) - last, step), _count(taken)]
         rest = [
-            {name: array[start : start + step] for name, array in taken.items()}
-            for start in range(size, _count(taken), step)
+            {name: array[start:stop] for name, array in taken.items()}
+            for start, stop in itertools.pairwise(edges)
         ]
         bench = LocalizationContext(side, graph, [first, *rest], binding, policy, BUDGET)
         matcher = _matcher(bench, survey)
@@ -243,7 +248,7 @@ def _switched(policy: Policy) -> Iterator[None]:
 def _step(survey: ValueSurvey, size: int, budget: int) -> int:
     """Samples a batch, so that all values of a batch fit the budget with the file's."""
     each = sum(value.nbytes for value in survey.values) / size
-    return max(1, int(budget // max(1.0, 2 * each)))
+    return max(size, int(budget // max(1.0, 2 * each)))
 
 
 def _count(batch: Batch) -> int:

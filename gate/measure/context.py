@@ -285,6 +285,7 @@ class MeasurementContext:
                 raise
             self.reference.smallest = 2
             vars(self).pop("example")
+            vars(self)["samples"] = self.samples.with_least(2)  # no last batch of one sample
             with contextlib.suppress(EvidenceError):
                 return self.reference.first_run(self.example)
             raise

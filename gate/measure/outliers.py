@@ -93,12 +93,13 @@ class SecondLook:
     def _company(self, sample: int) -> tuple[int, Batch]:
         """The batch that the sample was measured in, and its first sample."""
         size = self._stand.binding.batch_size
-        start = sample // size * size
-        return start, self._pick(range(start, min(start + size, len(self._stand.samples))))
+        places = self._stand.samples.batch_around(sample, size)
+        return places.start, self._pick(places)
 
     def _alone(self, sample: int) -> tuple[Batch, int]:
-        """The smallest batch that the file takes with the sample in it, and its place there."""
-        if not self._stand.binding.fixed:
+        """The smallest batch that the file and the model take with the sample in it, and its place
+        there."""
+        if self._stand.smallest == 1:
             return self._pick([sample]), 0
         start, company = self._company(sample)
         return company, sample - start

@@ -275,9 +275,8 @@ def _is_explained(
     stand: MeasurementContext, record: ReferenceValidity, sample: int, output: int
 ) -> bool:
     """True if an honest run decides a sample as float64 does."""
-    size = stand.binding.batch_size
-    start = sample // size * size
-    rows = range(start, min(start + size, len(stand.samples))) if stand.binding.fixed else [sample]
+    around = stand.samples.batch_around(sample, stand.binding.batch_size)
+    rows = [sample] if stand.smallest == 1 else around
     batch = next(stand.samples.take(rows).batches(len(rows)))
     truth = stand.truth.aside(batch)
     if truth is None:

@@ -143,6 +143,7 @@ class SamplePass:
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
         self.expected = self.stand.run_example()
+        self.samples = self.stand.samples
         self.example = self.stand.example
         self.stand.answers.note_reference(self.example, self.expected)
         if noise:
@@ -152,6 +153,7 @@ class SamplePass:
             batch_size=self.binding.batch_size,
             lead=self.stand.noise_samples,
             most=case.units,
+            least=self.stand.smallest,
         )
 
     @classmethod

@@ -42,17 +42,18 @@ class WorkUnit:
 
 
 def split_into_units(
-    samples: int, *, batch_size: int, lead: int, most: int = MOST
+    samples: int, *, batch_size: int, lead: int, most: int = MOST, least: int = 1
 ) -> tuple[WorkUnit, ...]:
     """The units of a data set, in order; together they are all samples.
 
     The first is the lead: the batches of the first `lead` samples, by whose noise floor the others
-    are judged. `most`: units beside it.
+    are judged. `most`: units beside it. `least`: samples of the last one, which is joined to the
+    unit before where it has fewer.
     """
     first = min(math.ceil(lead / batch_size) * batch_size, samples)
     batches = math.ceil((samples - first) / batch_size)
     step = max(_LEAST, math.ceil(batches / most)) * batch_size
-    edges = sorted({0, *range(first, samples, step), samples})
+    edges = sorted({0, *range(first, max(samples - least + 1, 0), step), samples})
     return tuple(
         WorkUnit(index, start, stop)
         for index, (start, stop) in enumerate(itertools.pairwise(edges))

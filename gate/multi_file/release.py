@@ -155,7 +155,7 @@ def _recorded(
 ) -> tuple[CallRecorder, tuple[TensorSpec, ...]]:
     """What each part was given, and what the chain returned."""
     calls, outputs = CallRecorder(), None
-    for batch in samples.batches(batch_size):
+    for batch in samples.with_least(2).batches(batch_size):
         found = calls.record(chain, batch)
         outputs = outputs or _specs(found)
     return calls, outputs or ()

@@ -331,6 +331,36 @@ def test_a_batch_norm_that_needs_two_rows(tmp_path: Path, eps: float, verdict: V
     assert result.decision.verdict is verdict, result.decision.problems
 
 
+class Pairs(OwnStatistics):
+    """Refuses a lone row by itself."""
+
+    def __init__(self, *, by_hand: bool = False, eps: float = 1e-5) -> None:
+        super().__init__(by_hand=True, eps=eps)
+        self.refuses = not by_hand
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.refuses and len(x) < 2:
+            raise ValueError("give at least two rows")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [OwnStatistics, Pairs])
+@pytest.mark.parametrize("samples", [3, 33, 65, 321])
+@pytest.mark.parametrize(("eps", "verdict"), [(1e-5, Verdict.PASS), (1e-3, Verdict.FAIL)])
+def test_no_last_batch_of_one_row(
+    tmp_path: Path, kind: type[OwnStatistics], samples: int, eps: float, verdict: Verdict
+) -> None:
+    x = np.random.default_rng(0).normal(size=(samples, 4)).astype(np.float32)
+    path = exported(seeded(lambda: kind(by_hand=True, eps=eps)), tmp_path / "norm.onnx",
+                    torch.from_numpy(x[:2]))  # fmt: skip
+    result = judged(seeded(kind), path, x, Policy.default())
+    assert result.decision.verdict is verdict, result.decision.problems
+    alone = next(p for p in result.evidence.runtimes[1].probes if p.name == "batch_1")
+    assert alone.inapplicable is not None
+    if verdict is Verdict.FAIL:
+        assert result.explanation.localisation is not None
+
+
 def minus_one(model: onnx.ModelProto) -> None:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = -1
