@@ -261,7 +261,7 @@ def case_of(
         return MeasurementJob(
             release.chain,
             TestedFile(onnx, release.subject),
-            data.samples,
+            release.samples,
             policy,
             data.batch_size,
             data.labels,

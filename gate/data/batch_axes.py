@@ -63,6 +63,18 @@ def arrange(
     raise InputMismatch(_mixed(pairs, shapes, ruled))
 
 
+def axes_of_file(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, even: bool
+) -> BatchAxes | None:
+    """Return the batch axes by the symbolic dimensions of a file, none where these do not determine
+    them and the arrays of a call are not `even`: of one length on axis 0. None: axis 0 of all
+    inputs."""
+    axes, _ = _axes(inputs, outputs, {})
+    if axes is None:
+        return None if even else _no_axes(inputs, outputs)
+    return None if set(axes.inputs.values()) == {0} else axes
+
+
 def _unruled(
     pairs: Pairs, shapes: Shapes, tied: Sequence[str], none: BatchAxes, *, first: bool
 ) -> BatchAxes:

@@ -46,7 +46,8 @@ def explain_chain(
     whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> ChainDifference | None:
     """Of the first batch of samples; None where the chain answers alike, or can't be run."""
-    batch = next(whole.samples.batches(whole.bind().batch_size))
+    binding = whole.bind()
+    batch = binding.by_input(next(whole.samples.batches(binding.batch_size)))
     try:
         files = _with_files(whole, release, runtime, batch)
         parts = dict(release.chain.parts.items())
@@ -203,7 +204,8 @@ def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
         except Exception as error:
             return f"the files can't be opened together: {describe_failure(error)}."
         try:
-            session.run(next(whole.samples.batches(whole.bind().batch_size)))
+            binding = whole.bind()
+            session.run(binding.by_input(next(whole.samples.batches(binding.batch_size))))
         except GateError as error:
             return str(error)
         except Exception as error:

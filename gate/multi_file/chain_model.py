@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from gate.data.batch_axes import axes_of_file
 from gate.data.samples import SampleSet
 from gate.errors import DataError, GateError, ModelError, OutputMismatch, describe_failure
 from gate.model.forward_signature import Leaf, leaves
 from gate.model.loading import imported
+from gate.records.evidence import BatchAxes, Subject
 from gate.reference.torch_session import copy_model
 from gate.storage.files import temporary_folder
 
@@ -253,6 +255,10 @@ class PartCalls:
     left_out: int = 0
     """Calls with other arguments than the first one, or of other shapes: steps of a loop that
     grow."""
+    axes: BatchAxes | None = None
+    """Of its file; None: axis 0 of all inputs is the samples."""
+    wanted: tuple[str, ...] = ()
+    """The file's inputs."""
     overwritten: str | None = None
     """An input into which the module writes: a file leaves what it is given as it is."""
 
@@ -270,14 +276,38 @@ class PartCalls:
         """Note what one call was given."""
         if not self.example:
             self.example = inputs
-        alike = list(map(_kind, inputs)) == list(map(_kind, self.example))
-        if names != self.names or not alike or not _have_samples(inputs):
+        rows, example = self._rows(inputs), self._rows(self.example)
+        alike = list(map(_kind, rows)) == list(map(_kind, example))
+        if names != self.names or not alike or not _have_samples(rows):
             self.left_out += 1
             return
-        for place, array in enumerate(inputs):
+        for place, array in enumerate(rows):
             with (self.folder / f"{place}.bin").open("ab") as stream:
                 stream.write(np.ascontiguousarray(array).tobytes())
-        self.rows += len(inputs[0])
+        self.rows += len(rows[0])
+
+    def _rows(self, inputs: list[Array]) -> list[Array]:
+        """With the samples on axis 0 of every array, where the file has batch axes of its own."""
+        if self.axes is None:
+            return inputs
+        if self.axes.one_call:
+            return [array[None] for array in inputs]
+        axes: list[int | None] = [0] * len(inputs)  # of what only the module takes
+        for name, place in zip(self.wanted, bound(self.names, self.wanted), strict=False):
+            axes[place] = self.axes.inputs[name]
+        sizes = {
+            array.shape[axis]
+            for array, axis in zip(inputs, axes, strict=True)
+            if axis is not None and axis < array.ndim
+        }
+        return [
+            np.broadcast_to(array, (max(sizes, default=1), *array.shape))
+            if axis is None
+            else np.moveaxis(array, axis, 0)
+            if axis < array.ndim
+            else array
+            for array, axis in zip(inputs, axes, strict=True)
+        ]
 
     def taken(self, wanted: Sequence[str]) -> list[Array]:
         """Of the first call, what a file with these inputs takes."""
@@ -293,7 +323,7 @@ class PartCalls:
                 "Let its module make what is the same for all (a mask, a scale), or give it "
                 f"samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
             )
-        return SampleSet.from_arrays(
+        samples = SampleSet.from_arrays(
             {
                 name: np.memmap(
                     self.folder / f"{place}.bin",
@@ -301,15 +331,23 @@ class PartCalls:
                     mode="r",
                     shape=(self.rows, *example.shape[1:]),
                 )
-                for place, (name, example) in enumerate(zip(names, self.example, strict=True))
+                for place, (name, example) in enumerate(
+                    zip(names, self._rows(self.example), strict=True)
+                )
             }
         )
+        if self.axes is None:
+            return samples
+        return samples.rearranged(dict.fromkeys(names, 0), self.axes)
 
 
 class CallRecorder:
     """Of all parts, in a folder that goes with this object."""
 
-    def __init__(self) -> None:
+    def __init__(self, subjects: Mapping[str, Subject] | None = None) -> None:
+        """`subjects`: of the parts' files, which say where the samples are in what a part gets;
+        without them they are on axis 0."""
+        self._subjects = subjects or {}
         held = contextlib.ExitStack()
         self._folder = held.enter_context(temporary_folder())
         weakref.finalize(self, held.close)
@@ -342,6 +380,17 @@ class CallRecorder:
                     f"{', '.join(chain.parts)}. Mend the function, or give it other samples."
                 ) from error
 
+    def _axes(self, part: str, inputs: list[Array]) -> dict[str, Any]:
+        subject = self._subjects.get(part)
+        if subject is None:
+            return {}
+        axes = axes_of_file(subject.inputs, subject.outputs, even=_have_samples(inputs))
+        if axes is not None and set(axes.inputs.values()) == {0, None}:
+            beside = [spec for spec in subject.inputs if axes.inputs[spec.name] is None]
+            if any(spec.shape for spec in beside):  # as a mask, which each call may have another of
+                axes = None
+        return {"axes": axes, "wanted": tuple(spec.name for spec in subject.inputs)}
+
     @contextlib.contextmanager
     def _hooked(self, name: str, module: nn.Module) -> Iterator[None]:
         parameters, given = Parameters.of(module), list[tuple[Leaf, Array]]()
@@ -350,12 +399,14 @@ class CallRecorder:
             """Noted here: a module may write into what it is given."""
             found = parameters.tensors(args, named, part=name)
             given[:] = [(leaf, leaf.tensor.detach().cpu().numpy().copy()) for leaf in found]
-            names = tuple(leaf.name for leaf in found)
+            names, inputs = tuple(leaf.name for leaf in found), [array for _, array in given]
             if name not in self.by_part:
                 folder = self._folder / name
                 folder.mkdir()
-                self.by_part[name] = PartCalls(folder, parameters, names)
-            self.by_part[name].add(names, [array for _, array in given])
+                self.by_part[name] = PartCalls(
+                    folder, parameters, names, **self._axes(name, inputs)
+                )
+            self.by_part[name].add(names, inputs)
 
         def after(_module: nn.Module, _args: tuple[Any, ...], returned: Any) -> None:
             of_part = self.by_part[name]

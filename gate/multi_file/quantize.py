@@ -71,9 +71,12 @@ class ReleaseQuantization:
                 f"{output} would put the quantized parts over the exact ones beside {path}. Name a "
                 "folder of its own, such as twin/release.yaml."
             )
-        used = self.samples.slice(0, min(self.settings.samples, len(self.samples)))
         release = MultiFileRelease.open(
-            path, model=self.model, samples=used, batch_size=self.settings.batch_size
+            path,
+            model=self.model,
+            samples=self.samples,
+            batch_size=self.settings.batch_size,
+            most=self.settings.samples,
         )
         try:
             with files.scratch(output) as room:
@@ -131,7 +134,11 @@ class ReleaseQuantization:
     def _rows(self, part: Part, samples: SampleSet, *, before: int, total: int) -> Batches:
         size, done = self.settings.batch_size, before
         binding = bind_inputs(
-            part.candidate.subject.inputs, samples.specs, count=len(samples), batch_size=size
+            part.candidate.subject.inputs,
+            samples.specs,
+            count=len(samples),
+            batch_size=size,
+            layout=samples.layout,
         )
         for batch in samples.batches(binding.batch_size):
             done += binding.batch_size

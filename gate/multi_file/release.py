@@ -9,8 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
+from gate.data.batch_axes import arrange
+from gate.data.input_binding import InputBinding
+from gate.data.reader import length
 from gate.data.samples import SampleSet
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, InputMismatch, ModelError
 from gate.measure.job import MeasurementJob
 from gate.model.forward_signature import Leaf
 from gate.multi_file.chain_model import CallRecorder, ChainModel, bound
@@ -25,9 +28,10 @@ from gate.onnx_file.release_file import ReleaseFile, ReleaseFiles
 from gate.onnx_file.sandboxed_reading import release_within
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
-from gate.records.evidence import Subject, TensorSpec
+from gate.records.evidence import BatchAxes, Subject, TensorSpec
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
 from gate.runtimes.selection import SelectedRuntime
+from gate.storage.arrays import Batch
 
 _BATCH = "batch"
 
@@ -65,16 +69,24 @@ class MultiFileRelease:
     subject: Subject
     chain_name: str
     """`package.module:function`."""
+    samples: SampleSet
+    """Of the chain, with the samples on axis 0 of every array."""
 
     @classmethod
     def open(
-        cls, path: Path, *, model: nn.Module, samples: SampleSet, batch_size: int
+        cls,
+        path: Path,
+        *,
+        model: nn.Module,
+        samples: SampleSet,
+        batch_size: int,
+        most: int | None = None,
     ) -> MultiFileRelease:
         """Open the parts that the file `path` names, and run the chain once over all samples with
         the modules, which gives each part's samples. Files with a fixed batch axis make that of
-        the whole.
+        the whole. `most`: samples that are used; None: all.
 
-        Raises PolicyError, OnnxFileError, ModelError, DataError.
+        Raises PolicyError, OnnxFileError, ModelError, InputMismatch, DataError.
         """
         files = release_within(path, None)
         chain = ChainModel.of(
@@ -83,12 +95,15 @@ class MultiFileRelease:
             references=files.file.references,
             inputs=samples.names,
         )
-        calls, outputs = _recorded(chain, samples, batch_size=batch_size)
+        samples = _arranged(chain, files, samples)
+        if most is not None:
+            samples = samples.slice(0, min(len(samples), most))
+        calls, outputs = _recorded(chain, files, samples, batch_size=batch_size)
         for name in files.parts:
             calls.of(name)  # which says so where the chain never calls it
         fixed = _fixed_batch(files, calls)
         if fixed is not None:
-            calls, outputs = _recorded(chain, samples, batch_size=fixed)
+            calls, outputs = _recorded(chain, files, samples, batch_size=fixed)
         parts = tuple(
             Part(
                 name,
@@ -99,12 +114,8 @@ class MultiFileRelease:
             )
             for name, candidate in files.parts.items()
         )
-        inputs = tuple(
-            spec.model_copy(update={"shape": (fixed or _BATCH, *spec.shape[1:])})
-            for spec in samples.specs
-        )
-        subject = files.subject(inputs=inputs, outputs=outputs)
-        return cls(parts, chain, calls, subject, files.file.chain)
+        subject = files.subject(inputs=_inputs(samples, fixed or _BATCH), outputs=outputs)
+        return cls(parts, chain, calls, subject, files.file.chain, samples)
 
     def given(self, part: Part) -> SampleSet:
         """What the chain gives a part, whether it has samples of its own or not. Raises
@@ -150,14 +161,98 @@ class MultiFileRelease:
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
 
 
+def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> SampleSet:
+    """Return the samples with the samples on axis 0 of every array, and the layout of the chain's
+    calls.
+
+    No file has the inputs of the chain. Axis 0 is the samples where all lengths agree and the chain
+    takes them so. Else an input that is named as one of a part has the axes of that. The axis of an
+    output is the one that grows with the samples, unless the user states it. Raises InputMismatch.
+    """
+    even = samples.count is not None
+    if even and not samples.stated:
+        try:
+            CallRecorder().record(chain, samples.at(_few(samples, 3)))
+            return samples
+        except ModelError as error:
+            broken = error
+    subjects = [candidate.subject for candidate in files.parts.values()]
+    of_parts = {spec.name: spec for subject in reversed(subjects) for spec in subject.inputs}
+    shapes = samples.shapes
+    inputs = [
+        of_parts.get(name)
+        or TensorSpec(
+            name=name,
+            dtype=spec.dtype,
+            shape=(_BATCH, *shapes[name][1:]) if even else shapes[name],
+        )
+        for name, spec in zip(samples.names, samples.specs, strict=True)
+    ]
+    stated = {name: axis for name, axis in samples.stated.items() if name in samples.names}
+    known = [spec for subject in subjects for spec in subject.outputs]
+    try:
+        found = arrange(samples.with_batch_axes(stated), inputs, known)
+    except InputMismatch:
+        if even and not samples.stated:
+            raise broken from None
+        raise
+    axes = found.layout
+    if axes is None:
+        return samples
+    outputs = _output_axes(chain, found, axes)
+    outputs |= {name: axis for name, axis in samples.stated.items() if name in outputs}
+    whole = axes.model_copy(update={"outputs": outputs})
+    return found.rearranged(dict.fromkeys(samples.names, 0), whole)
+
+
+def _few(samples: SampleSet, count: int) -> list[int]:
+    return [place % len(samples) for place in range(count)]
+
+
+def _output_axes(chain: ChainModel, samples: SampleSet, axes: BatchAxes) -> dict[str, int | None]:
+    """By running the chain on two and on three samples."""
+    sizes = (1,) if axes.one_call else (2, 3)
+    few, *more = (
+        CallRecorder().record(chain, _call(axes, samples.at(_few(samples, size)))) for size in sizes
+    )
+    return {
+        leaf.name: _growing(leaf.tensor.shape, *(found[place].tensor.shape for found in more))
+        for place, leaf in enumerate(few)
+    }
+
+
+def _growing(few: Sequence[int], more: Sequence[int] = ()) -> int | None:
+    """Return the axis that is two long for two samples and three for three."""
+    pairs = enumerate(zip(few, more, strict=False))
+    return next((axis for axis, lengths in pairs if lengths == (2, 3)), None)
+
+
+def _call(layout: BatchAxes | None, batch: Batch) -> Batch:
+    """Return a batch as the chain takes it."""
+    pairs = tuple((name, name) for name in batch)
+    return InputBinding(pairs, length(batch), False, layout=layout).to_call(batch)
+
+
+def _inputs(samples: SampleSet, size: int | str) -> tuple[TensorSpec, ...]:
+    """Return the inputs of the chain, as it takes them."""
+    layout, specs = samples.layout, []
+    for spec in samples.specs:
+        axis, rest = (0 if layout is None else layout.inputs[spec.name]), spec.shape[1:]
+        shape = rest if axis is None else (*rest[:axis], size, *rest[axis:])
+        specs.append(spec.model_copy(update={"shape": shape}))
+    return tuple(specs)
+
+
 def _recorded(
-    chain: ChainModel, samples: SampleSet, *, batch_size: int
+    chain: ChainModel, files: ReleaseFiles, samples: SampleSet, *, batch_size: int
 ) -> tuple[CallRecorder, tuple[TensorSpec, ...]]:
     """What each part was given, and what the chain returned."""
-    calls, outputs = CallRecorder(), None
-    for batch in samples.with_least(2).batches(batch_size):
-        found = calls.record(chain, batch)
-        outputs = outputs or _specs(found)
+    calls = CallRecorder({name: candidate.subject for name, candidate in files.parts.items()})
+    outputs, layout = None, samples.layout
+    alone = layout is not None and layout.one_call
+    for batch in samples.with_least(1 if alone else 2).batches(1 if alone else batch_size):
+        found = calls.record(chain, _call(layout, batch))
+        outputs = outputs or _specs(found, layout)
     return calls, outputs or ()
 
 
@@ -166,11 +261,14 @@ def _fixed_batch(files: ReleaseFiles, calls: CallRecorder) -> int | None:
     take what they are given, or have several, and whoever runs them says so."""
     wanted = set()
     for name, candidate in files.parts.items():
-        inputs = candidate.subject.inputs
-        given = calls.of(name).taken([spec.name for spec in inputs])
+        inputs, of_part = candidate.subject.inputs, calls.of(name)
+        given = of_part.taken([spec.name for spec in inputs])
         for spec, array in zip(inputs, given, strict=False):
-            size = spec.shape[0] if spec.shape else None
-            if isinstance(size, int) and array.shape[:1] not in ((), (size,)):
+            axis = 0 if of_part.axes is None else of_part.axes.inputs[spec.name]
+            if axis is None or axis >= min(len(spec.shape), array.ndim):
+                continue
+            size = spec.shape[axis]
+            if isinstance(size, int) and array.shape[axis] != size:
                 wanted.add(size)
     return wanted.pop() if len(wanted) == 1 else None
 
@@ -198,12 +296,14 @@ def _given(calls: CallRecorder, candidate: TestedFile, *, name: str) -> SampleSe
     return found.samples(found.names if shared in (set(), set(wanted)) else wanted, part=name)
 
 
-def _specs(found: Sequence[Leaf]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name=leaf.name,
-            dtype=str(leaf.tensor.dtype).removeprefix("torch."),
-            shape=(_BATCH, *leaf.tensor.shape[1:]),
-        )
-        for leaf in found
-    )
+def _specs(found: Sequence[Leaf], layout: BatchAxes | None) -> tuple[TensorSpec, ...]:
+    specs = []
+    for leaf in found:
+        shape: list[int | str] = list(leaf.tensor.shape)
+        if layout is None:
+            shape = [_BATCH, *shape[1:]]
+        elif (axis := layout.outputs.get(leaf.name)) is not None and axis < len(shape):
+            shape[axis] = _BATCH
+        dtype = str(leaf.tensor.dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name=leaf.name, dtype=dtype, shape=tuple(shape)))
+    return tuple(specs)
