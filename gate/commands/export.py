@@ -17,7 +17,7 @@ from gate.commands.click_types import (
     Factory,
     NamedAxis,
 )
-from gate.commands.options import CHECKPOINT, FACTORY, MODEL, STRATEGIES, WEIGHTS
+from gate.commands.options import BATCH_AXIS, CHECKPOINT, FACTORY, MODEL, STRATEGIES, WEIGHTS
 from gate.commands.progress import loading, progress_bar, spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
 
@@ -390,6 +390,7 @@ class _Request(TypedDict):
 
     model: Path
     calibration: Path
+    batch_axes: tuple[tuple[str, int | None], ...]
     output: Path
     reference: str | None
     checkpoint: Path | None
@@ -407,6 +408,7 @@ class _Request(TypedDict):
     help="Samples like those that will be served, not those it is judged on: FILE.npy, FILE.npz "
     "with one array per input, or a folder of such. For a release: the inputs of its chain.",
 )  # fmt: skip
+@BATCH_AXIS
 @click.option(
     "--output", type=NEW_FILE, required=True,
     help="The file to write; for a release its release file, in a folder of its own.",
@@ -487,7 +489,8 @@ def _file(request: _Request, settings: QuantizeSettings) -> CommandResult:
     from gate.onnx_file.reading import read_subject
 
     subject = read_subject(request["model"])
-    samples = arrange(SampleSet.open(request["calibration"]), subject.inputs, subject.outputs)
+    samples = SampleSet.open(request["calibration"]).with_batch_axes(dict(request["batch_axes"]))
+    samples = arrange(samples, subject.inputs, subject.outputs)
     binding = bind_inputs(
         subject.inputs,
         samples.specs,
@@ -504,7 +507,9 @@ def _file(request: _Request, settings: QuantizeSettings) -> CommandResult:
                 progress(done, total)  # before it is taken: nobody asks for more than enough
                 yield binding.by_input(batch)
 
-        made = quantize(request["model"], batches(), request["output"], settings=settings)
+        made = quantize(
+            request["model"], batches(), request["output"], settings=settings, axes=samples.layout
+        )
     plain = {
         "path": str(made.path),
         "subject": made.subject.to_plain(),
@@ -529,7 +534,8 @@ def _release(request: _Request, settings: QuantizeSettings) -> CommandResult:
         from gate.model.loading import build_model
         from gate.multi_file.quantize import ReleaseQuantization
 
-        samples = SampleSet.open(request["calibration"])
+        axes = dict(request["batch_axes"])
+        samples = SampleSet.open(request["calibration"]).with_batch_axes(axes)
         model = build_model(factory)
         if request["checkpoint"] is not None:
             load_checkpoint(model, request["checkpoint"])

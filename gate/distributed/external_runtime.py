@@ -41,7 +41,7 @@ from gate.runtimes.recording_format import (
     row_digests,
 )
 from gate.storage import files
-from gate.storage.arrays import Batch, RuntimeArray
+from gate.storage.arrays import STRING, Batch, RuntimeArray
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_inside, wrong_name
 from gate.storage.record import Record, Sha256, added_field
@@ -407,6 +407,12 @@ class Sending:
         progress: Callable[[int, int], None] | None,
     ) -> SamplesHeader:
         binding, total = stand.binding, len(stand.samples)
+        texts = [spec.name for spec in stand.samples.specs if spec.dtype == STRING]
+        if texts:
+            raise EvidenceError(
+                f"the samples of '{texts[0]}' are texts, and a recording is of numbers. Measure "
+                "this file where it can be run: gate check."
+            )
         whole = _Writer(room, SAMPLES, SAMPLES)
         for batch in stand.samples.batches(_ROWS):
             whole.add(binding.rows_by_input(batch))

@@ -19,7 +19,7 @@ from gate.errors import ExportError, NothingQuantized, first_line
 from gate.installation import onnx_runtime
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import QUANTIZED_FROM
-from gate.records.evidence import ExportRecord, Subject
+from gate.records.evidence import BatchAxes, ExportRecord, Subject
 from gate.storage import files
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
@@ -63,11 +63,17 @@ class Quantized:
 
 
 def quantize(
-    exact: Path, calibration: Batches, output: Path, *, settings: QuantizeSettings
+    exact: Path,
+    calibration: Batches,
+    output: Path,
+    *,
+    settings: QuantizeSettings,
+    axes: BatchAxes | None = None,
 ) -> Quantized:
     """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`.
 
-    `calibration` gives batches until `settings.samples` are used. The same file, samples and
+    `calibration` gives batches until `settings.samples` are used. `axes`: where the samples are in
+    them; None: on axis 0. The same file, samples and
     settings give the same bytes. Raises OnnxFileError for a file that is none, ExportError where
     nothing can be calibrated, NothingQuantized, PackageBroken, StorageError; an older `output`
     stays then.
@@ -76,7 +82,7 @@ def quantize(
     subject = read_subject(exact)
     if _is_quantized(onnx.load(str(exact), load_external_data=False)):
         raise ExportError(f"{exact} is quantized already. Give the exact file.")
-    used = _Used(calibration, settings, subject)
+    used = _Used(calibration, settings, subject, axes)
     with temporary_folder() as folder:
         prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
         try:
@@ -112,8 +118,14 @@ def quantize(
 class _Used:
     """The calibration data as the quantizer reads it; counts and hashes what was used."""
 
-    def __init__(self, batches: Batches, settings: QuantizeSettings, subject: Subject) -> None:
-        self._batches = batches
+    def __init__(
+        self,
+        batches: Batches,
+        settings: QuantizeSettings,
+        subject: Subject,
+        axes: BatchAxes | None,
+    ) -> None:
+        self._batches, self._axes = batches, axes
         self._limit = settings.samples
         self._names = tuple(spec.name for spec in subject.inputs)
         self._used: list[str] = []
@@ -126,15 +138,22 @@ class _Used:
             if self.count == 0:
                 raise ValueError("there is no calibration sample")
             return None
-        arrays = {name: np.ascontiguousarray(batch[name]) for name in self._names}
+        arrays = {name: np.array(batch[name], order="C") for name in self._names}
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"a calibration sample of {name} has NaN or infinite values")
             self._used.append(
                 f"{name} {array.dtype} {array.shape} {Digest.of_bytes(array.tobytes())}"
             )
-        self.count += len(next(iter(arrays.values())))
+        self.count += self._samples(arrays)
         return arrays
+
+    def _samples(self, arrays: Mapping[str, NDArray[Any]]) -> int:
+        if self._axes is None:
+            return len(arrays[self._names[0]])
+        axes = ((name, self._axes.inputs[name]) for name in self._names)
+        sizes = [arrays[name].shape[axis] for name, axis in axes if axis is not None]
+        return max(sizes, default=1)
 
     def digest(self) -> Digest:
         """Of all that was used."""

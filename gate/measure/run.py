@@ -64,8 +64,9 @@ from gate.reference.environment import cublas_reason, describe_environment, dete
 from gate.reference.float64 import Truth
 from gate.reference.torch_session import TorchSession, copy_model
 from gate.reference.validity import Validity
+from gate.runtimes.recorded import RecordedRuntime
 from gate.runtimes.runtime import RunnableFile, Session
-from gate.runtimes.selection import chosen_of
+from gate.runtimes.selection import SelectedRuntime, chosen_of
 from gate.statistics.classification import ClassReading
 from gate.statistics.output import Span
 from gate.statistics.sample_table import SampleTable
@@ -351,6 +352,15 @@ def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
     return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
 
 
+def _fed(chosen: SelectedRuntime, binding: InputBinding | None, batch: Batch) -> Batch:
+    """What the runtime gets; a recording has the samples on axis 0. `binding`: None for a runtime
+    of the model, which takes the samples as they are."""
+    if binding is None:
+        return batch
+    recorded = isinstance(chosen.runtime, RecordedRuntime)
+    return binding.rows_by_input(batch) if recorded else binding.by_input(batch)
+
+
 def _open(
     track: Track, model: nn.Module, case: MeasurementJob, *, start: tuple[InputBinding, Batch]
 ) -> None:
@@ -377,7 +387,7 @@ def _open(
             return chosen.open(
                 RunnableFile(candidate, in_torch),
                 conditions=conditions(policy),
-                example=first if by_inputs is None else by_inputs.by_input(first),
+                example=_fed(chosen, by_inputs, first),
             )
 
         try:

@@ -119,15 +119,15 @@ class ReleaseQuantization:
         files.write_text(path, release_text(file.chain, entries))
         return records
 
-    def _batches(self, release: MultiFileRelease) -> dict[str, tuple[int, Batches]]:
-        """What the chain gives each part that is to be quantized, and how many rows of it."""
+    def _batches(self, release: MultiFileRelease) -> dict[str, tuple[SampleSet, Batches]]:
+        """What the chain gives each part that is to be quantized, also in batches for its file."""
         wanted = [part for part in release.parts if not self.only or part.name in self.only]
         given = {part.name: release.given(part) for part in wanted}
         total, before = sum(map(len, given.values())), 0
         found = {}
         for part in wanted:
             samples = given[part.name]
-            found[part.name] = len(samples), self._rows(part, samples, before=before, total=total)
+            found[part.name] = samples, self._rows(part, samples, before=before, total=total)
             before += len(samples)
         return found
 
@@ -146,14 +146,15 @@ class ReleaseQuantization:
             yield binding.by_input(batch)  # after the last one nobody asks for more
 
     def _quantized(
-        self, part: Part, rows: tuple[int, Batches], output: Path
+        self, part: Part, rows: tuple[SampleSet, Batches], output: Path
     ) -> ExportRecord | None:
         """How it was quantized; None where nothing in it could be."""
-        count, batches = rows
-        settings = self.settings.model_copy(update={"samples": count})
+        samples, batches = rows
+        settings = self.settings.model_copy(update={"samples": len(samples)})
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return quantize(part.candidate.path, batches, output, settings=settings).record
+            path, axes = part.candidate.path, samples.layout
+            return quantize(path, batches, output, settings=settings, axes=axes).record
         except NothingQuantized:
             return None
         except ExportError as error:

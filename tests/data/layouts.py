@@ -231,3 +231,11 @@ CASES = {
         {"maps.0": B0, "maps.1": B0, "y": B0},
     ),
 }  # fmt: skip
+
+
+def recurrent_model() -> nn.Module:
+    return CASES["recurrent"].model()
+
+
+def graph_model() -> nn.Module:
+    return CASES["graph"].model()
