@@ -360,7 +360,10 @@ def staged(
                 "lint": read.findings,
                 "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
                 "code": source.code if source else None,
-                "notices": notices(subject, request.axes, settings),
+                "notices": (
+                    *notices(subject, request.axes, settings),
+                    *request.example.notices(settings),
+                ),
             }
         )
         yield Exported(carried.path, subject, record, ladder.log, settings)

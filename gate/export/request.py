@@ -77,6 +77,12 @@ class Example:
         axes = {name: self.axes.get(name, 0) for name in self.arrays}
         return {name: axis for name, axis in axes.items() if axis is not None}
 
+    def notices(self, settings: ExportSettings) -> tuple[str, ...]:
+        """What was decided of the batch without being stated."""
+        if self.batched or settings.batch_axes or settings.dynamic_axes:
+            return ()
+        return ("one call is one sample: no batch axis is dynamic (--batch-axis NAME=AXIS)",)
+
     def batch(self, size: int) -> Example:
         """Exactly `size` samples: the first ones, repeated where there are too few."""
         return self.resized({name: {axis: size} for name, axis in self.batched.items()})
@@ -103,7 +109,8 @@ class Example:
 def _batch_axes(
     arrays: Mapping[str, NDArray[Any]], settings: ExportSettings
 ) -> dict[str, int | None]:
-    """The batch axis of each input: as stated, as the axis that is called batch, or axis 0."""
+    """The batch axis of each input: as stated, as the axis that is called batch, or axis 0; none
+    where the arrays have no length in common, so that one call is one sample."""
     stated: dict[str, int | None] = {
         name: axis
         for name, labels in settings.dynamic_axes.items()
@@ -122,7 +129,10 @@ def _batch_axes(
     free = [name for name in arrays if name not in stated]
     even = len({arrays[name].shape[:1] for name in free}) == 1
     first = {settings.dynamic_axes.get(name, {}).get(0, BATCH) for name in free}
-    one_call = not counts and not even and first != {BATCH}  # such as x:0=nodes of a graph
+    shapes_of = [set(arrays[name].shape) for name in free if arrays[name].ndim]
+    # No length is in all arrays, or an axis 0 is named, such as x:0=nodes of a graph.
+    apart = len(shapes_of) > 1 and not set.intersection(*shapes_of)
+    one_call = not counts and not even and (apart or first != {BATCH})
     found: dict[str, int | None] = {}
     for name in free:
         shape = arrays[name].shape
