@@ -123,6 +123,9 @@ REMEDIES: dict[str, str] = {
     "torch.jit.script or dynamo.",
     "probe_beyond": "Compare limits and thresholds (ReLU6, hardtanh, clamp, torch.where) and "
     "activations of the file with those in the model's code, and export again from that code.",
+    "probe_beyond_range": "If such values can occur, export the operator as the model computes it "
+    "(softplus with its threshold, logsumexp with its maximum subtracted). "
+    "instruments.probe_beyond_range says whether this refuses the file.",
     "probe_size": "Compute sizes from x.shape in forward, and "
     "name the axis dynamic; or fix it in the file's inputs.",
     "probe_search": "Replace Python conditions "
@@ -655,6 +658,8 @@ def _of_runtime(check: CheckResult, evidence: Evidence) -> Cause:
 def _of_probe(check: CheckResult, evidence: Evidence) -> Cause:
     if check.remedy == REMEDIES["probe_as_samples"]:
         return "numbers"
+    if check.code == "beyond_range":
+        return "beyond"
     runtime = evidence.runtime(check.runtime) if check.runtime else None
     probes = runtime.probes if runtime else ()
     name = check.name.removeprefix("probe_")

@@ -46,6 +46,9 @@ class CheckResult(Record):
     verdict: Verdict
     explanation: str
     remedy: str | None = None
+    code: Literal["beyond_range"] | None = added_field(None)
+    """Why a difference on a probe may be no fault of the file. `beyond_range`: the file breaks only
+    far beyond the samples' values (`instruments.probe_beyond_range`)."""
 
     @property
     def label(self) -> str:

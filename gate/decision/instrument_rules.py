@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, check
 from gate.decision.catalog import REMEDIES
@@ -12,7 +13,13 @@ from gate.policy.policy import Policy
 from gate.policy.runtime_options import is_recorded, may_lack_probes
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
-from gate.records.instruments import GraphCode, GraphReport, ProbeResult, drawn_batch_sizes
+from gate.records.instruments import (
+    BeyondRange,
+    GraphCode,
+    GraphReport,
+    ProbeResult,
+    drawn_batch_sizes,
+)
 from gate.records.outputs import OutputParity
 
 # An instrument that the policy asks for and that saw nothing, or less than it was asked to see, is
@@ -160,6 +167,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
     metric = "noise_ratio" if by_noise else "relative_diff"
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
     told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
+    code: Literal["beyond_range"] | None = None
     if probe.failure is not None:
         verdict, explanation = Verdict.FAIL, probe.failure
     elif told_twice:
@@ -179,6 +187,11 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
         if are_numbers and not held and (why := _unjudged(policy, runtime, probe)):
             verdict = Verdict.WAIVED
             explanation += f" {why}"
+    breaks = probe.beyond_range
+    if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, breaks):
+        code, explanation = "beyond_range", _breaks_beyond(probe, breaks)
+        if instruments.probe_beyond_range == "warn":
+            verdict = Verdict.WAIVED
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -188,11 +201,40 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
         samples=probe.batch_size,
         verdict=verdict,
         explanation=explanation,
-        remedy=REMEDIES[f"probe_{probe.kind}"],
+        remedy=REMEDIES["probe_beyond_range" if code else f"probe_{probe.kind}"],
+        code=code,
     )
 
 
-def _by_noise(policy: Policy, probe: ProbeResult) -> bool:
+def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
+    """Whether all that does not break is within the bounds of a probe."""
+    if breaks.failure is not None:
+        return False
+    if breaks.relative_diff is None:
+        return breaks.kind == "no_rows" and breaks.noise_ratio is None
+    by_noise = _by_noise(policy, breaks)
+    observed = breaks.noise_ratio if by_noise else breaks.relative_diff
+    bounds = policy.instruments
+    bound = bounds.probe_noise_ratio if by_noise else bounds.probe_relative_diff
+    numbers = [n for n in (breaks.noise_ratio, breaks.relative_diff) if n is not None]
+    held = BoundedMetric("rest", observed, "<=", bound).holds()
+    return held and not any(map(math.isnan, numbers))
+
+
+def _breaks_beyond(probe: ProbeResult, breaks: BeyondRange) -> str:
+    where = f"at {breaks.factor:.3g} times the samples"
+    if breaks.kind == "no_rows":
+        return (
+            f"The runtime fails {where}, where the model returns an output without elements (no "
+            f"box, no row): {probe.failure}"
+        )
+    return (
+        f"The file overflows {where}: {breaks.elements} elements are NaN or infinite, and the "
+        "model's are finite. It agrees everywhere else on this input."
+    )
+
+
+def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
     """Whether a probe is judged in units of rounding. In 16 bits by what it takes the smaller part
     of: far beyond the samples some models make much of any rounding."""
     if probe.noise_ratio is None or policy.precision == "quantized":

@@ -245,6 +245,9 @@ class Instruments(PolicyRecord):
     probe_relative_diff: Bound = 1e-3
     """Bound where no float64 reference runs, or the precision is quantized; where it is reduced,
     this one or the one before."""
+    probe_beyond_range: Literal["warn", "fail"] = added_field("warn")
+    """Where the file overflows (NaN or infinity) on ten times the samples or more, and the model's
+    output is finite: show it, or refuse the file. A finite difference always refuses it."""
     search_inputs: Annotated[int, Field(ge=0)] = 64
     """Inputs on which the traced and the eager module are compared; 0: no search."""
     graph: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,8 +16,8 @@ from gate.errors import GateError, OutputMismatch, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
 from gate.probes.branches import PROBE_SCALE, perturb_rounding
-from gate.probes.probe import Probe
-from gate.records.instruments import UNDERFLOW, ProbeResult
+from gate.probes.probe import Probe, SampleProfile
+from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult
 from gate.records.runtime import RuntimeName
 from gate.reference.validity import is_near
 from gate.statistics.error_groups import representable
@@ -43,6 +44,10 @@ _MORE_DRAWS = 32
 
 _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 reference runs."""
+
+_FAR = 10.0 * (1.0 - 1e-6)
+"""Times the samples, from which on `instruments.probe_beyond_range` decides about an overflow; a
+factor of ten is not exact in float32."""
 
 _LEAST_SCALE = 2.0**-96
 """A sample whose answer is smaller is judged beside the others: what may be flushed to zero is no
@@ -90,14 +95,20 @@ class ExpectedOutputs:
     bounds.
     """
 
-    def __init__(self, stand: MeasurementContext, probe: Probe) -> None:
+    def __init__(
+        self, stand: MeasurementContext, probe: Probe, observed: SampleProfile | None = None
+    ) -> None:
+        """`observed`: the range of the samples; None: nothing counts as beyond it."""
         self.probe = probe
+        self._observed = observed
         self.inapplicable: str | None = None
         self._stand = stand
         self._replayed = False
         """True if the reference and its runs make the choices of a file."""
         self._reference: list[OutputArray] = []
         self._truth: list[OutputArray] | None = None
+        self._left_out: list[Mask] = []
+        """Of each output, what is not compared; empty: everything is."""
         try:
             self._reference = stand.answers.reference(probe.batch)
         except GateError as error:
@@ -129,7 +140,8 @@ class ExpectedOutputs:
                 return self._record(inapplicable="rounding alone changes its outputs' shapes")
             return self._by_its_choices(compute, runtime) or self._record(failure=str(error))
         except Exception as error:
-            return self._record(failure=describe_failure(error))
+            failure = describe_failure(error)
+            return self._record(failure=failure, beyond_range=self._without_rows(compute))
         with np.errstate(all="ignore"):
             numbers = self._numbers(outputs)
             if numbers.suspicious and (own := self._by_its_choices(compute, runtime)):
@@ -154,6 +166,94 @@ class ExpectedOutputs:
             return own._judged(outputs, own._numbers(outputs))
 
     def _judged(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
+        """The record of these outputs; where they overflow far beyond the samples' range, with the
+        numbers of what does not."""
+        record = self._compared(outputs, numbers)
+        if record.relative_diff != math.inf or not self._far.any():
+            return record
+        own = copy.copy(self)
+        own._left_out = [self._overflow(r, c) for r, c in self._pairs(outputs)]
+        elements = sum(int(mask.sum()) for mask in own._left_out)
+        if not elements:
+            return record
+        rest = own._compared(outputs, own._numbers(outputs))
+        found = BeyondRange(
+            kind="overflow",
+            factor=float(self._reach[own._rows_left_out()].min()),
+            elements=elements,
+            noise_ratio=rest.noise_ratio,
+            relative_diff=0.0 if rest.inapplicable else rest.relative_diff,
+        )
+        return record.model_copy(update={"beyond_range": found})
+
+    def _overflow(self, r: OutputArray, c: OutputArray) -> Mask:
+        """Where the reference is finite and a runtime is not, in samples far beyond the others;
+        in an output that is not by sample, only if all of them are."""
+        if r.dtype.kind != "f":
+            return np.zeros(r.shape, np.bool_)
+        overflow = np.isfinite(r) & ~np.isfinite(c)
+        if self._by_sample(r):
+            return overflow & self._far.reshape(-1, *[1] * (r.ndim - 1))
+        return np.asarray(overflow & self._far.all())
+
+    def _rows_left_out(self) -> Mask:
+        """The samples of which something is not compared."""
+        rows = np.zeros(self.probe.size, np.bool_)
+        for r, mask in zip(self._reference, self._left_out, strict=True):
+            rows |= mask.reshape(len(r), -1).any(axis=1) if self._by_sample(r) else mask.any()
+        return rows
+
+    def _without_rows(self, compute: Compute) -> BeyondRange | None:
+        """What a failure means on which an output of the model has no element: None unless only
+        samples far beyond the others make the runtime fail."""
+        if self._observed is None or not self._far.any():
+            return None
+        far = self._only(self._far)
+        if far.inapplicable is not None or all(r.size for r in far._reference):
+            return None
+        factor = float(self._reach[self._far].min())
+        if self._far.all():
+            return BeyondRange(kind="no_rows", factor=factor)
+        if self._observed.fixed:
+            return None
+        near = self._only(~self._far).parity(compute)
+        return BeyondRange(
+            kind="no_rows",
+            factor=factor,
+            noise_ratio=near.noise_ratio,
+            relative_diff=0.0 if near.inapplicable else near.relative_diff,
+            failure=near.failure,
+        )
+
+    def _only(self, rows: Mask) -> ExpectedOutputs:
+        """The same for these samples of the probe alone."""
+        if rows.all():
+            return self
+        batch = {name: np.ascontiguousarray(a[rows]) for name, a in self.probe.batch.items()}
+        probe = replace(self.probe, size=int(rows.sum()), build=lambda: batch, factors=())
+        return ExpectedOutputs(self._stand, probe)
+
+    @cached_property
+    def _reach(self) -> NDArray[np.float64]:
+        """How many times as large as the samples each sample of the probe is."""
+        if self._observed is None:
+            return np.zeros(self.probe.size)
+        return self._observed.reach(self.probe)
+
+    @property
+    def _far(self) -> Mask:
+        """Samples of the probe on which an overflow says little about the file."""
+        return np.asarray(self._reach >= _FAR)
+
+    def _pairs(self, outputs: list[OutputArray]) -> Iterator[tuple[OutputArray, OutputArray]]:
+        return zip(self._reference, outputs, strict=True)
+
+    def _settled(self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
+        """What of an output is compared: what rounding leaves as it is."""
+        decided = _decided(self._reference[index], truth, draws)
+        return decided & ~self._left_out[index] if self._left_out else decided
+
+    def _compared(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
             unsure = (
@@ -173,7 +273,7 @@ class ExpectedOutputs:
             return self._record(inapplicable="it returns no finite number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
 
-    def _record(self, **numbers: float | str | None) -> ProbeResult:
+    def _record(self, **numbers: float | str | BeyondRange | None) -> ProbeResult:
         probe = self.probe
         return ProbeResult.model_validate(
             {"name": probe.name, "kind": probe.kind, "batch_size": probe.size, **numbers}
@@ -187,12 +287,13 @@ class ExpectedOutputs:
         ratios, relatives = [0.0], [0.0]
         for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True)):
             truth = self._truth[index] if self._truth is not None else None
-            decided = _decided(r, truth, draws[index])
+            decided = self._settled(index, truth, draws[index])
             if (_class_differs(r, c) & decided).any():
                 return _Numbers(None if self._truth is None else math.inf, math.inf, torn=True)
             if r.dtype.kind != "f":
                 continue
-            judged, scale = decided & np.isfinite(r), self._scale(r)
+            judged = decided & np.isfinite(r)
+            scale = self._scale(r, self._left_out[index] if self._left_out else None)
             near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
             relatives.append(_relative(near, far))
             if truth is not None:
@@ -202,11 +303,12 @@ class ExpectedOutputs:
                 ratios.append(_ratio(true, widest, far, columns=self._by_sample(r)))
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
-    def _scale(self, r: OutputArray) -> NDArray[np.float64]:
+    def _scale(self, r: OutputArray, left_out: Mask | None = None) -> NDArray[np.float64]:
         """What each sample of an output is told in units of: powers of two, which round nothing."""
         if not (self.probe.apart and self._by_sample(r) and r.size):
             return np.ones((), np.float64)
-        rows = np.where(np.isfinite(r), np.abs(r), 0.0).astype(np.float64).reshape(len(r), -1)
+        counted = np.isfinite(r) if left_out is None else np.isfinite(r) & ~left_out
+        rows = np.where(counted, np.abs(r), 0.0).astype(np.float64).reshape(len(r), -1)
         largest = rows.max(axis=1)
         scale = np.where(largest > _LEAST_SCALE, np.exp2(np.frexp(largest)[1]), 1.0)
         return scale.reshape(-1, *[1] * (r.ndim - 1))
@@ -265,9 +367,11 @@ class ExpectedOutputs:
 
     def _moved_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
         """Of each output of floats that is far off."""
-        for r, c, draws in zip(self._reference, outputs, self._draws, strict=True):
+        for index, ((r, c), draws) in enumerate(
+            zip(self._pairs(outputs), self._draws, strict=True)
+        ):
             if r.dtype.kind == "f":
-                judged, scale = _decided(r, None, draws) & np.isfinite(r), self._scale(r)
+                judged, scale = self._settled(index, None, draws) & np.isfinite(r), self._scale(r)
                 near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
                 if _relative(near, far) > _SUSPICIOUS_DIFF:
                     wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)

@@ -19,7 +19,13 @@ from gate.probes.integer_probes import integer_probes
 from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
 from gate.probes.trace_search import TraceSearcher
-from gate.probes.value_probes import column_probes, nonfinite_probes, value_probes
+from gate.probes.value_probes import (
+    NEARER_SUFFIX,
+    column_probes,
+    nearer_probe,
+    nonfinite_probes,
+    value_probes,
+)
 from gate.records.instruments import TraceSearch
 from gate.runtimes.recording_format import row_digests
 from gate.storage.digest import Digest
@@ -79,7 +85,10 @@ class ProbeInstrument:
     def named(self, name: str) -> Probe | None:
         """The probe of this name, without the search for more; None: it is none of the others."""
         made = chain(self.probes, self._further())
-        return next((probe for probe in made if probe.name == name), None)
+        found = next((p for p in made if p.name == name.removesuffix(NEARER_SUFFIX)), None)
+        if found is None or found.name == name:
+            return found
+        return nearer_probe(self._observed, found)
 
     def _further(self) -> Iterator[Probe]:
         """What the model itself has to be asked about, or watched for."""
@@ -107,14 +116,16 @@ class ProbeInstrument:
         if digest in self._digests:
             return
         self._digests.add(digest)
-        expected = ExpectedOutputs(self._stand, probe)
+        expected = ExpectedOutputs(self._stand, probe, self._observed)
+        breaking = []
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):
-                track.probes.append(
-                    expected.parity(
-                        partial(track.compute, by=SessionRunner.run_probe), runtime=track.name
-                    )
-                )
+                compute = partial(track.compute, by=SessionRunner.run_probe)
+                track.probes.append(expected.parity(compute, runtime=track.name))
+                if track.probes[-1].beyond_range and track.runner and track.runner.live:
+                    breaking.append(track)
+        if breaking:
+            self._judge(nearer_probe(self._observed, probe), breaking)
 
 
 def basic_probes(stand: ProbeSource, axes: DynamicAxes, *, sha256: Digest) -> list[Probe]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gate.data.samples import SampleSet
 from gate.measure.context import ProbeSource
@@ -24,6 +25,10 @@ _LEAST_LOOKED_AT = 64
 
 _SEEDS = 2**63
 """A policy may have a negative seed, a generator may not."""
+
+LEAST_RATIO = 3.0
+"""A scaled sample counts as that many times the samples only if it is well beyond their range: a
+tenfold small sample may still lie within it."""
 
 _ROWS = 8
 """Samples that are kept as material."""
@@ -44,6 +49,8 @@ class Probe:
     """True where only a finite answer says that the model takes the input."""
     beyond: bool = False
     """True where an answer with NaN or infinity says that the model does not take the input."""
+    factors: tuple[float, ...] = ()
+    """By what each sample is scaled; empty: no sample is."""
 
     @cached_property
     def batch(self) -> Batch:
@@ -101,6 +108,24 @@ class SampleProfile:
             name: np.ascontiguousarray(array[np.asarray(places) % len(array)])
             for name, array in self.rows.items()
         }
+
+    def reach(self, probe: Probe) -> NDArray[np.float64]:
+        """How many times as large as the samples each sample of a probe is, by its floats; shape
+        (samples of the probe,)."""
+        ratios = np.zeros(probe.size)
+        for name, array in probe.batch.items():
+            if array.dtype.kind == "f" and len(array) == probe.size:
+                ratios = np.maximum(ratios, self.ratios(name, array))
+        scaled = np.abs(probe.factors) if probe.factors else ratios
+        return np.where(ratios >= LEAST_RATIO, np.maximum(ratios, scaled), ratios)
+
+    def ratios(self, name: str, array: OutputArray) -> NDArray[np.float64]:
+        """The largest magnitude of each sample in units of that of all samples; 0 where those are
+        all zero."""
+        peak = max(abs(float(self.low[name])), abs(float(self.high[name])))
+        rows = np.abs(array.astype(np.float64)).reshape(len(array), -1)
+        largest = np.where(np.isfinite(rows), rows, 0.0).max(axis=1, initial=0.0)
+        return largest / peak if peak else np.zeros(len(array))
 
     def random(self, name: str) -> np.random.Generator:
         """A generator for what is called `name`: seeded by the policy, whatever came before."""

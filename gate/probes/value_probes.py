@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
-from gate.probes.probe import Probe, SampleProfile
+from gate.probes.probe import LEAST_RATIO, Probe, SampleProfile
 from gate.storage.arrays import Batch, OutputArray
 
 # Of other models nothing can be asked: NaN goes through PyTorch's relu and max pooling, and a
@@ -113,24 +113,62 @@ def value_probes(observed: SampleProfile) -> Iterator[Probe]:
     names = list(observed.rows)
     for title in _CHANGES:
         if any(_applies(title, observed.rows[name]) for name in names):
-            yield Probe(
-                title, "value", observed.small, partial(_changed, observed, title, tuple(names))
-            )
+            yield _changing(observed, title, title, tuple(names))
     if len(names) > 1:
         for name in names:
             for title in _ALONE:
                 if _applies(title, observed.rows[name]):
-                    build = partial(_changed, observed, title, (name,))
-                    yield Probe(f"{title}_{name}", "value", observed.small, build)
+                    yield _changing(observed, f"{title}_{name}", title, (name,))
     if any(array.dtype.kind == "f" for array in observed.rows.values()):
         size = observed.small if observed.fixed else len(_FACTORS)
         for part in range(math.ceil(len(_FACTORS) / size)):
             factors = np.resize(np.roll(_FACTORS, -part * size), size)
             suffix = f"_{part + 1}" if part else ""
             build = partial(_at_magnitudes, observed, factors)
-            yield Probe(f"magnitudes{suffix}", "value", size, build, apart=True)
+            yield Probe(
+                f"magnitudes{suffix}",
+                "value",
+                size,
+                build,
+                apart=True,
+                factors=tuple(map(float, factors)),
+            )
     if observed.fixed and observed.small > 1:
         yield Probe("reversed", "value", observed.small, partial(_reversed, observed))
+
+
+def _changing(observed: SampleProfile, name: str, title: str, inputs: tuple[str, ...]) -> Probe:
+    size = observed.small
+    build = partial(_changed, observed, title, inputs)
+    factors = (10.0,) * size if title == "scaled_10" else ()
+    return Probe(name, "value", size, build, factors=factors)
+
+
+_NEARER = 9.5
+"""Times the samples, just below the factor from which on a file may overflow."""
+
+NEARER_SUFFIX = "_nearer"
+
+
+def nearer_probe(observed: SampleProfile, probe: Probe) -> Probe:
+    """Return the probe scaled back to 9.5 times the samples at most.
+
+    It finds a file that overflows between the factors of the other probes.
+    """
+    build = partial(_nearer, observed, probe)
+    return Probe(f"{probe.name}{NEARER_SUFFIX}", probe.kind, probe.size, build, apart=True)
+
+
+def _nearer(observed: SampleProfile, probe: Probe) -> Batch:
+    reach = observed.reach(probe)
+    shrink = _NEARER / np.maximum(reach, _NEARER)
+    batch = dict(probe.batch)
+    for name, array in batch.items():
+        if array.dtype.kind == "f" and len(array) == probe.size:
+            outside = observed.ratios(name, array) >= LEAST_RATIO
+            factors = np.where(outside, shrink, 1.0).reshape(-1, *[1] * (array.ndim - 1))
+            batch[name] = within(array.astype(np.float64) * factors, array)
+    return batch
 
 
 def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:

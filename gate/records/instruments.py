@@ -183,6 +183,24 @@ class StabilityParity(Record):
     """batch_invariance / unit. None: as of one of those two."""
 
 
+class BeyondRange(Record):
+    """How a runtime breaks on values far beyond the samples', and the model does not."""
+
+    kind: Literal["overflow", "no_rows"]
+    """`overflow`: elements are NaN or infinite. `no_rows`: the runtime fails where an output of the
+    model has no element, such as a detector without boxes."""
+    factor: Measured
+    """How many times as large as the samples the smallest input is on which it breaks."""
+    elements: Count = 0
+    """Elements of the outputs that overflow."""
+    noise_ratio: Measured | None = None
+    """As in `ProbeResult`, over what does not break."""
+    relative_diff: Measured | None = None
+    """As in `ProbeResult`, over what does not break; None: nothing else could be compared."""
+    failure: str | None = None
+    """Of the samples of the probe that are nearer than that."""
+
+
 class ProbeResult(Record):
     """One probe on one runtime: an input that should unmask what the samples do not show.
 
@@ -199,6 +217,8 @@ class ProbeResult(Record):
     """max|c - r32| / max|r32|; integers and bools: 0 or infinite."""
     failure: str | None = None
     inapplicable: str | None = None
+    beyond_range: BeyondRange | None = added_field(None)
+    """Where a failure, or the infinite numbers here, come from values far beyond the samples'."""
 
 
 _BETWEEN = range(2, 17)

@@ -238,6 +238,10 @@ def _baked_in(scene: Scene) -> GroupExplanation:
 
 def _beyond(scene: Scene) -> GroupExplanation:
     check = scene.shown
+    if check.code == "beyond_range":
+        place = check.name.removeprefix("probe_")
+        text = f"The samples agree. On the input '{place}': {check.explanation}"
+        return GroupExplanation(None, clean(text), check.remedy)
     place = check.name.removeprefix("probe_")
     text = f"The samples agree, and on the input '{place}', where none of them is, the file is off "
     text += (
@@ -361,9 +365,11 @@ def _cost(scene: Scene) -> GroupExplanation:
 def _waived(scene: Scene) -> GroupExplanation:
     """What was not measured, and what was measured where nobody can judge it."""
     checks = scene.group.checks
+    beyond = [c for c in checks if c.code == "beyond_range"]
     judged = [c for c in checks if c.name.startswith("probe_") and c.observed is not None]
-    lacking = [check for check in checks if check not in judged]
-    texts = []
+    judged = [check for check in judged if check not in beyond]
+    lacking = [check for check in checks if check not in judged and check not in beyond]
+    texts = [] if not beyond else [_warned_beyond(beyond)]
     if lacking:
         why = lacking[0].explanation.rpartition("only when present: ")[2].partition(": ")[0]
         names = ", ".join(dict.fromkeys(c.runtime or c.name for c in lacking))
@@ -372,6 +378,11 @@ def _waived(scene: Scene) -> GroupExplanation:
         names = ", ".join(dict.fromkeys(c.name for c in judged))
         texts.append(f"{names}: measured, and not judged ({short(judged[0].explanation)})")
     return GroupExplanation(None, clean("; ".join(texts)), None)
+
+
+def _warned_beyond(checks: list[CheckResult]) -> str:
+    names = ", ".join(dict.fromkeys(c.name for c in checks))
+    return f"{names}: beyond the samples' range ({short(checks[0].explanation)})"
 
 
 def _model(scene: Scene) -> GroupExplanation:
