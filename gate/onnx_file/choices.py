@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import inliner
 
 from gate.onnx_file.reading import WithData
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
-from gate.policy.runtime_options import OrtSetup
+from gate.policy.runtime_options import OrtSetup, plain_setup
 from gate.storage.arrays import OutputArray
 
 _CHOOSERS = {
@@ -42,6 +43,33 @@ class Choice:
     """Indices (int64), or the bools of a comparison."""
 
 
+class EditableFile:
+    """The graph of a file, and sessions of edited copies of it. Raises DigestMismatch."""
+
+    def __init__(self, candidate: TestedFile) -> None:
+        self._loaded = loaded = candidate.loadable()
+        if isinstance(loaded, str):
+            self.model = onnx.load(loaded, load_external_data=False)
+        else:
+            data = loaded.model if isinstance(loaded, WithData) else loaded
+            self.model = onnx.load_from_string(data)
+        if self.model.functions:
+            self.model = inliner.inline_local_functions(self.model)
+
+    def session(
+        self, edited: onnx.ModelProto, options: Any = None, setup: OrtSetup | None = None
+    ) -> Any:
+        """Open a session of an edited graph with the data of the file; on the CPU, without
+        optimizations, unless told otherwise. Raises what ONNX Runtime raises."""
+        setup = setup or plain_setup("ort-cpu")
+        options = options or session_options(setup, threads=1, deterministic=False)
+        loaded, data = self._loaded, edited.SerializeToString()
+        if isinstance(loaded, str):
+            options.add_session_config_entry(_DATA_FOLDER, str(Path(loaded).parent))
+        whole = WithData(data, loaded.data) if isinstance(loaded, WithData) else data
+        return open_session(whole, options, setup)
+
+
 class ChoiceSession:
     """A session of a file with the decisions of its nodes as further outputs.
 
@@ -51,12 +79,8 @@ class ChoiceSession:
     def __init__(
         self, candidate: TestedFile, setup: OrtSetup, *, threads: int, deterministic: bool
     ) -> None:
-        loaded = candidate.loadable()
-        if isinstance(loaded, str):
-            model = onnx.load(loaded, load_external_data=False)
-        else:
-            data = loaded.model if isinstance(loaded, WithData) else loaded
-            model = onnx.load_from_string(data)
+        file = EditableFile(candidate)
+        model = file.model
         self._operators = {
             node.output[_CHOOSERS[node.op_type]]: node.op_type
             for node in model.graph.node
@@ -71,14 +95,7 @@ class ChoiceSession:
             onnx.ValueInfoProto(name=name) for name in self._operators if name not in stated
         )
         options = session_options(setup, threads=threads, deterministic=deterministic)
-        edited = model.SerializeToString()
-        if isinstance(loaded, str):
-            options.add_session_config_entry(_DATA_FOLDER, str(Path(loaded).parent))
-        self._session = open_session(
-            WithData(edited, loaded.data) if isinstance(loaded, WithData) else edited,
-            options,
-            setup,
-        )
+        self._session = file.session(model, options, setup)
 
     def run(self, feed: Mapping[str, OutputArray]) -> list[Choice]:
         """Return the decisions on a batch, by name of the file's inputs, in the order of the

@@ -17,7 +17,13 @@ from gate.measure.session_runner import SessionRunner
 from gate.probes.expected_outputs import ExpectedOutputs
 from gate.probes.integer_probes import integer_probes
 from gate.probes.probe import Probe, SampleProfile
-from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
+from gate.probes.size_probes import (
+    DynamicAxes,
+    batch_probes,
+    condition_probes,
+    length_probes,
+    size_probes,
+)
 from gate.probes.trace_search import TraceSearcher
 from gate.probes.value_probes import (
     NEARER_SUFFIX,
@@ -95,6 +101,10 @@ class ProbeInstrument:
         yield from integer_probes(self._stand, self._observed)
         yield from nonfinite_probes(self._stand, self._observed)
         yield from length_probes(self._stand, self._axes)
+        named = {probe.name for probe in self.probes}
+        for probe in condition_probes(self._stand, self._axes):
+            if probe.name not in named:
+                yield probe
 
     def _compute_in_float64(self) -> None:
         """The samples that batches are made of, and what changes a lone sample's values, together:

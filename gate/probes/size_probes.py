@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext, ProbeSource
+from gate.onnx_file.size_conditions import SizeConditions, State
 from gate.probes.branches import BranchRecorder, TracedReference
 from gate.probes.integer_probes import Lookup, lookups
 from gate.probes.probe import Probe, SampleProfile
@@ -152,6 +154,15 @@ class DynamicAxes:
                 batch[name] = resized(batch[name], axis, length)
         return batch
 
+    def shaped(self, size: int, sizes: Sequence[int]) -> Batch:
+        """The same without values, in no memory."""
+        shapes = {n: [size, *a.shape[1:]] for n, a in self.observed.rows.items()}
+        for length, places in zip(sizes, self.places, strict=True):
+            for name, axis in places:
+                shapes[name][axis] = length
+        rows = self.observed.rows
+        return {n: np.broadcast_to(np.zeros((), rows[n].dtype), s) for n, s in shapes.items()}
+
 
 def _joined(
     places: Mapping[str, list[tuple[str, int]]], observed: SampleProfile
@@ -227,6 +238,91 @@ def length_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Prob
             if _fits(axes, there) and _takes(stand, axes.batch(axes.observed.small, there)):
                 yield _sized(axes, there)
                 break
+
+
+_SCANNED = 64
+"""Sizes of an axis that are tried one by one for what the file decides by them."""
+
+_FLIPS = 4
+"""Of one condition, nearest to the samples' size: a remainder flips again and again."""
+
+_MOST_ELEMENTS = 2**22
+"""Of an input that is made for a condition in the file, unless `_SCANNED` sizes have more."""
+
+
+def condition_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
+    """Both sides of each edge where the file decides something by the batch or another size."""
+    try:
+        conditions = SizeConditions(stand.tested_file)
+    except Exception:  # a release of several files; who can't read the file fails by it elsewhere
+        return
+    if not conditions:
+        return
+    here = (axes.observed.small, *axes.now)
+    for axis in range(axes.observed.fixed, len(here)):
+        sizes = _flips(stand, axes, conditions, (here, axis))
+        for size in sorted(sizes):
+            if axis == 0:
+                yield _batch(axes.observed, tuple(range(size)))
+            else:
+                yield _sized(axes, _at(here, axis, size)[1:])
+
+
+def _flips(
+    stand: MeasurementContext,
+    axes: DynamicAxes,
+    conditions: SizeConditions,
+    where: tuple[tuple[int, ...], int],
+) -> set[int]:
+    """Sizes of one axis next to which a condition of the file changes."""
+    here, axis = where
+
+    def feed(size: int) -> Batch:
+        return stand.binding.by_input(axes.batch(*_split(_at(here, axis, size))))
+
+    def shapes(size: int) -> Batch:
+        empty = axes.shaped(*_split(_at(here, axis, size)))
+        return stand.binding.by_input(empty)
+
+    try:
+        state = conditions.along(feed, shapes, here[axis])
+        if state is None:
+            return set()
+        return _edges_of(state, _candidates(axes, conditions, where), here[axis])
+    except Exception:  # what can't be computed at other sizes is no probe
+        return set()
+
+
+def _candidates(
+    axes: DynamicAxes, conditions: SizeConditions, where: tuple[tuple[int, ...], int]
+) -> list[int]:
+    """The small sizes, those next to the constants of the file, and powers of two beyond."""
+    here, axis = where
+    each = max(array[0].size for array in axes.observed.rows.values()) * here[0]
+    largest = max(_SCANNED, _MOST_ELEMENTS * here[axis] // max(each, 1))
+    near = [constant + step for constant in conditions.constants for step in (-1, 0, 1)]
+    sizes = {*range(1, _SCANNED + 1), *near, *(2**power for power in range(31))}
+    return sorted(size for size in sizes if 1 <= size <= largest)
+
+
+def _edges_of(state: Callable[[int], State], sizes: Sequence[int], here: int) -> set[int]:
+    states = {size: state(size) for size in sizes}
+    edges: list[list[tuple[int, int]]] = [[] for _ in states[sizes[0]]]
+    for low, high in pairwise(sizes):
+        for number, (one, two) in enumerate(zip(states[low], states[high], strict=True)):
+            if one != two:
+                edges[number].append(_narrowed(state, number, low, high))
+    nearest = (sorted(of, key=lambda edge: abs(edge[0] - here))[:_FLIPS] for of in edges)
+    return {size for of in nearest for edge in of for size in edge} - {here}
+
+
+def _narrowed(state: Callable[[int], State], number: int, low: int, high: int) -> tuple[int, int]:
+    """Two sizes in a row between which the condition changes."""
+    first = state(low)[number]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if state(middle)[number] == first else (low, middle)
+    return low, high
 
 
 def _counts(lookup: Lookup, now: int) -> bool:

@@ -1,0 +1,297 @@
+"""Conditions in an ONNX file that depend on the sizes of its inputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+from gate.onnx_file.choices import EditableFile
+from gate.onnx_file.reading import subgraphs
+from gate.onnx_file.sessions import open_on_cpu
+from gate.onnx_file.tested_file import TestedFile
+from gate.storage.arrays import OutputArray
+
+Feed = Mapping[str, OutputArray]
+"""Arrays by the names of the file's inputs."""
+
+State = tuple[tuple[bool, bool], ...]
+"""Of each condition, whether it holds anywhere and everywhere."""
+
+_BOOLEAN = {
+    "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor",
+}  # fmt: skip
+
+_PIECEWISE = {"Min", "Max", "Clip", "Relu", "Abs"}
+"""Operators that return their first input, or something else: a condition without a comparison."""
+
+_RANDOM = ("Random", "Bernoulli", "Multinomial")
+
+_LARGEST_CONSTANT = 2**31
+
+
+class SizeConditions:
+    """The conditions of one file, and what decides them.
+
+    Shapes of intermediate tensors are measured at a few sizes and extended linearly; conditions on
+    shapes that do not grow so, and those inside a loop, are left out. Raises whatever onnx raises.
+    """
+
+    def __init__(self, candidate: TestedFile) -> None:
+        self._file = EditableFile(candidate)
+        self._flat = _Flattened(self._file.model)
+        self._conditions = [
+            (node.output[0], node.input[0] if node.op_type in _PIECEWISE else None)
+            for node in self._flat.nodes
+            if node.op_type in _BOOLEAN | _PIECEWISE or _to_bool(node)
+            if node.output[0] in self._flat.sized
+        ]
+        self._inputs = {value.name for value in self._file.model.graph.input}
+
+    def __bool__(self) -> bool:
+        return bool(self._conditions)
+
+    @property
+    def constants(self) -> list[int]:
+        """The positive integers that conditions are computed with, in order."""
+        nodes, initializers = self._flat.needed(name for name, _ in self._conditions)
+        tensors = [*initializers, *(t for node in nodes if (t := _constant(node)) is not None)]
+        found: set[int] = set()
+        for tensor in tensors:
+            if tensor.data_type != TensorProto.STRING:
+                array = numpy_helper.to_array(tensor).ravel()[:_MOST_VALUES].astype(np.float64)
+                whole = array[
+                    (array == np.round(array)) & (array > 0) & (array < _LARGEST_CONSTANT)
+                ]
+                found |= set(whole.astype(np.int64).tolist())
+        return sorted(found)
+
+    def along(
+        self, build: Callable[[int], Feed], shapes: Callable[[int], Feed], here: int
+    ) -> Callable[[int], State] | None:
+        """Return what decides the conditions at each size of one axis; None if nothing can.
+
+        `build`: inputs with values, which are computed near `here`. `shapes`: inputs of which only
+        the shapes are read.
+        """
+        lines = self._lines(build, here)
+        conditions = [
+            (name, first)
+            for name, first in self._conditions
+            if all(self._is_direct(node) or node.output[0] in lines for node in self._sources(name))
+        ]
+        if not conditions:
+            return None
+        session, sources = self._session(conditions)
+
+        def state(size: int) -> State:
+            feed = {
+                node.output[0]: lines[node.output[0]](size)
+                if node.output[0] in lines
+                else _shape(node, shapes(size)[node.input[0]])
+                for node in sources
+            }
+            wanted = [name for pair in conditions for name in pair if name is not None]
+            wanted = list(dict.fromkeys(wanted))
+            arrays = dict(zip(wanted, session.run(wanted, feed), strict=True))
+            return tuple(
+                _holds(arrays[name], first and arrays[first]) for name, first in conditions
+            )
+
+        return state
+
+    def _is_direct(self, node: NodeProto) -> bool:
+        return node.input[0] in self._inputs
+
+    def _sources(self, name: str) -> list[NodeProto]:
+        """The Shape and Size nodes that a tensor is computed from."""
+        return [n for n in self._flat.needed([name])[0] if n.op_type in ("Shape", "Size")]
+
+    def _lines(
+        self, build: Callable[[int], Feed], here: int
+    ) -> dict[str, Callable[[int], OutputArray]]:
+        """How each intermediate shape grows with the size, where that is linear."""
+        names = dict.fromkeys(
+            node.output[0]
+            for name, _ in self._conditions
+            for node in self._sources(name)
+            if not self._is_direct(node)
+        )
+        if not names:
+            return {}
+        sizes = (here, here + 1, here + 3)
+        try:
+            session = self._file.session(self._flat.model(self._file.model, list(names)))
+            measured = [session.run(list(names), dict(build(size))) for size in sizes]
+        except Exception:  # a branch that is not taken may not be computable
+            return {}
+        lines: dict[str, Callable[[int], OutputArray]] = {}
+        for name, first, second, third in zip(names, *measured, strict=True):
+            if first.shape == second.shape == third.shape and np.array_equal(
+                third - first, 3 * (second - first)
+            ):
+                lines[name] = _line(first, second - first, here)
+        return lines
+
+    def _session(self, conditions: Sequence[tuple[str, str | None]]) -> tuple[Any, list[NodeProto]]:
+        names = list(dict.fromkeys(n for pair in conditions for n in pair if n is not None))
+        nodes, initializers = self._flat.needed(names)
+        sources = [node for node in nodes if node.op_type in ("Shape", "Size")]
+        graph = helper.make_graph(
+            [node for node in nodes if node.op_type not in ("Shape", "Size")],
+            "conditions",
+            [
+                helper.make_tensor_value_info(
+                    node.output[0], TensorProto.INT64, [] if node.op_type == "Size" else [None]
+                )
+                for node in sources
+            ],
+            [onnx.ValueInfoProto(name=name) for name in names],
+            initializer=initializers,
+        )
+        model = self._file.model
+        made = helper.make_model(graph, opset_imports=model.opset_import)
+        made.ir_version = model.ir_version
+        return open_on_cpu(made.SerializeToString()), sources
+
+
+_MOST_VALUES = 64
+"""Of one constant; a longer one is a table."""
+
+
+def _to_bool(node: NodeProto) -> bool:
+    return node.op_type == "Cast" and any(
+        a.name == "to" and a.i == TensorProto.BOOL for a in node.attribute
+    )
+
+
+def _constant(node: NodeProto) -> TensorProto | None:
+    """The value of a Constant node, as a tensor."""
+    if node.op_type != "Constant":
+        return None
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.TENSOR:
+            tensor: TensorProto = attribute.t
+            return tensor
+        if attribute.type in (AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.INTS):
+            return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute)))
+    return None
+
+
+def _shape(node: NodeProto, array: OutputArray) -> OutputArray:
+    """What a Shape or Size node returns for an array."""
+    if node.op_type == "Size":
+        return np.asarray(array.size, np.int64)
+    bounds = {a.name: a.i for a in node.attribute}
+    return np.asarray(array.shape[bounds.get("start", 0) : bounds.get("end")], np.int64)
+
+
+def _line(first: OutputArray, step: OutputArray, here: int) -> Callable[[int], OutputArray]:
+    start, growth = first.astype(np.int64), step.astype(np.int64)
+    return lambda size: np.asarray(start + (size - here) * growth)
+
+
+def _holds(value: OutputArray, first: OutputArray | None) -> tuple[bool, bool]:
+    holds = value if first is None else np.asarray(value == first)
+    return bool(holds.any()), bool(holds.all())
+
+
+class _Flattened:
+    """The nodes of a graph and of its branches in one list, each tensor with a name of its own."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.initializers: dict[str, TensorProto] = {}
+        self._taken = {value.name for value in model.graph.input}
+        self.nodes = list(self._flat(model.graph, {}, depth=0))
+        self._producers = {
+            name: at for at, node in enumerate(self.nodes) for name in node.output if name
+        }
+        self.sized: set[str] = set()
+        """Tensors that depend on sizes and constants alone."""
+        constant = set(self.initializers)
+        for node in self.nodes:
+            inputs = [name for name in node.input if name]
+            if node.op_type in ("Shape", "Size"):
+                self.sized |= set(node.output)
+            elif node.op_type.startswith(_RANDOM) or any(subgraphs(node)):
+                continue
+            elif all(name in constant for name in inputs):
+                constant |= set(node.output)
+            elif all(name in constant or name in self.sized for name in inputs):
+                self.sized |= set(node.output)
+
+    def needed(self, names: Any) -> tuple[list[NodeProto], list[TensorProto]]:
+        """Return the nodes and initializers that compute tensors from sizes."""
+        left, seen, places = list(names), set[str](), set[int]()
+        while left:
+            name = left.pop()
+            if name in seen or not name:
+                continue
+            seen.add(name)
+            at = self._producers.get(name)
+            if at is None:
+                continue
+            places.add(at)
+            if self.nodes[at].op_type not in ("Shape", "Size"):
+                left += self.nodes[at].input
+        nodes = [self.nodes[at] for at in sorted(places)]
+        return nodes, [tensor for name, tensor in self.initializers.items() if name in seen]
+
+    def model(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+        """Return the flat graph with these tensors as its only outputs."""
+        made = onnx.ModelProto()
+        made.CopyFrom(model)
+        for field in ("node", "output", "value_info"):
+            made.graph.ClearField(field)
+        made.graph.node.extend(self.nodes)
+        known = {tensor.name for tensor in model.graph.initializer}
+        made.graph.initializer.extend(t for n, t in self.initializers.items() if n not in known)
+        made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        return made
+
+    def _flat(
+        self, graph: onnx.GraphProto, names: Mapping[str, str], *, depth: int
+    ) -> Iterator[NodeProto]:
+        """`names`: those of the scopes around; what a loop gives has none."""
+        names = dict(names)
+        for tensor in graph.initializer:
+            names[tensor.name] = self._own(tensor.name, depth)
+            own = TensorProto()
+            own.CopyFrom(tensor)
+            own.name = names[tensor.name]
+            if tensor.data_location != TensorProto.EXTERNAL:
+                self.initializers[own.name] = own
+        for node in graph.node:
+            for inner in subgraphs(node):
+                given = {value.name: self._own(value.name, depth + 1) for value in inner.input}
+                yield from self._flat(inner, {**names, **given}, depth=depth + 1)
+            own_node = NodeProto()
+            own_node.CopyFrom(node)
+            _rename_captured(own_node, names)
+            own_node.input[:] = [names.get(name, name) for name in node.input]
+            for name in filter(None, node.output):
+                names[name] = self._own(name, depth)
+            own_node.output[:] = [names.get(name, name) for name in node.output]
+            yield own_node
+
+    def _own(self, name: str, depth: int) -> str:
+        """A name that no other scope has; those of the main graph stay."""
+        if not depth:
+            self._taken.add(name)
+            return name
+        own = f"{name}@{len(self._taken)}"
+        self._taken.add(own)
+        return own
+
+
+def _rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Rename what the subgraphs of a node take from the scopes around."""
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            inner.input[:] = [names.get(name, name) for name in inner.input]
+            _rename_captured(inner, names)
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
