@@ -123,6 +123,8 @@ REMEDIES: dict[str, str] = {
     "torch.jit.script or dynamo.",
     "probe_beyond": "Compare limits and thresholds (ReLU6, hardtanh, clamp, torch.where) and "
     "activations of the file with those in the model's code, and export again from that code.",
+    "probe_undefined": "If such values can occur, clamp them in forward to the range of the "
+    "integer type before the conversion.",
     "probe_beyond_range": "If such values can occur, export the operator as the model computes it "
     "(softplus with its threshold, logsumexp with its maximum subtracted). "
     "instruments.probe_beyond_range says whether this refuses the file.",

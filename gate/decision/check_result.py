@@ -46,9 +46,10 @@ class CheckResult(Record):
     verdict: Verdict
     explanation: str
     remedy: str | None = None
-    code: Literal["beyond_range"] | None = added_field(None)
+    code: Literal["beyond_range", "undefined"] | None = added_field(None)
     """Why a difference on a probe may be no fault of the file. `beyond_range`: the file breaks only
-    far beyond the samples' values (`instruments.probe_beyond_range`)."""
+    far beyond the samples' values (`instruments.probe_beyond_range`). `undefined`: ONNX leaves the
+    result of an operator open on this input."""
 
     @property
     def label(self) -> str:

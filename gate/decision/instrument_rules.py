@@ -167,7 +167,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
     metric = "noise_ratio" if by_noise else "relative_diff"
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
     told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
-    code: Literal["beyond_range"] | None = None
+    code: Literal["beyond_range", "undefined"] | None = None
     if probe.failure is not None:
         verdict, explanation = Verdict.FAIL, probe.failure
     elif told_twice:
@@ -192,6 +192,8 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
         code, explanation = "beyond_range", _breaks_beyond(probe, breaks)
         if instruments.probe_beyond_range == "warn":
             verdict = Verdict.WAIVED
+    elif probe.undefined and verdict is Verdict.PASS:
+        code, verdict, explanation = "undefined", Verdict.WAIVED, _undefined(probe)
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -201,8 +203,17 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
         samples=probe.batch_size,
         verdict=verdict,
         explanation=explanation,
-        remedy=REMEDIES["probe_beyond_range" if code else f"probe_{probe.kind}"],
+        remedy=REMEDIES[f"probe_{code or probe.kind}"],
         code=code,
+    )
+
+
+def _undefined(probe: ProbeResult) -> str:
+    """What ONNX leaves open."""
+    shown = "; ".join(f"{c.elements} to {c.dtype} ({c.tensor})" for c in probe.undefined[:3])
+    return (
+        f"The input makes the model convert floats that the integer type does not hold: {shown}. "
+        "ONNX leaves the result open, and so does PyTorch. What depends on it was not compared."
     )
 
 

@@ -23,6 +23,7 @@ from gate.measure.job import MeasurementJob
 from gate.model.model_state import ModelState
 from gate.onnx_file.choices import ChoiceSession
 from gate.onnx_file.tested_file import TestedFile
+from gate.onnx_file.value_trace import NanTrace, OpenCasts
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import ort_setup
 from gate.records.runtime import RuntimeName
@@ -250,6 +251,20 @@ class MeasurementContext:
     @cached_property
     def _choice_sessions(self) -> dict[RuntimeName, ChoiceSession | None]:
         return {}
+
+    @cached_property
+    def nan_trace(self) -> NanTrace | None:
+        """Where the file loses NaN; None of a file that can't be looked into."""
+        with contextlib.suppress(Exception):  # a release of several files, a graph with odd types
+            return NanTrace(self.tested_file)
+        return None
+
+    @cached_property
+    def open_casts(self) -> OpenCasts | None:
+        """Conversions of the file whose result ONNX leaves open; None as of `nan_trace`."""
+        with contextlib.suppress(Exception):
+            return OpenCasts(self.tested_file)
+        return None
 
     def baseline(self, batch: Batch) -> list[OutputArray] | None:
         """What errors on a batch are measured against: the outputs in float64, or those of the

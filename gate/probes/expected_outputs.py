@@ -17,7 +17,8 @@ from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
 from gate.probes.branches import PROBE_SCALE, perturb_rounding
 from gate.probes.probe import Probe, SampleProfile
-from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult
+from gate.probes.undefined_values import nan_is_lost, undefined_casts
+from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult, UndefinedCast
 from gate.records.runtime import RuntimeName
 from gate.reference.validity import is_near
 from gate.statistics.error_groups import representable
@@ -48,6 +49,8 @@ _LEEWAY = 16.0
 _FAR = 10.0 * (1.0 - 1e-6)
 """Times the samples, from which on `instruments.probe_beyond_range` decides about an overflow; a
 factor of ten is not exact in float32."""
+
+_NOT_FINITE = "its answer is not finite"
 
 _LEAST_SCALE = 2.0**-96
 """A sample whose answer is smaller is judged beside the others: what may be flushed to zero is no
@@ -118,8 +121,6 @@ class ExpectedOutputs:
             self._truth = self._checked(_honest(self._reference, stand.baseline(probe.batch)))
             if probe.finite and not _finite(self._reference):
                 self.inapplicable = "its answer is not finite either"
-            elif probe.beyond and not all(np.isfinite(r).all() for r in self._reference):
-                self.inapplicable = "its answer is not finite"
 
     def _checked(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:
         """The same where float64 may be another function on this probe alone; runs are made only
@@ -135,18 +136,38 @@ class ExpectedOutputs:
             return self._record(inapplicable=self.inapplicable)
         try:
             outputs = compute(self.probe.batch, self._reference)
-        except OutputMismatch as error:
-            if self._shapes_unsettled():
-                return self._record(inapplicable="rounding alone changes its outputs' shapes")
-            return self._by_its_choices(compute, runtime) or self._record(failure=str(error))
         except Exception as error:
-            failure = describe_failure(error)
-            return self._record(failure=failure, beyond_range=self._without_rows(compute))
+            if self._is_untaken:
+                return self._record(inapplicable=_NOT_FINITE)
+            return self._failed(error, compute, runtime)
         with np.errstate(all="ignore"):
+            if self._is_untaken and not self._invents(outputs):
+                return self._record(inapplicable=_NOT_FINITE)
             numbers = self._numbers(outputs)
             if numbers.suspicious and (own := self._by_its_choices(compute, runtime)):
                 return own
             return self._judged(outputs, numbers)
+
+    @property
+    def _is_untaken(self) -> bool:
+        """True where the model's own answer says that it does not take the input."""
+        return self.probe.beyond and not all(np.isfinite(r).all() for r in self._reference)
+
+    def _invents(self, outputs: list[OutputArray]) -> bool:
+        """True if the file has numbers where the model has NaN."""
+        lost = any(_is_lost(r, c).any() for r, c in self._pairs(outputs))
+        return lost and not nan_is_lost(self._stand, self.probe.batch)
+
+    def _failed(
+        self, error: Exception, compute: Compute, runtime: RuntimeName | None
+    ) -> ProbeResult:
+        """The record of a runtime that raised."""
+        if isinstance(error, OutputMismatch):
+            if self._shapes_unsettled():
+                return self._record(inapplicable="rounding alone changes its outputs' shapes")
+            return self._by_its_choices(compute, runtime) or self._record(failure=str(error))
+        failure = describe_failure(error)
+        return self._record(failure=failure, beyond_range=self._without_rows(compute))
 
     def _by_its_choices(self, compute: Compute, runtime: RuntimeName | None) -> ProbeResult | None:
         """The record against the model with the choices of the file; None where they are the
@@ -169,17 +190,23 @@ class ExpectedOutputs:
         """The record of these outputs; where they overflow far beyond the samples' range, with the
         numbers of what does not."""
         record = self._compared(outputs, numbers)
-        if record.relative_diff != math.inf or not self._far.any():
+        if record.relative_diff is None or record.relative_diff <= _SUSPICIOUS_DIFF:
             return record
         own = copy.copy(self)
-        own._left_out = [self._overflow(r, c) for r, c in self._pairs(outputs)]
-        elements = sum(int(mask.sum()) for mask in own._left_out)
-        if not elements:
+        own._left_out, casts = self._open(outputs)
+        if any(mask.any() for mask in own._left_out):
+            record = own._compared(outputs, own._numbers(outputs))
+            record = record.model_copy(update={"undefined": casts})
+        overflow = [self._overflow(r, c) for r, c in self._pairs(outputs)]
+        elements = sum(int(mask.sum()) for mask in overflow)
+        if record.relative_diff != math.inf or not elements:
             return record
+        left_out = zip(own._left_out, overflow, strict=True)
+        own._left_out = [np.asarray(one | other) for one, other in left_out]
         rest = own._compared(outputs, own._numbers(outputs))
         found = BeyondRange(
             kind="overflow",
-            factor=float(self._reach[own._rows_left_out()].min()),
+            factor=float(self._reach[self._rows_of(overflow)].min()),
             elements=elements,
             noise_ratio=rest.noise_ratio,
             relative_diff=0.0 if rest.inapplicable else rest.relative_diff,
@@ -196,10 +223,26 @@ class ExpectedOutputs:
             return overflow & self._far.reshape(-1, *[1] * (r.ndim - 1))
         return np.asarray(overflow & self._far.all())
 
-    def _rows_left_out(self) -> Mask:
-        """The samples of which something is not compared."""
+    def _open(self, outputs: list[OutputArray]) -> tuple[list[Mask], tuple[UndefinedCast, ...]]:
+        """What of each output is no difference: NaN that the runtime loses, and what depends on
+        conversions that are undefined in the file and in the model."""
+        batch = self.probe.batch
+        try:
+            masks = [_is_lost(r, c) for r, c in self._pairs(outputs)]
+            if any(mask.any() for mask in masks) and not nan_is_lost(self._stand, batch):
+                masks = [np.zeros_like(mask) for mask in masks]
+            casts, depends = undefined_casts(self._stand, batch)
+        except Exception:  # as it would be without a look into the file
+            return [np.zeros(r.shape, np.bool_) for r in self._reference], ()
+        if depends:
+            pairs = zip(self._pairs(outputs), depends, masks, strict=True)
+            masks = [mask | _explained(r, c, runs) for (r, c), runs, mask in pairs]
+        return masks, casts
+
+    def _rows_of(self, masks: list[Mask]) -> Mask:
+        """The samples of which an element is marked."""
         rows = np.zeros(self.probe.size, np.bool_)
-        for r, mask in zip(self._reference, self._left_out, strict=True):
+        for r, mask in zip(self._reference, masks, strict=True):
             rows |= mask.reshape(len(r), -1).any(axis=1) if self._by_sample(r) else mask.any()
         return rows
 
@@ -421,6 +464,25 @@ def _class_differs(r: OutputArray, c: OutputArray) -> Mask:
         return np.asarray(r != c)
     infinite = np.isinf(r) | np.isinf(c)
     return np.asarray((np.isnan(r) != np.isnan(c)) | (infinite & (r != c)))
+
+
+def _is_lost(r: OutputArray, c: OutputArray) -> Mask:
+    """Where the reference is NaN and a runtime is not."""
+    if r.dtype.kind != "f":
+        return np.zeros(r.shape, np.bool_)
+    return np.asarray(np.isnan(r) & ~np.isnan(c))
+
+
+def _explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> Mask:
+    """Where results that are open move an element as far as a runtime is off."""
+    if any(run.shape != r.shape for run in runs):
+        return np.ones(r.shape, np.bool_)
+    values = np.stack([run.astype(np.float64) for run in runs])
+    spread = values.max(axis=0) - values.min(axis=0)
+    apart = np.abs(c.astype(np.float64) - r.astype(np.float64))
+    classes = np.isfinite(values).any(axis=0) & ~np.isfinite(values).all(axis=0)
+    moved = np.isfinite(spread) & (spread > 0.0) & (apart <= _LEEWAY * spread)
+    return np.asarray(moved | classes)
 
 
 def _distance(r: OutputArray, c: OutputArray) -> float:

@@ -114,6 +114,10 @@ _EDGE = 4
 _BEYOND = ("below", "zero", "above", "far")
 """Probes of one value outside the samples' range: a model may divide by zero there."""
 
+_FILLED = {"empty": 0, "full": 1}
+"""Masks that leave nothing, in either convention: a mean over nothing is NaN, and a file may clamp
+what it divides by."""
+
 _EXACT = 2**24
 """Integers beyond it are lost where a file casts them to float32."""
 
@@ -131,6 +135,11 @@ def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterat
     for name, array in observed.rows.items():
         if array.dtype.kind != "U" and _one_value(observed, name):
             yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
+        if _is_mask(observed, name):
+            shape = (observed.small, *array.shape[1:])
+            for title, value in _FILLED.items():
+                filled = np.full(shape, value, array.dtype)
+                yield from _probes(observed, f"{title}_{name}", name, filled)
         if array.dtype.kind in "iu":
             for title, changed in _of_input(_Column(stand, observed, name), read):
                 beyond = title in _BEYOND
@@ -292,6 +301,13 @@ def _dealt(column: _Column, values: Sequence[Values]) -> OutputArray:
         steps = np.arange(size)
         dealt = np.stack([own[(steps + j) % len(own)] for j, own in enumerate(lists)], axis=1)
     return np.ascontiguousarray(dealt.reshape(-1, *shape).astype(column.rows.dtype))
+
+
+def _is_mask(observed: SampleProfile, name: str) -> bool:
+    """True for integers and bools that are nothing but 0 and 1, several in a sample."""
+    array = observed.rows[name]
+    low, high = int(observed.low[name]), int(observed.high[name])
+    return array.dtype.kind in "iub" and array.ndim > 1 and low >= 0 and high <= 1
 
 
 def _one_value(observed: SampleProfile, name: str) -> bool:

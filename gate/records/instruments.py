@@ -201,6 +201,17 @@ class BeyondRange(Record):
     """Of the samples of the probe that are nearer than that."""
 
 
+class UndefinedCast(Record):
+    """A conversion of floats to integers that do not hold them: ONNX leaves the result open, and so
+    does PyTorch. What depends on it is not compared."""
+
+    tensor: str
+    """The result in the file."""
+    dtype: str
+    elements: Count
+    """How many floats are out of range."""
+
+
 class ProbeResult(Record):
     """One probe on one runtime: an input that should unmask what the samples do not show.
 
@@ -219,6 +230,8 @@ class ProbeResult(Record):
     inapplicable: str | None = None
     beyond_range: BeyondRange | None = added_field(None)
     """Where a failure, or the infinite numbers here, come from values far beyond the samples'."""
+    undefined: tuple[UndefinedCast, ...] = added_field(())
+    """Where the numbers leave out what depends on them, because it differs."""
 
 
 _BETWEEN = range(2, 17)

@@ -365,11 +365,11 @@ def _cost(scene: Scene) -> GroupExplanation:
 def _waived(scene: Scene) -> GroupExplanation:
     """What was not measured, and what was measured where nobody can judge it."""
     checks = scene.group.checks
-    beyond = [c for c in checks if c.code == "beyond_range"]
+    beyond = [c for c in checks if c.code is not None]
     judged = [c for c in checks if c.name.startswith("probe_") and c.observed is not None]
     judged = [check for check in judged if check not in beyond]
     lacking = [check for check in checks if check not in judged and check not in beyond]
-    texts = [] if not beyond else [_warned_beyond(beyond)]
+    texts = [_shown(beyond, code) for code in dict.fromkeys(c.code for c in beyond)]
     if lacking:
         why = lacking[0].explanation.rpartition("only when present: ")[2].partition(": ")[0]
         names = ", ".join(dict.fromkeys(c.runtime or c.name for c in lacking))
@@ -380,9 +380,11 @@ def _waived(scene: Scene) -> GroupExplanation:
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
 
-def _warned_beyond(checks: list[CheckResult]) -> str:
-    names = ", ".join(dict.fromkeys(c.name for c in checks))
-    return f"{names}: beyond the samples' range ({short(checks[0].explanation)})"
+def _shown(checks: list[CheckResult], code: str | None) -> str:
+    """The checks of one code, and what the first of them says."""
+    of_code = [check for check in checks if check.code == code]
+    names = ", ".join(dict.fromkeys(check.name for check in of_code))
+    return f"{names}: {short(of_code[0].explanation.rstrip('.'))}"
 
 
 def _model(scene: Scene) -> GroupExplanation:

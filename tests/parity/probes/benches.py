@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +92,7 @@ def export(
     opset: int = 17,
     training: bool = False,
     axes: Mapping[str, Mapping[int, str]] | None = None,
+    outputs: Sequence[str] = ("output",),
 ) -> TestedFile:
     """The legacy export of `model` as it is (in training mode if it is), with a dynamic batch."""
     example = tuple(torch.from_numpy(array[:batch]) for array in arrays.values())
@@ -104,8 +105,8 @@ def export(
             dynamo=False,
             opset_version=opset,
             input_names=list(arrays),
-            output_names=["output"],
-            dynamic_axes=axes or {name: {0: "batch"} for name in (*arrays, "output")},
+            output_names=list(outputs),
+            dynamic_axes=axes or {name: {0: "batch"} for name in (*arrays, *outputs)},
             do_constant_folding=not training,
             training=torch.onnx.TrainingMode.PRESERVE if training else torch.onnx.TrainingMode.EVAL,
         )
