@@ -138,6 +138,8 @@ def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterat
         if _is_mask(observed, name):
             shape = (observed.small, *array.shape[1:])
             for title, value in _FILLED.items():
+                if observed.low[name] == observed.high[name] == value:
+                    continue  # as the samples are
                 filled = np.full(shape, value, array.dtype)
                 yield from _probes(observed, f"{title}_{name}", name, filled)
         if array.dtype.kind in "iu":

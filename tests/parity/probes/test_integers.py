@@ -183,7 +183,10 @@ MASKS = {
 def test_what_is_constant_becomes_the_other_in_places(name):
     mask = MASKS[name]
     seen = found(nn.Identity(), {"x": mask})
-    assert set(seen) == {"masked_x"}
+    emptied = {"types": {"full_x"}, "float": set(), "square": set()}.get(name, {"empty_x"})
+    assert set(seen) == {"masked_x", *emptied}
+    for title in emptied:
+        assert (seen[title].batch["x"] != mask[:1]).all()
     rows = seen["masked_x"].batch["x"]
     assert rows.dtype == mask.dtype
     one, other = rows
@@ -194,13 +197,13 @@ def test_what_is_constant_becomes_the_other_in_places(name):
 
 
 def test_types_that_are_looked_up_go_to_the_end_of_their_table():
-    assert set(found(Table(2), {"x": MASKS["types"]})) == {"masked_x"}
+    assert set(found(Table(2), {"x": MASKS["types"]})) == {"masked_x", "full_x"}
     rows = values(Table(6), MASKS["types"])
     assert set(rows.ravel()) == set(range(6))
 
 
-def test_a_mask_that_varies_is_left_to_the_other_probes():
-    assert found(nn.Identity(), {"x": TOKENS % 2}) == {}
+def test_a_mask_that_varies_becomes_empty_and_full():
+    assert set(found(nn.Identity(), {"x": TOKENS % 2})) == {"empty_x", "full_x"}
 
 
 def test_a_mask_is_not_taken_for_an_index_of_what_counts_its_places():
@@ -212,7 +215,7 @@ def test_a_mask_is_not_taken_for_an_index_of_what_counts_its_places():
         def forward(self, x):
             return self.places(torch.arange(x.shape[1]))[None] * x[..., None]
 
-    assert set(found(Placed(), {"x": MASKS["int"]})) == {"masked_x"}
+    assert set(found(Placed(), {"x": MASKS["int"]})) == {"masked_x", "empty_x"}
 
 
 def test_the_other_inputs_stay_samples():
