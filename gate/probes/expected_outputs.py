@@ -17,7 +17,7 @@ from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
 from gate.probes.branches import PROBE_SCALE, perturb_rounding
 from gate.probes.probe import Probe, SampleProfile
-from gate.probes.undefined_values import nan_is_lost, undefined_casts
+from gate.probes.undefined_values import attends_nothing, nan_is_lost, undefined_casts
 from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult, UndefinedCast
 from gate.records.runtime import RuntimeName
 from gate.reference.validity import is_near
@@ -119,7 +119,9 @@ class ExpectedOutputs:
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
         else:
             self._truth = self._checked(_honest(self._reference, stand.baseline(probe.batch)))
-            if probe.finite and not _finite(self._reference):
+            if probe.emptied and attends_nothing(stand, probe.batch):
+                self.inapplicable = "its attention has nothing to attend to"
+            elif probe.finite and not _finite(self._reference):
                 self.inapplicable = "its answer is not finite either"
 
     def _checked(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:

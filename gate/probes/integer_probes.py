@@ -141,7 +141,7 @@ def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterat
                 if observed.low[name] == observed.high[name] == value:
                     continue  # as the samples are
                 filled = np.full(shape, value, array.dtype)
-                yield from _probes(observed, f"{title}_{name}", name, filled)
+                yield from _probes(observed, f"{title}_{name}", name, filled, emptied=True)
         if array.dtype.kind in "iu":
             for title, changed in _of_input(_Column(stand, observed, name), read):
                 beyond = title in _BEYOND
@@ -337,7 +337,13 @@ def _masked(observed: SampleProfile, name: str) -> OutputArray:
 
 
 def _probes(
-    observed: SampleProfile, title: str, name: str, changed: OutputArray, *, beyond: bool = False
+    observed: SampleProfile,
+    title: str,
+    name: str,
+    changed: OutputArray,
+    *,
+    beyond: bool = False,
+    emptied: bool = False,
 ) -> Iterator[Probe]:
     """The changed input beside samples as they are; in parts where the batch is fixed, and where
     a call takes one value of the input."""
@@ -348,7 +354,7 @@ def _probes(
         rows = np.take(changed, range(part * size, (part + 1) * size), axis=0, mode="wrap")
         suffix = f"_{part + 1}" if parts > 1 else ""
         build = partial(_beside, observed, name, rows)
-        yield Probe(f"{title}{suffix}", "value", size, build, beyond=beyond)
+        yield Probe(f"{title}{suffix}", "value", size, build, beyond=beyond, emptied=emptied)
 
 
 def _beside(observed: SampleProfile, name: str, rows: OutputArray) -> Batch:

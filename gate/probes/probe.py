@@ -49,6 +49,8 @@ class Probe:
     """True where only a finite answer says that the model takes the input."""
     beyond: bool = False
     """True where an answer with NaN or infinity says that the model does not take the input."""
+    emptied: bool = False
+    """True where a mask leaves nothing, so that attention has no answer."""
     factors: tuple[float, ...] = ()
     """By what each sample is scaled; empty: no sample is."""
 

@@ -30,6 +30,7 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.meets_nan = False
+        self.attends_nothing = False
         self.conversions: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -38,6 +39,9 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
         if any(part in name for part in _LOSING):
             results = returned if isinstance(returned, tuple | list) else (returned,)
             self.meets_nan = self.meets_nan or any(map(_has_nan, (*args, *results)))
+            given = (*args, *(kwargs or {}).values())
+            weighs = "softmax" in name or "attention" in name
+            self.attends_nothing = self.attends_nothing or (weighs and any(map(_hides, given)))
         elif name in _CONVERSIONS:
             given, into = (args[1], args[0]) if name == "aten::copy_" else (args[0], returned)
             if given.is_floating_point() and not into.is_floating_point():
@@ -57,6 +61,21 @@ def _has_nan(value: Any) -> bool:
         and value.is_floating_point()
         and bool(torch.isnan(value).any())
     )
+
+
+def _hides(value: Any) -> bool:
+    """Whether a row of scores, or of a mask, leaves nothing."""
+    if not isinstance(value, torch.Tensor) or not value.ndim or not value.numel():
+        return False
+    if value.dtype == torch.bool:
+        return bool((~value).all(-1).any())
+    return value.is_floating_point() and bool((value == -torch.inf).all(-1).any())
+
+
+def attends_nothing(stand: MeasurementContext, batch: Batch) -> bool:
+    """Return True if the model weighs nothing but what a mask hides: kernels of attention return
+    NaN, zeros or a mean there, and no correct file has to return the same."""
+    return _watched(stand, batch).attends_nothing
 
 
 def _watched(stand: MeasurementContext, batch: Batch) -> _Watch:

@@ -59,7 +59,14 @@ class Lengths(nn.Module):
 
 
 class Attention(nn.Module):
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+
     def forward(self, x, mask):
+        if self.fused:
+            seen = mask.bool().unsqueeze(1).expand(-1, x.shape[1], -1)
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=seen)
         scores = (x @ x.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, -torch.inf)
         return scores.softmax(-1) @ x
 
@@ -102,8 +109,11 @@ def test_an_empty_mask_refuses_no_correct_file(tmp_path, dtype, right):
     assert decision.verdict is Verdict.PASS, failed(decision)
 
 
-def test_attention_to_nothing_refuses_no_correct_file(tmp_path):
-    decision = judged(Attention(), Attention(), tmp_path, masked(np.int64))
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_])
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_to_nothing_refuses_no_correct_file(tmp_path, dtype, fused):
+    arrays = masked(dtype)
+    decision = judged(Attention(fused=fused), Attention(fused=fused), tmp_path, arrays)
     assert decision.verdict is Verdict.PASS, failed(decision)
 
 
