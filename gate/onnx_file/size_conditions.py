@@ -85,18 +85,27 @@ class SizeConditions:
         ]
         if not conditions:
             return None
-        session, sources = self._session(conditions)
 
-        def state(size: int) -> State:
+        def computed(
+            opened: tuple[Any, list[NodeProto]], wanted: Sequence[str], size: int
+        ) -> dict[str, OutputArray]:
+            session, sources = opened
             feed = {
                 node.output[0]: lines[node.output[0]](size)
                 if node.output[0] in lines
                 else _shape(node, shapes(size)[node.input[0]])
                 for node in sources
             }
-            wanted = [name for pair in conditions for name in pair if name is not None]
-            wanted = list(dict.fromkeys(wanted))
-            arrays = dict(zip(wanted, session.run(wanted, feed), strict=True))
+            return dict(zip(wanted, session.run(wanted, feed), strict=True))
+
+        arrays = computed(self._session(conditions), _names(conditions), here)
+        conditions = [pair for pair in conditions if arrays[pair[0]].size <= _MOST_ELEMENTS]
+        if not conditions:
+            return None
+        opened, names = self._session(conditions), _names(conditions)
+
+        def state(size: int) -> State:
+            arrays = computed(opened, names, size)
             return tuple(
                 _holds(arrays[name], first and arrays[first]) for name, first in conditions
             )
@@ -137,7 +146,7 @@ class SizeConditions:
         return lines
 
     def _session(self, conditions: Sequence[tuple[str, str | None]]) -> tuple[Any, list[NodeProto]]:
-        names = list(dict.fromkeys(n for pair in conditions for n in pair if n is not None))
+        names = _names(conditions)
         nodes, initializers = self._flat.needed(names)
         sources = [node for node in nodes if node.op_type in ("Shape", "Size")]
         graph = helper.make_graph(
@@ -157,6 +166,14 @@ class SizeConditions:
         made.ir_version = model.ir_version
         return open_on_cpu(made.SerializeToString()), sources
 
+
+def _names(conditions: Sequence[tuple[str, str | None]]) -> list[str]:
+    """What has to be computed for these conditions."""
+    return list(dict.fromkeys(n for pair in conditions for n in pair if n is not None))
+
+
+_MOST_ELEMENTS = 1024
+"""Of a condition at the samples' size; a mask of attention grows with the square of its length."""
 
 _MOST_VALUES = 64
 """Of one constant; a longer one is a table."""

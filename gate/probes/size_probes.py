@@ -299,9 +299,9 @@ def _candidates(
     """The small sizes, those next to the constants of the file, and powers of two beyond."""
     here, axis = where
     each = max(array[0].size for array in axes.observed.rows.values()) * here[0]
-    largest = max(_SCANNED, _MOST_ELEMENTS * here[axis] // max(each, 1))
+    largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * here[axis] // max(each, 1)))
     near = [constant + step for constant in conditions.constants for step in (-1, 0, 1)]
-    sizes = {*range(1, _SCANNED + 1), *near, *(2**power for power in range(31))}
+    sizes = {*range(1, _SCANNED + 1), *near, *(2**power for power in range(11))}
     return sorted(size for size in sizes if 1 <= size <= largest)
 
 
