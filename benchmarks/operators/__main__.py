@@ -22,14 +22,14 @@ from benchmarks.operators.case import Case
 from benchmarks.operators.composites import composites
 from benchmarks.operators.functions import functions
 from benchmarks.operators.measuring import Row, measure, worst
-from benchmarks.operators.sums import pictures, products, sums
+from benchmarks.operators.sums import long_sums, pictures, products, sums
 from gate.reference.error_models import COMPOSITES, DEFAULT, MODELS
 from gate.storage import files
 
 
 def cases(only: str = "*") -> Iterator[Case]:
     """All of them, of operators whose aten name matches."""
-    everything = chain(functions(), sums(), products(), pictures(), composites())
+    everything = chain(functions(), sums(), long_sums(), products(), pictures(), composites())
     return (case for case in everything if fnmatch(case.operator, only))
 
 

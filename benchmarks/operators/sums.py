@@ -91,6 +91,86 @@ def _norms(label: str, x: Array) -> Iterator[Case]:
     )  # fmt: skip
 
 
+LONG = (100, 1000, 10_000, 102_400, 1_000_000)
+_FIRST = {"first": np.array([0], np.int64)}
+_MIDDLE = {"middle": np.array([1], np.int64)}
+
+
+def _long_draws(rows: int, n: int) -> dict[str, Array]:
+    """Rows of different sizes, so that none is exact by chance."""
+    random, sizes = np.random.default_rng(n), 0.7 + 0.06 * np.arange(rows)[:, None]
+    signs = np.where(np.arange(n) % 2, 1.0, -1.0)
+    uniform = random.random((rows, n))
+    return {
+        "constant": floats(np.repeat(sizes, n, 1)),
+        "alternating": floats(sizes * signs),
+        "sorted": floats(np.sort(uniform)),
+        "random": floats(uniform),
+    }
+
+
+def long_sums() -> Iterator[Case]:
+    """Up to a million terms, where equal ones are rounded the same way each time."""
+    for n in LONG:
+        rows = 8 if n < LONG[-1] else 2
+        for kind, x in _long_draws(rows, n).items():
+            label = f"n = {n}, {kind}"
+            for name, (compute, nodes) in _REDUCTIONS.items():
+                yield Case(name, label, compute, (x,), nodes, _LAST)
+            yield Case(
+                "mean", f"{label}, axis 0", lambda x: x.mean(0, keepdim=True), (x.T.copy(),),
+                (("ReduceMean", ("x0", "first"), {}),), _FIRST,
+            )  # fmt: skip
+            yield Case(
+                "mean", f"{label}, axis 1 of 3", lambda x: x.mean(1, keepdim=True),
+                (np.stack([x[:4].T, x[4:].T] if rows > 2 else [x.T]),),
+                (("ReduceMean", ("x0", "middle"), {}),), _MIDDLE,
+            )  # fmt: skip
+            yield Case(
+                "sum", f"{label}, squares", lambda x: x.square().sum(-1, keepdim=True), (x,),
+                (("Mul", ("x0", "x0"), {}), ("ReduceSum", ("n0", "last"), {})), _LAST,
+            )  # fmt: skip
+            yield Case(
+                "var", label, lambda x: x.var(-1, correction=0, keepdim=True), (x,),
+                (
+                    *_reduced("ReduceMean"), ("Sub", ("x0", "n0"), {}), ("Mul", ("n1", "n1"), {}),
+                    ("ReduceMean", ("n2", "last"), {"keepdims": 1}),
+                ), _LAST,
+            )  # fmt: skip
+            yield Case(
+                "adaptive_avg_pool2d", label, lambda x: functional.adaptive_avg_pool2d(x, 1),
+                (x.reshape(1, rows, 10, n // 10),), (("GlobalAveragePool", ("x0",), {}),),
+            )  # fmt: skip
+            yield Case(
+                "avg_pool2d", label, lambda x, n=n: functional.avg_pool2d(x, (10, n // 10)),
+                (x.reshape(1, rows, 10, n // 10),),
+                (("AveragePool", ("x0",), {"kernel_shape": [10, n // 10]}),),
+            )  # fmt: skip
+            if n <= 102_400:
+                yield from _norms(label, x[:, None].repeat(2, 1).reshape(-1, n))
+            for name, operator in (("softmax", "Softmax"), ("log_softmax", "LogSoftmax")):
+                compute = getattr(functional, name)
+                yield Case(
+                    name, label, lambda x, compute=compute: compute(x, -1), (x,),
+                    ((operator, ("x0",), {"axis": -1}),),
+                )  # fmt: skip
+            yield Case(
+                "matmul", label, torch.matmul, (x, x[:2].T.copy()),
+                (("MatMul", ("x0", "x1"), {}),),
+            )  # fmt: skip
+            weight = torch.from_numpy(x[:2].copy())
+            yield Case(
+                "linear", label, lambda x, w=weight: functional.linear(x, w.to(x.dtype)), (x,),
+                (("Gemm", ("x0", "w"), {"transB": 1}),), {"w": x[:2].copy()},
+            )  # fmt: skip
+            for shape, sides in (((n, 1, 1), "1 x 1"), ((n // 100, 10, 10), "10 x 10")):
+                yield Case(
+                    "conv2d", f"{label}, {sides}", functional.conv2d,
+                    (x.reshape(-1, *shape), x[:2].reshape(-1, *shape)),
+                    (("Conv", ("x0", "x1"), {}),),
+                )  # fmt: skip
+
+
 def products() -> Iterator[Case]:
     """Products of matrices, and convolutions, by the number of terms."""
     for n in LENGTHS:

@@ -16,6 +16,7 @@ Terms = Literal[
     "reduced",
     "squares",
     "exponentials",
+    "shares",
     "factors",
     "contracted",
     "window",
@@ -140,10 +141,17 @@ _FUNCTIONS = {
         relative=5.0, absolute=2.0, onnx="Log(Div(x, 1 - x))", source="the quotient near 1, log"
     ),
     "softmax _softmax _safe_softmax": ErrorModel(
-        relative=4.0, range=(0.0, 1.0), onnx="Softmax", source="exp, and a sum; measured"
+        relative=4.0,
+        terms="shares",
+        range=(0.0, 1.0),
+        onnx="Softmax",
+        source="exp, and a sum in lanes; measured",
     ),
     "log_softmax _log_softmax": ErrorModel(
-        relative=4.0, onnx="LogSoftmax", source="exp, a sum, and log; measured"
+        relative=4.0,
+        terms="shares",
+        onnx="LogSoftmax",
+        source="exp, a sum in lanes, and log; measured",
     ),
     "erf": ErrorModel(relative=4.0, range=(-1.0, 1.0), onnx="Erf", source=f"{_CUDA} 1.4"),
     "sin cos": ErrorModel(relative=4.0, range=(-1.0, 1.0), onnx="Sin, Cos", source=f"{_CUDA} 2.9"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -306,8 +306,10 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             return returned.copy_(tossed) if writes else tossed
         if isinstance(returned, tuple) and not aliases:
             return tuple(
-                self._toss(value, model, operation) if isinstance(value, torch.Tensor) else value
-                for value in returned
+                self._toss(value, model, replace(operation, output=place))
+                if isinstance(value, torch.Tensor)
+                else value
+                for place, value in enumerate(returned)
             )
         return returned
 
@@ -349,7 +351,9 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             moves = tensor != 0.0
         tossed = _where(moves, share).add_(1.0).mul_(tensor)
         if error is not None:
-            tossed.add_(_where(moves, error), alpha=self._unit)
+            # A variance that is zero here need not be so elsewhere, nor what is normalized by it.
+            still = model.terms not in ("squares", "normalized")
+            tossed.add_(_where(moves, error) if still else error, alpha=self._unit)
         return tossed.clamp_(*model.range) if model.bounded else tossed
 
     def _approximated(

@@ -116,6 +116,42 @@ def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
             yield make_printable(check.explanation)
 
 
+_IMPRECISE = 1e-5
+"""Relative error of a runtime, within what its operators are allowed, that a user should know."""
+
+_OWN_ROUNDING = 8.0
+"""So many times PyTorch's own error: below it, the model itself is that sensitive."""
+
+_EXACT_BOUND = 64.0
+"""Bounds of noise_ratio for reduced precision lie above it."""
+
+
+def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[str]:
+    """Yield the outputs that pass although a runtime computes them with a large rounding error."""
+    passed = {
+        (check.runtime, check.output)
+        for check in decision.checks
+        if check.name == "noise_ratio"
+        and check.verdict is Verdict.PASS
+        and isinstance(check.bound, float)
+        and check.bound <= _EXACT_BOUND
+    }
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            noise = output.noise
+            if noise is None or (runtime.runtime, output.name) not in passed:
+                continue
+            if noise.candidate_rms > max(
+                _IMPRECISE * noise.truth_rms, _OWN_ROUNDING * noise.reference_rms
+            ):
+                yield (
+                    f"{runtime.runtime} / {make_printable(output.name)}: the rounding error of "
+                    f"this runtime is {noise.candidate_rms / noise.truth_rms:.1e} of the output "
+                    f"(PyTorch: {noise.reference_rms / noise.truth_rms:.1e}). It comes from the "
+                    "runtime's operators, usually from a sum of many terms that are added in order."
+                )
+
+
 def code_sentences(evidence: Evidence) -> Iterator[str]:
     """Where the model's code is another than the file was exported from, and what of it could not
     be read."""

@@ -29,6 +29,7 @@ from gate.summary.render import (
     code_sentences,
     format_bound_usage,
     format_number,
+    imprecision_sentences,
     is_about_samples,
     weight_sentences,
 )
@@ -350,6 +351,7 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
         yield make_printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
     yield from code_sentences(evidence)
     yield from check_sentences(decision, "float64")
+    yield from imprecision_sentences(decision, evidence)
     for finding in evidence.graph.findings if evidence.graph else ():
         if finding.code == "checker":
             yield make_printable(

