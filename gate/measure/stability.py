@@ -15,11 +15,11 @@ from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
-from gate.measure.noise_floor import DRAWS
+from gate.measure.noise_floor import DRAWS, MORE_DRAWS
 from gate.measure.runtime_measurement import Track
 from gate.measure.session_runner import SessionRunner
 from gate.records.instruments import EPSILON, StabilityParity
-from gate.statistics.accumulators import by_column, columns, worse_columns, worst_ratio
+from gate.statistics.accumulators import by_column, columns, distances, worse_columns, worst_ratio
 from gate.statistics.error_groups import Floats, representable
 from gate.storage.arrays import Batch, OutputArray
 
@@ -29,6 +29,16 @@ from gate.storage.arrays import Batch, OutputArray
 
 _SUSPICIOUS = 4.0
 """A ratio from which on the reference is computed under random rounding too."""
+
+_UNCLEAR = (16.0, 64.0)
+"""Ratios between which it is computed so more often. Fixed, not the policy's: the evidence must not
+depend on bounds."""
+
+_STEP = 0.9 * EPSILON
+"""About the least change of 1 - p, and of log(p), where p is just below 1."""
+
+_LAST_ROUNDING = 2.5
+"""Units of its own value that a result moves whatever it is made of."""
 
 
 Compute = Callable[[Batch, Sequence[OutputArray]], list[OutputArray]]
@@ -138,8 +148,13 @@ class StabilityReference:
             repeated = np.zeros(1)
             for one, other in zip(first, again, strict=True):
                 repeated = worse_columns(repeated, by_column(one[index], other[index]))
-            doubtful = worst_ratio(moved[index], own) > _SUSPICIOUS
-            unit = worse_columns(own, self._rounding[index]) if doubtful else own
+            unit = own
+            if worst_ratio(moved[index], own) > _SUSPICIOUS:
+                unit = worse_columns(own, self._rounding[index])
+                # A column that moves in steps need not have moved in any of three runs.
+                at_most = worst_ratio(moved[index], np.maximum(unit, EPSILON))
+                if worst_ratio(moved[index], unit) > _UNCLEAR[0] and at_most <= _UNCLEAR[1]:
+                    unit = worse_columns(own, self._more_rounding[index])
             records.append(
                 StabilityParity(
                     samples=self._samples,
@@ -190,18 +205,27 @@ class StabilityReference:
 
     @cached_property
     def _rounding(self) -> list[Floats]:
-        """How far random rounding moves each output, by column: the middle one of three runs.
-        Nothing where the model can't be computed so."""
+        """How far random rounding moves each output, by column."""
+        return self._rounding_of(DRAWS)
+
+    @cached_property
+    def _more_rounding(self) -> list[Floats]:
+        """The same of more runs: the errors of a column may be those of one sample, and of three
+        errors the one in the middle may be small by chance."""
+        return self._rounding_of(MORE_DRAWS)
+
+    def _rounding_of(self, draws: int) -> list[Floats]:
+        """The middle one of so many runs; nothing where the model can't be computed so."""
         runs, batches = [], [base.batch for base in self._bases]
         try:
-            for draw in range(DRAWS):
+            for draw in range(draws):
                 runs.append([self._stand.rounded_run(one, draw=draw) for one in batches])
         except GateError:
             return [np.zeros(1)] * len(self._units)
         return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]
 
     def _moved_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
-        draws = []
+        draws, inverse = [], np.zeros(1)
         for run in runs:
             moved = np.zeros(1)
             for outputs, base in zip(run, self._bases, strict=True):
@@ -209,8 +233,24 @@ class StabilityReference:
                 if reference.dtype.kind != "f" or outputs[index].shape != reference.shape:
                     return np.zeros(1)
                 moved = worse_columns(moved, by_column(outputs[index], reference))
+                inverse = worse_columns(inverse, _inverse(outputs[index], reference))
             draws.append(moved)
-        return np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
+        for part in self._parts:
+            place = self._place(index, part)
+            if place is not None:
+                still = self._bases[0].expected[index][place]
+                inverse = worse_columns(inverse, _inverse(part.expected[index], still))
+        middle = np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
+        # A column that moves in steps may stay as it is in most runs.
+        steps = (inverse > 0.0) & (inverse <= 1.0 / _STEP)
+        return worse_columns(middle, np.where(steps, EPSILON, 0.0))
+
+
+def _inverse(left: OutputArray, right: OutputArray) -> Floats:
+    """1 / the smallest change of each column that is more than the last rounding; 0 without any."""
+    apart = distances(left, right)
+    more = apart > _LAST_ROUNDING * EPSILON * np.abs(np.asarray(right, np.float64))
+    return columns(np.divide(1.0, apart, out=np.zeros_like(apart), where=more))
 
 
 def _ratio(moved: Floats, unit: Floats) -> float | None:

@@ -348,3 +348,75 @@ def test_a_file_that_can_not_compute_another_batch_size_has_failed(tmp_path):
     assert "(6, 192)" in runtime.failure
     assert runtime.outputs == ()
     assert problems
+
+
+class Complement(nn.Module):
+    """1 - p: what is left of a number just below 1 moves in steps of 2^-24, however small it is."""
+
+    def forward(self, x):
+        return 1.0 - x * 1.0
+
+
+class Softmax(nn.Module):
+    """Classes whose probability is about 1e-6 beside one of almost 1."""
+
+    def forward(self, x):
+        return torch.softmax(x * 1.0, -1)
+
+
+def alone(change):
+    """A runtime whose samples have other answers in a batch of one."""
+
+    def computed(batch, expected):
+        if len(batch["x"]) == 1:
+            return [change(expected[0]).astype(np.float32)]
+        return honest(batch, expected)
+
+    return computed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_column_that_moves_in_steps_has_one_as_its_unit(seed):
+    """Which of the rounding runs move the one saturated sample is chance."""
+    x = np.ones((8, 2), np.float32)
+    x[seed] = 1.0 - 2.0**-12 * np.float32([1.0, 3.0])
+    model, arrays = Complement(), {"x": x}
+    (seen,) = of(model, alone(lambda y: y + 2.0**-23 * (y > 0.0)), arrays)
+    assert seen.batch_invariance == 2.0**-23
+    assert seen.batch_invariance_ratio <= 16.0
+    (seen,) = of(model, alone(lambda y: 1.5 * y), arrays)
+    assert seen.batch_invariance_ratio > 16.0
+
+
+def test_a_small_probability_has_no_such_unit():
+    x = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32) * 0.1
+    x[:, 0] += 14.0
+    small = alone(lambda y: np.where(y < 1e-5, y / 2.0, y))
+    (seen,) = of(Softmax(), small, {"x": x})
+    assert seen.batch_invariance < 2.0**-20
+    assert seen.batch_invariance_ratio > 64.0
+
+
+def test_an_unclear_ratio_is_measured_with_more_draws():
+    """Just above the bound by three runs, and below it by fifteen; or the other way round."""
+    x = np.ones((8, 1), np.float32)
+    x[3] = 0.37
+    draws = []
+
+    class Squared(nn.Module):
+        def forward(self, x):
+            return x.log() * 1.7
+
+    stand = benches.stand(Squared(), {"x": x})
+    run = stand.rounded_run
+    object.__setattr__(
+        stand, "rounded_run", lambda *a, **k: draws.append(k["draw"]) or run(*a, **k)
+    )
+    for times, runs in ((2.0, 0), (60.0, 15), (1e6, 3)):
+        draws.clear()
+        with torch.inference_mode():
+            own = StabilityReference(stand).of(honest)[0].unit
+            draws.clear()
+            moved = alone(lambda y, far=times * own: y + far * (y != 0.0))
+            StabilityReference(stand).of(moved)
+        assert len(set(draws)) == runs
