@@ -17,7 +17,7 @@ from gate.weights.findings import HALF, WeightMismatch, named, nearest, of_mask,
 from gate.weights.folding import WeightLayer, folded_bias, layers, likeliest
 from gate.weights.layouts import Lines, arrangements, equal, match_packed_rnn, same
 from gate.weights.model_tensors import (
-    FORMATS,
+    CONVERSIONS,
     DerivedConstants,
     Leeway,
     ModelTensor,
@@ -291,9 +291,11 @@ def _as_weight(values: Values, shape: tuple[int, ...]) -> Iterable[Values]:
 
 
 def _rounded(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
+    """Each tensor in every way that a converter narrows it; the rounded one first."""
     for tensor in stored:
-        values = FORMATS[name](tensor.values)
-        yield ModelTensor(tensor.names, lambda values=values: values, tensor.shape)  # type: ignore[misc]
+        rounded, *clamped = (convert(tensor.values) for convert in CONVERSIONS[name])
+        for values in (rounded, *(v for v in clamped if not np.array_equal(v, rounded))):
+            yield ModelTensor(tensor.names, lambda values=values: values, tensor.shape)  # type: ignore[misc]
 
 
 # Every constant of floats is found among the parameters, buffers and attributes of the model: as it

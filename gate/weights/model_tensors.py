@@ -305,10 +305,33 @@ FORMATS: Mapping[str, Callable[[Values], Values]] = {
     "bfloat16": _bfloat,
 }
 
+
+def _clamped(least: float) -> Callable[[Values], Values]:
+    """As `_half`, but what is smaller than `least` and not 0 becomes that, and masks of at least
+    1e9 become 1e4. Other numbers beyond 1e4 are changed by that, so they are not expected."""
+
+    def half(values: Values) -> Values:
+        size = np.abs(values)
+        kept = np.where((size > 0.0) & (size < least), least, np.where(size >= _MASK, 1e4, size))
+        # What is infinite stays so.
+        return _half(np.copysign(np.where(np.isinf(size), size, kept), values))
+
+    return half
+
+
+_MASK = 1e9
+
+CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {
+    # onnxconverter-common 1.16 (convert_np_to_float16), and the copy in onnxruntime.transformers.
+    "float16": (_half, _clamped(1e-7), _clamped(5.96e-8)),
+    "bfloat16": (_bfloat,),
+}
+"""What converters make of a weight in a narrow format: rounded, or clamped first."""
+
 _FLOAT32 = Leeway(0.0, float(np.finfo(np.float32).tiny))
 
 _LEEWAYS: Mapping[str | None, Leeway] = {
-    "float16": Leeway(2.0**-10, 2.0**-23),  # converters make 1e-7 of what is smaller
+    "float16": Leeway(2.0**-10, 2.0**-23),  # converters clamp: `CONVERSIONS`
     "bfloat16": Leeway(2.0**-7, float(np.finfo(np.float32).tiny)),
 }
 

@@ -411,3 +411,85 @@ def test_a_bias_is_only_blamed_where_its_weight_says_that_nothing_was_folded_in(
     gemm = node("Gemm", ["x", *constants], ["y"], transB=1)
     _, found = judged(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
     assert [one.place for one in found] == (["dense.bias"] if with_weight else [])
+
+
+class Small(nn.Module):
+    """Some weights lie below the least numbers of float16, and below what converters clamp to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 9), nn.Linear(9, 4)
+        with torch.no_grad():
+            self.layer.weight[0] = torch.tensor([3e-8, -3e-8, 6e-8, -9e-8, 1e-9, -2.5e-8])
+            self.layer.weight[4] *= 1e-7
+            self.layer.bias[3] = -4e-8
+
+    def forward(self, x):
+        return self.head(self.layer(x).relu())
+
+
+def clamped(array, least, most):
+    """As `convert_np_to_float16` of onnxconverter-common (1e-7, 1e4) and of ONNX Runtime (5.96e-8,
+    65504), 2026-11-28."""
+    size = np.clip(np.abs(array), least, most)
+    return np.float16(np.where(array == 0.0, 0.0, np.copysign(size, array)))
+
+
+def narrowed(change):
+    """The codes of a file of `Small` whose weights are what `change` makes of them, in float16."""
+
+    def convert(tmp_path):
+        torch.manual_seed(0)
+        own = Small().eval()
+        weights = {
+            name: change(name, array.detach().numpy().copy())
+            for name, array in own.named_parameters()
+        }
+        nodes = [node("Cast", ["x"], ["h"], to=10)]
+        source = "h"
+        for name in ("layer", "head"):
+            inputs = [source, f"{name}.weight", f"{name}.bias"]
+            nodes.append(node("Gemm", inputs, [f"{name}_out"], transB=1))
+            source = f"{name}_out"
+            if name == "layer":
+                nodes.append(node("Relu", [source], ["r"]))
+                source = "r"
+        nodes.append(node("Cast", [source], ["y"], to=1))
+        sizes = {"inputs": [value("x", ("b", 6))], "outputs": [value("y", ("b", 4))]}
+        made = model(nodes, weights, **sizes)
+        _, found = judged(own, torch.ones(2, 6), made, tmp_path)
+        return {one.code for one in found}
+
+    return convert
+
+
+@pytest.mark.parametrize("limits", [(1e-7, 1e4), (5.96e-8, 65504.0), (0.0, 65504.0)])
+def test_small_weights_in_float16_are_rounded_or_clamped(limits, tmp_path):
+    assert "other_weights" not in narrowed(lambda _, array: clamped(array, *limits))(tmp_path)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 3), (4, 2)])
+@pytest.mark.parametrize("altered", [2.4e-7, 1.8e-7, 0.0, -1.2e-7])
+def test_another_small_weight_in_float16_is_found(place, altered, tmp_path):
+    def change(name, array):
+        made = clamped(array, 1e-7, 1e4)
+        if name == "layer.weight":
+            sign = np.sign(array[place])
+            made[place] = np.float16(sign * altered)
+        return made
+
+    assert "other_weights" in narrowed(change)(tmp_path)
+
+
+@pytest.mark.parametrize("number", [2e4, -3e4, 6e4])
+def test_a_large_weight_that_is_clamped_is_found(number, tmp_path, monkeypatch):
+    class Large(Small):
+        def __init__(self):
+            super().__init__()
+            with torch.no_grad():
+                self.layer.weight[1, 1] = number
+
+    monkeypatch.setitem(globals(), "Small", Large)
+    kept, lost = ((1e-7, 65504.0), (1e-7, 1e4))
+    assert "other_weights" not in narrowed(lambda _, array: clamped(array, *kept))(tmp_path)
+    assert "other_weights" in narrowed(lambda _, array: clamped(array, *lost))(tmp_path)
