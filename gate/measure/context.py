@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -21,17 +22,18 @@ from gate.errors import EvidenceError, GateError, describe_failure
 from gate.measure.cost_meter import CostMeter
 from gate.measure.job import MeasurementJob
 from gate.model.model_state import ModelState
-from gate.onnx_file.choices import ChoiceSession
+from gate.onnx_file.choices import Choice, ChoiceSession
 from gate.onnx_file.tested_file import TestedFile
 from gate.onnx_file.value_trace import NanTrace, OpenCasts
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import ort_setup
 from gate.records.runtime import RuntimeName
 from gate.reference.cache import ReferenceCache
-from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, replay
+from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, own_choices, replay
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
-from gate.reference.torch_session import TorchSession, copy_model
+from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
+from gate.runtimes.recording_format import row_digests
 from gate.statistics.accumulators import columns, worst_ratio
 from gate.storage.arrays import Batch, OutputArray
 
@@ -207,7 +209,33 @@ class MeasurementContext:
 
     def rounding_run(self, batch: Batch, rounding: RoundingRun) -> list[OutputArray]:
         """The same, whether or not the runs are known to compute the model's function."""
-        return run_rounded(self.reference.run, self.policy.determinism, batch, rounding)
+        mode = self.decisions(batch)
+
+        def run(batch: Batch) -> list[OutputArray]:
+            with mode or nullcontext():
+                return self.reference.run(batch)
+
+        return run_rounded(run, self.policy.determinism, batch, rounding)
+
+    def own_choices(self, batch: Batch) -> list[Choice]:
+        """Return the decisions of the reference on a batch, kept for the last one. Raises
+        EvidenceError."""
+        key = row_digests(batch).tobytes()
+        if key not in self._own_choices:
+            self._own_choices.clear()
+            self._own_choices[key] = own_choices(partial(self.reference.run, batch))
+        return self._own_choices[key]
+
+    @cached_property
+    def _own_choices(self) -> dict[bytes, list[Choice]]:
+        return {}
+
+    def decisions(self, batch: Batch) -> DispatchMode | None:
+        """Return what lets a run decide as the reference does; None where each run decides by
+        itself, because rounding changes no decision."""
+        if not self.truth.validity.record.own_choices:
+            return None
+        return ChoiceReplay(self.own_choices(batch))
 
     def replayed(
         self, runtime: RuntimeName, batch: Batch, *, scale: float = 1.0
@@ -223,15 +251,15 @@ class MeasurementContext:
             rounding = RoundingRun(draw, scale, fast_path=fast_path)
             return run_rounded(lambda _: run(), self.policy.determinism, batch, rounding)
 
+        def truth(mode: DispatchMode) -> list[OutputArray] | None:
+            return self.truth.aside(batch, mode=mode)
+
         try:
             choices = session.run(self.binding.by_input(batch))
             run = partial(self.reference.run, batch)
-            found = replay(run, choices, rounded, draws=_DRAWS) if choices else None
+            return replay(run, choices, rounded, truth, draws=_DRAWS) if choices else None
         except Exception:  # the choices of a wrong file may be none that the model can go on with
             return None
-        if found is None:
-            return None
-        return replace(found, truth=self.truth.aside(batch, mode=ChoiceReplay(choices)))
 
     def _choice_session(self, runtime: RuntimeName) -> ChoiceSession | None:
         if runtime not in self._choice_sessions:

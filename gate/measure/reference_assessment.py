@@ -13,6 +13,7 @@ from gate.data.reader import length
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.records.instruments import EPSILON, ReferenceValidity, RoundingState
+from gate.reference.choices import ChoiceReplay
 from gate.reference.code_location import HalfPrecisionFinder
 from gate.reference.random_rounding import RoundingRun
 from gate.reference.validity import (
@@ -95,7 +96,11 @@ class ReferenceAssessment:
                 self._integers.add(output)
 
     def result(self, stand: MeasurementContext) -> Validity:
-        """Return what float64 and random rounding may be used for."""
+        """Return what float64 and random rounding may be used for.
+
+        `own_choices` is true where rounding changes decisions of the model. Measure and assess
+        again then: the runs so far decided by themselves.
+        """
         if not self._samples or stand.truth.unmeasured is not None:
             return Validity()
         batches = list(_first(stand))
@@ -112,8 +117,12 @@ class ReferenceAssessment:
             fast_path=fast_path,
             half_precision=finder.location,
             half_dtype=finder.dtype,
+            own_choices=stand.truth.validity.record.own_choices,
         )
         suspects = self._suspects(stand, batches, draws)
+        doubtful = bool(suspects) or draws.state != "valid"
+        if doubtful and not record.own_choices and _are_reproducible(stand, batches):
+            return Validity(ReferenceValidity(own_choices=True))
         if not suspects:
             return Validity(record)
         return self._assessed(stand, record, suspects)
@@ -189,6 +198,22 @@ class ReferenceAssessment:
             and are_few(ratios)
             and all(_is_explained(stand, record, sample, output) for sample in samples)
         )
+
+
+def _are_reproducible(stand: MeasurementContext, batches: Sequence[Batch]) -> bool:
+    """Return True if the model makes choices, and with them computes what it does without."""
+    try:
+        for batch in batches:
+            choices, outputs = stand.own_choices(batch), stand.answers.reference(batch)
+            if not choices:
+                return False
+            with ChoiceReplay(choices):
+                again = stand.reference.run(batch)
+            if not all(map(np.array_equal, again, outputs)):
+                return False
+    except GateError:
+        return False
+    return True
 
 
 def _first(stand: MeasurementContext) -> Iterator[Batch]:

@@ -140,6 +140,7 @@ class SamplePass:
             policy,
             case.candidate,
         )
+        self.truth.decisions = self.stand.decisions
         self.rounding = RoundingFloor(self.stand, self.tracks)
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
@@ -227,15 +228,26 @@ class SamplePass:
     def run_first(self, advance: Callable[[int], None]) -> None:
         """Compute the first unit, and again where float64 is no truth for all of it: by then it is
         known for what. Raises as `run`."""
-        assessment, unit = ReferenceAssessment(), self.units[0]
+        unit = self.units[0]
+        self._assess(unit, advance)
+        if self.truth.validity.record.own_choices:
+            self.stand.answers.forget_truth()
+            self._restart()
+            self._assess(unit, _ignore)
+        if self.truth.validity.is_restricted:
+            self._restart()
+            self.run(unit, _ignore)
+        self.end_unit()
+
+    def _assess(self, unit: WorkUnit, advance: Callable[[int], None]) -> None:
+        assessment = ReferenceAssessment()
         self._run(unit, self._labels_of(unit), advance, assessment.update)
         self.truth.validity = assessment.result(self.stand)
-        if self.truth.validity.is_restricted:
-            self.truth.rewind()
-            for track in self.tracks:
-                track.restart()
-            self.run(unit, lambda _count: None)
-        self.end_unit()
+
+    def _restart(self) -> None:
+        self.truth.rewind()
+        for track in self.tracks:
+            track.restart()
 
     def end_unit(self) -> None:
         """What was compared since the last end is one unit, for every track."""
@@ -346,6 +358,10 @@ def _add(answers: hashlib._Hash, outputs: list[OutputArray]) -> None:
     for output in outputs:
         answers.update(f"{output.dtype} {output.shape}\n".encode())
         answers.update(np.ascontiguousarray(output).tobytes())
+
+
+def _ignore(_samples: int) -> None:
+    """Advance no progress: the unit is measured again."""
 
 
 def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import inliner
+from onnx import helper, inliner, numpy_helper
 
 from gate.onnx_file.reading import WithData
 from gate.onnx_file.sessions import open_session, session_options
@@ -29,6 +29,9 @@ _CHOOSERS = {
     "LessOrEqual": 0,
 }
 """Operators that decide by comparing floats: which of their outputs holds the decision."""
+
+_INDICES = frozenset({"TopK", "ArgMax", "ArgMin", "NonMaxSuppression"})
+"""Those whose decision is of int64; of the others it is of bools."""
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -73,7 +76,8 @@ class EditableFile:
 class ChoiceSession:
     """A session of a file with the decisions of its nodes as further outputs.
 
-    Nodes of subgraphs are left out. Raises what ONNX Runtime raises, and DigestMismatch.
+    Nodes of the branches of an If count; those of loops do not. Raises what ONNX Runtime raises,
+    and DigestMismatch.
     """
 
     def __init__(
@@ -81,11 +85,7 @@ class ChoiceSession:
     ) -> None:
         file = EditableFile(candidate)
         model = file.model
-        self._operators = {
-            node.output[_CHOOSERS[node.op_type]]: node.op_type
-            for node in model.graph.node
-            if node.op_type in _CHOOSERS and node.domain in ("", "ai.onnx")
-        }
+        self._operators = _expose(model.graph)
         """By the name of the tensor, in the order of the nodes."""
         self._session: Any = None
         if not self._operators:
@@ -106,4 +106,38 @@ class ChoiceSession:
         return [
             Choice(operator, np.asarray(array))
             for operator, array in zip(self._operators.values(), arrays, strict=True)
+            if array.size
         ]
+
+
+def _expose(graph: onnx.GraphProto) -> dict[str, str]:
+    """Return the operators by the name of their decision. Branches get decisions as outputs."""
+    operators: dict[str, str] = {}
+    for node in graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type in _CHOOSERS:
+            operators[node.output[_CHOOSERS[node.op_type]]] = node.op_type
+        elif node.op_type == "If":
+            operators |= _expose_branches(node)
+    return operators
+
+
+def _expose_branches(node: onnx.NodeProto) -> dict[str, str]:
+    """Add the decisions of both branches of an If to its outputs; empty where one is not taken."""
+    operators = {}
+    branches = [attribute.g for attribute in node.attribute]
+    for taken in branches:
+        for name, operator in _expose(taken).items():
+            exposed = f"{name} of {node.output[0]}"
+            dtype = np.int64 if operator in _INDICES else np.bool_
+            for branch in branches:
+                inner = name
+                if branch is not taken:
+                    inner = f"no {exposed}"
+                    nothing = numpy_helper.from_array(np.empty((0, 3), dtype))
+                    branch.node.append(helper.make_node("Constant", [], [inner], value=nothing))
+                branch.output.append(onnx.ValueInfoProto(name=inner))
+            node.output.append(exposed)
+            operators[exposed] = operator
+    return operators

@@ -152,6 +152,9 @@ class ReferenceValidity(Record):
     """The first operator that returns float16 or bfloat16."""
     half_dtype: Literal["float16", "bfloat16"] | None = None
     """What it returns."""
+    own_choices: bool = added_field(False)
+    """True if float64 and random-rounding runs take the decisions of the float32 reference (TopK,
+    ArgMax, NonMaxSuppression, comparisons), because rounding changes them."""
 
     def uses_float64(self, output: int) -> bool:
         """Return True if the float64 reference of an output computes the model's function."""

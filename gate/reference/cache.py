@@ -153,6 +153,10 @@ class ReferenceCache:
         self._single.get_or_compute(digests, lambda: list(reference))
         self._samples.note(digests, reference, truth)
 
+    def forget_truth(self) -> None:
+        """Drop the answers in float64: another mode computes others."""
+        self._double, self._samples = OutputCache(room=_ROOM), SampleTruths(room=_ROOM)
+
     def note_reference(self, batch: Batch, reference: Sequence[OutputArray]) -> None:
         """The same of the answer in float32 alone."""
         self._single.get_or_compute(row_digests(batch), lambda: list(reference))

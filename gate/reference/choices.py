@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gate.onnx_file.choices import Choice
-from gate.records.instruments import EPSILON
+from gate.records.instruments import EPSILON, UNDERFLOW
 from gate.reference.error_models import bare
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import OutputArray
@@ -46,6 +48,9 @@ _ONNX = {
     "lt": "Less",
     "le": "LessOrEqual",
 }
+
+_BY_CLASS, _AT_ONCE = "_batched_nms_vanilla", "_batched_nms_coordinate_trick"
+"""How torchvision suppresses boxes of several classes."""
 
 _COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 
@@ -112,17 +117,18 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(v, torch.Tensor) or (name in _COMPARISONS and key == "other")
         )
         axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
-        chosen = self._next(_ONNX[name], name, own)
+        chosen = self._next(name, own, boxes=len(operands[0]) if name == "nms" else 0)
         limit = float(stated.get("iou_threshold", 0.0))
         return Call(name, operands, own, own if chosen is None else chosen, axis, limit)
 
-    def _next(self, operator: str, name: str, own: NDArray[Any]) -> NDArray[Any] | None:
+    def _next(self, name: str, own: NDArray[Any], *, boxes: int) -> NDArray[Any] | None:
         """The decision of the next node that can be the counterpart."""
-        left = self._left.get(operator, [])
+        left = self._left.get(_ONNX[name], [])
         for place, array in enumerate(left):
             if name == "nms":
-                fits = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
-                found = array[:, 2] if fits else array
+                of_file = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
+                found = array[:, 2] if of_file else array
+                fits = found.ndim == 1 and bool((found < boxes).all())
             else:
                 fits = _bare(array.shape) == _bare(own.shape)
                 found = array.reshape(own.shape) if fits else array
@@ -134,6 +140,14 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
 
 def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
+
+
+def own_choices(run: Run) -> list[Choice]:
+    """Return what the model decides in a run, in the order of its calls."""
+    mode = ChoiceReplay(())
+    with mode:
+        run()
+    return [Choice(_ONNX[call.name], call.own) for call in mode.calls]
 
 
 @dataclass(frozen=True)
@@ -151,14 +165,36 @@ def replay(
     run: Run,
     choices: Sequence[Choice],
     rounded: Callable[[Run, int], list[OutputArray]],
+    truth: Callable[[DispatchMode], list[OutputArray] | None],
     *,
     draws: int,
 ) -> ReplayedReference | None:
     """Return what the model computes with the choices of a file; None where all are its own, or
     rounding does not leave one of the others open.
 
-    `run`: the model's forward; `rounded`: runs it under random rounding, seeded by a number.
+    `run`: the model's forward; `rounded`: runs it under random rounding, seeded by a number;
+    `truth`: runs it in float64 inside a mode.
     """
+    boxes = sys.modules.get("torchvision.ops.boxes")
+    suppresses = any(choice.operator == "NonMaxSuppression" for choice in choices)
+    if suppresses and hasattr(boxes, _BY_CLASS) and hasattr(boxes, _AT_ONCE):
+        # batched_nms makes one call for each class of many boxes. It exports as one node, for which
+        # it moves the boxes of each class apart.
+        with patch.object(boxes, _BY_CLASS, getattr(boxes, _AT_ONCE)):
+            found = _replayed(run, choices, rounded, truth, draws=draws)
+        if found is not None:
+            return found
+    return _replayed(run, choices, rounded, truth, draws=draws)
+
+
+def _replayed(
+    run: Run,
+    choices: Sequence[Choice],
+    rounded: Callable[[Run, int], list[OutputArray]],
+    truth: Callable[[DispatchMode], list[OutputArray] | None],
+    *,
+    draws: int,
+) -> ReplayedReference | None:
     mode = ChoiceReplay(choices)
     with mode:
         outputs = run()
@@ -171,8 +207,9 @@ def replay(
         runs.append(rounded(partial(_inside, moved, run), draw))
         for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
             _widen(call, other, widest)
-    proven = all(is_open(c, e) for c, e in zip(mode.calls, errors, strict=True) if c.differs)
-    return ReplayedReference(outputs, runs) if proven else None
+    if not all(is_open(c, e) for c, e in zip(mode.calls, errors, strict=True) if c.differs):
+        return None
+    return ReplayedReference(outputs, runs, truth(ChoiceReplay(choices)))
 
 
 def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
@@ -182,7 +219,9 @@ def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
 
 def _rounding(operand: Floats) -> Floats:
     whole = bool((operand == np.round(operand)).all())
-    return np.zeros_like(operand) if whole else 2.0 * EPSILON * np.abs(operand)
+    if whole:
+        return np.zeros_like(operand)
+    return np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
 
 
 def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:

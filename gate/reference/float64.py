@@ -205,6 +205,8 @@ class Truth:
         self.unmeasured: str | None = None
         self.validity: Validity = UNRESTRICTED
         """Whether what it computes is the model's function; known after the first unit."""
+        self.decisions: Callable[[Batch], DispatchMode | None] = lambda _: None
+        """Makes the mode in which a batch is computed."""
         if not samples:
             self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
             return
@@ -222,7 +224,7 @@ class Truth:
         if self._float64 is None:
             return None
         try:
-            return self._float64.run(batch)
+            return self._float64.run(batch, mode=self.decisions(batch))
         except ModelError as error:
             self._float64, self.unmeasured = None, str(error)
             return None
@@ -247,7 +249,7 @@ class Truth:
         if self._float64 is None:
             return None
         try:
-            return self._float64.run(batch, mode=mode)
+            return self._float64.run(batch, mode=mode or self.decisions(batch))
         except ModelError:
             return None
 
