@@ -26,6 +26,9 @@ _LOSING = {
 
 _SOFTMAX = {"Softmax", "LogSoftmax"}
 
+_RECURRENT = {"GRU", "LSTM", "RNN"}
+"""Operators of several steps: infinities in their input become NaN in a product inside."""
+
 
 class _Traced:
     """A session that returns what goes into some nodes of the main graph, and what comes out."""
@@ -61,12 +64,15 @@ class NanTrace:
     """Tells whether a runtime loses a NaN that the file computes. Raises what onnx raises."""
 
     def __init__(self, candidate: TestedFile) -> None:
-        file = EditableFile(candidate)
-        self._traced = _Traced(file, [n for n in file.model.graph.node if n.op_type in _LOSING])
+        file, losing = EditableFile(candidate), _LOSING | _RECURRENT
+        self._traced = _Traced(file, [n for n in file.model.graph.node if n.op_type in losing])
 
     def loses_nan(self, feed: Feed) -> bool:
-        """Return True if an operator gets NaN, or a softmax nothing but -inf, and returns numbers
-        there. Raises what ONNX Runtime raises."""
+        """Return True if an operator returns numbers where its input makes NaN: a NaN, an infinity
+        in a softmax or recurrent operator, or nothing but -inf in a softmax.
+
+        Raises what ONNX Runtime raises.
+        """
         arrays = self._traced.run(feed)
         return any(_loses(node, arrays) for node in self._traced.nodes if arrays)
 
@@ -75,12 +81,15 @@ def _loses(node: NodeProto, arrays: Mapping[str, OutputArray]) -> bool:
     given, returned = arrays.get(node.input[0]), arrays.get(node.output[0])
     if given is None or returned is None or given.dtype.kind != "f" or returned.dtype.kind != "f":
         return False
+    if node.op_type in _RECURRENT:
+        return not np.isfinite(given).all() and not np.isnan(returned).any()
     if given.shape != returned.shape:
         return bool(np.isnan(given).any() and not np.isnan(returned).any())
     lost = np.isnan(given)
     if node.op_type in _SOFTMAX and given.ndim:
         axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
         lost = lost | (given == -np.inf).all(axis=axis, keepdims=True)
+        lost = lost | (given == np.inf).any(axis=axis, keepdims=True)
     return bool((lost & ~np.isnan(returned)).any())
 
 

@@ -17,7 +17,7 @@ from gate.storage.arrays import Batch, OutputArray
 _LOSING = (
     "relu", "clamp", "hardtanh", "max_pool", "maximum", "minimum", "amax", "amin", "max", "min",
     "softmax", "attention", "sigmoid", "tanh", "gelu", "elu", "erf", "hardswish", "topk", "mish",
-    "softplus",
+    "softplus", "lstm", "gru", "rnn",
 )  # fmt: skip
 """Parts of the names of operators that keep NaN in PyTorch, and may lose it in a runtime."""
 

@@ -124,6 +124,35 @@ def test_a_length_of_zero(tmp_path):
     assert "probe_zero_count" in failed(decision)
 
 
+class Rates(nn.Module):
+    """Divides by a number that a probe makes zero, before an operator that loses infinities."""
+
+    def __init__(self, kind: str, *, least: int = 0) -> None:
+        super().__init__()
+        self.kind, self.least = kind, least
+        self.net = getattr(nn, kind)(6, 4, batch_first=True) if kind != "softmax" else None
+
+    def forward(self, x, rate):
+        rate = rate.clamp(min=self.least) if self.least else rate
+        scaled = x / rate[:, None, None]
+        return self.net(scaled)[0] if self.net else scaled.softmax(-1)
+
+
+RATES = {"x": SEQUENCES, "rate": RANDOM.integers(1, 9, 12)}
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN", "softmax"])
+def test_an_infinity_that_the_runtime_loses_refuses_no_correct_file(tmp_path, kind):
+    decision = judged(Rates(kind), Rates(kind), tmp_path, RATES)
+    assert not failed(decision)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "softmax"])
+def test_a_divisor_that_the_file_clamps_is_a_difference(tmp_path, kind):
+    decision = judged(Rates(kind), Rates(kind, least=1), tmp_path, RATES)
+    assert failed(decision)
+
+
 class Pixels(nn.Module):
     """Floats as integers, and numbers that do not depend on them."""
 
