@@ -265,6 +265,10 @@ class Packing:
                 "of them, in the file's order."
             )
         for name, array in zip(names, arrays, strict=True):
+            if array.dtype.kind not in _KINDS:
+                raise DataError(
+                    f"output '{name}' of {part.name} has dtype {array.dtype}. Expected numbers."
+                )
             if array.ndim == 0 or (part.name == SAMPLES and len(array) != part.size):
                 raise DataError(
                     f"output '{name}' of {part.name} has shape {list(array.shape)} for "

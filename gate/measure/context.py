@@ -207,9 +207,12 @@ class MeasurementContext:
             batch, RoundingRun(draw, scale, ties, fast_path=validity.record.fast_path)
         )
 
-    def rounding_run(self, batch: Batch, rounding: RoundingRun) -> list[OutputArray]:
-        """The same, whether or not the runs are known to compute the model's function."""
-        mode = self.decisions(batch)
+    def rounding_run(
+        self, batch: Batch, rounding: RoundingRun, *, mode: DispatchMode | None = None
+    ) -> list[OutputArray]:
+        """The same, whether or not the runs are known to compute the model's function. `mode`: what
+        sees the operators; None: that of `decisions`."""
+        mode = mode or self.decisions(batch)
 
         def run(batch: Batch) -> list[OutputArray]:
             with mode or nullcontext():

@@ -121,7 +121,7 @@ class ReferenceAssessment:
         )
         suspects = self._suspects(stand, batches, draws)
         doubtful = bool(suspects) or draws.state != "valid"
-        if doubtful and not record.own_choices and _are_reproducible(stand, batches):
+        if doubtful and not record.own_choices and _choices_change(stand):
             return Validity(ReferenceValidity(own_choices=True))
         if not suspects:
             return Validity(record)
@@ -200,20 +200,26 @@ class ReferenceAssessment:
         )
 
 
-def _are_reproducible(stand: MeasurementContext, batches: Sequence[Batch]) -> bool:
-    """Return True if the model makes choices, and with them computes what it does without."""
+def _choices_change(stand: MeasurementContext) -> bool:
+    """Return True if float64 or rounding changes a decision of the model, and the model with its
+    decisions stated computes what it does without."""
+    changed = False
     try:
-        for batch in batches:
-            choices, outputs = stand.own_choices(batch), stand.answers.reference(batch)
+        for batch in stand.batches_with_truth():
+            choices = stand.own_choices(batch)
             if not choices:
                 return False
             with ChoiceReplay(choices):
                 again = stand.reference.run(batch)
-            if not all(map(_is_same, again, outputs)):
+            if not all(map(_is_same, again, stand.answers.reference(batch))):
                 return False
+            double, rounded = ChoiceReplay(choices), ChoiceReplay(choices)
+            stand.truth.aside(batch, mode=double)
+            stand.rounding_run(batch, RoundingRun(), mode=rounded)
+            changed = changed or any(call.differs for call in (*double.calls, *rounded.calls))
     except GateError:
         return False
-    return True
+    return changed
 
 
 def _is_same(one: OutputArray, other: OutputArray) -> bool:

@@ -189,9 +189,9 @@ def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> Sam
         for name, spec in zip(samples.names, samples.specs, strict=True)
     ]
     stated = {name: axis for name, axis in samples.stated.items() if name in samples.names}
-    known = [spec for subject in subjects for spec in subject.outputs]
+    output_specs = [spec for subject in subjects for spec in subject.outputs]
     try:
-        found = arrange(samples.with_batch_axes(stated), inputs, known)
+        found = arrange(samples.with_batch_axes(stated), inputs, output_specs)
     except InputMismatch:
         if even and not samples.stated:
             raise broken from None

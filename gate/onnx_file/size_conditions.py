@@ -242,12 +242,12 @@ class _Flattened:
 
     def needed(self, names: Any) -> tuple[list[NodeProto], list[TensorProto]]:
         """Return the nodes and initializers that compute tensors from sizes."""
-        left, seen, places = list(names), set[str](), set[int]()
+        left, visited, places = list(names), set[str](), set[int]()
         while left:
             name = left.pop()
-            if name in seen or not name:
+            if name in visited or not name:
                 continue
-            seen.add(name)
+            visited.add(name)
             at = self._producers.get(name)
             if at is None:
                 continue
@@ -255,7 +255,7 @@ class _Flattened:
             if self.nodes[at].op_type not in ("Shape", "Size"):
                 left += self.nodes[at].input
         nodes = [self.nodes[at] for at in sorted(places)]
-        return nodes, [tensor for name, tensor in self.initializers.items() if name in seen]
+        return nodes, [tensor for name, tensor in self.initializers.items() if name in visited]
 
     def model(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         """Return the flat graph with these tensors as its only outputs."""
@@ -264,8 +264,8 @@ class _Flattened:
         for field in ("node", "output", "value_info"):
             made.graph.ClearField(field)
         made.graph.node.extend(self.nodes)
-        known = {tensor.name for tensor in model.graph.initializer}
-        made.graph.initializer.extend(t for n, t in self.initializers.items() if n not in known)
+        stated = {tensor.name for tensor in model.graph.initializer}
+        made.graph.initializer.extend(t for n, t in self.initializers.items() if n not in stated)
         made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         return made
 

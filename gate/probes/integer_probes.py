@@ -308,8 +308,9 @@ def _dealt(column: _Column, values: Sequence[Values]) -> OutputArray:
 def _is_mask(observed: SampleProfile, name: str) -> bool:
     """True for integers and bools that are nothing but 0 and 1, several in a sample."""
     array = observed.rows[name]
-    low, high = int(observed.low[name]), int(observed.high[name])
-    return array.dtype.kind in "iub" and array.ndim > 1 and low >= 0 and high <= 1
+    if array.dtype.kind not in "iub" or array.ndim < 2:
+        return False
+    return int(observed.low[name]) >= 0 and int(observed.high[name]) <= 1
 
 
 def _one_value(observed: SampleProfile, name: str) -> bool:
