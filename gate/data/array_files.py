@@ -136,7 +136,8 @@ def open_array(path: Path, *, name: str | None = None) -> RowsArray:
         reason = first_line(error, empty=type(error).__name__)
         raise DataError(
             f"cannot read {name or path.name} as a .npy array: {reason}. Expected a whole file of "
-            "numbers as numpy.save writes it, without Python objects; texts by x.astype(str)."
+            "numbers as numpy.save writes it, without Python objects. "
+            "Convert texts by x.astype(str); give calls of several shapes in a file for each shape."
         ) from error
 
 
