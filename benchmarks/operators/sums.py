@@ -38,13 +38,26 @@ _REDUCTIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[Node, ...]]] = {
 }
 
 
+def _reductions(label: str, x: Array) -> Iterator[Case]:
+    for name, (compute, nodes) in _REDUCTIONS.items():
+        yield Case(name, label, compute, (x,), nodes, _LAST)
+
+
+def _softmax(label: str, x: Array) -> Iterator[Case]:
+    for name, operator in (("softmax", "Softmax"), ("log_softmax", "LogSoftmax")):
+        compute = getattr(functional, name)
+        yield Case(
+            name, label, lambda x, compute=compute: compute(x, -1), (x,),
+            ((operator, ("x0",), {"axis": -1}),),
+        )  # fmt: skip
+
+
 def sums() -> Iterator[Case]:
     """Reductions, prefix sums, norms and softmax by the number of terms."""
     for n in LENGTHS:
         for kind, x in _draws(_ROWS, n).items():
             label = f"n = {n}, {kind}"
-            for name, (compute, nodes) in _REDUCTIONS.items():
-                yield Case(name, label, compute, (x,), nodes, _LAST)
+            yield from _reductions(label, x)
             yield Case(
                 "sum", f"{label}, axis 0", lambda x: x.sum(0, keepdim=True), (x.T.copy(),),
                 (("ReduceSum", ("x0", "first"), {}),), {"first": np.array([0], np.int64)},
@@ -54,13 +67,7 @@ def sums() -> Iterator[Case]:
                 (("CumSum", ("x0", "axis"), {}),), {"axis": np.array(-1, np.int64)},
             )  # fmt: skip
             yield from _norms(label, x)
-        wide = floats(3.0 * _draws(_ROWS, n)["cancelling"])
-        for name, operator in (("softmax", "Softmax"), ("log_softmax", "LogSoftmax")):
-            compute = getattr(functional, name)
-            yield Case(
-                name, f"n = {n}", lambda x, compute=compute: compute(x, -1), (wide,),
-                ((operator, ("x0",), {"axis": -1}),),
-            )  # fmt: skip
+        yield from _softmax(f"n = {n}", floats(3.0 * _draws(_ROWS, n)["cancelling"]))
         few = floats(1.0 + 0.01 * _draws(_ROWS, n)["cancelling"])
         yield Case(
             "prod", f"n = {n}", lambda x: x.prod(-1, keepdim=True), (few,),
@@ -115,8 +122,7 @@ def long_sums() -> Iterator[Case]:
         rows = 8 if n < LONG[-1] else 2
         for kind, x in _long_draws(rows, n).items():
             label = f"n = {n}, {kind}"
-            for name, (compute, nodes) in _REDUCTIONS.items():
-                yield Case(name, label, compute, (x,), nodes, _LAST)
+            yield from _reductions(label, x)
             yield Case(
                 "mean", f"{label}, axis 0", lambda x: x.mean(0, keepdim=True), (x.T.copy(),),
                 (("ReduceMean", ("x0", "first"), {}),), _FIRST,
@@ -148,12 +154,7 @@ def long_sums() -> Iterator[Case]:
             )  # fmt: skip
             if n <= 102_400:
                 yield from _norms(label, x[:, None].repeat(2, 1).reshape(-1, n))
-            for name, operator in (("softmax", "Softmax"), ("log_softmax", "LogSoftmax")):
-                compute = getattr(functional, name)
-                yield Case(
-                    name, label, lambda x, compute=compute: compute(x, -1), (x,),
-                    ((operator, ("x0",), {"axis": -1}),),
-                )  # fmt: skip
+            yield from _softmax(label, x)
             yield Case(
                 "matmul", label, torch.matmul, (x, x[:2].T.copy()),
                 (("MatMul", ("x0", "x1"), {}),),

@@ -247,8 +247,8 @@ def report_folder(report: Path | None) -> Iterator[Path]:
 
 
 def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
-    """What a consumer of a file that passed will compare with, if vectors can hold its inputs; else
-    nothing of an earlier one. Gives the digest of golden.json, from memory."""
+    """Write the golden vectors of a file that passed, if they can hold its inputs; otherwise remove
+    earlier ones. Return the digest of golden.json, from memory."""
     from gate.golden.folder import GOLDEN_JSON
     from gate.measure.artifacts import has_golden, write_golden_of
     from gate.storage.digest import Digest

@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 24
 """Of one input that are read at a time where nobody asks for batches."""
 
 _TEXT_BYTES = 256
-"""What a text is taken to need."""
+"""Estimated size of a text."""
 
 
 @dataclass(frozen=True)

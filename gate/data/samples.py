@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SampleSet:
-    """All samples of a source or a range of them, as named arrays of bool, int, float or str.
+    """The samples of a source, or a range of them: named arrays of bool, int, float or str.
 
     Laws: the digest depends on names, dtypes, shapes and values only, not on what holds the samples
     nor on what lies around them: `Samples.of(a).digest() == Samples.open(saved(a)).digest()`, and

@@ -28,6 +28,9 @@ def _as_number(value: Any) -> Any:
 Observed = Annotated[Measured | str | None, BeforeValidator(_as_number)]
 
 
+ProbeCode = Literal["beyond_range", "undefined"]
+
+
 class CheckResult(Record):
     """One check: what was seen, what was allowed, on how many samples, and what to try."""
 
@@ -46,7 +49,7 @@ class CheckResult(Record):
     verdict: Verdict
     explanation: str
     remedy: str | None = None
-    code: Literal["beyond_range", "undefined"] | None = added_field(None)
+    code: ProbeCode | None = added_field(None)
     """Why a difference on a probe may be no fault of the file. `beyond_range`: the file breaks only
     far beyond the samples' values (`instruments.probe_beyond_range`). `undefined`: ONNX leaves the
     result of an operator open on this input."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, check
 from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import CheckResult, ProbeCode, Verdict
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import is_recorded, may_lack_probes
 from gate.policy.sections import Bounds
@@ -167,7 +166,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
     metric = "noise_ratio" if by_noise else "relative_diff"
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
     told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
-    code: Literal["beyond_range", "undefined"] | None = None
+    code: ProbeCode | None = None
     if probe.failure is not None:
         verdict, explanation = Verdict.FAIL, probe.failure
     elif told_twice:
@@ -209,7 +208,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
 
 
 def _undefined(probe: ProbeResult) -> str:
-    """What ONNX leaves open."""
+    """Return the text about conversions that ONNX leaves undefined."""
     shown = "; ".join(f"{c.elements} to {c.dtype} ({c.tensor})" for c in probe.undefined[:3])
     return (
         f"The input makes the model convert floats that the integer type does not hold: {shown}. "
@@ -218,7 +217,7 @@ def _undefined(probe: ProbeResult) -> str:
 
 
 def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
-    """Whether all that does not break is within the bounds of a probe."""
+    """Return True if everything that does not break is within the bounds of a probe."""
     if breaks.failure is not None:
         return False
     if breaks.relative_diff is None:

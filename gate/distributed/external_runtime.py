@@ -41,7 +41,7 @@ from gate.runtimes.recording_format import (
     row_digests,
 )
 from gate.storage import files
-from gate.storage.arrays import STRING, Batch, RuntimeArray
+from gate.storage.arrays import STRING, Batch, RuntimeArray, little_endian
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_inside, wrong_name
 from gate.storage.record import Record, Sha256, added_field
@@ -345,8 +345,7 @@ def _rows_of(folder: Path, part: SentPart) -> Rows:
 
 
 def _saved(room: Path, file: str, name: str, array: RuntimeArray) -> RecordedArray:
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    np.save(room / file, little, allow_pickle=False)
+    np.save(room / file, little_endian(array), allow_pickle=False)
     return RecordedArray(
         name=name,
         dtype=array.dtype.name,
@@ -498,7 +497,7 @@ class _Writer:
         self._rows.update(row_digests(batch).tobytes())
         for number, array in enumerate(batch.values()):
             with (self._room / self._folder / f"{number}.raw").open("ab") as raw:
-                raw.write(_little(array).reshape(-1).view(np.uint8).data)
+                raw.write(little_endian(array).reshape(-1).view(np.uint8).data)
             self.size += len(array) if number == 0 else 0
 
     def part(self, batch: int | None) -> SentPart:
@@ -507,7 +506,7 @@ class _Writer:
         for number, (name, array) in enumerate(self._like.items()):
             place = f"{self._folder}/{number}"
             shape = (self.size, *array.shape[1:])
-            _as_npy(self._room / place, _little(array).dtype, shape)
+            _as_npy(self._room / place, little_endian(array).dtype, shape)
             arrays.append(
                 SentArray(
                     name=name,
@@ -524,10 +523,6 @@ class _Writer:
             inputs_sha256=Digest(self._rows.hexdigest()),
             inputs=tuple(arrays),
         )
-
-
-def _little(array: RuntimeArray) -> RuntimeArray:
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 def _as_npy(place: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:

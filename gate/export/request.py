@@ -78,7 +78,7 @@ class Example:
         return {name: axis for name, axis in axes.items() if axis is not None}
 
     def notices(self, settings: ExportSettings) -> tuple[str, ...]:
-        """What was decided of the batch without being stated."""
+        """Return what the export decided about the batch axis by default."""
         if self.batched or settings.batch_axes or settings.dynamic_axes:
             return ()
         return ("one call is one sample: no batch axis is dynamic (--batch-axis NAME=AXIS)",)

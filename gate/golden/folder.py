@@ -29,7 +29,7 @@ from gate.preprocess.pictures import decoded, read_picture
 from gate.preprocess.spec import PreprocessSpec, geometry, to_pixels
 from gate.records.evidence import BatchAxes
 from gate.storage import files
-from gate.storage.arrays import Pixels, Tensor
+from gate.storage.arrays import Pixels, Tensor, little_endian
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import read_untrusted
 
@@ -308,7 +308,7 @@ def _described(
     name: str, values: Array, prefix: str, contents: dict[str, bytes]
 ) -> dict[str, object]:
     """The fields of the array's record; its bytes go into `contents`."""
-    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+    data = little_endian(values).tobytes()
     digest = Digest.of_bytes(data)
     file = f"{prefix}-{digest.short}.bin"
     contents[file] = data

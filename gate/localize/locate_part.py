@@ -46,8 +46,7 @@ def explain_chain(
     whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> ChainDifference | None:
     """Of the first batch of samples; None where the chain answers alike, or can't be run."""
-    binding = whole.bind()
-    batch = binding.by_input(next(whole.samples.batches(binding.batch_size)))
+    batch = _first_batch(whole)
     try:
         files = _with_files(whole, release, runtime, batch)
         parts = dict(release.chain.parts.items())
@@ -181,6 +180,12 @@ def _without_layers(
     )
 
 
+def _first_batch(whole: MeasurementJob) -> Batch:
+    """Return the first batch of samples as the chain takes it."""
+    binding = whole.bind()
+    return binding.by_input(next(whole.samples.batches(binding.batch_size)))
+
+
 def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName) -> str | None:
     """What the chain can't do with the files that it can do with the modules; None: nothing."""
     policy = whole.policy
@@ -204,8 +209,7 @@ def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
         except Exception as error:
             return f"the files can't be opened together: {describe_failure(error)}."
         try:
-            binding = whole.bind()
-            session.run(binding.by_input(next(whole.samples.batches(binding.batch_size))))
+            session.run(_first_batch(whole))
         except GateError as error:
             return str(error)
         except Exception as error:

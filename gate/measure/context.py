@@ -285,7 +285,7 @@ class MeasurementContext:
 
     @cached_property
     def nan_trace(self) -> NanTrace | None:
-        """Where the file loses NaN; None of a file that can't be looked into."""
+        """Finds where ONNX Runtime loses NaN; None if the graph cannot be edited."""
         with contextlib.suppress(Exception):  # a release of several files, a graph with odd types
             return NanTrace(self.tested_file)
         return None

@@ -369,8 +369,8 @@ def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
 
 
 def _fed(chosen: SelectedRuntime, binding: InputBinding | None, batch: Batch) -> Batch:
-    """What the runtime gets; a recording has the samples on axis 0. `binding`: None for a runtime
-    of the model, which takes the samples as they are."""
+    """Return the inputs of a runtime. A recording has the samples on axis 0. `binding`: None for a
+    runtime of the model, which takes the samples as they are."""
     if binding is None:
         return batch
     recorded = isinstance(chosen.runtime, RecordedRuntime)

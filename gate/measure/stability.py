@@ -38,7 +38,7 @@ _STEP = 0.9 * EPSILON
 """About the least change of 1 - p, and of log(p), where p is just below 1."""
 
 _LAST_ROUNDING = 2.5
-"""Units of its own value that a result moves whatever it is made of."""
+"""Largest change by the last rounding of a result, in roundings of its own value."""
 
 
 Compute = Callable[[Batch, Sequence[OutputArray]], list[OutputArray]]
@@ -215,14 +215,20 @@ class StabilityReference:
         return self._rounding_of(MORE_DRAWS)
 
     def _rounding_of(self, draws: int) -> list[Floats]:
-        """The middle one of so many runs; nothing where the model can't be computed so."""
-        runs, batches = [], [base.batch for base in self._bases]
+        """Return the middle one of so many runs; zeros where the model can't be computed so."""
+        batches = [base.batch for base in self._bases]
         try:
-            for draw in range(draws):
-                runs.append([self._stand.rounded_run(one, draw=draw) for one in batches])
+            for draw in range(len(self._rounded), draws):
+                self._rounded.append([self._stand.rounded_run(b, draw=draw) for b in batches])
         except GateError:
             return [np.zeros(1)] * len(self._units)
+        runs = self._rounded[:draws]
         return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]
+
+    @cached_property
+    def _rounded(self) -> list[list[list[OutputArray]]]:
+        """Outputs of the runs so far: by run, batch and output."""
+        return []
 
     def _moved_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
         draws, inverse = [], np.zeros(1)

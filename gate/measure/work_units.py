@@ -47,8 +47,8 @@ def split_into_units(
     """The units of a data set, in order; together they are all samples.
 
     The first is the lead: the batches of the first `lead` samples, by whose noise floor the others
-    are judged. `most`: units beside it. `least`: samples of the last one, which is joined to the
-    unit before where it has fewer.
+    are judged. `most`: further units. `least`: a last unit with fewer samples is joined to the
+    unit before.
     """
     first = min(math.ceil(lead / batch_size) * batch_size, samples)
     batches = math.ceil((samples - first) / batch_size)

@@ -287,7 +287,7 @@ class PartCalls:
         self.rows += len(rows[0])
 
     def _rows(self, inputs: list[Array]) -> list[Array]:
-        """With the samples on axis 0 of every array, where the file has batch axes of its own."""
+        """Return the arrays with the samples on axis 0 of each, by the batch axes of the file."""
         if self.axes is None:
             return inputs
         if self.axes.one_call:
@@ -386,8 +386,8 @@ class CallRecorder:
             return {}
         axes = axes_of_file(subject.inputs, subject.outputs, even=_have_samples(inputs))
         if axes is not None and set(axes.inputs.values()) == {0, None}:
-            beside = [spec for spec in subject.inputs if axes.inputs[spec.name] is None]
-            if any(spec.shape for spec in beside):  # as a mask, which each call may have another of
+            shared = [spec for spec in subject.inputs if axes.inputs[spec.name] is None]
+            if any(spec.shape for spec in shared):  # a mask may differ between calls
                 axes = None
         return {"axes": axes, "wanted": tuple(spec.name for spec in subject.inputs)}
 

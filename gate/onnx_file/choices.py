@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, inliner, numpy_helper
+from onnx import helper, numpy_helper
 
-from gate.onnx_file.reading import WithData
-from gate.onnx_file.sessions import open_session, session_options
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.runtime_options import OrtSetup, plain_setup
+from gate.onnx_file.sessions import session_options
+from gate.onnx_file.tested_file import EditableFile, TestedFile
+from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import OutputArray
 
 _CHOOSERS = {
@@ -33,8 +31,6 @@ _CHOOSERS = {
 _INDICES = frozenset({"TopK", "ArgMax", "ArgMin", "NonMaxSuppression"})
 """Those whose decision is of int64; of the others it is of bools."""
 
-_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -44,33 +40,6 @@ class Choice:
     """ONNX operator type."""
     chosen: NDArray[Any]
     """Indices (int64), or the bools of a comparison."""
-
-
-class EditableFile:
-    """The graph of a file, and sessions of edited copies of it. Raises DigestMismatch."""
-
-    def __init__(self, candidate: TestedFile) -> None:
-        self._loaded = loaded = candidate.loadable()
-        if isinstance(loaded, str):
-            self.model = onnx.load(loaded, load_external_data=False)
-        else:
-            data = loaded.model if isinstance(loaded, WithData) else loaded
-            self.model = onnx.load_from_string(data)
-        if self.model.functions:
-            self.model = inliner.inline_local_functions(self.model)
-
-    def session(
-        self, edited: onnx.ModelProto, options: Any = None, setup: OrtSetup | None = None
-    ) -> Any:
-        """Open a session of an edited graph with the data of the file; on the CPU, without
-        optimizations, unless told otherwise. Raises what ONNX Runtime raises."""
-        setup = setup or plain_setup("ort-cpu")
-        options = options or session_options(setup, threads=1, deterministic=False)
-        loaded, data = self._loaded, edited.SerializeToString()
-        if isinstance(loaded, str):
-            options.add_session_config_entry(_DATA_FOLDER, str(Path(loaded).parent))
-        whole = WithData(data, loaded.data) if isinstance(loaded, WithData) else data
-        return open_session(whole, options, setup)
 
 
 class ChoiceSession:

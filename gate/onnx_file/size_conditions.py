@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from gate.onnx_file.choices import EditableFile
 from gate.onnx_file.reading import subgraphs
 from gate.onnx_file.sessions import open_on_cpu
-from gate.onnx_file.tested_file import TestedFile
+from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
 
 Feed = Mapping[str, OutputArray]
@@ -54,7 +54,7 @@ class SizeConditions:
     def __bool__(self) -> bool:
         return bool(self._conditions)
 
-    @property
+    @cached_property
     def constants(self) -> list[int]:
         """The positive integers that conditions are computed with, in order."""
         nodes, initializers = self._flat.needed(name for name, _ in self._conditions)
@@ -217,7 +217,7 @@ def _holds(value: OutputArray, first: OutputArray | None) -> tuple[bool, bool]:
 
 
 class _Flattened:
-    """The nodes of a graph and of its branches in one list, each tensor with a name of its own."""
+    """The nodes of a graph and of its branches in one list. Each tensor has a unique name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.initializers: dict[str, TensorProto] = {}

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import onnx
+from onnx import inliner
 
 from gate.errors import DigestMismatch, OnnxFileError, StorageError
 from gate.onnx_file.reading import WithData, nodes_of
+from gate.onnx_file.sessions import open_session, session_options
+from gate.policy.runtime_options import OrtSetup, plain_setup
 from gate.records.evidence import ExportRecord, Source, Subject
 from gate.storage.digest import Digest
 from gate.storage.record import Record, Sha256
@@ -60,6 +63,36 @@ class TestedFile:
         else:
             actual = Digest.of_file(self.path)
         self.subject.sha256.verify(actual, what=self.path.name)
+
+
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class EditableFile:
+    """The graph of a file, and sessions of edited copies of it. Raises DigestMismatch."""
+
+    def __init__(self, candidate: TestedFile) -> None:
+        self._loaded = loaded = candidate.loadable()
+        if isinstance(loaded, str):
+            self.model = onnx.load(loaded, load_external_data=False)
+        else:
+            data = loaded.model if isinstance(loaded, WithData) else loaded
+            self.model = onnx.load_from_string(data)
+        if self.model.functions:
+            self.model = inliner.inline_local_functions(self.model)
+
+    def session(
+        self, edited: onnx.ModelProto, options: Any = None, setup: OrtSetup | None = None
+    ) -> Any:
+        """Open a session of an edited graph with the data of the file. The default is the CPU
+        without optimizations. Raises what ONNX Runtime raises."""
+        setup = setup or plain_setup("ort-cpu")
+        options = options or session_options(setup, threads=1, deterministic=False)
+        loaded, data = self._loaded, edited.SerializeToString()
+        if isinstance(loaded, str):
+            options.add_session_config_entry(_DATA_FOLDER, str(Path(loaded).parent))
+        whole = WithData(data, loaded.data) if isinstance(loaded, WithData) else data
+        return open_session(whole, options, setup)
 
 
 class ExportNote(Record):

@@ -11,8 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from gate.onnx_file.choices import EditableFile
-from gate.onnx_file.tested_file import TestedFile
+from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
 
 Feed = Mapping[str, OutputArray]
@@ -122,8 +121,8 @@ class OpenCasts:
         return [cast for node in self._traced.nodes if arrays for cast in _open(node, arrays)]
 
     def variants(self, feed: Feed, casts: list[OpenCast], *, seed: int) -> list[list[OutputArray]]:
-        """Return the outputs of the file with other results of these conversions, each element
-        with one of its own. Raises what ONNX Runtime raises."""
+        """Return the outputs of the file with other results of these conversions, drawn for each
+        element. Raises what ONNX Runtime raises."""
         edited = onnx.ModelProto()
         edited.CopyFrom(self._file.model)
         arrays = self._traced.run(feed)

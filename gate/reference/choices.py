@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -175,41 +176,36 @@ def replay(
     `run`: the model's forward; `rounded`: runs it under random rounding, seeded by a number;
     `truth`: runs it in float64 inside a mode.
     """
+    for way in _suppressions(choices):
+        with way:
+            mode = ChoiceReplay(choices)
+            outputs = _inside(mode, run)
+            if not any(call.differs for call in mode.calls):
+                continue
+            errors = [[_rounding(x) for x in call.operands] for call in mode.calls]
+            runs = []
+            for draw in range(draws):
+                moved = ChoiceReplay(choices)
+                runs.append(rounded(partial(_inside, moved, run), draw))
+                for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
+                    _widen(call, other, widest)
+            pairs = zip(mode.calls, errors, strict=True)
+            if all(is_open(call, error) for call, error in pairs if call.differs):
+                return ReplayedReference(outputs, runs, truth(ChoiceReplay(choices)))
+    return None
+
+
+def _suppressions(choices: Sequence[Choice]) -> Iterator[AbstractContextManager[object]]:
+    """Yield contexts in which torchvision suppresses boxes: all classes at once, then as it does.
+
+    `batched_nms` makes one call for each class of many boxes. It exports as one node, for which it
+    moves the boxes of each class apart.
+    """
     boxes = sys.modules.get("torchvision.ops.boxes")
     suppresses = any(choice.operator == "NonMaxSuppression" for choice in choices)
     if suppresses and hasattr(boxes, _BY_CLASS) and hasattr(boxes, _AT_ONCE):
-        # batched_nms makes one call for each class of many boxes. It exports as one node, for which
-        # it moves the boxes of each class apart.
-        with patch.object(boxes, _BY_CLASS, getattr(boxes, _AT_ONCE)):
-            found = _replayed(run, choices, rounded, truth, draws=draws)
-        if found is not None:
-            return found
-    return _replayed(run, choices, rounded, truth, draws=draws)
-
-
-def _replayed(
-    run: Run,
-    choices: Sequence[Choice],
-    rounded: Callable[[Run, int], list[OutputArray]],
-    truth: Callable[[DispatchMode], list[OutputArray] | None],
-    *,
-    draws: int,
-) -> ReplayedReference | None:
-    mode = ChoiceReplay(choices)
-    with mode:
-        outputs = run()
-    if not any(call.differs for call in mode.calls):
-        return None
-    errors = [[_rounding(x) for x in call.operands] for call in mode.calls]
-    runs = []
-    for draw in range(draws):
-        moved = ChoiceReplay(choices)
-        runs.append(rounded(partial(_inside, moved, run), draw))
-        for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
-            _widen(call, other, widest)
-    if not all(is_open(c, e) for c, e in zip(mode.calls, errors, strict=True) if c.differs):
-        return None
-    return ReplayedReference(outputs, runs, truth(ChoiceReplay(choices)))
+        yield patch.object(boxes, _BY_CLASS, getattr(boxes, _AT_ONCE))
+    yield nullcontext()
 
 
 def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:

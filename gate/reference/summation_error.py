@@ -119,8 +119,8 @@ def summation_error(
     return None if error is None else error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-# A walk takes roundings for independent. Terms that are equal, or small beside the partial sum, are
-# rounded the same way again and again, and the error grows with n instead of its root: ONNX
+# A random walk assumes independent roundings. Terms that are equal, or small against the partial
+# sum, are all rounded in the same direction, and the error grows with n instead of its root: ONNX
 # Runtime's mean of 102 400 equal numbers is off by 3.4e-4. So the very terms are added here as its
 # CPU kernels add them (1.31, measured by benchmarks.operators: most sums agree to the bit).
 
@@ -206,10 +206,15 @@ def _own_error(
     return torch.from_numpy((farthest / EPSILON).astype(np.float32))
 
 
-def _biased(error: torch.Tensor, usual: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The error of a walk of rms `usual`; the terms' `own` error where that is farther off."""
+def _biased(
+    error: torch.Tensor, usual: torch.Tensor, own: torch.Tensor | None, *, beyond: float = _BIASED
+) -> torch.Tensor:
+    """Return the error of a walk of rms `usual`, and the terms' `own` error where it exceeds
+    `beyond` rms. `own`: None where it is not known."""
+    if own is None:
+        return error
     own = own.reshape(usual.shape)
-    return torch.where(own.abs() > _BIASED * usual, own, error)
+    return torch.where(own.abs() > beyond * usual, own, error)
 
 
 def _axes(operation: Operation) -> list[int] | None:
@@ -247,7 +252,7 @@ def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     usual = walk(total * y, total * squares, n, last=True).div_(total)
     own = _own_sum(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
     error = usual * draw(y.shape)
-    return error if own is None else _biased(error, usual, own)
+    return _biased(error, usual, own)
 
 
 def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -268,7 +273,7 @@ def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
         own = _own_sum(operation, lambda rows, add: np.sqrt(add(rows * rows)), _ONE_BY_ONE)
     else:
         return error
-    return error if own is None else _biased(error, usual, own)
+    return _biased(error, usual, own)
 
 
 def _moments(rows: _Rows, add: _Add) -> tuple[_Rows, _Rows]:
@@ -287,7 +292,7 @@ def _exponentials(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Te
 
     own = _own_sum(operation, compute, _ONE_BY_ONE)
     error = usual * draw(y.shape)
-    return error if own is None else _biased(error, usual, own)
+    return _biased(error, usual, own)
 
 
 def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | None:
@@ -326,7 +331,7 @@ def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     one_by_one = np.add.accumulate(operation.argument.detach().numpy(), axis=dim)
     own = (torch.from_numpy(one_by_one) - y) / EPSILON
     usual = ROUNDING * y.square().cumsum(dim).sqrt()
-    return torch.where(own.abs() > _FAR * usual, own, error)
+    return _biased(error, usual, own, beyond=_FAR)
 
 
 def _prefix_factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:

@@ -28,7 +28,7 @@ import numpy as np
 
 from gate.errors import DigestMismatch, EvidenceError, OutputMismatch, StorageError, first_line
 from gate.installation import FLAGS, chromium_path
-from gate.storage.arrays import RuntimeArray
+from gate.storage.arrays import RuntimeArray, little_endian
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 
@@ -63,8 +63,7 @@ def pack(arrays: Mapping[str, RuntimeArray]) -> bytes:
     text += b" " * _padding(_LENGTH.size + len(text))
     parts = [_LENGTH.pack(len(text)), text]
     for array in arrays.values():
-        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        parts += [little.tobytes(), b"\0" * _padding(array.nbytes)]
+        parts += [little_endian(array).tobytes(), b"\0" * _padding(array.nbytes)]
     return b"".join(parts)
 
 

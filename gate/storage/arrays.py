@@ -88,8 +88,12 @@ def value_bytes(array: OutputArray) -> memoryview | bytes:
     if array.dtype.kind == "U":
         texts = [str(text).encode("utf-8", "surrogatepass") for text in array.ravel()]
         return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
+    return little_endian(array).reshape(-1).view(np.uint8).data
+
+
+def little_endian(array: RuntimeArray) -> RuntimeArray:
+    """Return an array in C order and little-endian; a copy only where it is not so already."""
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 HALF = ("float16", "bfloat16")

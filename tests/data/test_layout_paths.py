@@ -1,4 +1,4 @@
-"""Other ways to run a file: beside a champion, quantized, recorded elsewhere, in other processes."""
+"""Champion comparison, quantization, recordings and worker processes with other batch axes."""
 
 from __future__ import annotations
 
