@@ -203,9 +203,14 @@ def _causes(
     findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
 ) -> dict[int, Fault]:
     """Return the faults by the number of the value, most upstream first. Exchanged inputs are one
-    fault, even if several values are computed from them."""
+    fault, even if several values are computed from them, and so is another output of a faulty node.
+    """
     numbers = [n for n, layer in findings.measured.layers.items() if limits.is_source(layer)]
-    suspects = [findings.source(number) for number in numbers]
+    suspects: list[DivergentValue] = []
+    for number in numbers:
+        suspect = findings.source(number)
+        if not detective.reads_other_output(suspect, suspects):
+            suspects.append(suspect)
     exchanged = {name: by for suspect in suspects for name, by in suspect.exchanged.items()}
     causes: dict[int, Fault] = {}
     for suspect in suspects:

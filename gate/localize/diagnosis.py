@@ -112,6 +112,7 @@ def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[st
     """Each setting that a node has otherwise than the module, in words."""
     listed = list(nodes)
     yield from _padding_mode(module, listed)
+    yield from _reset_gate(module, listed)
     padded = any(node.op_type == "Pad" for node in listed)  # then pads say only a part of it
     for node in listed:
         given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -153,6 +154,14 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[st
     found = set(modes or ["constant"])
     if _PADDING_MODES[want] not in found:
         yield f"padding mode is {', '.join(found)} in the file, padding_mode is {want} in the model"
+
+
+def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[str]:
+    """PyTorch's GRU applies the reset gate behind the product with the hidden weights."""
+    for node in nodes:
+        behind = any(a.name == "linear_before_reset" and a.i for a in node.attribute)
+        if isinstance(module, nn.GRU) and node.op_type == "GRU" and not behind:
+            yield "linear_before_reset is 0 in the file, PyTorch's GRU computes with 1"
 
 
 def _equal(stated: Any, want: Any, name: str) -> bool:
@@ -341,6 +350,7 @@ class Diagnoser:
         self._names = tensor_names(model)
         self._graph = graph
         self._cuts = layout.cuts
+        self._tensors = layout.names
         self._cuda = cuda
         self._reduced = reduced
         self._quantized = quantized
@@ -387,18 +397,30 @@ class Diagnoser:
         text += f"; cause not found, excluded: {listed(excluded)}"
         return Fault(path, text, _UNFOUND if unfound else _OPERATOR)
 
+    def reads_other_output(self, suspect: DivergentValue, faulty: Iterable[DivergentValue]) -> bool:
+        """True if the suspect is computed from another output of a node with a faulty one, which
+        is no value of the model: nothing right could be put in there."""
+        places, _ = self._graph.segment(suspect.tensor, self._cuts)
+        nodes = {self._graph.producer.get(one.tensor) for one in faulty}
+        own = self._graph.producer.get(suspect.tensor)
+        return any(place in nodes for place in places if place != own)
+
     def missing_module(self, suspect: DivergentValue) -> ComputedValue | None:
         """Return the first unmatched value that the file computes in separate nodes, and so
-        differently; None if all unmatched values are folded or fused into the suspect.
+        differently, or that it does not compute; None if all unmatched values are folded or fused
+        into the suspect.
 
         A value has separate nodes if the file has at least as many operators of its kind as the
-        model has modules.
+        model has modules. It is not computed if no node reads what its module reads.
         """
         if not suspect.unmatched:
             return None
-        places, _ = self._graph.segment(suspect.tensor, self._cuts)
+        places, met = self._graph.segment(suspect.tensor, self._cuts)
         for value in suspect.unmatched:
-            if self._is_as_in_file(value, places):
+            read = [self._tensors.get(number) for number in value.inputs]
+            if read and None not in read and not set(read) & set(met):
+                return value
+            if self._is_as_in_file(value, places) and not self._set_otherwise(value, places):
                 continue
             among = [*suspect.unmatched, *([] if suspect.value.functional else [suspect.value])]
             wanted = len({(v.path, v.call) for v in among if v.kind == value.kind})
@@ -418,7 +440,26 @@ class Diagnoser:
     ) -> layer_weights.WeightComparison:
         """The tensors of the value's module, where the nodes compute other modules too."""
         module, found = self._model.get_submodule(value.path), self._graph.constants(places)
-        return layer_weights.comparison(module, value.path, found, others=self._names, folded=True)
+        return layer_weights.comparison(
+            module,
+            value.path,
+            found,
+            others=self._names,
+            folded=True,
+            reordered=self._has_gates(places),
+        )
+
+    def _has_gates(self, places: Sequence[int]) -> bool:
+        """True if a recurrent operator reads its rows in an order of its own."""
+        return any(self._graph.nodes[place].op_type in _RECURRENT for place in places)
+
+    def _set_otherwise(self, value: ComputedValue, places: Sequence[int]) -> str | None:
+        """The settings that the only node of the value's kind has otherwise than its module."""
+        nodes = [self._graph.nodes[place] for place in places]
+        own = [node for node in nodes if computes(node.op_type, value.kind)]
+        if len(own) != 1:
+            return None
+        return "; ".join(differing(self._model.get_submodule(value.path), own)) or None
 
     def _computes(self, place: int, kind: str, axes: int) -> bool:
         """True if the node computes a module of this kind whose weight has so many axes."""
@@ -432,6 +473,9 @@ class Diagnoser:
         places, _ = self._graph.segment(behind, self._cuts)
         for difference in self._parameters(value, places).differences:
             return Fault(difference.module, difference.text, WEIGHTS)
+        settings = self._set_otherwise(value, places)
+        if settings is not None:
+            return Fault(value.path, settings, _OTHER_MODEL)
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
         return Fault(value.path, text, _OTHER_MODEL)
 
@@ -545,10 +589,9 @@ class Diagnoser:
         for before in suspect.unmatched:
             fused |= tensors_of(self._model.get_submodule(before.path), before.path)
         if fused and not value.functional:
-            return compare(loose=fused)
+            return compare(loose=fused, reordered=self._has_gates(places))
         if not value.functional:
-            gates = any(self._graph.nodes[at].op_type in _RECURRENT for at in places)
-            return compare(reordered=gates)
+            return compare(reordered=self._has_gates(places))
         loose = {**fused, **self._loose(), **tensors_around(self._model, value.path)}
         comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
         if comparison.differences:

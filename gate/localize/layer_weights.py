@@ -37,7 +37,7 @@ _ROUNDING = 2.0**-20
 """Of the largest element: what a constant that was computed beforehand may be off by."""
 
 _ROWS = 8
-"""Rows of which the order is shown."""
+"""Rows that are shown, from the first one of another place."""
 
 _DISTINCT = 4
 """Distinct values that a tensor needs to be known by them."""
@@ -413,8 +413,12 @@ def _order(want: Floats, got: Floats) -> str | None:
     order = [places.get((part + 0.0).tobytes(), -1) for part in got]
     if len(places) < len(want) or sorted(order) != list(range(len(want))):
         return None
-    shown = ", ".join(map(str, order[:_ROWS]))
-    return f"{shown}, …" if len(order) > _ROWS else shown
+    first = next((at for at, place in enumerate(order) if at != place), None)
+    if first is None:
+        return None
+    shown = ", ".join(map(str, order[first : first + _ROWS]))
+    before, more = "…, " if first else "", ", …" if len(order) > first + _ROWS else ""
+    return f"{before}{shown}{more}"
 
 
 def difference(

@@ -272,3 +272,71 @@ def test_a_folded_layer_does_not_hide_a_weight_behind_it(tmp_path):
     told = found(trained(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
     assert told.first_divergence == "head"
     assert told.fault.startswith("`head.weight`")
+
+
+class Levels(nn.Module):
+    """Two layers that read the same value, joined by `join`."""
+
+    def __init__(self, first: nn.Module, join: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.first, self.second = first, nn.Tanh()
+        self.head = nn.LazyLinear(3)
+        self.join = join
+
+    def forward(self, x):
+        y = self.conv(x)
+        pair = (self.first(y), self.second(y))
+        joined = pair[0] + pair[1] if self.join == "add" else torch.cat(pair, 1)
+        return self.head(joined.mean((2, 3)))
+
+
+@pytest.mark.parametrize("join", ["add", "cat"])
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+def test_a_layer_in_whose_place_another_one_is_read(tmp_path, join, by):
+    """Exporters write equal operators on equal inputs once."""
+    model, other = Levels(nn.ELU(), join), Levels(nn.Tanh(), join)
+    for one in (model, other):
+        one(torch.from_numpy(IMAGES))
+    other.load_state_dict(model.state_dict())
+    told = compare(model, other, tmp_path / "m.onnx", IMAGES, by=by)
+    assert told.first_divergence == "first"
+    assert verdicts(told, "source") == ["first"]
+
+
+class Recurrent(nn.Module):
+    """A GRU, whose last axis order exporters join with that of the LSTM behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru = nn.GRU(16, 6, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(12, 10, batch_first=True)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.gru(x)[0])[0][:, -1])
+
+
+def reset_first(proto: onnx.ModelProto) -> None:
+    """ONNX's default for a GRU, not PyTorch's."""
+    for attribute in nets.node(proto, "GRU").attribute:
+        if attribute.name == "linear_before_reset":
+            attribute.i = 0
+
+
+def another_bias(proto: onnx.ModelProto) -> None:
+    change(proto, nets.node(proto, "GRU").input[3], middle)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"), [(reset_first, "linear_before_reset"), (another_bias, "gru.bias_")]
+)
+def test_recurrent_layers_in_a_row(tmp_path, spoil, text):
+    series = SEQUENCES["x"]
+    candidate = nets.export(Recurrent().eval(), tmp_path / "m.onnx", series)
+    told = found(Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series)
+    assert told.first_divergence == "gru"
+    assert verdicts(told, "source") == ["gru"]
+    assert text in told.fault
