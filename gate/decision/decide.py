@@ -34,6 +34,9 @@ def iter_checks(
 
     It does not follow the order in the policy's file, which is no part of the policy's digest.
     """
+    stated = policy
+    if evidence.subject.has_bfloat16:
+        policy = policy.in_bfloat16()
     yield evidence_rules.samples(policy, evidence)
     yield evidence_rules.determinism(policy, evidence)
     yield evidence_rules.measured_once(evidence)
@@ -44,7 +47,7 @@ def iter_checks(
     yield from provenance_rules.export_checks(policy, evidence)
     yield from output_rules.named(policy, evidence)
     if evidence.subject.parts:  # each has a graph of its own
-        yield from _of_parts(policy, evidence)
+        yield from _of_parts(stated, evidence)
     else:
         yield from instrument_rules.graph(policy, evidence)
     yield from provenance_rules.parity(policy, evidence)

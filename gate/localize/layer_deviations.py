@@ -22,7 +22,7 @@ from gate.localize.model_runner import (
 )
 from gate.localize.value_matching import ValueLayout, returned_values
 from gate.measure.noise_floor import NoiseStatistics
-from gate.policy.defaults import REDUCED_UNIT
+from gate.policy.defaults import BFLOAT16, REDUCED_UNIT
 from gate.policy.runtime_options import OrtSetup
 from gate.records.instruments import NoiseParity
 from gate.records.runtime import RuntimeName
@@ -391,6 +391,8 @@ class DeviationLimits:
     """False if the model can't run in float64."""
     reduced: bool = False
     """True if the file is in 16 bits on purpose, by its policy."""
+    bfloat16: bool = False
+    """True if these are those of bfloat16."""
     quantized: bool = False
     """True if the file is quantized on purpose, by its policy."""
     plain_refused: bool = False
@@ -446,7 +448,7 @@ class DeviationLimits:
     def _wider(self) -> float:
         wider = 1.0 if self.setup.on_cpu else _ON_CUDA
         if self.reduced:  # other orders of summation are nothing beside it
-            wider = REDUCED_UNIT
+            wider = REDUCED_UNIT * (BFLOAT16 if self.bfloat16 else 1.0)
         return wider if self.float64 else wider * _WITHOUT_FLOAT64
 
 

@@ -113,6 +113,7 @@ def locate(
                 setup,
                 float64=measured.noise_unmeasured is None,
                 reduced=policy.precision == "reduced",
+                bfloat16=candidate.subject.has_bfloat16,
                 quantized=policy.precision == "quantized",
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )

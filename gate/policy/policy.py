@@ -13,7 +13,9 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_valid
 from gate.errors import PolicyError
 from gate.policy.defaults import (
     ANSWERS_ONLY,
+    BFLOAT16,
     REDUCED,
+    bfloat16_bounds,
     exact_runtimes,
     quantized_runtimes,
     reduced_runtimes,
@@ -397,6 +399,21 @@ class Policy(PolicyRecord):
         if precision == "quantized":
             return cls.quantized()
         return {"exact": cls.default, "reduced": cls.reduced}[precision](task=task or "auto")
+
+    def in_bfloat16(self) -> Self:
+        """The same policy for a file in bfloat16: what is bounded as the built-in policy bounds
+        float16 is bounded as bfloat16."""
+        if self.precision != "reduced":
+            return self
+        runtimes = {
+            name: runtime.model_copy(update={"bounds": bfloat16_bounds(runtime.bounds)})
+            for name, runtime in self.runtimes.items()
+        }
+        instruments = self.instruments
+        if instruments.probe_noise_ratio == REDUCED.probe_noise_ratio:
+            update = {"probe_noise_ratio": REDUCED.probe_noise_ratio * BFLOAT16}
+            instruments = instruments.model_copy(update=update)
+        return self.model_copy(update={"runtimes": runtimes, "instruments": instruments})
 
     @classmethod
     def quantized(cls) -> Self:

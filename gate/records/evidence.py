@@ -177,6 +177,11 @@ class Subject(Record):
     parts: dict[str, SubjectPart] = added_field({})
     """By name; empty: one ONNX file."""
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """True if an input or output is in bfloat16."""
+        return any(spec.dtype == "bfloat16" for spec in (*self.inputs, *self.outputs))
+
 
 class Source(Record):
     """Where the reference model comes from. None: there is none (built by code alone)."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gate.decision.catalog import REMEDIES
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision, decide
+from gate.policy.overrides import with_overrides
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Evidence, ExportRecord, TensorSpec
@@ -490,3 +491,29 @@ def test_a_probe_in_16_bits_is_shown_by_the_bound_that_it_misses_least(noise_rat
     checks = decide(policy, probed(probe), decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
     assert (found.verdict is PASS, shown in found.explanation) == (False, True), found.explanation
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ratio", "own", "passes"),
+    [
+        ("float16", 12e3, None, True),
+        ("float16", 20e3, None, False),
+        ("bfloat16", 48e3, None, True),
+        ("bfloat16", 60e3, None, False),
+        ("bfloat16", 48e3, 20e3, False),
+        ("bfloat16", 10e3, 20e3, True),
+    ],
+)
+def test_bfloat16_rounds_more_coarsely_than_float16(dtype, ratio, own, passes):
+    policy = Policy.built_in("reduced")
+    if own is not None:
+        policy = with_overrides(policy, {"runtimes.ort-cpu.bounds.noise_ratio": str(own)})
+    noise = builders.noise_parity(ratio=ratio, peak=ratio, diff=ratio)
+    measured = everywhere(noise=noise)
+    (spec,) = measured.subject.outputs
+    outputs = (spec.model_copy(update={"dtype": dtype}),)
+    subject = measured.subject.model_copy(update={"outputs": outputs})
+    measured = measured.model_copy(update={"subject": subject})
+    checks = decide(policy, measured, decided_at=AT).checks
+    (found,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
+    assert (found.verdict is PASS) is passes, found.explanation
