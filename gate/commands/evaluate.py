@@ -65,6 +65,11 @@ def own_or_built_in(
     return Policy.from_file(path) if path else Policy.built_in(precision or "exact", task=task)
 
 
+_UNPROVEN = (
+    "note: not compared: whether the factory gives the same weights each time (the model has more "
+    "than 2 GB, or its factory can be called once). If it draws them, pass --checkpoint FILE."
+)
+
 SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
 """Gives the data of a check with those who measure it."""
 
@@ -430,6 +435,8 @@ def evaluate(
                 preprocessing=question["preprocessing"],
                 export_record=question["export_record"],
             )
+            if not reference.is_reproducible:
+                click.echo(_UNPROVEN, err=True)
         with temporary_folder() as served:
             if question["against"] is not None:
                 against = Against.of_options(question["against"], question)

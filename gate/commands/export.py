@@ -301,6 +301,7 @@ def _export(question: _Question) -> CommandResult:
         question["factory"],
         checkpoint=question["checkpoint"],
         preprocessing=question["preprocessing"],
+        untrained=True,
     )
     model, path = reference.model, question["submodule"]
     if path is not None:

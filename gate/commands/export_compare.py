@@ -110,7 +110,9 @@ def command(**question: Unpack[_Question]) -> CommandResult:
     foldings = {"both": (True, False), "on": (True,), "off": (False,)}[question["folding"]]
     path, report = question["settings"], question["report"]
     settings = load_section(ExportSettings, path, "export") if path else None
-    reference = Reference.from_factory(question["factory"], checkpoint=question["checkpoint"])
+    reference = Reference.from_factory(
+        question["factory"], checkpoint=question["checkpoint"], untrained=True
+    )
     samples = SampleSet.open(question["example_input"])
     example = next(samples.batches(min(len(samples), _MOST)))
     plan = Plan(

@@ -113,7 +113,7 @@ class JobSpec(Record):
         something is another one."""
         _verify("parity-gate itself", own_digest(), self.gate_sha256)
         checkpoint = Path(self.checkpoint) if self.checkpoint else None
-        reference = Reference.from_factory(self.factory, checkpoint=checkpoint)
+        reference = Reference.from_factory(self.factory, checkpoint=checkpoint, untrained=True)
         self.verify(Path(self.onnx), reference)
         spec = PreprocessSpec.from_file(Path(self.preprocessing)) if self.preprocessing else None
         if samples is None:

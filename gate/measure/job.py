@@ -24,7 +24,7 @@ from gate.errors import DataError, InputMismatch
 from gate.measure.work_units import MOST, Crew
 from gate.model.checkpoint import load_checkpoint
 from gate.model.forward_signature import parameters
-from gate.model.loading import build_model, collect_code
+from gate.model.loading import build_model, collect_code, require_same_weights
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import ExportNote, TestedFile
 from gate.policy.policy import Policy
@@ -55,6 +55,9 @@ class Reference:
     checkpoint: Path | None = None
     loaded: bool = False
     """By `load`, so that other processes can load it again."""
+    is_reproducible: bool = True
+    """False if nobody knows whether the factory gives the same weights each time: the model is too
+    large to be built twice, or its factory can be called once."""
 
     @classmethod
     def from_factory(
@@ -64,23 +67,34 @@ class Reference:
         checkpoint: Path | None = None,
         preprocessing: Path | None = None,
         export_record: Path | None = None,
+        untrained: bool = False,
     ) -> Reference:
         """Call `package.module:factory` and load a checkpoint into its model.
 
         `preprocessing`: the spec by which the samples were made, whose digest goes into the
-        evidence. `export_record`: what gate export wrote beside the file. Raises ModelError,
+        evidence. `export_record`: what gate export wrote beside the file. `untrained`: weights that
+        the factory draws anew each time are welcome; else they are a ModelError. Raises ModelError,
         CheckpointError, PolicyError and EvidenceError.
         """
         note = ExportNote.load(export_record) if export_record else None
         model = build_model(factory)
         code = collect_code(model, factory=factory)
         sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
+        same = untrained or sha256 is not None or require_same_weights(factory, model)
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
         digest = spec.digest() if spec else None
         source = Source(
             factory=factory, checkpoint_sha256=sha256, preprocess_sha256=digest, code=code
         )
-        return cls(model, source, spec=spec, note=note, checkpoint=checkpoint, loaded=True)
+        return cls(
+            model,
+            source,
+            spec=spec,
+            note=note,
+            checkpoint=checkpoint,
+            loaded=True,
+            is_reproducible=same,
+        )
 
 
 _DOUBLE = "float64"

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -110,6 +112,65 @@ def build_model(factory: str) -> nn.Module:
             "Return the model itself, not a class, a state dict or a tuple."
         )
     return model
+
+
+_LARGE = 2e9
+"""Bytes of weights from which a model is not built twice."""
+
+
+def require_same_weights(factory: str, model: nn.Module) -> bool:
+    """Build the model again under another seed and compare parameters and persistent buffers.
+
+    Returns False if nothing was compared: `model` has more than 2 GB, or can't be built twice. The
+    random states stay as they are. Raises ModelError if the factory gives other weights.
+    """
+    tensors = model.state_dict()
+    if sum(one.nbytes for one in tensors.values() if isinstance(one, torch.Tensor)) > _LARGE:
+        return False
+    with _another_seed():
+        try:
+            again = build_model(factory).state_dict()
+        except ModelError:  # some factories can be called once
+            return False
+    for name, tensor in tensors.items():
+        if _differs(tensor, again.get(name)):
+            raise ModelError(
+                f"{factory} gives other weights each time ({name} differs between two calls), so "
+                "no file can agree with it. Pass --checkpoint FILE, or set a seed in the factory."
+            )
+    return True
+
+
+@contextlib.contextmanager
+def _another_seed() -> Iterator[None]:
+    """For the generators of Python, NumPy and PyTorch, which go on as before afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+_SEED = 20_240_229
+
+
+def _differs(one: object, other: object) -> bool:
+    """Of two tensors; where the bytes of either can't be had, nothing is said."""
+    tensors = [each for each in (one, other) if isinstance(each, torch.Tensor)]
+    if len(tensors) < 2 or any(map(nn.parameter.is_lazy, tensors)):
+        return False
+    if tensors[0].dtype != tensors[1].dtype or tensors[0].shape != tensors[1].shape:
+        return True
+    if not all(each.layout is torch.strided and each.device.type == "cpu" for each in tensors):
+        return False
+    if any(each.is_quantized for each in tensors):
+        return False
+    first, second = (each.detach().reshape(-1).contiguous().view(torch.uint8) for each in tensors)
+    return not torch.equal(first, second)
 
 
 def call_factory(factory: str, *, expected: str) -> object:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gate.policy.sections import Bounds, ConfidenceBands, Instruments, RuntimePolicy
 from gate.records.runtime import RUNTIMES, BoundsKind, RuntimeName
 
@@ -107,18 +109,23 @@ def quantized_runtimes() -> dict[RuntimeName, RuntimePolicy]:
     }
 
 
-def runtimes_to_add() -> str:
-    """For people whose policy names no runtimes: what they are, and lines of YAML with some."""
-    lines = [
-        "A policy takes nothing from the built-in one: it says which runtimes are measured, and "
-        "within which bounds. Take over the section of whoever measures (params.yaml), or add "
-        "these, for task: tensors without top1_agreement:",
-        "runtimes:",
-    ]
-    for name, runtime in exact_runtimes(classes=True).items():
-        if runtime.required == "always":
-            bounds = ", ".join(
-                f"{each}: {value}" for each, value in runtime.bounds if value is not None
-            )
-            lines.append(f"  {name}: {{required: always, bounds: {{{bounds}}}}}")
-    return "\n".join(lines)
+def with_default_sections(stated: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a policy's file with what the built-in policy of their precision has for the
+    runtimes, and for each setting of the instruments, that they leave out."""
+    precision = stated.get("precision", "exact")
+    task = stated.get("task", "classification")
+    if precision == "quantized":
+        runtimes, instruments = quantized_runtimes(), ANSWERS_ONLY
+    elif precision == "reduced":
+        top1 = 0.95 if task == "classification" else None
+        runtimes, instruments = reduced_runtimes(top1_agreement=top1), REDUCED
+    else:
+        runtimes, instruments = exact_runtimes(classes=task != "tensors"), Instruments()
+    complete = dict(stated)
+    if isinstance(stated.get("twin"), dict):
+        complete["twin"] = with_default_sections(stated["twin"])
+    if "runtimes" not in stated:
+        complete["runtimes"] = {name: one.to_plain() for name, one in runtimes.items()}
+    if isinstance(stated.get("instruments", {}), dict):
+        complete["instruments"] = {**instruments.to_plain(), **stated.get("instruments", {})}
+    return complete

@@ -19,7 +19,7 @@ from gate.policy.defaults import (
     exact_runtimes,
     quantized_runtimes,
     reduced_runtimes,
-    runtimes_to_add,
+    with_default_sections,
 )
 from gate.policy.runtime_options import check_runtime
 from gate.policy.sections import (
@@ -308,7 +308,7 @@ class Policy(PolicyRecord):
             cls,
             path,
             section,
-            lacking={"runtimes": runtimes_to_add()},
+            complete=with_default_sections,
             strange=dict.fromkeys(("parts", "chain"), _OF_RELEASES),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -162,6 +163,7 @@ class SigningKey:
         from securesystemslib.signer import CryptoSigner
 
         data = read_own(path, what="signing key", missing=_MISSING)
+        _refuse_tracked(path)
         try:
             signer = CryptoSigner(load_pem_private_key(data, None))
             return cls(signer, public_key_of(signer, name=path.stem))
@@ -201,6 +203,27 @@ class SigningKey:
                 f"the key {self.public.name} ({self.public.short}) can't sign now: "
                 f"{reason(error)}. Repeat when its vault answers, or use another key: --key."
             ) from None
+
+
+_GIT_S = 10.0
+
+
+def _refuse_tracked(path: Path) -> None:
+    """Raises KeyUnusable if Git tracks the file: whoever has the repository has the key."""
+    command = ["git", "ls-files", "--error-unmatch", "--", path.name]
+    try:
+        done = subprocess.run(
+            command, cwd=path.parent, capture_output=True, timeout=_GIT_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):  # no Git here
+        return
+    if done.returncode == 0:
+        raise KeyUnusable(
+            f"{path} is a private key that Git tracks: everyone with the repository can sign with "
+            f"it. Run git rm --cached {path}, add it to .gitignore, and make another key: gate "
+            "keys new NAME."
+        )
 
 
 def public_key_of(signer: Signer, *, name: str) -> PublicKey:

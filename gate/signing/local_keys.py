@@ -113,6 +113,7 @@ class LocalKeys:
                     f"{self.key_path} is being made by another process for {_TIMEOUT_S:.0f} s. "
                     "Let it finish (or end it), then repeat."
                 ) from error
+            self._ignore()
             is_new = not self.key_path.exists()
             key = (SigningKey.make if is_new else SigningKey.of_file)(self.key_path)
             # After the key: whoever finds both needs no lock.
@@ -123,6 +124,12 @@ class LocalKeys:
                 f"made {self.key_path}: what is measured here is {self.word_of(key.public)}"
             )
         return key
+
+    def _ignore(self) -> None:
+        """Keep Git from taking the folder along, unless somebody says otherwise there."""
+        path = self.folder / ".gitignore"
+        if not path.exists():
+            write_bytes(path, b"*\n")
 
 
 def _text(key: PublicKey) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -96,12 +96,12 @@ def load_section(
     path: Path,
     section: str | None,
     *,
-    lacking: Mapping[str, str] = MappingProxyType({}),
+    complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     strange: Mapping[str, str] = MappingProxyType({}),
 ) -> Model:
     """Read `section` (None: the whole file) of the YAML file `path` into `model`, strictly.
-    `lacking`: by a field that nobody can leave out, what to add where somebody did; `strange`: by
-    a field that is none here, where what is meant belongs.
+    `complete`: adds defaults that depend on what is stated; `strange`: by a field that is none
+    here, where what is meant belongs.
 
     Raises PolicyError with one line per wrong field: file, line, dotted place, what was seen
     and what was expected.
@@ -109,7 +109,10 @@ def load_section(
     document = _parse(path)
     part = document if section is None else _section(document, path, section)
     try:
-        return model.model_validate_json(json.dumps(_plain(part, iter(range(ITEM_LIMIT)))))
+        plain = _plain(part, iter(range(ITEM_LIMIT)))
+        if complete is not None and isinstance(plain, dict):
+            plain = complete(plain)
+        return model.model_validate_json(json.dumps(plain))
     except OverflowError as error:
         raise PolicyError(f"{path}: {error}. Write out what its aliases repeat.") from error
     except ValidationError as error:
@@ -117,7 +120,6 @@ def load_section(
         lines = [
             _describe(problem, document, path, prefix)
             + (_elsewhere(problem, strange) or _nearest(problem, model))
-            + _addition(problem, lacking, indent="  " * len(prefix))
             for problem in error.errors()
         ]
         raise PolicyError("\n".join(lines)) from error
@@ -282,14 +284,6 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in get_args(annotation):
         yield from _models_in(part)
-
-
-def _addition(problem: Any, lacking: Mapping[str, str], *, indent: str) -> str:
-    """What to add to the section for a field that is missing."""
-    place = problem["loc"]
-    if problem["type"] != "missing" or len(place) != 1 or place[0] not in lacking:
-        return ""
-    return ". " + lacking[str(place[0])].replace("\n", f"\n{indent}")
 
 
 def _line_of(document: Any, place: tuple[Any, ...]) -> int:

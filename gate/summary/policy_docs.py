@@ -220,8 +220,8 @@ _WIDTH = 92
 _HEAD = """\
 # What must hold before a file is promoted: gate check --policy {name} judges by it.
 #
-# As it stands it is what applies without a policy. What you delete keeps its default, but for two:
-# without task it is classification, and whoever names runtimes names them all.
+# As it stands it is what applies without a policy. What you delete keeps its default, with two
+# exceptions: without task it is classification, and a section runtimes names all of them.
 #
 #   gate policy show --policy {name}    what is in force, and where it is said
 #   gate policy check {name}            whether it can refuse anything

@@ -140,3 +140,34 @@ def test_what_is_no_key_is_refused_and_not_shown(local: LocalKeys) -> None:
     with pytest.raises(KeyUnusable, match="is no signing key") as error:
         local.signing_key()
     assert "c2VjcmV0" not in str(error.value)
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_git_does_not_take_the_folder_along(local: LocalKeys, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "model.py").write_text("")
+    local.signing_key()
+    git(tmp_path, "add", ".")
+    assert git(tmp_path, "ls-files").split() == ["model.py"]
+
+
+def test_what_somebody_wrote_for_git_stays(local: LocalKeys) -> None:
+    local.folder.mkdir()
+    (local.folder / ".gitignore").write_text("keys/\n")
+    local.signing_key()
+    assert (local.folder / ".gitignore").read_text() == "keys/\n"
+
+
+def test_a_key_that_git_tracks_signs_nothing(local: LocalKeys, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    local.signing_key()
+    git(tmp_path, "add", "--force", str(local.key_path))
+    for uri in (None, str(local.key_path), f"file:{local.key_path}"):
+        with pytest.raises(KeyUnusable, match="git rm --cached"):
+            local.signing_key(uri)
+    git(tmp_path, "rm", "-q", "--cached", str(local.key_path))
+    assert local.signing_key().public.name == "local"

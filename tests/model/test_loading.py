@@ -4,9 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from gate.errors import ModelError
+from gate.measure.job import Reference
+from gate.model.checkpoint import save_checkpoint
 from gate.model.loading import build_model
 from tests.export.nets import Small
 
@@ -82,3 +85,96 @@ def test_a_module_that_cannot_be_imported(folder: Path, source: str, says: str) 
     (folder / "broken_net_of_user.py").write_text(source)
     with pytest.raises(ModelError, match=says):
         build_model("broken_net_of_user:build")
+
+
+FACTORIES = """\
+import functools
+import numpy as np
+import torch
+from torch import nn
+
+calls = []
+
+def unseeded():
+    return nn.Linear(2, 2)
+
+def by_numpy():
+    model = seeded()
+    model.weight.data = torch.from_numpy(np.random.normal(size=(2, 2)).astype(np.float32))
+    return model
+
+class Buffered(nn.Module):
+    def __init__(self, persistent):
+        super().__init__()
+        self.register_buffer("noise", torch.rand(3), persistent=persistent)
+
+def buffer():
+    return Buffered(True)
+
+def seeded():
+    torch.manual_seed(0)
+    return nn.Linear(2, 2)
+
+def with_nan():
+    model = seeded()
+    model.weight.data[0, 0] = float("nan")
+    return model
+
+def scratch():
+    return Buffered(False)
+
+@functools.cache
+def kept():
+    return nn.Linear(2, 2)
+
+def lazy():
+    return nn.LazyLinear(2)
+
+def half():
+    return seeded().to(torch.bfloat16)
+
+def empty():
+    return nn.Identity()
+"""
+
+
+def reference(folder: Path, factory: str, **options: bool) -> Reference:
+    (folder / "factories_of_user.py").write_text(FACTORIES)
+    return Reference.from_factory(f"factories_of_user:{factory}", **options)
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"), [("unseeded", "weight"), ("by_numpy", "weight"), ("buffer", "noise")]
+)
+def test_weights_that_are_drawn_anew_are_no_reference(
+    folder: Path, factory: str, name: str
+) -> None:
+    with pytest.raises(ModelError, match=f"{name}.*--checkpoint"):
+        reference(folder, factory)
+    assert reference(folder, factory, untrained=True).model is not None
+
+
+@pytest.mark.parametrize(
+    "factory", ["seeded", "with_nan", "scratch", "kept", "lazy", "half", "empty"]
+)
+def test_the_same_weights_each_time(folder: Path, factory: str) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    assert reference(folder, factory).is_reproducible
+    if factory in ("lazy", "empty"):  # the others draw from the generator themselves
+        assert torch.rand(1) == expected
+
+
+def test_a_checkpoint_settles_the_weights(folder: Path) -> None:
+    save_checkpoint(nn.Linear(2, 2), folder / "weights.safetensors")
+    (folder / "factories_of_user.py").write_text(FACTORIES)
+    found = Reference.from_factory(
+        "factories_of_user:unseeded", checkpoint=folder / "weights.safetensors"
+    )
+    assert found.is_reproducible
+
+
+def test_a_large_model_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gate.model.loading._LARGE", 16)
+    assert not reference(folder, "unseeded").is_reproducible

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from gate.errors import PolicyError
@@ -16,6 +17,7 @@ from gate.policy.sections import (
     RuntimePolicy,
 )
 from gate.records.runtime import RUNTIMES
+from gate.summary.policy_docs import policy_text
 from tests import builders
 
 
@@ -277,24 +279,35 @@ def test_who_moves_champion_is_said_only_where_it_is_not_whoever_promotes():
         builders.policy(promotion="by_nobody")
 
 
-def test_a_policy_without_runtimes_is_told_the_lines_that_make_it_one(tmp_path: Path) -> None:
-    path = tmp_path / "service.yaml"
-    path.write_text("gate:\n  review: signed\n")
-    with pytest.raises(
-        PolicyError, match="gate.runtimes: Field required. A policy takes"
-    ) as refused:
-        Policy.from_file(path)
-    message, _, lines = str(refused.value).partition("\n")
-    assert "task: tensors" in message
-    path.write_text(f"{path.read_text()}{lines}\n")
-    made = Policy.from_file(path)
-    always = {n: r for n, r in Policy.default().runtimes.items() if r.required == "always"}
-    assert (made.review, made.runtimes) == ("signed", always)
-    path.write_text("review: signed\n")
-    with pytest.raises(PolicyError) as refused:
-        Policy.from_file(path)
-    path.write_text(f"review: signed\n{str(refused.value).partition(chr(10))[2]}\n")
-    assert Policy.from_file(path) == made
+@pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
+def test_each_section_that_is_deleted_keeps_its_default(tmp_path: Path, precision) -> None:
+    built_in = Policy.built_in(precision, task="classification")
+    written = yaml.safe_load(policy_text(built_in, name="gate.yaml"))["gate"]
+    path = tmp_path / "gate.yaml"
+    for name in set(written) - {"precision"}:
+        kept = {key: value for key, value in written.items() if key != name}
+        path.write_text(yaml.safe_dump({"gate": kept}))
+        assert Policy.from_file(path) == built_in, name
+    for name in written["instruments"]:
+        kept = {key: value for key, value in written["instruments"].items() if key != name}
+        path.write_text(yaml.safe_dump({**written, "instruments": kept}))
+        assert Policy.from_file(path) == built_in, name
+
+
+def test_a_twin_without_runtimes_has_those_of_a_quantized_file(tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text("task: classification\ntwin: {precision: quantized, task: classification}\n")
+    twin = Policy.from_file(path).twin
+    assert twin is not None
+    assert twin.runtimes == Policy.quantized().runtimes
+
+
+def test_runtimes_that_are_named_are_all(tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text(
+        "task: tensors\nruntimes: {ort-cpu: {required: always, bounds: {noise_ratio: 2}}}\n"
+    )
+    assert set(Policy.from_file(path).runtimes) == {"ort-cpu"}
 
 
 def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
