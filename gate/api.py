@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+from torch import nn
 
 from gate.decision.champion import Champion
 from gate.decision.decide import Decision, decide
@@ -28,7 +30,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.probes.instrument import ProbeInstrument
-from gate.records.evidence import Evidence, ModelCode
+from gate.records.evidence import Evidence, ModelCode, Subject
 from gate.records.localization import Explanation
 from gate.records.preprocessing import PreprocessingParity
 from gate.runtimes.recorded import with_recordings
@@ -73,22 +75,26 @@ class EvaluationResult:
 
 
 def check(
-    onnx: Path,
+    onnx: Path | str,
+    reference: Reference | nn.Module | str,
+    data: Any,
+    policy: Policy | Path | str | None = None,
     *,
-    reference: Reference,
-    data: EvaluationData,
-    policy: Policy | None = None,
     progress: Progress | None = None,
 ) -> EvaluationResult:
     """Measure the file `onnx` against the reference and decide.
 
-    Without a policy the built-in one applies: each output is judged as what it is seen to be. The
+    `reference`: an nn.Module, `"package.module:factory"` or a `Reference`. `data`: a path, an
+    array, a dict of arrays by input name, a DataLoader or Dataset of torch, or `EvaluationData`.
+    `policy`: a file or a `Policy`; without one the built-in policy applies, which judges each
+    output as what it is seen to be. The
     model is not changed. Raises GateError where nothing can be measured, DigestMismatch if the file
     changed meanwhile, or the record of the export is about another, EvidenceError if the model's
     source files changed meanwhile; a bad file is a returned decision. On Linux the peak of this
     process (`VmHWM`, `ru_maxrss`) is counted anew.
     """
-    policy = policy or Policy.default()
+    onnx, reference, data = Path(onnx), Reference.of(reference), EvaluationData.of(data)
+    policy = _policy(policy)
     if data.recordings:
         policy = with_recordings(policy, data.recordings)
     evidence, case, samples = measure_files(
@@ -165,20 +171,32 @@ def _measure_champion(
     return replace(champion, incumbent=incumbent)
 
 
+def _policy(given: Policy | Path | str | None) -> Policy:
+    if isinstance(given, str | Path):
+        return Policy.from_file(Path(given))
+    return given or Policy.default()
+
+
 def collect_evidence(
-    onnx: Path,
+    onnx: Path | str,
+    reference: Reference | nn.Module | str,
+    data: Any,
+    policy: Policy | Path | str | None = None,
     *,
-    reference: Reference,
-    data: EvaluationData,
-    policy: Policy | None = None,
     progress: Progress | None = None,
 ) -> Evidence:
     """Measure the file `onnx` against the reference, without a decision.
 
-    The evidence lacks parity of preprocessing, which `check` adds. Raises as `check`.
+    The evidence lacks parity of preprocessing, which `check` adds. Arguments and exceptions are
+    those of `check`.
     """
-    policy = policy or Policy.default()
-    return measure_files(onnx, reference=reference, data=data, policy=policy, progress=progress)[0]
+    return measure_files(
+        Path(onnx),
+        reference=Reference.of(reference),
+        data=EvaluationData.of(data),
+        policy=_policy(policy),
+        progress=progress,
+    )[0]
 
 
 def measure_files(
@@ -242,6 +260,19 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
     return found
 
 
+def _require_outputs(policy: Policy, subject: Subject) -> None:
+    """Raises PolicyError for a role of an output that the file does not have."""
+    names = [spec.name for spec in subject.outputs]
+    unknown = sorted(set(policy.outputs) - set(names))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        raise PolicyError(
+            f"the policy or --role names the output {', '.join(map(repr, unknown))}, and the file "
+            f"has {', '.join(map(repr, names))}."
+            + (f" Did you mean {near[0]!r}?" if near else " Name an output of the file.")
+        )
+
+
 def case_of(
     onnx: Path, *, reference: Reference, data: EvaluationData, policy: Policy
 ) -> MeasurementJob:
@@ -258,6 +289,7 @@ def case_of(
             samples=data.samples,
             batch_size=data.batch_size,
         )
+        _require_outputs(policy, release.subject)
         return MeasurementJob(
             release.chain,
             TestedFile(onnx, release.subject),
@@ -267,7 +299,9 @@ def case_of(
             data.labels,
             chained=release,
         )
-    return MeasurementJob.from_files(onnx, model=reference.model, data=data, policy=policy)
+    job = MeasurementJob.from_files(onnx, model=reference.model, data=data, policy=policy)
+    _require_outputs(policy, job.candidate.subject)
+    return job
 
 
 def _spec(reference: Reference, data: EvaluationData) -> PreprocessSpec | None:

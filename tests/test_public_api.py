@@ -37,3 +37,7 @@ def test_the_import_costs_nothing() -> None:
     code = "import sys, gate; print(sorted({m.partition('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "pydantic", "onnx"} & set(eval(done.stdout))
+
+
+def test_dir_lists_it() -> None:
+    assert set(gate.__all__) <= set(dir(gate))

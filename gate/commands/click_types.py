@@ -106,6 +106,8 @@ class OutputPath(_Path):
         there = next((place for place in above if os.path.lexists(place)), None)
         if there is not None and not there.is_dir():
             return f"cannot write {path}: {there} is a file, expected a folder. Name another place."
+        if there is not None and not os.access(there, os.W_OK | os.X_OK):
+            return f"cannot write {path}: no permission to write into {there}. Name another place."
         return None
 
 

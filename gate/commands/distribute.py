@@ -15,7 +15,7 @@ from gate.commands import click_types
 from gate.commands.ci_files import VerdictCommand
 from gate.commands.click_types import NEW_FOLDER, PART_FILE, PLAN_FILE
 from gate.commands.evaluate import evaluate, policy_from_request
-from gate.commands.options import KEY, TRACKING_URI, CheckRequest, with_measuring
+from gate.commands.options import KEY, OVERWRITE, TRACKING_URI, CheckRequest, with_measuring
 from gate.commands.progress import spinner
 from gate.commands.result import (
     CommandResult,
@@ -104,6 +104,7 @@ def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
     "--report", type=NEW_FOLDER, metavar="DIR",
     help="Write records, page, figures and samples.csv here, signed.",
 )  # fmt: skip
+@OVERWRITE
 @KEY
 @click.option("--name", help="The registered model that the verdict is for. Default: none.")
 @TRACKING_URI
@@ -184,6 +185,7 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
         track=False,
         experiment=None,
         report=options["report"],
+        overwrite=options["overwrite"],
         key=options["key"],
         name=options["name"],
         tracking_uri=options["tracking_uri"],

@@ -393,6 +393,8 @@ def evaluate(
     """
     from gate.preprocess.pictures import read_dumped_tensors
 
+    if question["report"] is not None and not question["overwrite"]:
+        _refuse_existing(question["report"])
     signing = Signing.of_report(
         question["report"],
         key=question["key"],
@@ -405,6 +407,10 @@ def evaluate(
         experiment=question["experiment"],
         model=question["against"] or question["name"],
     )
+    against = None
+    if question["against"] is not None:
+        against = Against.of_options(question["against"], question)
+        against.require_model()
     labels = question["labels"]
     dumped = read_dumped_tensors(question["tensors"])
 
@@ -438,8 +444,7 @@ def evaluate(
             if not reference.is_reproducible:
                 click.echo(_UNPROVEN, err=True)
         with temporary_folder() as served:
-            if question["against"] is not None:
-                against = Against.of_options(question["against"], question)
+            if against is not None:
                 champion = against.champion(policy=policy, into=served)
                 data = replace(data, against=champion)
             checked_file = CheckedFile(question["model"], reference, data, policy)
@@ -489,6 +494,16 @@ def evaluate(
         lambda console: checked.show(console, run=run, verbose=question["verbose"]),
         record=story,
     )
+
+
+def _refuse_existing(report: Path) -> None:
+    from gate.errors import StorageError
+    from gate.records.layout import DECISION, EVIDENCE
+
+    if any((report / name).exists() for name in (EVIDENCE, DECISION)):
+        raise StorageError(
+            f"--report: {report} holds a report already. Name another folder, or say --overwrite."
+        )
 
 
 def _recordings(question: CheckRequest) -> dict[str, Path]:

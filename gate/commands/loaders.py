@@ -387,6 +387,18 @@ class Against:
         # What is signed here has a key, so that there is a trust, too.
         return cls(model, keys.trust(trust, key=options["key"]))
 
+    def require_model(self) -> None:
+        """Raises RegistryError where the registry answers that it has no such model."""
+        from gate.errors import RegistryError, RegistryUnavailable
+
+        registry, name = self.model.registry, self.model.name
+        with suppress(RegistryUnavailable):  # what the champion's loading says, too
+            if not registry.has_model(name):
+                raise RegistryError(
+                    f"--against {name}: {registry.identity} has no registered model of this name. "
+                    "Check the name and --tracking-uri; leave --against out for the first version."
+                )
+
     def champion(self, *, policy: Policy, into: Path) -> Champion:
         """The champion, its files below `into`.
 

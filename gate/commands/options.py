@@ -141,6 +141,10 @@ PRECISION = click.option(
     "in 8 bits, judged by its answers. Default: exact. A --policy says it itself.",
 )  # fmt: skip
 
+OVERWRITE = click.option(
+    "--overwrite", is_flag=True, help="Replace the report that --report DIR holds already."
+)
+
 STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
 
 KEEP = click.option(
@@ -313,6 +317,7 @@ class CheckRequest(TypedDict):
     runtimes: tuple[str, ...]
     recorded: tuple[tuple[str, Path], ...]
     report: Path | None
+    overwrite: bool
     key: str | None
     name: str | None
     batch_size: int
@@ -431,6 +436,7 @@ _OPTIONS = (
         metavar="DIR",
         help="Write records, page, figures and samples.csv here, signed.",
     ),
+    OVERWRITE,
     KEY,
     click.option(
         "--name",

@@ -398,7 +398,7 @@ _EXPECTED = (
 
 def rows_of_factory(factory: str, fields: Fields, pictures: PictureDecoder) -> SampleReader:
     """The samples that `package.module:factory` gives. Raises DataError, StorageError."""
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import DataLoader
 
     from gate.model.loading import call_factory
 
@@ -411,14 +411,41 @@ def rows_of_factory(factory: str, fields: Fields, pictures: PictureDecoder) -> S
             f"{factory} returned a {type(data).__name__}, expected single samples. "
             "Return the data set itself, or a list of samples."
         )
-    make = partial(ItemConverter, fields=fields, pictures=pictures, origin=factory)
-    by_place = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
-    count = _length(data, factory) if by_place else None
-    if count is not None:
-        return DatasetReader(data, count, make, origin=factory)
-    if not hasattr(data, "__iter__"):
+    if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
         raise DataError(f"{factory} returned {type(data).__name__}, expected {_EXPECTED}.")
-    return spooled(data, make, origin=factory)
+    return rows_of_data(data, fields, pictures, origin=factory)
+
+
+def rows_of_data(
+    data: Any, fields: Fields, pictures: PictureDecoder, *, origin: str
+) -> SampleReader:
+    """The samples of a data set, a sequence, an iterable or a DataLoader, whose batches are taken
+    apart. Raises DataError, StorageError."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    make = partial(ItemConverter, fields=fields, pictures=pictures, origin=origin)
+    if isinstance(data, DataLoader):
+        # Without automatic batching it gives single samples.
+        items = data if data.batch_size is None and data.batch_sampler is None else _rows(data)
+        return spooled(items, make, origin=origin)
+    by_place = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
+    count = _length(data, origin) if by_place else None
+    if count is not None:
+        return DatasetReader(data, count, make, origin=origin)
+    return spooled(data, make, origin=origin)
+
+
+def _rows(batches: Iterable[Any]) -> Iterator[Any]:
+    """The samples of collated batches: axis 0 of every tensor is the batch."""
+    for batch in batches:
+        if isinstance(batch, Mapping):
+            columns = list(batch.values())
+            for row in zip(*columns, strict=True):
+                yield dict(zip(batch, row, strict=True))
+        elif isinstance(batch, tuple | list):
+            yield from zip(*batch, strict=True)
+        else:
+            yield from batch
 
 
 class DatasetReader(SampleReader):

@@ -7,12 +7,13 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.array_files import HeldShard, MappedRows, as_texts
+from gate.data.array_files import SINGLE_NAME, HeldShard, MappedRows, as_texts
+from gate.data.location import Fields
 from gate.data.reader import SampleReader
 from gate.errors import DataError
 from gate.storage.arrays import Batch, RowsArray, value_bytes
@@ -77,6 +78,28 @@ class SampleSet:
         """Samples from arrays in memory. Raises DataError as `open` does."""
         held = {name: as_texts(array) for name, array in arrays.items()}
         return cls(MappedRows([HeldShard(held)], origin="the mapping of arrays"))
+
+    @classmethod
+    def of(cls, data: Any) -> SampleSet:
+        """Samples of what `open` takes, of an array or tensor, of a mapping of such, or of a torch
+        DataLoader, Dataset or iterable. Raises DataError, StorageError as `open` does."""
+        if isinstance(data, cls):
+            return data
+        if isinstance(data, str | Path):
+            return cls.open(data)
+        if isinstance(data, Mapping):
+            return cls.from_arrays({str(name): _array(value) for name, value in data.items()})
+        if hasattr(data, "__array__"):
+            return cls.from_arrays({SINGLE_NAME: _array(data)})
+        if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+            raise DataError(
+                f"the samples are a {type(data).__name__}. Expected a path, an array, a mapping of "
+                "arrays by input name, or a torch DataLoader or Dataset."
+            )
+        from gate.data.datasets import PictureDecoder, rows_of_data
+
+        origin = f"the {type(data).__name__}"
+        return cls(rows_of_data(data, Fields(), PictureDecoder(None), origin=origin))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -273,3 +296,8 @@ def _check_finite(name: str, array: RowsArray, *, start: int) -> None:
             "Outputs of such samples prove nothing: mend the preprocessing or drop the sample. If "
             "the model itself treats them, say nonfinite: same_places in the policy."
         )
+
+
+def _array(value: Any) -> NDArray[np.generic]:
+    """Of an array, a list or a tensor, also one on a device or with a gradient."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

@@ -20,7 +20,7 @@ from gate.data.batch_axes import arrange
 from gate.data.input_binding import InputBinding, bind_inputs
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
-from gate.errors import DataError, InputMismatch
+from gate.errors import DataError, InputMismatch, ModelError
 from gate.measure.work_units import MOST, Crew
 from gate.model.checkpoint import load_checkpoint
 from gate.model.forward_signature import parameters
@@ -95,6 +95,21 @@ class Reference:
             loaded=True,
             is_reproducible=same,
         )
+
+    @classmethod
+    def of(cls, model: Reference | nn.Module | str) -> Reference:
+        """Of a model, or of `package.module:factory`. Raises ModelError."""
+        if isinstance(model, cls):
+            return model
+        if isinstance(model, str):
+            return cls.from_factory(model)
+        if not isinstance(model, nn.Module):
+            raise ModelError(
+                f"the reference is {model!r}. Expected an nn.Module, 'package.module:factory' or a "
+                "gate.Reference."
+            )
+        kind = type(model)
+        return cls(model, Source(factory=f"{kind.__module__}:{kind.__qualname__}"))
 
 
 _DOUBLE = "float64"
@@ -294,13 +309,19 @@ class EvaluationData:
         samples = SampleSet.open(inputs, preprocessing=spec, decode_workers=decode_workers)
         samples = samples.with_batch_axes(batch_axes or {})
         origin = SamplesOrigin.of(inputs, labels=labels, preprocessing=preprocessing)
-        opened = cls(samples, batch_size=batch_size, spec=spec, origin=origin)
-        if labels is not None:
-            correct_classes = open_labels(labels, samples=samples.count)
-            return replace(opened, labels=correct_classes, labels_sha256=Digest.of_file(labels))
-        own = samples.labels()
-        if own is None:
+        opened = replace(cls.of(samples), batch_size=batch_size, spec=spec, origin=origin)
+        if labels is None:
             return opened
-        return replace(
-            opened, labels=own, labels_sha256=SampleSet.from_arrays({"label": own}).digest()
-        )
+        correct_classes = open_labels(labels, samples=samples.count)
+        return replace(opened, labels=correct_classes, labels_sha256=Digest.of_file(labels))
+
+    @classmethod
+    def of(cls, data: Any) -> EvaluationData:
+        """Samples as `SampleSet.of` takes them, with their labels, if they have any."""
+        if isinstance(data, cls):
+            return data
+        samples = SampleSet.of(data)
+        labels = samples.labels()
+        if labels is None:
+            return cls(samples)
+        return cls(samples, labels, SampleSet.from_arrays({"label": labels}).digest())

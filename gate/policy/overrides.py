@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,10 @@ def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
         if place.partition(".")[0] == "tried":
             raise PolicyError(f"--set {place}: that is where it is kept what was tried.")
         _put(plain, place, tried[place])
-    found = _read(plain)
-    return policy if found == policy else _read({**plain, "tried": {**policy.tried, **tried}})
+    found = _read(plain, policy, settings)
+    if found == policy:
+        return policy
+    return _read({**plain, "tried": {**policy.tried, **tried}}, policy, settings)
 
 
 def sentence(tried: Mapping[str, JsonValue]) -> str:
@@ -114,11 +116,27 @@ def sentence(tried: Mapping[str, JsonValue]) -> str:
     return ", ".join(f"{place} = {json.dumps(value)}" for place, value in tried.items())
 
 
-def _read(plain: dict[str, Any]) -> Policy:
+def _read(plain: dict[str, Any], policy: Policy, settings: Iterable[str]) -> Policy:
     try:
         return Policy.model_validate_json(json.dumps(plain))
     except ValidationError as error:
-        raise PolicyError(f"--set: {first_problem(error)}") from error
+        first = error.errors()[0]
+        unknown = ".".join(map(str, first["loc"]))
+        asked = (one for one in settings if f"{one}.".startswith(f"{unknown}."))
+        place = next(asked, None) if first["type"] == "extra_forbidden" else None
+        if place is None:
+            raise PolicyError(f"--set: {first_problem(error)}") from error
+        raise PolicyError(f"--set {place}: no such setting.{_meant(place, policy)}") from error
+
+
+def _meant(place: str, policy: Policy) -> str:
+    """The settings of this name, else those of nearly this place."""
+    places = [".".join(names) for names, _ in _values(policy, ())]
+    same = [one for one in places if one.endswith(f".{place}")]
+    near = same or difflib.get_close_matches(place, places, n=2, cutoff=0.8)
+    if not near:
+        return " gate policy show lists them."
+    return f" Did you mean {' or '.join(near[:3])}?"
 
 
 def _put(plain: dict[str, Any], place: str, value: JsonValue) -> None:

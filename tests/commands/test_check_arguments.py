@@ -1,0 +1,71 @@
+"""What is wrong with a command line of gate check is an error before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from tests.small_project import made
+
+CHECK = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr("gate.api.measure", never)
+    return folder
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main([*arguments, "--json"]) == 2
+    return str(json.loads(capsys.readouterr().out)["error"])
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--runtime", "nosuch"], "ort-cpu"),
+        (["--set", "noise_ratio=2"], "runtimes.ort-cpu.bounds.noise_ratio"),
+        (["--set", "runtimes.ort-cpu.bounds.noise_rato=2"], "runtimes.ort-cpu.bounds.noise_ratio"),
+        (["--set", "min_sample=2"], "min_samples"),
+        (["--set", "nothing.like=it"], "gate policy show"),
+        (["--role", "logit=logits"], "Did you mean 'logits'?"),
+        (["--role", "nosuch=scores"], "the file has 'logits'"),
+        (["--against", "nosuch"], "no registered model of this name"),
+    ],
+)
+def test_what_nobody_has_is_named(project, tmp_path, monkeypatch, capsys, options, shown) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    assert shown in error_of(capsys, *CHECK, *options)
+
+
+def test_a_report_is_not_replaced_in_silence(project, tmp_path, capsys) -> None:
+    (tmp_path / "decision.json").write_text("{}")
+    assert "--overwrite" in error_of(capsys, *CHECK, "--report", str(tmp_path))
+    assert (tmp_path / "decision.json").read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [tmp_path / "decision.json"]
+
+
+def test_a_folder_that_nobody_may_write_into(project, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    assert "no permission" in error_of(capsys, *CHECK, "--report", str(tmp_path / "report"))
+
+
+@pytest.mark.parametrize("name", ["noise_ratioXYZ", "top1_agreementt", "graphs"])
+def test_a_name_that_only_begins_like_a_check_means_nothing(capsys, name) -> None:
+    assert name in error_of(capsys, "policy", "explain", name)
+
+
+@pytest.mark.parametrize("name", ["noise_ratio", "probe_batch_4", "graph_float16"])
+def test_a_check_has_its_meaning(capsys, name) -> None:
+    assert cli.main(["policy", "explain", name]) == 0
+    assert name.partition("_")[0] in capsys.readouterr().out

@@ -1,0 +1,102 @@
+"""gate.check takes what people have at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import gate
+from gate.errors import DataError, ModelError, PolicyError
+from tests.small_project import made
+
+Images = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = made()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+class Named(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        return {"input": self.images[place]}
+
+
+def loader(images: Images, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.from_numpy(images)), **options)
+
+
+def labelled(images: Images) -> DataLoader[Any]:
+    labels = torch.arange(len(images)) % 5
+    return DataLoader(TensorDataset(torch.from_numpy(images), labels), batch_size=7)
+
+
+SAMPLES: dict[str, Callable[[Images], Any]] = {
+    "path": lambda _: Path("images.npy"),
+    "text": lambda _: "images.npy",
+    "array": lambda images: images,
+    "tensor": torch.from_numpy,
+    "dict": lambda images: {"input": images},
+    "dict of tensors": lambda images: {"input": torch.from_numpy(images).requires_grad_()},
+    "loader": lambda images: loader(images, batch_size=7),
+    "loader of dicts": lambda images: DataLoader(Named(torch.from_numpy(images)), batch_size=7),
+    "loader with labels": labelled,
+    "loader of single samples": lambda images: loader(images, batch_size=None),
+    "dataset": lambda images: TensorDataset(torch.from_numpy(images)),
+    "sample set": lambda images: gate.SampleSet.from_arrays({"input": images}),
+}
+
+
+@pytest.mark.parametrize("samples", SAMPLES)
+def test_samples(project: Path, samples: str) -> None:
+    images = np.load("images.npy")
+    data = gate.EvaluationData.of(SAMPLES[samples](images))
+    whole = {"input": images}
+    assert data.samples.digest() == gate.SampleSet.from_arrays(whole).digest()
+    assert (data.labels is not None) == (samples == "loader with labels")
+
+
+def test_a_right_and_a_wrong_file(project: Path) -> None:
+    import small_models
+
+    assert gate.check("good.onnx", "small_models:build", "images.npy").decision.passed
+    policy = gate.Policy.default(task="tensors")
+    wrong = gate.check("bad.onnx", small_models.build(), np.load("images.npy"), policy)
+    assert not wrong.decision.passed
+    assert wrong.policy == policy
+
+
+def test_a_policy_by_its_path(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "gate.yaml").write_text("task: tensors\nmin_samples: 65\n")
+    found = gate.check("good.onnx", "small_models:build", "images.npy", str(tmp_path / "gate.yaml"))
+    assert "samples" in [check.name for check in found.decision.problems]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("good.onnx", 7, "images.npy"), ModelError),
+        (("good.onnx", "small_models:nothing", "images.npy"), ModelError),
+        (("good.onnx", "small_models:build", 7), DataError),
+        (("good.onnx", "small_models:build", []), DataError),
+        (("good.onnx", "small_models:build", "nosuch.npy"), DataError),
+        (("good.onnx", "small_models:build", "images.npy", "nosuch.yaml"), PolicyError),
+    ],
+)
+def test_what_is_no_such_thing(project: Path, arguments: tuple[Any, ...], error: type) -> None:
+    with pytest.raises(error):
+        gate.check(*arguments)
