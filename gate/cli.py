@@ -136,6 +136,7 @@ def run() -> None:
     """Entry point of the command `gate`."""
     wait_asleep()
     _print_in_any_locale()
+    _require_own_package()
     # A shell asks without arguments; with some there is a command to be run, whatever the
     # environment holds: click would complete instead, and exit with 0.
     if sys.argv[1:]:
@@ -143,6 +144,21 @@ def run() -> None:
     elif _COMPLETE in os.environ:
         gate.main(args=[], prog_name="gate", complete_var=_COMPLETE)
     sys.exit(main(sys.argv[1:], child=True))
+
+
+def _require_own_package() -> None:
+    """End with exit code 2 if another distribution's package `gate` lies over this one."""
+    import gate as package
+
+    if "EvaluationResult" in getattr(package, "__all__", ()):
+        return
+    print(
+        f"error: the package 'gate' at {package.__file__} is not parity-gate's: another "
+        "distribution installs a package of this name. Uninstall it, then install parity-gate "
+        "again: pip install --force-reinstall --no-deps parity-gate",
+        file=sys.stderr,
+    )
+    sys.exit(ExitCode.NOT_JUDGED)
 
 
 def in_child(arguments: Sequence[str]) -> dict[str, Any]:

@@ -148,11 +148,55 @@ _REMEDY = {
 }
 
 
+OLDEST = {"torch": "2.9", "onnx": "1.18", "onnxruntime": "1.22", "mlflow": "3.10"}
+"""The oldest supported version of each package, by its module. pyproject.toml says the same."""
+
+
 def require(command: str) -> None:
     """Raise PackageMissing where `command` ("serve", "history export") can't work here."""
-    lacks = [name for name in COMMANDS.get(command, ()) if not all(_is_here(name))]
+    names = COMMANDS.get(command, ())
+    lacks = [name for name in names if not all(_is_here(name))]
     if lacks:
         raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, lacks))))
+    modules = dict.fromkeys(module for name in names for module in EXTRAS.get(name, (name,)))
+    for module in (*modules, "onnx"):
+        too_old = outdated(module)
+        if too_old is not None:
+            raise PackageMissing(too_old)
+
+
+def outdated(module: str) -> str | None:
+    """What is wrong with the version of a package that is installed: the rest of a sentence about
+    who needs it. None: it is not too old, or nobody knows."""
+    if module not in OLDEST or not is_installed(module):
+        return None
+    try:
+        version = metadata.version(_distribution_of(module))
+    except metadata.PackageNotFoundError:
+        return None
+    if _release(version) >= _release(OLDEST[module]):
+        return None
+    title = _TITLES.get(module, module)
+    return (
+        f"needs {title} {OLDEST[module]} or newer, and {version} is installed: pip install "
+        f"--upgrade {_distribution_of(module)}"
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """`2.9.1+cu128` as numbers; what follows the release does not count."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
+
+
+def _distribution_of(module: str) -> str:
+    """As pip calls what brings a module; MLflow's client has a package of its own."""
+    if module != "mlflow":
+        return distribution(module)
+    try:
+        metadata.version("mlflow")
+    except metadata.PackageNotFoundError:
+        return "mlflow-skinny"
+    return "mlflow"
 
 
 def require_module(module: str) -> None:

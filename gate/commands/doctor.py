@@ -218,6 +218,10 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
             yield Symptom(name, "missing", deadly[name], again, needed)
             continue
         try:
+            too_old = installation.outdated(name)
+            if too_old is not None:
+                yield Symptom(name, "missing", too_old, "Install a newer one.", needed)
+                continue
             version = getattr(importlib.import_module(name), "__version__", None)
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything

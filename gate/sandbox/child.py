@@ -8,12 +8,16 @@ import ctypes
 import importlib
 import json
 import os
-import resource
 import signal
 import sys
 from typing import Any
 
 from gate import installation
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limits
+    resource = None  # type: ignore[assignment]
 
 _DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
@@ -29,7 +33,7 @@ def serve_request(request: dict[str, Any], descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     kill_with_parent(request["parent"])
     _be_interrupted_once()
-    for kind, limit in request["limits"].items():
+    for kind, limit in request["limits"].items() if resource is not None else ():
         _limit(getattr(resource, kind), limit)
     try:
         done = {"value": _function(request["function"])(**request["arguments"])}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import shutil
@@ -17,6 +16,11 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock
 
 from gate.errors import StorageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # What takes several files to make is made in a scratch folder beside the place that it will take.
 
@@ -368,7 +372,8 @@ def _locked(place: str) -> Iterator[None]:
     _OURS.add(place)
     try:
         with made.open("xb") as lock:
-            with contextlib.suppress(OSError):  # no locks there: it is never swept
+            # Without locks it is never swept.
+            with contextlib.suppress(OSError, AttributeError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 made.rename(made.with_name(_LOCK))
             yield
@@ -377,6 +382,8 @@ def _locked(place: str) -> Iterator[None]:
 
 
 def _sweep(place: Path) -> None:
+    if fcntl is None:
+        return
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or str(place) in _OURS:
         return
