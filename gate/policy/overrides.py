@@ -122,8 +122,8 @@ def _read(plain: dict[str, Any], policy: Policy, settings: Iterable[str]) -> Pol
     except ValidationError as error:
         first = error.errors()[0]
         unknown = ".".join(map(str, first["loc"]))
-        asked = (one for one in settings if f"{one}.".startswith(f"{unknown}."))
-        place = next(asked, None) if first["type"] == "extra_forbidden" else None
+        matching = (one for one in settings if f"{one}.".startswith(f"{unknown}."))
+        place = next(matching, None) if first["type"] == "extra_forbidden" else None
         if place is None:
             raise PolicyError(f"--set: {first_problem(error)}") from error
         raise PolicyError(f"--set {place}: no such setting.{_meant(place, policy)}") from error
