@@ -16,7 +16,8 @@ from gate.commands.loaders import Against, Signing
 from gate.commands.options import _OF_CLUSTER, CheckRequest, tracking_uri
 from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
-from gate.errors import GateError, PolicyError
+from gate.errors import GateError, PolicyError, StorageError
+from gate.installation import is_installed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -199,7 +200,14 @@ def write_report(
     from gate.report import folder
 
     verdicted.samples.save(report / SAMPLES)
-    worst = artifacts.thumbnails(verdicted.job.samples, verdicted.evidence, spec)
+    samples = verdicted.job.samples
+    if artifacts.picture_layout(samples.specs) is not None and not is_installed("PIL"):
+        click.echo(
+            "note: the report has no pictures of the worst samples: they need Pillow, pip install "
+            "'parity-gate[data]'",
+            err=True,
+        )
+    worst = artifacts.thumbnails(samples, verdicted.evidence, spec)
     artifacts.save(report / PICTURES, worst)
     # Last, because the page shows the pictures that are there.
     folder.write_report(
@@ -217,7 +225,6 @@ def write_for_others(
     """Sign what was measured and decided, as it is in memory, before any of it is written; then
     write what `gate promote` and consumers read: both statements, the policy as it was applied, the
     change, where the file was `compared` with the champion, and of what passed the golden vectors.
-    Nothing of an earlier report stays.
 
     Raises KeyUnusable; DigestMismatch where the file is another by now; StorageError.
     """
@@ -235,31 +242,53 @@ def write_for_others(
     verdicted.policy.save(report / POLICY)
     if compared:
         verdicted.change.save(report / CHANGE)
-    else:
-        (report / CHANGE).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def report_folder(report: Path | None) -> Iterator[Path]:
-    """The folder that was asked for, else one that is gone afterwards."""
-    from gate.storage.files import temporary_folder
+    """An empty folder. What is written there replaces an earlier report in the folder that was asked
+    for, once all of it is written. Raises StorageError."""
+    from gate.storage.files import scratch, temporary_folder
 
-    if report is not None:
-        yield report
+    if report is None:
+        with temporary_folder() as folder:
+            yield folder
         return
-    with temporary_folder() as folder:
-        yield folder
+    try:
+        with scratch(report) as folder:
+            yield folder
+            _take_place(folder, report)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {report}: {error.strerror or error}. An earlier report there is as it "
+            "was. Free space or fix permissions, then repeat."
+        ) from error
+
+
+def _take_place(folder: Path, report: Path) -> None:
+    """Move all of a folder into that of the report; nothing of an earlier report stays."""
+    import shutil
+
+    from gate.records.layout import OF_REPORTS
+
+    report.mkdir(exist_ok=True)
+    for name in {*OF_REPORTS, *(entry.name for entry in folder.iterdir())}:
+        there = report / name
+        if there.is_dir() and not there.is_symlink():
+            shutil.rmtree(there)
+        else:
+            there.unlink(missing_ok=True)
+    for entry in sorted(folder.iterdir()):
+        entry.rename(report / entry.name)
 
 
 def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
-    """Write the golden vectors of a file that passed, if they can hold its inputs; otherwise remove
-    earlier ones. Return the digest of golden.json, from memory."""
-    from gate.golden.folder import GOLDEN_JSON
+    """Write the golden vectors of a file that passed, if they can hold its inputs. Return the
+    digest of golden.json, from memory."""
     from gate.measure.artifacts import has_golden, write_golden_of
     from gate.storage.digest import Digest
 
     if not verdicted.decision.passed or not has_golden(verdicted.job):
-        (folder / GOLDEN_JSON).unlink(missing_ok=True)
         return None
     golden = write_golden_of(folder, verdicted.job, evidence=verdicted.evidence)
     return Digest.of_bytes(golden.file_bytes())
@@ -345,14 +374,22 @@ class Checked:
     judgement: SummaryInputs
 
     def write(
-        self, reference: Reference, *, inputs: str, runs: Runs | None
+        self,
+        reference: Reference,
+        *,
+        inputs: str,
+        runs: Runs | None,
+        signing: Signing | None,
+        compared: bool,
     ) -> dict[str, Any] | None:
         """The report where one is asked for, and the run; gives what there is to say of the run.
-        Raises StorageError, and as `tracked`."""
+        `compared`: with the champion. Raises as `write_for_others` and `tracked`."""
         wanted = self.report is not None
         if not wanted and runs is None:
             return None
         with report_folder(self.report) as report:
+            if wanted and signing is not None:
+                write_for_others(report, self.verdicted, compared=compared, signing=signing)
             write_report(report, self.verdicted, story=self.judgement.story, spec=reference.spec)
             if runs is None:
                 return None
@@ -468,9 +505,6 @@ def evaluate(
     )
     addressed_story = addressed(judgement.story, question, policy=verdicted.policy)
     judgement = replace(judgement, steps=addressed_story.steps)
-    if signing is not None and question["report"] is not None:
-        compared = question["against"] is not None
-        write_for_others(question["report"], verdicted, compared=compared, signing=signing)
     checked = Checked(
         model=question["model"],
         policy=question["policy"],
@@ -478,7 +512,13 @@ def evaluate(
         verdicted=verdicted,
         judgement=judgement,
     )
-    run = checked.write(reference, inputs=question["inputs"], runs=runs)
+    run = checked.write(
+        reference,
+        inputs=question["inputs"],
+        runs=runs,
+        signing=signing,
+        compared=question["against"] is not None,
+    )
     story = judgement.story
     return CommandResult(
         ExitCode.of_verdict(decision.verdict.value),
@@ -497,7 +537,6 @@ def evaluate(
 
 
 def _refuse_existing(report: Path) -> None:
-    from gate.errors import StorageError
     from gate.records.layout import DECISION, EVIDENCE
 
     if any((report / name).exists() for name in (EVIDENCE, DECISION)):

@@ -17,6 +17,7 @@ from gate.errors import OutputMismatch
 from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
 from gate.golden.manifest import ITEM_BYTES, GoldenManifest, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances_for, tolerances_of_part
+from gate.installation import is_installed
 from gate.measure.context import ReferencePass
 from gate.measure.job import MeasurementJob
 from gate.preprocess.spec import PreprocessSpec, to_pixels
@@ -162,15 +163,15 @@ _CHANNELS = (1, 3)
 def thumbnails(
     samples: SampleSet, evidence: Evidence, spec: PreprocessSpec | None = None
 ) -> dict[int, bytes]:
-    """PNG of the worst samples, by sample; empty where the input is no picture.
+    """PNG of the worst samples, by sample; empty where the input is no picture, or without Pillow.
 
     A picture is the only input, floats of shape (N, C, H, W) or uint8 of shape (N, H, W, C) with
     one or three channels. What `spec`, by which the samples were made, did to the values is undone;
     without it, or where it makes another tensor, each picture is stretched to its own range.
     Raises DataError for samples that can't be read.
     """
-    layout = _layout(samples.specs)
-    if layout is None:
+    layout = picture_layout(samples.specs)
+    if layout is None or not is_installed("PIL"):
         return {}
     (input_spec,) = samples.specs
     fits = spec is not None and _makes(spec, input_spec)
@@ -187,10 +188,7 @@ def thumbnails(
 
 
 def save(folder: Path, pictures: Mapping[int, bytes]) -> None:
-    """Write `<sample>.png` for each, and remove those of another report. Raises StorageError."""
-    for stale in folder.glob("*.png"):
-        if stale.stem.isdecimal() and int(stale.stem) not in pictures:
-            stale.unlink()
+    """Write `<sample>.png` for each. Raises StorageError."""
     for place, png in pictures.items():
         files.write_bytes(folder / f"{place}.png", png)
 
@@ -207,7 +205,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
     return list(places)[:MOST]
 
 
-def _layout(specs: tuple[TensorSpec, ...]) -> str | None:
+def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
     """How the only input holds pictures; None: it holds none."""
     if len(specs) != 1 or len(specs[0].shape) != 4:
         return None

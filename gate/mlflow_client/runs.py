@@ -17,6 +17,7 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, ResourceGone
 from gate.mlflow_client.connection import calling, check_server
 from gate.mlflow_client.registry import experiment_id
+from gate.records.layout import RUN
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import Record, encodable
@@ -246,10 +247,6 @@ DECIDED_TAG = "gate.decision_sha256"
 
 # The pipeline has its own way (`pipelines/run.py`): its stages share one run.
 
-
-REFERENCE = "run.json"
-"""Name of the file in the folder of a report that names the run with the same record."""
-
 EXPERIMENT = "parity-gate"
 """Where the runs go by default."""
 
@@ -312,7 +309,7 @@ class Runs:
         written on it: that page is complete. Raises RegistryUnavailable, RegistryDenied.
         """
         try:
-            reference = RunReference.load(report / REFERENCE)
+            reference = RunReference.load(report / RUN)
         except EvidenceError:
             return None
         if reference.tracking_uri != redacted(self._uri):
@@ -333,7 +330,7 @@ class Runs:
         """Name the page's run in the folder of a report. Raises StorageError."""
         RunReference(
             run_id=page.run_id, experiment_id=page.experiment_id, tracking_uri=redacted(self._uri)
-        ).save(report / REFERENCE)
+        ).save(report / RUN)
 
     def _page(self, run_id: str, experiment: str) -> RunLogger:
         return RunLogger(self._client, self._uri, str(run_id), str(experiment))

@@ -54,6 +54,29 @@ PICTURES = "pictures"
 GOLDEN = "golden"
 """The folder of golden vectors."""
 
+RUN = "run.json"
+"""Names the run of MLflow with the same record."""
+
+OF_REPORTS = (
+    EVIDENCE,
+    DECISION,
+    POLICY,
+    EVIDENCE_STATEMENT,
+    DECISION_STATEMENT,
+    TREND,
+    EXPLANATION,
+    CHANGE,
+    LOCALISATION,
+    MARKDOWN,
+    PAGE,
+    PLOTS,
+    SAMPLES,
+    PICTURES,
+    GOLDEN,
+    RUN,
+)
+"""All that a report may hold: files and folders."""
+
 
 # They say nothing by themselves, since whoever may write to the registry may write them. The ledger
 # holds the digests that they must have.

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import io
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from gate.data.samples import SampleSet
-from gate.measure.artifacts import MOST, SIDE, save, thumbnails
+from gate.measure.artifacts import MOST, SIDE, thumbnails
 from gate.preprocess.spec import PreprocessSpec, Resize, to_tensor
 from gate.records.evidence import Evidence
 from gate.records.outputs import WorstSample
@@ -114,11 +113,3 @@ def test_other_inputs_are_no_pictures(arrays) -> None:
 def test_a_sample_that_is_not_there_has_no_picture() -> None:
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), evidence((99,))) == {}
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), builders.evidence()) == {}
-
-
-def test_pictures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) -> None:
-    save(tmp_path / "pictures", {3: b"old", 5: b"old"})
-    (tmp_path / "pictures/mine.png").write_bytes(b"mine")
-    save(tmp_path / "pictures", {5: b"new"})
-    left = {path.name: path.read_bytes() for path in (tmp_path / "pictures").iterdir()}
-    assert left == {"5.png": b"new", "mine.png": b"mine"}
