@@ -246,8 +246,8 @@ def write_for_others(
 
 @contextlib.contextmanager
 def report_folder(report: Path | None) -> Iterator[Path]:
-    """An empty folder. What is written there replaces an earlier report in the folder that was asked
-    for, once all of it is written. Raises StorageError."""
+    """An empty folder. What is written there replaces an earlier report in the folder that was
+    asked for, once all of it is written. Raises StorageError."""
     from gate.storage.files import scratch, temporary_folder
 
     if report is None:

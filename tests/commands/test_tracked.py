@@ -12,8 +12,9 @@ from mlflow import MlflowClient
 from gate import cli
 from gate.decision.decide import Decision
 from gate.errors import RegistryUnavailable
-from gate.mlflow_client.runs import REFERENCE, RunLogger, RunReference
+from gate.mlflow_client.runs import RunLogger, RunReference
 from gate.policy.policy import Policy
+from gate.records.layout import RUN
 from tests.registry.servers import empty_database
 from tests.small_project import made
 
@@ -52,7 +53,7 @@ def test_a_rejected_file_is_in_the_list_and_the_report_names_its_run(place: Path
     (run,) = _runs(place, "mine")
     assert (told["run_id"], told["error"]) == (run.info.run_id, None)
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in told["address"]
-    reference = RunReference.load(place / "report" / REFERENCE)
+    reference = RunReference.load(place / "report" / RUN)
     assert reference.run_id == run.info.run_id
     decision = Decision.load(place / "report" / "decision.json")
     assert run.info.run_name.startswith(f"gate FAIL {decision.subject_sha256.hex[:6]} ")
@@ -113,7 +114,7 @@ def test_the_verdict_stands_where_the_server_fails_afterwards(
     assert "PASS" in text
     assert "not written, the verdict stands: the server went away" in text
     assert (place / "report" / "decision.json").is_file()
-    assert not (place / "report" / REFERENCE).exists()
+    assert not (place / "report" / RUN).exists()
     (run,) = _runs(place, "parity-gate")
     assert run.info.status == "FAILED"
 

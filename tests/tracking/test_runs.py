@@ -11,11 +11,11 @@ from gate.errors import RegistryUnavailable, ResourceGone
 from gate.mlflow_client.runs import (
     DECIDED_TAG,
     EXPERIMENT,
-    REFERENCE,
     RunLogger,
     RunReference,
     Runs,
 )
+from gate.records.layout import RUN
 from tests.report.samples import failed, passed
 from tests.tracking.conftest import run_of
 
@@ -68,13 +68,13 @@ def test_a_record_is_found_again(runs: Runs, tmp_path: Path) -> None:
 
 
 def _change(report: Path, **fields: str) -> None:
-    path = report / REFERENCE
+    path = report / RUN
     RunReference.load(path).model_copy(update=fields).save(path)
 
 
 SPOILT: dict[str, Callable[[RunLogger, Path], object]] = {
-    "no file": lambda page, report: (report / REFERENCE).unlink(),
-    "a torn file": lambda page, report: (report / REFERENCE).write_text('{"run_id": "'),
+    "no file": lambda page, report: (report / RUN).unlink(),
+    "a torn file": lambda page, report: (report / RUN).write_text('{"run_id": "'),
     "another server": lambda page, report: _change(report, tracking_uri="http://127.0.0.1:1"),
     "an unknown run": lambda page, report: _change(report, run_id="0" * 32),
     "a deleted run": lambda page, report: page.client.delete_run(page.run_id),
