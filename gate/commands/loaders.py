@@ -388,16 +388,20 @@ class Against:
         return cls(model, keys.trust(trust, key=options["key"]))
 
     def require_model(self) -> None:
-        """Raises RegistryError where the registry answers that it has no such model."""
-        from gate.errors import RegistryError, RegistryUnavailable
+        """Raises BadParameter where the registry answers that it has no such model. A registry that
+        does not answer is told of by whoever loads the champion."""
+        from gate.errors import RegistryError
 
         registry, name = self.model.registry, self.model.name
-        with suppress(RegistryUnavailable):  # what the champion's loading says, too
-            if not registry.has_model(name):
-                raise RegistryError(
-                    f"--against {name}: {registry.identity} has no registered model of this name. "
-                    "Check the name and --tracking-uri; leave --against out for the first version."
-                )
+        try:
+            exists = registry.has_model(name)
+        except RegistryError:
+            return
+        if not exists:
+            raise click.BadParameter(
+                f"--against {name}: {registry.identity} has no registered model of this name. "
+                "Check the name and --tracking-uri; leave --against out for the first version."
+            )
 
     def champion(self, *, policy: Policy, into: Path) -> Champion:
         """The champion, its files below `into`.

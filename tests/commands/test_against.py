@@ -127,7 +127,8 @@ def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) ->
     Path("policy.yaml").write_text(
         POLICY.replace("max_accuracy_drop: 0.0", "max_accuracy_drop: 1.0")
     )
-    check(capsys, place / "worse.onnx", "worse_models:build", "second", *against)
+    again = ("second", "--overwrite", *against)
+    check(capsys, place / "worse.onnx", "worse_models:build", *again)
     assert promote(capsys, place / "worse.onnx", "second")[1]["outcome"] == "promoted"
     registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
     shown = champion_shown(RegisteredModel(registry, ledger, "small"))

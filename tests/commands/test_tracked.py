@@ -76,7 +76,7 @@ def test_the_next_commands_have_their_options_and_no_password(place: Path, capsy
     )
     assert "--policy policy.json" in step["command"]
     assert "--state 'my state'" in step["command"]
-    assert cli.main(_check("bad.onnx", *options, *where)) == 1
+    assert cli.main(_check("bad.onnx", *options, *where, "--overwrite")) == 1
     told = json.loads(capsys.readouterr().out)["story"]
     assert told["steps"][-1]["command"].startswith("gate check ")
     everything = json.dumps(told) + (place / "report/report.html").read_text()
