@@ -33,6 +33,9 @@ _NUMBERS = 1 << 20
 _STRETCH = 1 << 18
 """A quarter of the numbers: no number comes twice within it, with either sign."""
 
+_LAST_START = 2 * _NUMBERS - _STRETCH
+"""A store holds each of its numbers with both signs."""
+
 
 class Draws:
     """Reproducible by the seed. Normal and uniform numbers are shared: they are never written."""
@@ -54,15 +57,12 @@ class Draws:
 
     def _taken(self, store: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)
-        lengths = [_STRETCH] * (count // _STRETCH)
-        if rest := count % _STRETCH:
-            lengths.append(rest)
-        last = len(store) - _STRETCH
-        starts = torch.randint(last, (len(lengths),), generator=self._random).tolist()
-        taken = [store[start : start + n] for start, n in zip(starts, lengths, strict=True)]
-        if len(taken) == 1:
-            return taken[0].view(shape)
-        return torch.cat(taken).view(shape) if taken else store[:0].view(shape)
+        pieces = -(-count // _STRETCH)
+        starts = torch.randint(_LAST_START, (pieces,), generator=self._random).tolist()
+        if pieces == 1:  # nearly always: dispatching is what costs time here
+            return store.narrow(0, starts[0], count).view(shape)
+        taken = [store.narrow(0, start, _STRETCH) for start in starts]
+        return torch.cat(taken)[:count].view(shape) if taken else store[:0].view(shape)
 
 
 @cache
@@ -126,6 +126,33 @@ _LITERAL = "lift_fresh"
 number has no axis."""
 
 
+@dataclass(frozen=True)
+class _Overload:
+    """What the schema of an operator says: reading it takes longer than many operators."""
+
+    name: str
+    """Bare, as the error models have it."""
+    aliases: bool
+    """True if a result shares memory with an argument."""
+    writes: bool
+    """True if it overwrites an argument."""
+    draws: bool
+    """True if it draws random numbers."""
+
+    @classmethod
+    @cache
+    def from_operator(cls, operator: Any) -> _Overload:
+        """Read it from an operator of `torch.ops`."""
+        schema = operator._schema
+        aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+        return cls(
+            name=bare(schema.name),
+            aliases=bool(aliases),
+            writes=any(alias.is_write for alias in aliases),
+            draws=torch.Tag.nondeterministic_seeded in operator.tags,
+        )
+
+
 class _DependsOnInput(Exception):
     """An argument comes from elsewhere: an input, or a weight."""
 
@@ -139,20 +166,25 @@ class InputIndependentValues:
         """The last one: in inference mode what comes next gets it as another object."""
 
     def run(
-        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        func: Callable[..., Any],
+        overload: _Overload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """The result of an operator on what its arguments are where nothing was moved; None where
         one of them is not known, or it draws or overwrites."""
-        returns = func._schema.returns  # type: ignore[attr-defined]
-        if any(value.alias_info is not None and value.alias_info.is_write for value in returns):
+        if overload.writes:
             self._forget(args)
             return None
-        if torch.Tag.nondeterministic_seeded in func.tags:  # type: ignore[attr-defined]
+        if overload.draws:
             return None
-        if name == _LITERAL and not args[0].ndim:
+        if overload.name == _LITERAL and not args[0].ndim:
             self._literal = args[0]
             return func(*args, **kwargs)
         try:
+            for value in args:  # most operators stop here; tree_map takes as long as all the rest
+                self._of(value)
             given, named = tree_map(self._of, (args, kwargs))
         except _DependsOnInput:
             return None
@@ -267,28 +299,29 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = bare(func._schema.name)
+        overload = _Overload.from_operator(func)
+        name = overload.name
         if name in COMPOSITES:
             with _without_mkldnn(), self._parts_of(name), self:
                 return func.decompose(*args, **kwargs)
-        still = self._undisturbed.run(func, name, args, kwargs)
+        still = self._undisturbed.run(func, overload, args, kwargs)
         if still is not None and self._undisturbed.is_discrete(name, kwargs, still):
             returned = still
         else:
-            returned = self._moved(func, name, args, kwargs)
+            returned = self._moved(func, overload, args, kwargs)
         if still is not None:
             self._undisturbed.note(returned, still)
         return returned
 
-    def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _moved(
+        self, func: Any, overload: _Overload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not self._unit:
             return func(*args, **kwargs)
-        schema = func._schema
+        name, aliases, writes = overload.name, overload.aliases, overload.writes
         model = error_model_for(name, inside=self._inside)
         if name in _UNORDERED:
             return self._ordered(Operation.of(func, name, args, kwargs))
-        aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
-        writes = any(alias.is_write for alias in aliases)
         if model is None or (aliases and not writes):
             return func(*args, **kwargs)
         overwritten = writes and (model.approximated or model.terms is not None)
@@ -379,8 +412,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:
     """What is no zero, and no small integer unless a function that `saturates` made it; None: all
     of it, as of most results of a network, which spares looking at magnitudes."""
-    least = (tensor.abs() if saturates else tensor.frac().abs_()).amin() if tensor.numel() else 0.0
-    if least > 0.0:  # not so where there is a NaN
+    distances = tensor.abs() if saturates else tensor.frac().abs_()
+    if tensor.numel() and distances.amin().item() > 0.0:  # not so where there is a NaN
         return None
     moves = tensor != 0.0 if saturates else tensor.round() != tensor
     return moves if saturates else moves.logical_or_(tensor.abs() >= EXACT)

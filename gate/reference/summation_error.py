@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,11 @@ Draw = Callable[[tuple[int, ...]], torch.Tensor]
 """Standard normal numbers of a shape."""
 
 
+@cache
+def _argument_names(operator: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in operator._schema.arguments)
+
+
 @dataclass(frozen=True)
 class Operation:
     """An operator as it was called."""
@@ -60,8 +65,8 @@ class Operation:
         cls, operator: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Operation:
         """Names the positional arguments as the operator's schema does."""
-        names = (argument.name for argument in operator._schema.arguments)
-        return cls(operator, name, {**dict(zip(names, args, strict=False)), **kwargs})
+        named = dict(zip(_argument_names(operator), args, strict=False))
+        return cls(operator, name, {**named, **kwargs})
 
     @property
     def argument(self) -> Any:
