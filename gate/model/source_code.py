@@ -131,18 +131,22 @@ class SourceFiles:
         if Path(spec.origin).is_file():
             self.paths[name] = Path(spec.origin)
         package = spec.submodule_search_locations is not None
-        return list(imported_names(source, name if package else name.rpartition(".")[0]))
+        return imported_names(source, name if package else name.rpartition(".")[0])
 
 
-def imported_names(source: bytes, package: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=1024)
+def imported_names(source: bytes, package: str) -> tuple[str, ...]:
     """What a source in `package` imports, anywhere in it, with the packages around.
 
     Of `from a import b` both `a` and `a.b`, which may be a module or not.
     """
     try:
-        tree = ast.parse(source)
+        return tuple(_imported(ast.parse(source), package))
     except (SyntaxError, ValueError):
-        return
+        return ()
+
+
+def _imported(tree: ast.AST, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         bases: list[str] = []
         if isinstance(node, ast.Import):

@@ -9,7 +9,7 @@ import math
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from gate.errors import EvidenceError, GateError, first_line
-from gate.storage.arrays import Batch, RuntimeArray, dtype_name, value_bytes
+from gate.storage.arrays import Batch, OutputArray, RuntimeArray, dtype_name, value_bytes
 from gate.storage.digest import Digest
 from gate.storage.files import open_inside
 from gate.storage.record import Record, Sha256
@@ -145,13 +145,23 @@ def row_digests(batch: Batch) -> Rows:
         f"{name}\0{dtype_name(a.dtype)}\0{list(a.shape[1:])}\0".encode() for name, a in arrays
     ]
     digests = np.empty((len(arrays[0][1]), WIDTH), np.uint8)
+    rows = [_bytes_by_row(array) for _, array in arrays]
     for place in range(len(digests)):
         sha256 = hashlib.sha256()
-        for header, (_, array) in zip(headers, arrays, strict=True):
+        for header, row in zip(headers, rows, strict=True):
             sha256.update(header)
-            sha256.update(value_bytes(np.asarray(array[place])))
+            sha256.update(row(place))
         digests[place] = np.frombuffer(sha256.digest(), np.uint8)
     return digests
+
+
+def _bytes_by_row(array: OutputArray) -> Callable[[int], memoryview | bytes]:
+    """Return what gives the `value_bytes` of each row."""
+    if array.dtype.kind == "U" or not array.flags.c_contiguous:
+        return lambda place: value_bytes(np.asarray(array[place]))
+    values = memoryview(value_bytes(array))
+    step = len(values) // max(len(array), 1)
+    return lambda place: values[place * step : (place + 1) * step]
 
 
 def digest_of(rows: Rows) -> Digest:

@@ -84,8 +84,12 @@ def entries() -> dict[RuntimeName, tuple[RuntimeEntry, ...]]:
     """All that are installed, by name, the gate's own first, then by package. More than one of a
     name is a conflict, which `find` refuses."""
     found = {name: [RuntimeEntry(name, place)] for name, place in BUILTIN.items()}
+    packages: dict[int, str] = {}  # by id: each look at a name parses the metadata anew
     for point in metadata.entry_points(group=GROUP):
-        package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        dist = point.dist
+        if id(dist) not in packages:
+            packages[id(dist)] = "" if dist is None else f"{dist.name} {dist.version}"
+        package = packages[id(dist)]
         if package.partition(" ")[0] == _OURS and BUILTIN.get(point.name) == point.value:
             continue
         entry = RuntimeEntry(point.name, point.value, package or "an unnamed package")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -142,7 +143,8 @@ class GroupedErrors:
         (groups,): 3 (sum e^2)^2 / sum e^4, because of n of them sum e^4 is 3 (sum e^2)^2 / n."""
         with np.errstate(all="ignore"):
             ratio = 3.0 * np.square(self.sums[kind]) / self.spread[kind]
-        return np.asarray(np.clip(np.nan_to_num(ratio, nan=np.inf), 1.0, np.maximum(self.limit, 1)))
+            ratio = np.where(np.isnan(ratio), np.inf, ratio)
+        return np.asarray(np.clip(ratio, 1.0, np.maximum(self.limit, 1)))
 
 
 _FIELDS = ("counts", "sums", "peaks", "spread", "limit")
@@ -186,21 +188,33 @@ class NoiseGroups:
 
     def noise_floor(self, *, peaks: bool) -> Floats:
         """The errors that no runtime is blamed for; NaN if one of them is."""
-        if peaks:
-            tossed = self.rounding.peaks[CANDIDATE] if self.rounding else np.zeros(len(self.name))
-            truth, reference = self.tally.peaks[TRUTH], self.tally.peaks[REFERENCE]
-        else:
-            truth, reference, tossed = self.rms(TRUTH), self.rms(REFERENCE), self.rounding_rms()
+        return self._peak_floor if peaks else self._floor
+
+    @cached_property
+    def _peak_floor(self) -> Floats:
+        tossed = self.rounding.peaks[CANDIDATE] if self.rounding else np.zeros(len(self.name))
+        return self._at_least(self.tally.peaks[TRUTH], self.tally.peaks[REFERENCE], tossed)
+
+    @cached_property
+    def _floor(self) -> Floats:
+        return self._at_least(self.rms(TRUTH), self.rms(REFERENCE), self.rounding_rms())
+
+    @staticmethod
+    def _at_least(truth: Floats, reference: Floats, tossed: Floats) -> Floats:
         least = np.maximum(EPSILON * truth, UNDERFLOW)
         return np.asarray(np.maximum(np.maximum(reference, tossed), least))
 
     def scatter(self, groups: int) -> Floats:
         """What chance makes of a ratio here, by the error that is the floor."""
+        return scatter(self._draws, groups)
+
+    @cached_property
+    def _draws(self) -> Floats:
         draws = self.tally.draws(REFERENCE)
         if self.rounding is not None:
             larger = self.rounding_rms() > self.rms(REFERENCE)
             draws = np.where(larger, self.rounding.draws(CANDIDATE), draws)
-        return scatter(draws, groups)
+        return draws
 
     def apart(self) -> float:
         """max|c - r32| over the whole output, in units of the floor and of scatter."""
@@ -246,7 +260,8 @@ def scatter(draws: Floats, groups: int) -> Floats:
     columns, 25 for 2. At most 100, whatever few draws there are.
     """
     quantile = fdtri(draws, 2.0 * draws, 1.0 - _CHANCE / max(groups, 1))
-    return np.asarray(np.clip(np.sqrt(np.nan_to_num(quantile, nan=np.inf)), 1.0, _MOST))
+    quantile = np.where(np.isnan(quantile), np.inf, quantile)
+    return np.asarray(np.clip(np.sqrt(quantile), 1.0, _MOST))
 
 
 class _Place(NamedTuple):

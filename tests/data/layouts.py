@@ -185,7 +185,7 @@ B0, B1 = {0: "batch"}, {1: "batch"}
 
 CASES = {
     "recurrent": Case(
-        Recurrent, {"x": normal(12, 5, 4), "h0": normal(2, 12, 6)}, ("y", "h"),
+        Recurrent, {"x": normal(12, 2, 4), "h0": normal(2, 12, 6)}, ("y", "h"),
         {"x": B0, "h0": B1, "y": B0, "h": B1}, {"x": 0, "h0": 1, "y": 0, "h": 1},
     ),
     "voice": Case(

@@ -43,14 +43,10 @@ def test_fault_is_found(tmp_path, name):
     result = judged(case, case.export(tmp_path / "wrong.onnx", right=False), case.own)
     assert result.decision.verdict is Verdict.FAIL
     assert any(check.output for check in result.decision.problems)
-
-
-def test_output_with_another_batch_axis_is_compared_sample_by_sample(tmp_path):
-    case = CASES["recurrent"]
-    result = judged(case, case.export(tmp_path / "wrong.onnx", right=False), case.own)
-    outputs = [output for runtime in result.evidence.runtimes for output in runtime.outputs]
-    state = next(output for output in outputs if output.name == "h")
-    assert len({worst.sample for worst in state.worst}) > 1
+    if name == "recurrent":  # its state, whose batch is on axis 1, is compared sample by sample
+        outputs = [output for runtime in result.evidence.runtimes for output in runtime.outputs]
+        state = next(output for output in outputs if output.name == "h")
+        assert len({worst.sample for worst in state.worst}) > 1
 
 
 @pytest.mark.parametrize("name", CASES)
