@@ -108,6 +108,7 @@ def recorded(model: Path, sent: Path, outputs: Path) -> None:
     (outputs / "outputs.json").write_text(json.dumps({"parts": parts}))
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("right", [True, False])
 def test_recording_is_judged(tmp_path: Path, name: str, right: bool) -> None:

@@ -49,6 +49,7 @@ def test_fault_is_found(tmp_path, name):
         assert len({worst.sample for worst in state.worst}) > 1
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("right", [True, False])
 def test_calls(tmp_path, name, right):
@@ -61,6 +62,7 @@ def test_calls(tmp_path, name, right):
     assert result.evidence.dataset.batch_axes.one_call
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("right", [True, False])
 def test_exported_file_is_judged(tmp_path, name, right):

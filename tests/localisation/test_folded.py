@@ -174,6 +174,7 @@ def test_a_folded_layer_that_is_wrong_is_the_one_with_a_tensor(tmp_path, name):
     assert "first" in told.cause
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("norm", [Normed, Scaled])
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_a_subclass_of_batchnorm_in_a_convolution(tmp_path, norm, by):

@@ -128,6 +128,7 @@ def assert_named(told: Localization, faults: Sequence[str]) -> None:
     assert sources == set(faults)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(("kind", "by", "faults"), FILES)
 def test_all_are_named_and_none_is_invented(made, tmp_path, kind, by, faults):
     model, candidate = made(kind, by)
@@ -143,6 +144,7 @@ FUSED: dict[str, Spoil] = {
 }
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(
     "names", [("", "norm1"), ("", "down"), ("norm1", "down"), ("down", "head"), ("", "norm1", "head")]
 )  # fmt: skip

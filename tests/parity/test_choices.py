@@ -142,6 +142,7 @@ def test_other_overlaps_of_several_classes_are_refused(threshold, tmp_path):
     assert decision.verdict is Verdict.FAIL
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("kind", ["topk", "sort", "argmax", "taken"])
 def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
     evidence, decision = judged(Ranked(kind), tmp_path, ROWS)
@@ -189,6 +190,7 @@ def drop_last_box(proto):
     proto.graph.node.insert(place + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("gain", [1.0, 4.0, 10.0])
 @pytest.mark.parametrize(
     "edit", [replace(0.3, 0.31), replace(0.6, 0.61), drop_last_box], ids=["iou", "score", "row"]
@@ -205,6 +207,7 @@ def smallest(proto):
                 attribute.i = 0
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("kind", ["topk", "sort", "taken"])
 def test_the_smallest_in_place_of_the_largest_is_refused(kind, tmp_path):
     _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=smallest)

@@ -176,6 +176,7 @@ def warm(model: nn.Module, x: np.ndarray) -> nn.Module:
     return model
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("kind", [Limited, Functional])
 @pytest.mark.parametrize("warmed", [False, True])
 def test_a_file_that_renormalizes_passes(kind, warmed: bool, tmp_path: Path) -> None:

@@ -380,6 +380,7 @@ def _path(of: Release) -> Path:
     return of.twin.onnx_path
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(
     ("spoil", "wanted"),
     [

@@ -45,8 +45,8 @@ def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localization]:
     return fault, told
 
 
+@pytest.mark.rows(4)
 class TestRealFaults:
-    @pytest.mark.rows(4)
     def test_the_optimiser_is_named(self, located):
         fault, told = located
         assert told.blame.names == fault.names
@@ -98,10 +98,13 @@ class TestRealFaults:
 class TestStory:
     """After a check, on all surfaces: they print the same story."""
 
-    @pytest.fixture(params=["a transposed matrix by a vector", "ReLU and clip in float64"])
-    def checked(self, request, tmp_path):
+    @pytest.fixture(
+        scope="class", params=["a transposed matrix by a vector", "ReLU and clip in float64"]
+    )
+    @classmethod
+    def checked(cls, request, tmp_path_factory):
         fault = FAULTS[request.param]
-        candidate = fault.file(tmp_path / "m.onnx")
+        candidate = fault.file(tmp_path_factory.mktemp("story") / "m.onnx")
         default = Policy.default(task="tensors")
         runtimes = {n: r for n, r in default.runtimes.items() if n.startswith("ort-cpu")}
         return fault, check(

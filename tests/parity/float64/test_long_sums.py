@@ -78,6 +78,7 @@ CORRECT = {
 }
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("kind", ["constant", "nearly"])
 @pytest.mark.parametrize("name", CORRECT)
 def test_terms_that_are_rounded_alike_are_no_fault(name, kind, tmp_path):
@@ -143,6 +144,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_long_sum_is_refused(name, tmp_path):
     kind, right, wrong = FAULTS[name]

@@ -140,6 +140,7 @@ def names(decision, verdict):
     return {check.name for check in decision.checks if check.verdict is verdict}
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("kind", [Tiny, Eps, LogMel, Branch])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
 def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verdict, tmp_path):

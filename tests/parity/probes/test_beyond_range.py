@@ -104,6 +104,7 @@ def test_the_policy_may_refuse_it(tmp_path):
     assert {c.code for c in refused} == {"beyond_range"}
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("mode", ["warn", "fail"])
 @pytest.mark.parametrize(
     ("function", "of_file"),

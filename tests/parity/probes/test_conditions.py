@@ -137,6 +137,7 @@ def failed(decision):
     return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("limit", [3, 5, 33])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fault_at_one_batch_size(tmp_path, way, limit):
@@ -152,6 +153,7 @@ def test_a_correct_file_with_a_condition(tmp_path, way):
     assert {"probe_batch_32", "probe_batch_33", "probe_batch_34"} <= probes
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("way", ["where", "of an intermediate", "if"])
 @pytest.mark.parametrize("limit", [7, 9, 128])
 def test_a_fault_at_one_length(tmp_path, way, limit):

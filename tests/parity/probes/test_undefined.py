@@ -88,6 +88,7 @@ def masked(dtype):
     return {"x": SEQUENCES, "mask": MASK.astype(dtype)}
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_, np.float32])
 @pytest.mark.parametrize("wrong", [{"least": 1.0}, {"least": 1e-9}, {"repaired": True}])
 def test_a_number_in_the_place_of_nan_is_a_difference(tmp_path, dtype, wrong):
@@ -101,6 +102,7 @@ def test_nan_in_the_place_of_a_number_is_a_difference(tmp_path, dtype):
     assert failed(decision) & {"probe_empty_mask", "probe_zeros_mask"}
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
 @pytest.mark.parametrize("right", [{}, {"least": 1.0}, {"repaired": True}, {"end": torch.relu},
                                    {"end": torch.sigmoid}, {"end": nn.functional.relu6}])  # fmt: skip

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.exhaustive import further_as_proofs
+
 ROOT = Path(__file__).parents[3]
 
 _SCRIPT = """
@@ -44,7 +46,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", further_as_proofs(["GRU", "LSTM", "RNN"], 3))
 def test_recurrent_networks_pass_with_other_kernels(kind, tmp_path):
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _SCRIPT, kind, str(tmp_path / "model.onnx")]
