@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import json
@@ -91,6 +92,7 @@ class PolicyField:
         }
 
 
+@functools.cache
 def policy_fields() -> tuple[PolicyField, ...]:
     """All of them, in the order of the models; those of the twin's policy are the same, and not
     repeated."""
