@@ -9,7 +9,8 @@ READY := $(VENV)/.ready
 
 PORT ?= 5000
 SERVICE_PORT ?= 8400
-WORKERS ?= 4
+# Each collects all tests, which takes 40 s: one more than there are cores, as tests wait for servers.
+WORKERS ?= 3
 
 .PHONY: help install constraints dist packages browser repro ui stack screens docs lint fix test check exhaustive frozen
 help:  ## List the targets

@@ -481,7 +481,7 @@ def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int)
 
 
 APART_LIMIT_S = 300.0
-"""For the whole process, by the clock: one that hangs takes as long, and no other on a busy machine."""
+"""For the whole process, by the clock: only one that hangs takes as long."""
 
 _WHAT = "switching off optimisers"
 

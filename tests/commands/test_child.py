@@ -67,6 +67,7 @@ ENDLESS = {
 }  # fmt: skip
 
 
+@pytest.mark.proof
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("command", "make", "more", "message"), ENDLESS.values(), ids=ENDLESS)
 def test_what_has_no_end_is_not_judged(folder: Path, command, make, more, message) -> None:

@@ -37,6 +37,7 @@ def test_vectors_that_are_not_whole(tmp_path: Path) -> None:
         verify_golden_in_sandbox(path, folder, ROOMY)
 
 
+@pytest.mark.rows(2)
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
     "make", (hostile.RUN | hostile.LOADED).values(), ids=hostile.RUN | hostile.LOADED

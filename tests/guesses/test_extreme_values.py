@@ -272,6 +272,7 @@ def always_masked(fill: float | None, share: float = 0.0) -> Head:
 FILLS = [LOWEST, None, -np.inf, np.inf, LOWEST / 3, -1e30]
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("mask", [masked, always_masked])
 @pytest.mark.parametrize("fill", FILLS)
 def test_masked_logits(judge, mask, fill: float | None) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from gate.localize import layer_deviations
 from gate.localize.file_graph import SubgraphSession
 from gate.records.localization import Localization
+from tests.exhaustive import further_as_proofs
 from tests.localisation import nets
 from tests.localisation.nets import IMAGES, TOKENS, VECTORS, change, found, layers, middle, node
 from tests.parity import tiny
@@ -60,7 +61,7 @@ def whole(told: Localization) -> dict[str, str]:
 
 
 class TestOptimiser:
-    @pytest.mark.parametrize("runtime", ["ort-cpu", "ort-cpu-optimized"])
+    @pytest.mark.parametrize("runtime", further_as_proofs(["ort-cpu-optimized", "ort-cpu"], 2))
     def test_what_marking_hides_is_seen_in_the_unmarked_file(self, tmp_path, runtime):
         told = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime=runtime)
         assert {row.verdict for row in layers(told).values()} == {"ok"}
@@ -71,6 +72,7 @@ class TestOptimiser:
         assert 'disabled_optimizers=["GeluFusionL2"]' in told.remedy
         assert (told.whole_ratio > 8) == (runtime == "ort-cpu-optimized")
 
+    @pytest.mark.proof
     def test_a_module_that_is_fused_whole_is_a_source(self, tmp_path):
         model, candidate = fused(ClosedGelu(), tmp_path)
         told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")

@@ -1,4 +1,4 @@
-"""Fifty natural-like pictures with sharp edges: who is the same, who is not, and why."""
+"""Natural-like pictures with sharp edges: who is the same, who is not, and why."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from gate.preprocess.diagnosis import AREA, HALF_PIXEL, NO_ANTIALIAS
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
+from tests.exhaustive import EXHAUSTIVE
 
-COUNT = 50
+COUNT = 50 if EXHAUSTIVE else 16
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from gate.records.localization import Localization, OptimizerFault
 from gate.report.terminal import localisation_sentences
 from gate.runtimes.ort import cuda_absent_reason
 from gate.summary.summarize import summarize
+from tests.exhaustive import further_as_proofs
 from tests.localisation.nets import found
 from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
 from tests.parity import tiny
@@ -99,7 +100,10 @@ class TestStory:
     """After a check, on all surfaces: they print the same story."""
 
     @pytest.fixture(
-        scope="class", params=["a transposed matrix by a vector", "ReLU and clip in float64"]
+        scope="class",
+        params=further_as_proofs(
+            ["a transposed matrix by a vector", "ReLU and clip in float64"], 2
+        ),
     )
     @classmethod
     def checked(cls, request, tmp_path_factory):

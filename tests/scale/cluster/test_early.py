@@ -12,6 +12,7 @@ from gate.distributed.cluster_early import Cluster, EarlyActors, Measurer
 from gate.errors import PolicyError
 
 
+@pytest.mark.proof
 def test_a_worker_that_this_machine_has_no_room_for_is_refused_before_anything_starts() -> None:
     with (
         pytest.raises(PolicyError, match="no machine of the cluster has 6400 CPUs"),
