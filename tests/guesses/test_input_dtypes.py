@@ -345,7 +345,7 @@ class Pairs(OwnStatistics):
 
 
 @pytest.mark.parametrize("kind", [OwnStatistics, Pairs])
-@pytest.mark.parametrize("samples", [3, 33, 65, 321])
+@pytest.mark.parametrize("samples", [3, 33, 65, pytest.param(321, marks=pytest.mark.proof)])
 @pytest.mark.parametrize(("eps", "verdict"), [(1e-5, Verdict.PASS), (1e-3, Verdict.FAIL)])
 def test_no_last_batch_of_one_row(
     tmp_path: Path, kind: type[OwnStatistics], samples: int, eps: float, verdict: Verdict
