@@ -13,6 +13,7 @@ from gate.ledger import entry as chain_module
 from gate.ledger.entry import HashChain, LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
+from tests.exhaustive import EXHAUSTIVE
 from tests.ledger.rows import Place, lines, put, put_lines, replace, rows
 
 
@@ -145,7 +146,7 @@ def change(ledger: Ledger, kind: str, number: int, copies: list[list[bytes]]) ->
         put(ledger.state, [])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if EXHAUSTIVE else 15)
 @given(STEPS)
 @example([("read", 0), ("append", 0), ("flip", 30)])
 @pytest.mark.proof

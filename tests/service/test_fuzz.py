@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH
-from tests.exhaustive import exhaustive
+from tests.exhaustive import EXHAUSTIVE, exhaustive
 from tests.service.deliveries import Service, body, headers, running
 from tests.service.deliveries import settings as service_settings
 
@@ -80,7 +80,7 @@ def test_any_body_with_a_right_signature(fuzzed: Service, raw: bytes) -> None:
     assert 400 <= fuzzed.post(raw, headers(raw)).status_code < 500
 
 
-@settings(max_examples=100)
+@settings(max_examples=100 if EXHAUSTIVE else 25)
 @given(
     changes=st.dictionaries(st.sampled_from(["entity", "action", "data", "timestamp"]), JSON),
     data=st.dictionaries(st.sampled_from(["name", "alias", "key", "version"]), JSON),
