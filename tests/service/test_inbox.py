@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gate.errors import ServiceError, StateUnavailable
 from gate.service.inbox import Claim, Inbox, Memory
-from tests.service.deliveries import delivery, until
+from tests.service.deliveries import delivery
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("digits", "letters")
