@@ -127,6 +127,7 @@ def outcome(folder: Path, scenario: Callable[[Model], Act], strike: Strike) -> l
     ]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_promotion(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_here(monkeypatch)
