@@ -33,6 +33,11 @@ REMEDIES: dict[str, str] = {
     "ones that the policy asks for.",
     "provider": "ONNX Runtime fell back to another provider. Run gate doctor; install the CUDA and "
     "cuDNN libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
+    "provider_cpu_nodes": "Run gate doctor, and avoid operators that ONNX Runtime has no CUDA "
+    "kernel for. If these nodes may run on the CPU, set this runtime to required: never, and add "
+    "one of kind: ort with the options",
+    "provider_cpu_optimized": "ONNX Runtime or Optimum wrote this file with optimizations for the "
+    "CPU. Give the file that the exporter wrote, and let each session optimize it for its device.",
     "precision": "Set the option by which the runtime computes in float32 (openvino: "
     "precision_hint: f32), or judge the file by --precision reduced.",
     "device": "Run gate locate on this runtime to see the first layer that diverges; set "
@@ -505,6 +510,7 @@ Cause = Literal[
     "optimiser",
     "runtime",
     "device",
+    "cpu_optimized",
     "unstable",
     "export",
     "preprocessing",
@@ -539,6 +545,7 @@ TITLES: dict[Cause, str] = {
     "optimiser": "The optimiser changes the answer",
     "runtime": "A runtime can't run the file",
     "device": "Not on the device that was asked for",
+    "cpu_optimized": "Optimized for the CPU before export",
     "unstable": "The same input gives other answers",
     "export": "The export itself warned",
     "preprocessing": "Other pixels than in training",
@@ -629,8 +636,8 @@ def cause_for(check: CheckResult, evidence: Evidence) -> Cause:
     # A part of a release has runtimes, probes and a trace of its own.
     evidence = evidence.parts.get(check.part or "", evidence)
     by_remedy = next((c for name, c in _BY_REMEDY.items() if check.remedy == REMEDIES[name]), None)
-    if by_remedy is not None:
-        return by_remedy
+    if check.code == "cpu_optimized" or by_remedy is not None:
+        return by_remedy or "cpu_optimized"
     if check.name == "runtime":
         return _of_runtime(check, evidence)
     if check.name.startswith("probe_"):

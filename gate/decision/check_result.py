@@ -28,7 +28,7 @@ def _as_number(value: Any) -> Any:
 Observed = Annotated[Measured | str | None, BeforeValidator(_as_number)]
 
 
-ProbeCode = Literal["beyond_range", "undefined"]
+CheckCode = Literal["beyond_range", "undefined", "cpu_optimized"]
 
 
 class CheckResult(Record):
@@ -49,10 +49,11 @@ class CheckResult(Record):
     verdict: Verdict
     explanation: str
     remedy: str | None = None
-    code: ProbeCode | None = added_field(None)
-    """Why a difference on a probe may be no fault of the file. `beyond_range`: the file breaks only
-    far beyond the samples' values (`instruments.probe_beyond_range`). `undefined`: ONNX leaves the
-    result of an operator open on this input."""
+    code: CheckCode | None = added_field(None)
+    """What a check found out about the reason. Of a difference on a probe: `beyond_range`, the file
+    breaks only far beyond the samples' values (`instruments.probe_beyond_range`); `undefined`, ONNX
+    leaves the result of an operator open on this input. Of nodes on the CPU: `cpu_optimized`, ONNX
+    Runtime optimized the file for the CPU before it was judged."""
 
     @property
     def label(self) -> str:

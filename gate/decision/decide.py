@@ -78,7 +78,7 @@ def _of_runtime(
         yield evidence_rules.missing(runtime_policy, runtime, name, chained=chained)
         return
     yield evidence_rules.session(policy, runtime)
-    yield evidence_rules.provider(policy, runtime)
+    yield evidence_rules.provider(policy, evidence, runtime)
     yield from evidence_rules.precision(policy, runtime)
     yield from evidence_rules.recorded(policy, runtime)
     if device_rules.compares(name):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 
 from gate.decision.catalog import CHAIN, REMEDIES
 from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
-from gate.policy.runtime_options import OrtSetup, is_recorded, ort_setup
+from gate.policy.runtime_options import OPTIMISATIONS_OFF, OrtSetup, is_recorded, ort_setup
 from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence, SubjectPart
-from gate.records.runtime import CPU_PROVIDER, OWN, PROVIDERS, RUNTIMES, RuntimeName
+from gate.records.runtime import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    HEAVY,
+    OWN,
+    PROVIDERS,
+    RUNTIMES,
+    CpuNode,
+    RuntimeName,
+)
 from gate.storage.safe_text import make_printable
 
 
@@ -182,8 +193,9 @@ def _another(policy: Policy, runtime: RuntimeEvidence) -> Iterator[str]:
         yield f"it measured with the options {options}, asked for {wanted.options}"
 
 
-def provider(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
-    """The provider is proven: active, first, and it ran the compute nodes."""
+def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+    """The provider is proven: active, first, and it ran the compute nodes, but for those that ONNX
+    Runtime has no CUDA kernel for."""
     setup = ort_setup(policy, runtime.runtime)
     wanted = setup.provider if setup else _promised(policy, runtime)
     problems = []
@@ -192,17 +204,85 @@ def provider(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
         problems.append("it does not say what it promises to run on")
     elif active != wanted:
         problems.append(f"the active provider is {active}, not {wanted}")
+    excused = () if setup is None else _without_kernel(setup, evidence, runtime)
     if setup is not None:
-        problems += _misplaced(setup, runtime)
+        problems += _misplaced(setup, runtime, excused)
     elif runtime.fallback_nodes:
         problems.append(f"{len(runtime.fallback_nodes)} compute nodes ran elsewhere")
     ran = runtime.runtime in RUNTIMES or setup is not None or runtime.nodes_per_provider
-    return check_statement(
+    result = check_statement(
         "provider",
         problems=problems,
         place=(runtime.runtime, None),
-        fine=f"{wanted} is active{' and ran the nodes' if ran else ''}.",
+        fine=f"{wanted} is active{' and ran the nodes' if ran else ''}.{_on_cpu(runtime, excused)}",
     )
+    if result.verdict is Verdict.PASS or setup is None or not runtime.fallback_nodes:
+        return result
+    if _optimized_for_cpu(evidence, runtime):
+        made = sorted(filter(_CPU_FUSED.match, {node.operator for node in runtime.cpu_nodes}))
+        text = "The file was optimized for the CPU before export: it has "
+        text += f"{', '.join(made)}. {result.explanation}"
+        remedy = REMEDIES["provider_cpu_optimized"]
+        return result.model_copy(
+            update={"code": "cpu_optimized", "explanation": text, "remedy": remedy}
+        )
+    providers = ", ".join(dict.fromkeys((*setup.providers, CPU_PROVIDER)))
+    remedy = f"{REMEDIES['provider_cpu_nodes']} providers: [{providers}]"
+    return result.model_copy(update={"remedy": remedy})
+
+
+def _without_kernel(
+    setup: OrtSetup, evidence: Evidence, runtime: RuntimeEvidence
+) -> tuple[CpuNode, ...]:
+    """The nodes on the CPU that this ONNX Runtime has no CUDA kernel for; none where a node on the
+    CPU does the work of the model, such as a convolution."""
+    if CUDA_PROVIDER not in setup.providers or any(map(HEAVY.search, _operators(runtime))):
+        return ()
+    version = evidence.environment.versions.get("onnxruntime")
+    table = cuda_kernels()
+    return tuple(node for node in runtime.cpu_nodes if table.lacks_kernel(node, version))
+
+
+def _operators(runtime: RuntimeEvidence) -> Iterator[str]:
+    """Of the nodes on the CPU. The name of a node says nothing: it is the user's."""
+    described = {node.name: node.operator for node in runtime.cpu_nodes}
+    for name in runtime.fallback_nodes:
+        yield described.get(name, name)
+
+
+def _on_cpu(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> str:
+    """What ran on the CPU and is no fallback."""
+    shapes = runtime.nodes_per_provider.get(CPU_PROVIDER, 0) - len(runtime.fallback_nodes)
+    if runtime.cpu_time_share is None or not (shapes > 0 or excused):
+        return ""
+    what = [f"{shapes} nodes that compute shapes or indices"] if shapes > 0 else []
+    if excused:
+        kinds = sorted({f"{node.operator}{_typed(node)}" for node in excused})
+        what.append(f"{len(excused)} without a CUDA kernel ({', '.join(kinds[:_NAMED])})")
+    share = f"{100.0 * runtime.cpu_time_share:.2g} % of the time of one run"
+    return f" Warning: on the CPU ran {' and '.join(what)}, {share}."
+
+
+def _typed(node: CpuNode) -> str:
+    kinds = list(dict.fromkeys(kind for kind in node.inputs if kind))
+    return f" on {', '.join(kinds)}" if kinds else ""
+
+
+def _optimized_for_cpu(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+    """Whether the file has operators that only ONNX Runtime's optimizations for the CPU make."""
+    made = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
+    if evidence.graph is not None:
+        return not made.isdisjoint(evidence.graph.operators)
+    level = runtime.session_options.get("graph_optimization_level")
+    return level == OPTIMISATIONS_OFF and bool(made)
+
+
+_CPU_FUSED = re.compile(
+    r"com\.microsoft\.nchwc::"
+    r"|com\.microsoft::(FusedConv|FusedGemm|DynamicQuantize(MatMul|LSTM)|MatMulIntegerToFloat)$"
+)
+"""Layouts and fusions for the CPU. ONNX Runtime makes the same of nodes that fell back, so they
+count only where the file has them."""
 
 
 def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
@@ -216,14 +296,19 @@ def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
     return PROVIDERS.get(kind, runtime.identity.provider)
 
 
-def _misplaced(setup: OrtSetup, runtime: RuntimeEvidence) -> Iterator[str]:
+def _misplaced(
+    setup: OrtSetup, runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]
+) -> Iterator[str]:
     """Nodes that ran where they were not to run."""
     ran = runtime.nodes_per_provider
     if not ran.get(setup.provider):
         yield f"no node is known to have run on {setup.provider}"
-    if runtime.fallback_nodes:
-        shown = ", ".join(runtime.fallback_nodes[:3])
-        yield f"{len(runtime.fallback_nodes)} compute nodes ran on the CPU ({shown})"
+    names = {node.name for node in excused}
+    stray = [name for name in runtime.fallback_nodes if name not in names]
+    if stray:
+        share = runtime.cpu_time_share
+        time = "" if share is None else f", {100.0 * share:.2g} % of the time of one run"
+        yield f"{len(stray)} compute nodes ran on the CPU ({', '.join(stray[:3])}){time}"
     # Shapes are computed on the CPU, wherever the rest is.
     allowed = {*setup.providers} if setup.on_cpu else {*setup.providers, CPU_PROVIDER}
     if (setup.several or setup.on_cpu) and set(ran) - allowed:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gate.decision.bound_rules import BoundedMetric, check
 from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, ProbeCode, Verdict
+from gate.decision.check_result import CheckCode, CheckResult, Verdict
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import is_recorded, may_lack_probes
 from gate.policy.sections import Bounds
@@ -166,7 +166,7 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
     metric = "noise_ratio" if by_noise else "relative_diff"
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
     told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
-    code: ProbeCode | None = None
+    code: CheckCode | None = None
     if probe.failure is not None:
         verdict, explanation = Verdict.FAIL, probe.failure
     elif told_twice:

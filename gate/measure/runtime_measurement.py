@@ -485,6 +485,8 @@ class Track:
             providers_active=proof.providers_active,
             nodes_per_provider=proof.nodes_per_provider,
             fallback_nodes=proof.fallback_nodes,
+            cpu_nodes=proof.cpu_nodes,
+            cpu_time_share=proof.cpu_time_share,
             session_options=proof.session_options,
             outputs=self._outputs(),
             latency=self.meter.latency() if live else None,

@@ -187,6 +187,11 @@ class ChainSession(Session):
             fallback_nodes=tuple(
                 f"{name}: {node}" for name, proof in proofs.items() for node in proof.fallback_nodes
             ),
+            cpu_nodes=tuple(
+                node.model_copy(update={"name": f"{name}: {node.name}"})
+                for name, proof in proofs.items()
+                for node in proof.cpu_nodes
+            ),
             session_options=_common([proof.session_options for proof in proofs.values()]),
             versions=_common([proof.versions for proof in proofs.values()]),
             device=_odd([proof.device for proof in proofs.values()]),

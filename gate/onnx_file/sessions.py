@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ import numpy as np
 from gate.errors import EvidenceError, LimitExceeded, RuntimeUnusable, first_line
 from gate.installation import onnx_runtime
 from gate.policy.runtime_options import OrtSetup
-from gate.records.runtime import CPU_PROVIDER
+from gate.records.runtime import CPU_PROVIDER, CpuNode
 
 if TYPE_CHECKING:
     import onnx
@@ -62,41 +62,37 @@ def _flush() -> None:
 # was allowed: the profile says what ran.
 
 
-SHAPE_OPS = frozenset(
-    {
-        "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal",
-        "Expand", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less",
-        "LessOrEqual", "Loop", "If", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range",
-        "ReduceMax", "ReduceMin", "ReduceProd", "Reshape", "ScatterND", "Shape", "Size", "Slice",
-        "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
-    }
-)  # fmt: skip
-"""Operators that compute shapes and indices, beside other work."""
-
-_SHAPE_ELEMENTS = 64
-"""A shape, or an index into one, has no more elements than this."""
-
-
 @dataclass(frozen=True)
 class Placement:
     """Nodes that ran, counted per provider, and the compute nodes among those on the CPU."""
 
     nodes_per_provider: dict[str, int]
-    cpu_compute_nodes: tuple[str, ...]
-    """`op_type:node_name`."""
+    cpu_nodes: tuple[CpuNode, ...]
+    cpu_time_share: float | None
+    """Of the time of all nodes, that of those on the CPU."""
+
+    @property
+    def cpu_compute_nodes(self) -> tuple[str, ...]:
+        """`op_type:node_name`."""
+        return tuple(node.name for node in self.cpu_nodes)
 
 
-def read_placement(profile: Path) -> Placement:
-    """Read the JSON that ONNX Runtime's profiler wrote. Raises EvidenceError."""
+def read_placement(profile: Path, graph: Callable[[], onnx.ModelProto] | None = None) -> Placement:
+    """Read the JSON that ONNX Runtime's profiler wrote.
+
+    `graph`: the graph that ran, to tell shape nodes from compute nodes. None: every node on the CPU
+    counts as a compute node. Raises EvidenceError.
+    """
     try:
         events = json.loads(profile.read_text(encoding="utf-8"))
-        nodes = {}
+        nodes, times = {}, Counter[str]()
         for event in events:
             provider = event.get("args", {}).get("provider")
             if event.get("cat") == "Node" and provider:
                 args = event["args"]
                 key = (event["name"], args.get("node_index"), provider)
                 nodes[key] = args
+                times[provider] += event.get("dur", 0)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise EvidenceError(
             f"ONNX Runtime's profile can't be read ({type(error).__name__}: {error}), so it is "
@@ -104,26 +100,33 @@ def read_placement(profile: Path) -> Placement:
             "otherwise this version of ONNX Runtime writes another format."
         ) from error
     counts = Counter(provider for _, _, provider in nodes)
-    compute = tuple(
-        f"{args.get('op_name', '?')}:{name.removesuffix('_kernel_time')}"
+    on_cpu = [
+        (f"{args.get('op_name', '?')}:{name.removesuffix('_kernel_time')}", args)
         for (name, _, provider), args in nodes.items()
-        if provider == CPU_PROVIDER and not _is_shape_arithmetic(args)
+        if provider == CPU_PROVIDER
+    ]
+    return Placement(
+        dict(sorted(counts.items())),
+        compute_nodes(on_cpu, graph() if on_cpu and graph is not None else None),
+        times[CPU_PROVIDER] / times.total() if times.total() > 0 else None,
     )
-    return Placement(dict(sorted(counts.items())), compute)
 
 
-def _is_shape_arithmetic(args: Mapping[str, Any]) -> bool:
-    """Shapes, sizes and indices belong on the CPU: at most a vector of a few numbers."""
-    if args.get("op_name") not in SHAPE_OPS:
-        return False
-    outputs: Iterable[Mapping[str, list[int]]] = args.get("output_type_shape", [{"": [-1, -1]}])
-    shapes = [shape for output in outputs for shape in output.values()]
-    return all(map(is_small, shapes))
+def compute_nodes(
+    on_cpu: Sequence[tuple[str, Mapping[str, Any]]], graph: onnx.ModelProto | None
+) -> tuple[CpuNode, ...]:
+    """Return those of the nodes on the CPU that are no shape nodes, each with what the profile says
+    of it. The names are `op_type:node_name`."""
+    from gate.onnx_file.shape_nodes import NodeTypes, is_shape_node, shape_nodes
 
-
-def is_small(shape: list[int]) -> bool:
-    """Whether a tensor of this shape may be a shape, or an index into one."""
-    return len(shape) <= 1 and int(np.prod(shape)) <= _SHAPE_ELEMENTS
+    if graph is None:
+        return tuple(CpuNode(name=name, operator=name.partition(":")[0]) for name, _ in on_cpu)
+    excused, types = shape_nodes(graph), NodeTypes(graph)
+    return tuple(
+        types.describe(name, args.get("input_type_shape"))
+        for name, args in on_cpu
+        if not is_shape_node(name, excused)
+    )
 
 
 NO_SPINNING = ("session.intra_op.allow_spinning", "0")
@@ -319,38 +322,3 @@ def _logged_reason(lines: list[str]) -> str:
         if found:
             return f"{found.group(1).strip().rstrip('.')}."
     return "it gave no reason."
-
-
-def shape_arithmetic(model: onnx.ModelProto) -> frozenset[str]:
-    """The nodes that compute shapes, sizes and indices, by the shapes that the file itself gives
-    their outputs: `op_type:node_name`. One whose shapes are not known is none."""
-    found: dict[str, bool] = {}
-    from onnx import shape_inference
-
-    inferred = shape_inference.infer_shapes(model, data_prop=True)
-    for name, small in _sized(inferred.graph):
-        found[name] = found.get(name, True) and small
-    return frozenset(name for name, small in found.items() if small)
-
-
-def _sized(graph: onnx.GraphProto) -> Iterator[tuple[str, bool]]:
-    from gate.onnx_file.reading import subgraphs
-
-    values = (*graph.value_info, *graph.output)
-    shapes = {value.name: _shape(value.type) for value in values}
-    for node in graph.node:
-        outputs = [shapes.get(name) for name in node.output if name]
-        own = node.domain in ("", "ai.onnx") and node.op_type in SHAPE_OPS
-        small = own and all(shape is not None and is_small(shape) for shape in outputs)
-        yield f"{node.op_type}:{node.name}", small
-        for inner in subgraphs(node):
-            yield from _sized(inner)
-
-
-def _shape(kind: onnx.TypeProto) -> list[int] | None:
-    """None: not known, or no tensor."""
-    tensor = kind.tensor_type
-    dimensions = tensor.shape.dim
-    if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in dimensions):
-        return None
-    return [dimension.dim_value for dimension in dimensions]

@@ -16,7 +16,7 @@ from gate.records.instruments import (
 )
 from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
-from gate.records.runtime import RuntimeIdentity, RuntimeName
+from gate.records.runtime import CpuNode, RuntimeIdentity, RuntimeName
 from gate.storage.record import Count, Measured, Prose, Record, Sha256, added_field
 
 
@@ -288,6 +288,11 @@ class RuntimeEvidence(Record):
     """From the profile of a run of the same session options; empty for torch."""
     fallback_nodes: tuple[str, ...] = ()
     """`op_type:node_name` of compute nodes that ran on the CPU although CUDA was asked for."""
+    cpu_nodes: tuple[CpuNode, ...] = added_field(())
+    """More about the fallback nodes. Empty: of before it was recorded."""
+    cpu_time_share: Measured | None = added_field(None)
+    """Of the time of all nodes in the profiled run, that of the nodes on the CPU. Information: it
+    differs from run to run. None: not measured."""
     session_options: dict[str, str] = Field(default_factory=dict)
     outputs: tuple[OutputParity, ...] = ()
     latency: Latency | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, TypeAdapter, ValidationError
 
-from gate.storage.record import Record, added_field
+from gate.storage.record import Count, Record, added_field
 
 # The decision checks that a measurement kept the promise of its name. What it takes for a promise
 # of the gate's own names stands here and in no evidence.
@@ -91,6 +92,23 @@ def is_runtime_name(text: str) -> bool:
 def traits_of(name: RuntimeName) -> RuntimeTraits:
     """What a name promises; nothing of one that is not the gate's own."""
     return RUNTIMES.get(name, _OTHER)
+
+
+HEAVY = re.compile(r"Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN")
+"""Operators, of any domain, that do the work of a model. On the CPU they are always a fallback."""
+
+
+class CpuNode(Record):
+    """A node that ran on the CPU although another provider was asked for, and computes no shape."""
+
+    name: str
+    """`op_type:node_name`, as in `RuntimeEvidence.fallback_nodes`."""
+    operator: str
+    """`domain::op_type`; `op_type` in the standard domain."""
+    since_version: Count | None = None
+    """The version of the operator in the opset of the file. None: unknown."""
+    inputs: tuple[str, ...] = ()
+    """Their types: `float`, `int64`; empty where unknown."""
 
 
 class RuntimeIdentity(Record):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gate.errors import EvidenceError, OutputMismatch
 from gate.installation import chromium_missing
 from gate.onnx_file.reading import WithData
-from gate.onnx_file.sessions import SHAPE_OPS, shape_arithmetic
+from gate.onnx_file.shape_nodes import is_shape_node, shape_nodes
 from gate.records.runtime import CPU_PROVIDER
 from gate.runtimes import browser_page
 from gate.runtimes.browser_page import OnDisk, PageServer, opened_page
@@ -62,10 +62,10 @@ def strays(
     """The nodes that should have been on `provider` and are not: all but those that compute shapes
     in the file. `model`: reads it, without external data."""
     elsewhere = [name for place in names if place != provider for name in names[place]]
-    if not any(name.partition(":")[0] in SHAPE_OPS for name in elsewhere):
-        return tuple(elsewhere)
-    excused = shape_arithmetic(model())
-    return tuple(name for name in elsewhere if name not in excused)
+    if not elsewhere:
+        return ()
+    excused = shape_nodes(model())
+    return tuple(name for name in elsewhere if not is_shape_node(name, excused))
 
 
 _GPU_DEVICES = (Path("/dev/dri"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -231,7 +231,7 @@ class BrowserSession(Session):
                 self._server.remove(place)
             self._check()
             self._placed, names = placed(self._opened["placements"])
-            self._elsewhere = strays(names, engine.log_name, lambda: _model(file))
+            self._elsewhere = strays(names, engine.log_name, file.parsed)
             self._stack = stack.pop_all()
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
@@ -346,16 +346,6 @@ def _contents(file: RunnableFile) -> dict[str, bytes | OnDisk]:
         return {name: loadable.model, **loadable.data}
     names = (name, *file.subject.external_data)
     return {each: OnDisk(file.path.parent / each) for each in names}
-
-
-def _model(file: RunnableFile) -> onnx.ModelProto:
-    """Of the very bytes that are in the page, without external data."""
-    model = file.candidate.loadable()
-    if isinstance(model, str):
-        return onnx.load(model, load_external_data=False)
-    parsed = onnx.ModelProto()
-    parsed.ParseFromString(model.model if isinstance(model, WithData) else model)
-    return parsed
 
 
 def _device(adapter: Mapping[str, Any] | None) -> str | None:

@@ -183,6 +183,7 @@ class _Worker:
         if not isinstance(proof, Proof):
             raise EvidenceError(f"proof() gave {type(proof).__name__}, expected a Proof")
         plain = asdict(proof)
+        del plain["cpu_nodes"]  # of ONNX Runtime in the gate's own process alone
         plain["versions"] = {**self._loaded().versions(), **proof.versions}
         if proof.memory_bytes is None and not proof.own_process:
             self._memory.end()

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gate.errors import OutputMismatch, PolicyError, StorageError
 from gate.installation import onnx_runtime
@@ -20,6 +20,9 @@ from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, Run
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.files import temporary_folder
+
+if TYPE_CHECKING:
+    import onnx
 
 _DRIVER = Path("/proc/driver/nvidia")
 
@@ -147,7 +150,8 @@ class OrtSession(Session):
             options.profile_file_prefix = str(Path(folder) / "placement")
             self._session = self._create(options)
             self._session.run(None, dict(example))
-            self._placement = read_placement(Path(self._session.end_profiling()))
+            profile = Path(self._session.end_profiling())
+            self._placement = read_placement(profile, self._optimized if self._may_fall else None)
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Compute the outputs of `batch`."""
@@ -171,15 +175,40 @@ class OrtSession(Session):
             if provider != CPU_PROVIDER:
                 given = by_provider.get(provider, {})
                 reported |= {setup.key(provider, k): normal(given[k]) for k in sorted(given)}
-        stray = () if CPU_PROVIDER in setup.providers else self._placement.cpu_compute_nodes
+        stray = self._placement.cpu_nodes if self._may_fall else ()
         return Proof(
             providers_active=tuple(self._session.get_providers()),
             nodes_per_provider=self._placement.nodes_per_provider,
-            fallback_nodes=stray,
+            fallback_nodes=tuple(node.name for node in stray),
+            cpu_nodes=stray,
+            cpu_time_share=self._placement.cpu_time_share if self._may_fall else None,
             session_options=reported,
             versions=_versions(),
             precision=precision_of(setup, by_provider),
         )
+
+    @property
+    def _may_fall(self) -> bool:
+        """Whether compute nodes on the CPU are a fallback."""
+        return CPU_PROVIDER not in self._setup.providers
+
+    def _optimized(self) -> onnx.ModelProto:
+        """The graph that runs, without the large weights; the file's own where ONNX Runtime can't
+        write it, as of a provider that compiles nodes."""
+        import onnx
+
+        with temporary_folder() as folder:
+            path = Path(folder) / "optimized.onnx"
+            options = self._options()
+            options.optimized_model_filepath = str(path)
+            for key, value in (("file_name", "weights"), ("min_size_in_bytes", "1024")):
+                entry = f"session.optimized_model_external_initializers_{key}"
+                options.add_session_config_entry(entry, value)
+            try:
+                open_session(self._file.candidate.loadable(), options, self._setup)
+                return onnx.load(path, load_external_data=False)
+            except Exception:  # a broken provider raises almost anything
+                return self._file.parsed()
 
     def _options(self) -> Any:
         return session_options(

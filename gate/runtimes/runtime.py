@@ -17,10 +17,12 @@ from gate.errors import EvidenceError, PolicyError
 from gate.policy.runtime_options import NoOptions
 from gate.policy.sections import CudaProviderPolicy
 from gate.records.evidence import Subject
-from gate.records.runtime import BoundsKind
+from gate.records.runtime import BoundsKind, CpuNode
 from gate.storage.record import Record
 
 if TYPE_CHECKING:
+    import onnx
+
     from gate.onnx_file.tested_file import TestedFile
     from gate.storage.arrays import Batch, RuntimeArray
 
@@ -69,6 +71,8 @@ class Proof:
     providers_active: tuple[str, ...] = ()
     nodes_per_provider: dict[str, int] = field(default_factory=dict)
     fallback_nodes: tuple[str, ...] = ()
+    cpu_nodes: tuple[CpuNode, ...] = ()
+    cpu_time_share: float | None = None
     session_options: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -157,6 +161,12 @@ class RunnableFile:
         """The very bytes that have the digest, without external data. Raises DigestMismatch."""
         read = self.candidate.verified()
         return Path(read).read_bytes() if isinstance(read, str) else read
+
+    def parsed(self) -> onnx.ModelProto:
+        """The same as a model of ONNX."""
+        import onnx
+
+        return onnx.load_from_string(self.read())
 
 
 class Runtime(ABC):

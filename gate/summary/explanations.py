@@ -433,6 +433,7 @@ _BY_CAUSE: dict[Cause, Callable[[Scene], GroupExplanation]] = {
     "optimiser": _accounts_optimiser,
     "runtime": _runtime,
     "device": _device,
+    "cpu_optimized": _device,
     "preprocessing": _preprocessing,
     "export": _export,
     "champion": _champion,

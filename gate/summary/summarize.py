@@ -167,6 +167,7 @@ _OF_EXPORT = (
     "weights",
     "batch",
     "graph",
+    "cpu_optimized",
 )
 
 

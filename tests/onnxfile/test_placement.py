@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from onnx import TensorProto, helper
 
 from gate.errors import EvidenceError
 from gate.onnx_file.sessions import read_placement
@@ -23,10 +24,10 @@ def node(name, op, provider, *shapes, index=0, dtype="int64"):
     }
 
 
-def read(tmp_path, events):
+def read(tmp_path, events, graph=None):
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(events))
-    return read_placement(profile)
+    return read_placement(profile, graph)
 
 
 def test_nodes_are_counted_once_per_provider(tmp_path):
@@ -42,37 +43,52 @@ def test_nodes_are_counted_once_per_provider(tmp_path):
             node("", "Relu", CUDA, (1, 8), dtype="float", index=3),
             node("/Shape", "Shape", CPU, (4,), index=4),
         ],
+        small_graph,
     )
     assert placement.nodes_per_provider == {CPU: 1, CUDA: 3}
     assert placement.cpu_compute_nodes == ()
 
 
-@pytest.mark.parametrize(
-    ("op", "shapes", "compute"),
-    [
-        ("Shape", [(4,)], False),
-        ("Gather", [()], False),
-        ("Concat", [(4,)], False),
-        ("Mul", [(1,)], False),
-        ("Cast", [()], False),
-        ("Concat", [(1, 8)], True),
-        ("Gather", [(65,)], True),
-        ("Add", [(1, 8, 6, 6)], True),
-        ("Split", [(2,), (2, 8)], True),
-        ("Conv", [(4,)], True),
-        ("ReduceMean", [()], True),
-        ("NonMaxSuppression", [(3, 3)], True),
-    ],
-)
-def test_only_shape_arithmetic_may_run_on_the_cpu(tmp_path, op, shapes, compute):
-    placement = read(tmp_path, [node("/layer/n", op, CPU, *shapes)])
-    assert placement.cpu_compute_nodes == ((f"{op}:/layer/n",) if compute else ())
+def small_graph():
+    """`s` is a shape; `ids` are data."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], "/Shape"),
+        helper.make_node("Concat", ["s", "s"], ["t"], "/Concat", axis=0),
+        helper.make_node("ArgMax", ["ids"], ["y"], "/ArgMax"),
+        helper.make_node("Expand", ["x", "t"], ["z"], "/Expand"),
+    ]
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", 8]),
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in ("y", "z")]
+    graph = helper.make_graph(nodes, "g", values, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def test_a_node_without_known_shape_counts_as_compute(tmp_path):
-    event = node("n", "Add", CPU)
-    del event["args"]["output_type_shape"]
-    assert read(tmp_path, [event]).cpu_compute_nodes == ("Add:n",)
+def test_compute_nodes_on_the_cpu_are_described_by_graph_and_profile(tmp_path):
+    argmax = node("/ArgMax", "ArgMax", CPU, (2, 1), index=2)
+    argmax["args"]["input_type_shape"] = [{"int64": [2, 8]}]
+    argmax["dur"] = 1
+    expand = {**node("/Expand", "Expand", CUDA, (4,), index=3), "dur": 3}
+    events = [node("/Shape", "Shape", CPU, (1,)), node("/Concat", "Concat", CPU, (2,), index=1)]
+    events += [argmax, expand]
+    placement = read(tmp_path, events, small_graph)
+    (found,) = placement.cpu_nodes
+    assert found.name == "ArgMax:/ArgMax"
+    assert (found.operator, found.since_version, found.inputs) == ("ArgMax", 13, ("int64",))
+    assert placement.cpu_time_share == 0.25
+
+
+def test_without_a_graph_every_node_on_the_cpu_counts(tmp_path):
+    placement = read(tmp_path, [node("/Shape", "Shape", CPU, (1,))])
+    assert placement.cpu_compute_nodes == ("Shape:/Shape",)
+
+
+def test_a_node_that_the_graph_does_not_have_counts(tmp_path):
+    events = [node("/other/Concat", "Concat", CPU, (2,))]
+    (found,) = read(tmp_path, events, small_graph).cpu_nodes
+    assert (found.name, found.since_version) == ("Concat:/other/Concat", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}', '[{"cat": "Node", "args": 3}]'])

@@ -1,0 +1,88 @@
+"""Look up whether ONNX Runtime has a CUDA kernel for an operator."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gate.records.runtime import CpuNode
+
+# The table lists the kernels that a build of ONNX Runtime has registered: `operator first-last
+# i0,i1=types`, an open range as `first+`. `benchmarks/cuda/kernels.py` writes it.
+
+_TABLE = Path(__file__).with_name("cuda_kernels.txt")
+
+_NUMBER = re.compile(r"(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A range of versions of an operator, and the types that it takes."""
+
+    first: int
+    last: int | None
+    """None: an open range, which holds for the version `first` of the operator alone."""
+    types: Mapping[str, frozenset[str]]
+    """By input (`i0`) or output (`o0`)."""
+
+    def runs(self, since_version: int, inputs: tuple[str, ...]) -> bool:
+        """Whether it may run a node of this version and types; an unknown type fits."""
+        if self.last is None:
+            if since_version != self.first:
+                return False
+        elif not self.first <= since_version <= self.last:
+            return False
+        return all(
+            not kind or kind in self.types.get(f"i{place}", (kind,))
+            for place, kind in enumerate(inputs)
+        )
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """The CUDA kernels of one version of ONNX Runtime."""
+
+    version: str
+    kernels: Mapping[str, tuple[_Kernel, ...]]
+    """By operator: `ArgMax`, `com.microsoft::Attention`."""
+
+    def lacks_kernel(self, node: CpuNode, version: str | None) -> bool:
+        """Whether ONNX Runtime of `version` has no CUDA kernel for the type and opset of the node.
+
+        False where that is not known: of a later version, which may have more kernels; of
+        operators of other domains.
+        """
+        domain = node.operator.rpartition("::")[0]
+        if domain not in ("", "ai.onnx.ml", "com.microsoft") or node.since_version is None:
+            return False
+        if version is None or _number(version) > _number(self.version):
+            return False
+        since, inputs = node.since_version, node.inputs
+        rows = self.kernels.get(node.operator, ())
+        return not any(kernel.runs(since, inputs) for kernel in rows)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    found = _NUMBER.match(version)
+    return tuple(map(int, found.groups())) if found else (1 << 30,)
+
+
+@functools.cache
+def cuda_kernels() -> KernelTable:
+    """The committed table."""
+    head, *lines = _TABLE.read_text(encoding="utf-8").splitlines()
+    kernels: dict[str, list[_Kernel]] = {}
+    for line in lines:
+        operator, versions, *allowed = line.split()
+        first, _, last = versions.rstrip("+").partition("-")
+        types = {
+            slot: frozenset(kinds.split(","))
+            for slots, _, kinds in (each.partition("=") for each in allowed)
+            for slot in slots.split(",")
+        }
+        kernel = _Kernel(int(first), int(last) if last else None, types)
+        kernels.setdefault(operator, []).append(kernel)
+    return KernelTable(head.split()[-1], {name: tuple(rows) for name, rows in kernels.items()})
