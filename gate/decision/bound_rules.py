@@ -265,6 +265,22 @@ def noise_metrics(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     ]
 
 
+def with_exceptions(bounds: Bounds, evidence: Evidence, output: str) -> Bounds:
+    """The bounds with `noise_ratio` of an operator in which the output ends, where it is more."""
+    exceptions = bounds.noise_ratio_by_operator or {}
+    reports = [evidence.graph, *(part.graph for part in evidence.parts.values())]
+    allowed = [
+        exceptions[operator]
+        for report in reports
+        if report is not None
+        for operator in report.last_operators.get(output, report.operators)
+        if operator in exceptions
+    ]
+    if not allowed or bounds.noise_ratio is None:
+        return bounds
+    return bounds.model_copy(update={"noise_ratio": max(bounds.noise_ratio, *allowed)})
+
+
 def noise(
     policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
 ) -> Iterator[CheckResult]:

@@ -56,7 +56,19 @@ def iter_checks(
     for name in (*RUNTIMES, *others):
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
-            yield from _of_runtime(policy, runtime_policy, evidence, name)
+            checks = _of_runtime(policy, runtime_policy, evidence, name)
+            if runtime_policy.exceeded == "warn":
+                checks = (_as_warning(runtime_policy, check) for check in checks)
+            yield from checks
+
+
+def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResult:
+    """The check, which refuses nothing. That the runtime must be measured stays."""
+    required = check.name == "runtime" and runtime_policy.required == "always"
+    if required or check.verdict in (Verdict.PASS, Verdict.WAIVED):
+        return check
+    text = f"Warning, which refuses nothing (exceeded: warn). {check.explanation}"
+    return check.model_copy(update={"verdict": Verdict.WAIVED, "explanation": text})
 
 
 def _of_parts(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
@@ -95,7 +107,9 @@ def _of_runtime(
         yield output_rules.reference(policy, runtime, output)
         yield output_rules.finite(policy, runtime, output)
         yield from output_rules.role(policy, runtime, output)
-        bounds = policy.bounds_for(name, output.name)
+        bounds = bound_rules.with_exceptions(
+            policy.bounds_for(name, output.name), evidence, output.name
+        )
         compared = output_rules.comparisons(policy, bounds, output)
         checks = [
             bound_rules.judged(policy, bound_rules.check(c, runtime, output), output)

@@ -47,7 +47,7 @@ def device(
     torch = _measured(evidence, "torch-cuda")
     misplaced = [
         f"{side.runtime} is not on CUDA, see its check 'provider'"
-        for side in (torch, runtime)
+        for side in (None if _only_warns(policy, torch) else torch, runtime)
         if side is not None and not _on_cuda(side)
     ]
     large = _large(bounds, runtime)
@@ -142,6 +142,11 @@ def _measured(evidence: Evidence, name: RuntimeName) -> RuntimeEvidence | None:
     """The evidence of a runtime that has numbers."""
     runtime = evidence.runtime(name)
     return runtime if runtime is not None and runtime.measured else None
+
+
+def _only_warns(policy: Policy, runtime: RuntimeEvidence | None) -> bool:
+    wanted = None if runtime is None else policy.runtimes.get(runtime.runtime)
+    return wanted is not None and wanted.exceeded == "warn"
 
 
 def _on_cuda(runtime: RuntimeEvidence) -> bool:

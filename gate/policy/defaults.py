@@ -26,7 +26,7 @@ _CPU = Bounds(
     batch_invariance_ratio=16.0,
 )
 
-_CUDA = Bounds(
+_DEVICE = Bounds(
     unequal_share=0.0,
     top1_agreement=1.0,
     noise_ratio=32.0,
@@ -35,6 +35,14 @@ _CUDA = Bounds(
     repeatability_ratio=8.0,
     batch_invariance_ratio=32.0,
 )
+
+_CUDA = _DEVICE.model_copy(
+    update={"noise_ratio": 2.0, "noise_ratio_by_operator": {"LogSoftmax": 7.0}}
+)
+"""ONNX Runtime on CUDA rounds as the CPU does. LogSoftmax alone was measured to be less exact: 5.7,
+times the margin of 1.2 that the bound on the CPU has above its correct files."""
+
+_EXACT: dict[BoundsKind, Bounds] = {"cpu": _CPU, "cuda": _CUDA, "device": _DEVICE}
 
 REDUCED_UNIT = 2.0**13
 """The unit of float16's rounding, 2^-11, in that of float32's, 2^-24. TF32 rounds as much."""
@@ -67,6 +75,7 @@ def exact_runtimes(*, classes: bool) -> dict[RuntimeName, RuntimePolicy]:
         name: RuntimePolicy(
             required="when_present" if traits.cuda else "always",
             bounds=exact_bounds("cuda" if traits.cuda else "cpu", classes=classes),
+            exceeded="warn" if traits.engine == "torch" else "fail",
         )
         for name, traits in RUNTIMES.items()
     }
@@ -75,7 +84,7 @@ def exact_runtimes(*, classes: bool) -> dict[RuntimeName, RuntimePolicy]:
 def exact_bounds(kind: BoundsKind, *, classes: bool) -> Bounds:
     """Of one runtime of an exact file, by what it promises."""
     unlike = {} if classes else {"top1_agreement": None}
-    return (_CPU if kind == "cpu" else _CUDA).model_copy(update=unlike)
+    return _EXACT[kind].model_copy(update=unlike)
 
 
 def reduced_runtimes(*, top1_agreement: float | None) -> dict[RuntimeName, RuntimePolicy]:

@@ -294,6 +294,11 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
         raise ValueError(
             f"{name}: kind is '{kind}', and this name promises something else; take another name"
         )
+    if runtime.exceeded == "warn" and (traits is None or traits.engine != "torch"):
+        raise ValueError(
+            f"{name}: exceeded is 'warn', and this runtime runs the file: set it of torch-cuda, or "
+            "widen the bounds"
+        )
     if traits is None and kind in RUNTIMES:
         raise ValueError(
             f"{name}: kind is '{kind}', which measures under its own name only; take kind: {ORT} "

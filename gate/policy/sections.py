@@ -113,6 +113,8 @@ Role = Literal[
 
 _COSTS = ("latency_ratio", "memory_mb")
 
+_BY_OPERATOR = "noise_ratio_by_operator"
+
 
 class PolicyRecord(Record):
     """A part of the policy."""
@@ -145,6 +147,9 @@ class Bounds(PolicyRecord):
     top5_agreement: Share | None = None
     accuracy_drop: Bound | None = None
     noise_ratio: Bound | None = added_field(None)
+    noise_ratio_by_operator: dict[str, Bound] | None = added_field(None)
+    """`noise_ratio` of an output that ends in an operator of this name, such as `LogSoftmax`, where
+    that is more: some runtimes compute an operator less exactly than others."""
     noise_peak: Bound | None = added_field(None)
     noise_diff: Bound | None = added_field(None)
     repeatability: Bound | None = added_field(None)
@@ -171,7 +176,7 @@ class Bounds(PolicyRecord):
     def empty(self) -> bool:
         """True if no number of the outputs is bounded: a file that is fast and small may still be
         wrong."""
-        return all(value is None for name, value in self if name not in _COSTS)
+        return all(value is None for name, value in self if name not in (*_COSTS, _BY_OPERATOR))
 
     @property
     def costs(self) -> dict[str, float | None]:
@@ -191,6 +196,9 @@ class RuntimePolicy(PolicyRecord):
     machine lacks it. `never`: not measured."""
     bounds: Bounds = Bounds()
     """What its numbers must hold; at least one on outputs, unless it is `never`."""
+    exceeded: Literal["fail", "warn"] = added_field("fail")
+    """What a check that does not hold does. `warn`: it is shown, and refuses nothing; of torch-cuda
+    alone, which never runs the file."""
     kind: RuntimeName | None = added_field(None)
     """Which runtime of the registry measures under this name; None: the one of this name."""
     options: dict[str, JsonValue] = added_field({})

@@ -329,3 +329,6 @@ class GraphReport(Record):
     findings: tuple[GraphFinding, ...] = ()
     weights: WeightsReport | None = added_field(None)
     """None: of before the weights were compared."""
+    last_operators: dict[str, tuple[str, ...]] = added_field({})
+    """By output, the operators that compute its values; behind them there are only operators that
+    move, scale or sum values. Without an entry it is of before it was recorded: any operator."""

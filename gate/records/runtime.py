@@ -24,9 +24,9 @@ _NAME: TypeAdapter[str] = TypeAdapter(RuntimeName)
 
 Engine = Literal["torch", "onnxruntime", "other"]
 
-BoundsKind = Literal["cpu", "cuda"]
-"""Which of the built-in bounds fit: those of a CPU, or those of a device whose algorithms round
-more."""
+BoundsKind = Literal["cpu", "cuda", "device"]
+"""Which of the built-in bounds fit: those of a CPU, those of ONNX Runtime on CUDA, or those of
+another device, whose algorithms may round more. Evidence of before has `cuda` for both."""
 
 
 CPU_PROVIDER = "CPUExecutionProvider"

@@ -128,7 +128,7 @@ class BrowserWasmRuntime(Runtime):
 class BrowserWebGpuRuntime(BrowserWasmRuntime):
     """onnxruntime-web by WebGPU."""
 
-    promises = Promises("webgpu", "cuda")
+    promises = Promises("webgpu", "device")
     options: ClassVar[type[BaseModel]] = WebGpuOptions
 
     def absent_reason(self, options: Any) -> str | None:

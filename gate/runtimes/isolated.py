@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -77,8 +78,10 @@ class IsolatedRuntime(Runtime):
         return None if reason is None else str(reason)
 
     def promised(self, options: Any) -> Promises:
-        """As `absent_reason`."""
-        return Promises(**self._look(options)["promises"])
+        """As `absent_reason`. A package that promises the bounds of `cuda` means a device, as
+        before ONNX Runtime on CUDA had bounds of its own."""
+        promises = Promises(**self._look(options)["promises"])
+        return replace(promises, bounds="device") if promises.bounds == "cuda" else promises
 
     def found_versions(self, options: Any) -> dict[str, str]:
         """Of its libraries; empty where it is absent."""

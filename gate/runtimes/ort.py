@@ -16,7 +16,14 @@ from gate.errors import OutputMismatch, PolicyError, StorageError
 from gate.installation import onnx_runtime
 from gate.onnx_file.sessions import NO_SPINNING, open_session, read_placement, session_options
 from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
-from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, RuntimeName
+from gate.records.runtime import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    ORT,
+    RUNTIMES,
+    BoundsKind,
+    RuntimeName,
+)
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.files import temporary_folder
@@ -127,6 +134,14 @@ _ON_CUDA_DEVICES = (
     "TensorrtExecutionProvider",
     "NvTensorRTRTXExecutionProvider",
 )
+
+
+_BOUNDS: dict[str, BoundsKind] = {
+    CPU_PROVIDER: "cpu",
+    "XnnpackExecutionProvider": "cpu",
+    CUDA_PROVIDER: "cuda",
+}
+"""By provider, which of the built-in bounds fit."""
 
 
 class OrtSession(Session):
@@ -263,10 +278,9 @@ class _OnnxRuntime(Runtime):
         return OrtSession(file, setup, conditions=conditions, example=example)
 
     def promised(self, options: Any) -> Promises:
-        """The first provider; CUDA's bounds for all that are no CPU's."""
-        setup = self._setup(options, Conditions())
-        on_cpu = setup.provider in (CPU_PROVIDER, "XnnpackExecutionProvider")
-        return Promises(setup.provider, "cpu" if on_cpu else "cuda")
+        """The first provider; the bounds of devices for all that are neither a CPU's nor CUDA."""
+        provider = self._setup(options, Conditions()).provider
+        return Promises(provider, _BOUNDS.get(provider, "device"))
 
     @abstractmethod
     def _setup(self, options: Any, conditions: Conditions) -> OrtSetup: ...

@@ -24,7 +24,7 @@ class RecordedRuntime(Runtime):
     """Of one recording, which whoever measures gives to it."""
 
     name: ClassVar[RuntimeName] = RECORDED
-    promises = Promises(RECORDED, "cuda")
+    promises = Promises(RECORDED, "device")
     options = RecordedOptions
     apart: ClassVar[bool] = False
 
@@ -175,7 +175,7 @@ def with_recordings(policy: Policy, names: Iterable[RuntimeName]) -> Policy:
                 "another name, or say kind: recorded in the policy."
             )
         if name not in policy.runtimes:
-            bounds = exact_bounds("cuda", classes=policy.task != "tensors").to_plain()
+            bounds = exact_bounds("device", classes=policy.task != "tensors").to_plain()
             plain["runtimes"][name] = {
                 "required": "always",
                 "kind": RECORDED,

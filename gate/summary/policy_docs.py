@@ -274,6 +274,8 @@ def _runtimes(
         if not anchors:
             yield from _comment(fields[f"runtimes.{RUNTIME}.required"], f"{indent}  ")
         yield f"{indent}  required: {runtime.required}"
+        if runtime.exceeded != "fail":
+            yield f"{indent}  exceeded: {runtime.exceeded}"
         alike = next((anchor for anchor, each in anchors.items() if each == runtime.bounds), None)
         if alike is None:
             anchor = f"like-{name}"

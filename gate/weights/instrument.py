@@ -33,7 +33,7 @@ from gate.weights.findings import (
 )
 from gate.weights.matching import Constants
 from gate.weights.model_tensors import ReferenceObserver
-from gate.weights.value_graph import STANDARD, ValueGraph, condense
+from gate.weights.value_graph import STANDARD, GraphValue, ValueGraph, condense
 
 _OLDEST = 13
 
@@ -217,7 +217,37 @@ def read_graph(
         external_data={name: str(Digest.of_file(folder / name)) for name in subject.external_data},
         findings=tuple(_limited(found)),
         weights=weights,
+        last_operators={value.name: last_operators(graph, value) for value in graph.outputs},
     )
+
+
+_PASSING = frozenset(
+    {
+        "Add", "Cast", "Concat", "Div", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+        "Identity", "Mul", "Neg", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze",
+        "Sub", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Operators that move, scale or sum values."""
+
+
+def last_operators(graph: ValueGraph, output: GraphValue) -> tuple[str, ...]:
+    """Return the operators that compute the values of an output; behind them there are only
+    operators that move, scale or sum values."""
+    operators: set[str] = set()
+    visited: set[GraphValue] = set()
+    waiting = [output]
+    while waiting:
+        value = waiting.pop()
+        node = graph.makers.get(value)
+        if node is None or value in visited:
+            continue
+        visited.add(value)
+        if node.operator in _PASSING or node.branches:
+            waiting += [each for each in (*node.inputs, *node.branches) if each is not None]
+        else:
+            operators.add(node.operator)
+    return tuple(sorted(operators))
 
 
 def _parsed(candidate: TestedFile) -> onnx.ModelProto:

@@ -80,7 +80,7 @@ def test_a_field_is_found_by_the_end_of_its_place(name: str, places: list[str]) 
 @pytest.mark.parametrize(
     ("name", "takes", "default", "built_in"),
     [
-        ("noise_ratio", "number at least 0 or null", None, {"CPU": 1.5, "CUDA": 32.0}),
+        ("noise_ratio", "number at least 0 or null", None, {"CPU": 1.5, "CUDA": 2.0}),
         ("over_5_percent", "number at least 0 and at most 1", None, {"quantized twin": 0.05}),
         ("min_samples", "integer at least 1", 1, {}),
         ("review", "automatic | required | signed", "automatic", {}),
