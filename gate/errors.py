@@ -21,6 +21,7 @@ from __future__ import annotations
 #     │   ├── OutputMismatch     the runtime's outputs are not the model's
 #     │   ├── RuntimeAbsent      a runtime is not there for this model
 #     │   ├── RuntimeUnusable    a runtime is there and can run no file at all
+#     │   ├── PlainSessionFailed a file does not open with optimizations off
 #     │   └── PastChanged        the ledger is shorter, or other, than it once was
 #     ├── LimitExceeded          a foreign file takes more time or memory than is allowed
 #     ├── Untrusted              a statement is missing, or no trusted key vouches for this with it
@@ -127,6 +128,11 @@ class RuntimeAbsent(EvidenceError):
 
 class RuntimeUnusable(EvidenceError):
     """A runtime or its device is there, and can run no file at all: that is no fault of a file."""
+
+
+class PlainSessionFailed(EvidenceError):
+    """ONNX Runtime opens a file neither with optimizations off nor with the basic ones. That says
+    nothing of the configuration that is served."""
 
 
 class PastChanged(EvidenceError):

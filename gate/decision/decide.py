@@ -87,9 +87,10 @@ def _of_runtime(
     runtime = evidence.runtime(name)
     if runtime is None or not runtime.measured:
         chained = bool(evidence.subject.parts)
-        yield evidence_rules.missing(runtime_policy, runtime, name, chained=chained)
+        served = evidence_rules.served(policy, evidence, name)
+        yield evidence_rules.missing(runtime_policy, runtime, name, chained=chained, served=served)
         return
-    yield evidence_rules.session(policy, runtime)
+    yield evidence_rules.session(policy, evidence, runtime)
     yield evidence_rules.provider(policy, evidence, runtime)
     yield from evidence_rules.precision(policy, runtime)
     yield from evidence_rules.recorded(policy, runtime)

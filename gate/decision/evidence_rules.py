@@ -10,7 +10,13 @@ from gate.decision.catalog import CHAIN, REMEDIES
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
-from gate.policy.runtime_options import OPTIMISATIONS_OFF, OrtSetup, is_recorded, ort_setup
+from gate.policy.runtime_options import (
+    BASIC,
+    OPTIMISATIONS_OFF,
+    OrtSetup,
+    is_recorded,
+    ort_setup,
+)
 from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence, SubjectPart
 from gate.records.runtime import (
@@ -122,15 +128,19 @@ def missing(
     name: RuntimeName,
     *,
     chained: bool,
+    served: RuntimeName | None,
 ) -> CheckResult:
-    """The only check of a runtime without outputs: absent may be waived, failed never;
-    what could run no file at all is no fault of this one. `chained`:
-    it ran several files, and what is between them."""
+    """The only check of a runtime without outputs: absent may be waived, failed never, but where
+    the file does not open with optimizations off; what could run no file at all is no fault of this
+    one. `chained`: it ran several files, and what is between them. `served`: as by `served`."""
     verdict, remedy = Verdict.ERROR, REMEDIES["runtime"]
     if runtime is None:
         reason = "there is no record of it: neither numbers nor a reason"
     elif runtime.failure and runtime.unusable:
         reason = f"it can run no file here: {runtime.failure}"
+    elif runtime.failure and runtime.plain_failure and served:
+        verdict = Verdict.WAIVED
+        reason = f"{_not_plain(runtime)}, nor with {BASIC}. {_decides(served)}"
     elif runtime.failure:
         verdict, reason = Verdict.FAIL, f"it failed: {runtime.failure}"
         remedy = CHAIN if chained else remedy
@@ -150,8 +160,27 @@ def missing(
     )
 
 
-def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
-    """The session options were the policy's and those that the runtime's name promises."""
+def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
+    """The runtime with optimizations beside one without, as the file is served; None: there is
+    none, or the policy does not judge it, or it was not measured."""
+    other = f"{name}-optimized"
+    wanted, runtime = policy.runtimes.get(other), evidence.runtime(other)
+    if other not in RUNTIMES or wanted is None or wanted.required == "never":
+        return None
+    return other if runtime is not None and runtime.measured else None
+
+
+def _not_plain(runtime: RuntimeEvidence) -> str:
+    return f"the file does not open with optimizations off ({runtime.plain_failure})"
+
+
+def _decides(served: RuntimeName) -> str:
+    return f"Nobody serves it so: {served}, which is served, decides."
+
+
+def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+    """The session options were the policy's and those that the runtime's name promises, but for a
+    file that does not open with optimizations off."""
     want: dict[str, str] = {}
     setup = ort_setup(policy, runtime.runtime)
     if setup is not None:
@@ -162,18 +191,30 @@ def session(policy: Policy, runtime: RuntimeEvidence) -> CheckResult:
         if policy.determinism.algorithms:
             want["use_deterministic_compute"] = "1"
         want |= dict(setup.reported())
+    plain = setup is not None and setup.is_named_plain and runtime.plain_failure is not None
+    if plain:
+        want["graph_optimization_level"] = BASIC
+        if evidence.subject.parts:  # some of which may open
+            del want["graph_optimization_level"]
     differences = [*_another(policy, runtime)]
     differences += [
         f"{key} is {runtime.session_options.get(key, 'not recorded')}, asked for {value}"
         for key, value in want.items()
         if runtime.session_options.get(key) != value
     ]
-    return check_statement(
+    other = served(policy, evidence, runtime.runtime)
+    if plain and other is None:
+        differences.append(f"{_not_plain(runtime)}, and no optimized session was measured")
+    result = check_statement(
         "session",
         problems=differences,
         place=(runtime.runtime, None),
         fine="The session options of the policy were in force.",
     )
+    if not plain or other is None or differences:
+        return result
+    text = f"T{_not_plain(runtime)[1:]}, and was measured with {BASIC}. {_decides(other)}"
+    return result.model_copy(update={"verdict": Verdict.WAIVED, "explanation": text})
 
 
 def _another(policy: Policy, runtime: RuntimeEvidence) -> Iterator[str]:

@@ -44,6 +44,8 @@ from gate.measure.work_units import (
     WorkUnit,
     split_into_units,
 )
+from gate.onnx_file.shape_nodes import reads_double
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.records.evidence import (
     Cost,
@@ -417,24 +419,34 @@ def _open(
     except (PolicyError, PackageMissing):  # which say nothing of the file
         raise
     except Exception as error:
-        _refuse_missing_kernel(error, candidate.subject)
+        _refuse_missing_kernel(error, candidate)
         track.fail(error)
 
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
 
 
-def _refuse_missing_kernel(error: Exception, subject: Subject) -> None:
+def _refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
     """Raise EvidenceError where ONNX Runtime's CPU provider has no kernel of an operator in the
-    half precision of the file. Other devices may have one, so it is no fault of the file."""
+    half or double precision of the file. Other devices may have one, so it is no fault of the
+    file."""
     found = _NO_KERNEL.search(str(error))
-    halves = [s.dtype for s in (*subject.inputs, *subject.outputs) if s.dtype in HALF]
-    if found is not None and halves:
-        raise EvidenceError(
-            f"ONNX Runtime's CPU provider can't run {found[1]} in {halves[0]} (node "
-            f"'{found[2]}'). Set its runtimes to 'never' in the policy and judge the file on a "
-            "device that can, or export it in float16 or float32."
-        ) from error
+    if found is None:
+        return
+    subject = candidate.subject
+    dtypes = [spec.dtype for spec in (*subject.inputs, *subject.outputs)]
+    halves = [dtype for dtype in dtypes if dtype in HALF]
+    if halves:
+        dtype, remedy = halves[0], "export it in float16 or float32"
+    elif "float64" in dtypes or reads_double(RunnableFile(candidate).parsed(), found[1], found[2]):
+        dtype, remedy = "float64", "export it in float32: call model.float() before the export"
+    else:
+        return
+    raise EvidenceError(
+        f"ONNX Runtime's CPU provider can't run {found[1]} in {dtype} (node '{found[2]}'). Set its "
+        "runtimes to 'never' in the policy and judge the file on a device that can, or "
+        f"{remedy}."
+    ) from error
 
 
 def _check_classes(

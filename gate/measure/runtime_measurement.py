@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import EvidenceError, RuntimeAbsent, RuntimeUnusable, describe_failure
+from gate.errors import (
+    EvidenceError,
+    PlainSessionFailed,
+    RuntimeAbsent,
+    RuntimeUnusable,
+    describe_failure,
+)
 from gate.measure.cost_meter import CostMeter
 from gate.measure.noise_floor import NoiseFloor, NoiseStatistics, OutlierTracker, to_floor_units
 from gate.measure.session_runner import OutputCheck, RoundingVariants, SessionRunner, failure_of
@@ -271,6 +277,7 @@ class Track:
         self.name = chosen.name
         self.absent_reason: str | None = None
         self.failure: str | None = None
+        self.plain_failure: str | None = None
         self.unusable = False
         """Whether the failure is none of the file's."""
         self.runner: SessionRunner | None = None
@@ -442,6 +449,8 @@ class Track:
         else:
             self.failure = describe_failure(error)
             self.unusable = isinstance(error, RuntimeUnusable | ImportError)
+            if isinstance(error, PlainSessionFailed):
+                self.plain_failure = self.failure
         self.close()
 
     def fail_on(
@@ -474,6 +483,7 @@ class Track:
             provider_requested=self.chosen.promises.provider,
             absent_reason=self.absent_reason,
             failure=self.failure,
+            plain_failure=self.plain_failure,
             unusable=self.unusable,
             identity=self.chosen.identity(),
         )
@@ -488,6 +498,7 @@ class Track:
             cpu_nodes=proof.cpu_nodes,
             cpu_time_share=proof.cpu_time_share,
             session_options=proof.session_options,
+            plain_failure=proof.plain_failure,
             outputs=self._outputs(),
             latency=self.meter.latency() if live else None,
             memory_bytes=self.meter.memory_bytes(proof) if live else None,

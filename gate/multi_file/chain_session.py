@@ -192,6 +192,7 @@ class ChainSession(Session):
                 for name, proof in proofs.items()
                 for node in proof.cpu_nodes
             ),
+            plain_failure=next((p.plain_failure for p in proofs.values() if p.plain_failure), None),
             session_options=_common([proof.session_options for proof in proofs.values()]),
             versions=_common([proof.versions for proof in proofs.values()]),
             device=_odd([proof.device for proof in proofs.values()]),

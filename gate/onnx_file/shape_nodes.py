@@ -231,6 +231,22 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
             yield from _all_nodes(inner)
 
 
+def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
+    """Whether a node of this operator and name computes with float64."""
+    from onnx import TensorProto
+
+    graph = _inferred(model).graph
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    values = (*graph.value_info, *graph.input, *graph.output)
+    types |= {value.name: value.type.tensor_type.elem_type for value in values}
+    return any(
+        types.get(value) == TensorProto.DOUBLE
+        for node in graph.node
+        if (node.op_type, node.name) == (operator, name)
+        for value in (*node.input, *node.output)
+    )
+
+
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the shapes of its values, as far as they are known: ONNX Runtime writes none
     into the graph that it optimized."""

@@ -26,6 +26,9 @@ from gate.records.runtime import (
 
 OPTIMISATIONS_OFF = "ORT_DISABLE_ALL"
 
+BASIC = "ORT_ENABLE_BASIC"
+"""What is tried where a file does not open with optimizations off."""
+
 _OURS = ("session.load_model_format", "session.model_external_initializers_file_folder_path")
 """They decide which bytes are the model: those of the digest, and no others."""
 
@@ -173,6 +176,12 @@ class OrtSetup:
     def plain(self) -> Self:
         """The same with optimisations off."""
         return replace(self, optimization=OPTIMISATIONS_OFF)
+
+    @property
+    def is_named_plain(self) -> bool:
+        """True for one of the gate's own names that promises optimizations off: a configuration
+        that nobody serves."""
+        return self.optimization == OPTIMISATIONS_OFF and not self.several
 
     def reported(self) -> Iterator[tuple[str, str]]:
         """What a session reports that was opened by this, without threads."""

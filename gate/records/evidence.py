@@ -310,6 +310,9 @@ class RuntimeEvidence(Record):
     """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None
     failure: str | None = None
+    plain_failure: str | None = added_field(None)
+    """Why ONNX Runtime does not open the file with optimizations off, which this runtime promises.
+    With `outputs` it was measured with ORT_ENABLE_BASIC instead."""
     unusable: bool = added_field(False)
     """With `failure`: it is the library's, or the device's, which could run no file at all."""
 

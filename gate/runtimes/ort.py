@@ -9,13 +9,21 @@ import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gate.errors import OutputMismatch, PolicyError, StorageError
+from gate.errors import (
+    GateError,
+    OutputMismatch,
+    PlainSessionFailed,
+    PolicyError,
+    StorageError,
+    describe_failure,
+)
 from gate.installation import onnx_runtime
 from gate.onnx_file.sessions import NO_SPINNING, open_session, read_placement, session_options
-from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
+from gate.policy.runtime_options import BASIC, OrtOptions, OrtSettings, OrtSetup
 from gate.records.runtime import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -159,14 +167,28 @@ class OrtSession(Session):
         self._file = file
         self._setup = setup
         self._conditions = conditions
+        self._plain_failure: str | None = None
         with temporary_folder() as folder:
-            options = self._options()
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "placement")
-            self._session = self._create(options)
+            self._session = self._opened(Path(folder) / "placement")
             self._session.run(None, dict(example))
             profile = Path(self._session.end_profiling())
             self._placement = read_placement(profile, self._optimized if self._may_fall else None)
+
+    def _opened(self, profile: Path) -> Any:
+        """A session that is profiled. Where the file does not open with optimizations off, the
+        basic ones are tried: nobody serves either of them."""
+        try:
+            return self._create(self._profiled(profile))
+        except Exception as error:
+            foreign = not isinstance(error, GateError | MemoryError)
+            if not (foreign and self._setup.is_named_plain) or "memory" in str(error).lower():
+                raise
+            self._plain_failure = describe_failure(error)
+            self._setup = replace(self._setup, optimization=BASIC)
+            try:
+                return self._create(self._profiled(profile))
+            except Exception as other:
+                raise PlainSessionFailed(self._plain_failure) from other
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Compute the outputs of `batch`."""
@@ -198,6 +220,7 @@ class OrtSession(Session):
             cpu_nodes=stray,
             cpu_time_share=self._placement.cpu_time_share if self._may_fall else None,
             session_options=reported,
+            plain_failure=self._plain_failure,
             versions=_versions(),
             precision=precision_of(setup, by_provider),
         )
@@ -224,6 +247,12 @@ class OrtSession(Session):
                 return onnx.load(path, load_external_data=False)
             except Exception:  # a broken provider raises almost anything
                 return self._file.parsed()
+
+    def _profiled(self, profile: Path) -> Any:
+        options = self._options()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+        return options
 
     def _options(self) -> Any:
         return session_options(

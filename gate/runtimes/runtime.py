@@ -71,8 +71,6 @@ class Proof:
     providers_active: tuple[str, ...] = ()
     nodes_per_provider: dict[str, int] = field(default_factory=dict)
     fallback_nodes: tuple[str, ...] = ()
-    cpu_nodes: tuple[CpuNode, ...] = ()
-    cpu_time_share: float | None = None
     session_options: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -88,6 +86,9 @@ class Proof:
     own_process: bool = False
     """It computes in another process than whoever measures: what it does not say of its memory,
     nobody knows."""
+    cpu_nodes: tuple[CpuNode, ...] = ()
+    cpu_time_share: float | None = None
+    plain_failure: str | None = None
 
 
 class Conditions(Record):
