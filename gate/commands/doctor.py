@@ -23,6 +23,7 @@ from gate.commands.result import machine_options
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gate.commands.provider_trial import ProviderTrial
     from gate.commands.result import CommandResult
 
 
@@ -69,12 +70,13 @@ def reason_of(printed: str) -> str:
     return found[1].strip() if found else " ".join(printed.split())[-200:] or "it gives no reason"
 
 
-State = Literal["ok", "missing", "absent"]
+State = Literal["ok", "missing", "absent", "conflict"]
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing that was tried. `absent`: not on this machine, and nothing is wrong with that."""
+    """One thing that was tried. `absent`: not on this machine, and nothing is wrong with that.
+    `conflict`: installed beside something that overwrites it."""
 
     name: str
     state: State
@@ -103,7 +105,8 @@ class Diagnosis:
         }
 
 
-_STYLES = {"ok": "green", "missing": "bold red", "absent": "yellow"}
+_STYLES = {"ok": "green", "missing": "bold red", "absent": "yellow",
+           "conflict": "bold red"}  # fmt: skip
 
 
 @click.command("doctor", short_help="Show what this machine can prove.")
@@ -239,7 +242,7 @@ def _one_onnxruntime() -> Symptom:
         return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")
     return Symptom(
         "one onnxruntime package",
-        "missing",
+        "conflict",
         f"{' and '.join(installed)} overwrite each other",
         f"pip uninstall {' '.join(installation.ONNX_RUNTIMES)}, then install the one you want. The "
         "runtime openvino needs none of them: pip install 'parity-gate[openvino]'.",
@@ -356,7 +359,46 @@ def cuda() -> Iterator[Symptom]:
     else:
         yield Symptom("CUDA device", "ok", _device())
     yield _cuda_libraries(device=absent is None)
-    yield _cuda_session(device=absent is None)
+    session = _cuda_session(device=absent is None)
+    yield session
+    if not absent and not unusable and session.state == "ok":
+        yield from _cuda_model()
+
+
+def _cuda_model() -> Iterator[Symptom]:
+    """A small residual network on CUDA: where its nodes ran, and whether TF32 is on."""
+    from gate.commands.provider_trial import EXACT, try_provider
+    from gate.records.runtime import CUDA_PROVIDER
+
+    remedy = "Mend what is named above under CUDA, and update the driver and onnxruntime-gpu."
+    try:
+        trial, _ = quietly(try_provider)
+    except Exception as error:  # a broken driver or library raises almost anything
+        yield Symptom("CUDA model", "missing", f"{type(error).__name__}: {error}", remedy)
+        return
+    counts = ", ".join(f"{n} on {name}" for name, n in trial.nodes_per_provider.items())
+    observation = (
+        f"a residual network ran its nodes: {counts}; with TF32 off it is {trial.exact_error:.2g} "
+        "of the largest output away from the CPU"
+    )
+    on_cuda = trial.nodes_per_provider.get(CUDA_PROVIDER, 0) > 0 and not trial.cpu_nodes
+    state: State = "ok" if on_cuda and trial.exact_error <= EXACT else "missing"
+    yield Symptom("CUDA model", state, observation, remedy if state == "missing" else None)
+    yield Symptom("TF32", "ok", f"{_tf32(trial)}. gate check sets determinism.tf32 on both sides")
+
+
+def _tf32(trial: ProviderTrial) -> str:
+    """What computes in TF32 by default."""
+    from gate.reference.environment import read_determinism
+
+    switches = read_determinism()
+    sides = {
+        "ONNX Runtime": trial.reduces,
+        "PyTorch's matmul": switches.tf32_matmul,
+        "cuDNN in PyTorch": switches.tf32_cudnn,
+    }
+    found = ", ".join(f"{'on' if on else 'off'} in {name}" for name, on in sides.items())
+    return f"by default {found} (ONNX Runtime: {trial.default_error:.2g} of the largest output)"
 
 
 def _device() -> str:

@@ -57,7 +57,7 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
         restored.enter_context(torch.autocast("cuda", enabled=False))
         restored.enter_context(torch.no_grad())
         restored.enter_context(_float32_by_default())
-        yield _read()
+        yield read_determinism()
 
 
 _callers_dtypes: list[torch.dtype] = []
@@ -90,7 +90,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _read() -> Determinism:
+def read_determinism() -> Determinism:
     return Determinism(
         tf32_matmul=_precision("cuda", "matmul") == "tf32",
         tf32_cudnn="tf32" in (_precision("cuda", "conv"), _precision("cuda", "rnn")),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gate import cli, installation
-from gate.commands import doctor
+from gate.commands import doctor, provider_trial
 from gate.commands.doctor import Diagnosis, Symptom, examine_machine
 from gate.errors import RegistryUnavailable
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
@@ -128,6 +128,59 @@ class TestWithADevice:
         assert found["CUDA libraries"].state == "ok"
 
 
+def _trial(**fields: object) -> provider_trial.ProviderTrial:
+    whole = {
+        "nodes_per_provider": {CUDA_PROVIDER: 9},
+        "cpu_nodes": (),
+        "exact_error": 2e-7,
+        "default_error": 4e-4,
+    }
+    return provider_trial.ProviderTrial(**whole | fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("trial", "state"),
+    [
+        ({}, "ok"),
+        ({"cpu_nodes": ("Conv:second/Conv",)}, "missing"),
+        ({"nodes_per_provider": {CPU_PROVIDER: 9}}, "missing"),
+        ({"exact_error": 4e-4}, "missing"),
+        ({"exact_error": float("nan")}, "missing"),
+    ],
+)
+def test_a_real_model_shows_placement_and_tf32(
+    monkeypatch: pytest.MonkeyPatch, trial: dict[str, object], state: str
+) -> None:
+    monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
+    monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
+    monkeypatch.setattr(doctor, "_device", lambda: "a card")
+    monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
+    monkeypatch.setattr(provider_trial, "try_provider", lambda: _trial(**trial))
+    found = {each.name: each for each in doctor.cuda()}
+    assert found["CUDA model"].state == state
+    assert bool(found["CUDA model"].remedy) is (state != "ok")
+    assert "on in ONNX Runtime" in found["TF32"].seen
+
+
+def test_a_model_that_breaks_on_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
+    monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
+    monkeypatch.setattr(doctor, "_device", lambda: "a card")
+    monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
+    monkeypatch.setattr(provider_trial, "try_provider", lambda: 1 / 0)
+    found = {each.name: each for each in doctor.cuda()}
+    assert found["CUDA model"].state == "missing"
+    assert "ZeroDivisionError" in found["CUDA model"].seen
+
+
+def test_the_model_runs_on_the_provider_that_is_given() -> None:
+    trial = provider_trial.try_provider(CPU_PROVIDER)
+    assert set(trial.nodes_per_provider) == {CPU_PROVIDER}
+    assert any(node.startswith("Conv:") for node in trial.cpu_nodes)
+    assert trial.exact_error == trial.default_error == 0.0
+    assert not trial.reduces
+
+
 def test_names_of_libraries_follow_the_cuda_version() -> None:
     assert "libcufft.so.11" in doctor._library_names(12)
     assert "libcufft.so.12" in doctor._library_names(13)
@@ -203,7 +256,7 @@ def test_two_onnxruntime_packages_are_a_fault(
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "1.0")
     found = _examine(tmp_path)["one onnxruntime package"]
-    assert found.state == "missing"
+    assert found.state == "conflict"
     assert "overwrite each other" in found.seen
     assert "onnxruntime-openvino 1.0" in found.seen
     assert "pip install 'parity-gate[openvino]'" in found.remedy
