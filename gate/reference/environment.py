@@ -91,6 +91,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def read_determinism() -> Determinism:
+    """Return the switches that are in force now."""
     return Determinism(
         tf32_matmul=_precision("cuda", "matmul") == "tf32",
         tf32_cudnn="tf32" in (_precision("cuda", "conv"), _precision("cuda", "rnn")),
