@@ -44,6 +44,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert {
         "gate/py.typed",
         "gate/report/templates/page.html",
+        "gate/decision/cuda_kernels.txt",
         "gate/runtimes/page.mjs",
     } <= set(names)
     assert (f"gate/{COMMIT_FILE}" in names) == (ROOT / ".git").exists()

@@ -57,13 +57,13 @@ def iter_checks(
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
             checks = _of_runtime(policy, runtime_policy, evidence, name)
-            if runtime_policy.exceeded == "warn":
+            if runtime_policy.exceeded == "warn" and evidence.runtime(name) is not None:
                 checks = (_as_warning(runtime_policy, check) for check in checks)
             yield from checks
 
 
 def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResult:
-    """The check, which refuses nothing. That the runtime must be measured stays."""
+    """The check, which refuses nothing. A runtime that must be measured still must."""
     required = check.name == "runtime" and runtime_policy.required == "always"
     if required or check.verdict in (Verdict.PASS, Verdict.WAIVED):
         return check

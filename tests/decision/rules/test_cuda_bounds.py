@@ -145,6 +145,9 @@ def test_what_must_be_measured_still_must():
     runtimes += (builders.runtime_evidence("ort-cuda"),)
     decision = decide(policy, builders.evidence(runtimes=runtimes), decided_at="now")
     assert decision.verdict is Verdict.ERROR
+    without = builders.evidence(runtimes=runtimes[1:])  # evidence that is not whole
+    decision = decide(stated(exceeded="warn"), without, decided_at="now")
+    assert decision.verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize("name", ["ort-cpu", "ort-cuda", "phone"])
