@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gate.policy.sections import Bounds, RuntimePolicy
+from gate.runtimes.isolated import IsolatedRuntime
+from gate.runtimes.ort import Ort
 from gate.runtimes.selection import SelectedRuntime
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
@@ -32,3 +34,24 @@ def test_memory_of_cuda_is_of_who_computes_there(
 ) -> None:
     policy = RuntimePolicy(required="when_present", bounds=Bounds(max_abs_diff=1e-3), **wanted)
     assert SelectedRuntime(name, policy).takes_cuda is expected
+
+
+@pytest.mark.parametrize(
+    ("providers", "bounds"),
+    [
+        (["CPUExecutionProvider"], "cpu"),
+        (["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda"),
+        (["TensorrtExecutionProvider", "CUDAExecutionProvider"], "device"),
+        (["DmlExecutionProvider"], "device"),
+    ],
+)
+def test_which_built_in_bounds_fit_is_decided_by_the_first_provider(providers, bounds):
+    runtime = Ort()
+    assert runtime.promised(runtime.options(providers=providers)).bounds == bounds
+
+
+def test_a_package_that_promises_the_bounds_of_cuda_means_a_device(monkeypatch):
+    runtime = IsolatedRuntime("acme:Acme")
+    promises = {"promises": {"provider": "acme", "bounds": "cuda"}}
+    monkeypatch.setattr(runtime, "_look", lambda _: promises)
+    assert runtime.promised(None).bounds == "device"
