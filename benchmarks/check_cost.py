@@ -18,11 +18,18 @@ runtimes of the built-in policy, one as ONNX Runtime opens it and one with optim
 
 What the process costs that only watches, as a share of its child's CPU time, within each run: that
 holds on a busy machine too.
+
+    python -m benchmarks.check_cost --nets [mlp lstm ...] [--write]
+
+On eight nets: a pass in units of a loop by hand over max(samples, 64) samples, the dearest
+rejection in units of a pass, and the peak memory of both, summed over the process tree (Linux).
+`--write`: the table goes into docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -38,7 +45,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
+
+from benchmarks.cost_nets import FAULTS, NETS, Net
 
 HERE = Path(__file__).parents[1]
 
@@ -114,6 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--against", type=Path, metavar="CHECKOUT")
     what.add_argument("--loop", action="store_true")
     what.add_argument("--watching", action="store_true")
+    what.add_argument("--nets", nargs="*", choices=sorted(NETS), metavar="NET")
+    parser.add_argument("--faults", nargs="*", choices=sorted(FAULTS), default=sorted(FAULTS))
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--size", type=int, default=64, help="pixels along both axes")
@@ -121,6 +134,8 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.against and not (asked.against / "gate" / "cli.py").is_file():
         # Python would take this checkout in its place, and say that both cost the same.
         parser.error(f"{asked.against} is no checkout of this project")
+    if asked.nets is not None:
+        return _table(asked.nets or list(NETS), asked.faults, write=asked.write)
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), asked.samples, asked.size)
         if asked.watching:
@@ -236,6 +251,174 @@ def _timed(
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     return done, Seconds(cpu, time.monotonic() - began)
+
+
+_NET_LOOP = """
+import sys
+import numpy as np, onnxruntime, torch
+from benchmarks.cost_nets import NETS
+
+name, count, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = NETS[name].build()
+sessions = []
+for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    sessions.append(onnxruntime.InferenceSession("correct.onnx", options))
+samples, largest = np.load("inputs.npy", mmap_mode="r"), 0.0
+with torch.no_grad():
+    for start in range(0, count, size):
+        batch = np.array(samples[np.arange(start, min(start + size, count)) % len(samples)])
+        expected = model(torch.from_numpy(batch))
+        expected = [e.numpy() for e in (expected if isinstance(expected, tuple) else [expected])]
+        for session in sessions:
+            for r, c in zip(expected, session.run(None, {"input": batch})):
+                largest = max(largest, float(np.abs(c - r).max()))
+"""
+
+_LEAST_SAMPLES = 64
+_LOOK_S = 0.02
+_MIB = 2**20
+
+PASS_LIMIT = 4.0
+"""A pass, in loops."""
+
+REJECTION_LIMIT = 3.0
+"""A rejection, in passes."""
+
+
+class Cost(NamedTuple):
+    """Of a whole process with all that it starts."""
+
+    cpu: float
+    peak: int
+    """Bytes of the whole tree at once."""
+
+
+class Row(NamedTuple):
+    """One net. The peaks are in bytes."""
+
+    net: str
+    loop: Cost
+    passed: Cost
+    rejected: dict[str, Cost]
+    """By fault."""
+
+    @property
+    def pass_ratio(self) -> float:
+        return self.passed.cpu / self.loop.cpu
+
+    @property
+    def reject_ratio(self) -> float:
+        return max((cost.cpu for cost in self.rejected.values()), default=0.0) / self.passed.cpu
+
+    @property
+    def peak(self) -> int:
+        return max(self.passed.peak, *(cost.peak for cost in self.rejected.values()), 0)
+
+    @property
+    def within(self) -> bool:
+        most = max(2 * self.loop.peak, self.loop.peak + 2**30)
+        ratios = self.pass_ratio <= PASS_LIMIT and self.reject_ratio <= REJECTION_LIMIT
+        return ratios and self.peak <= most
+
+    def cells(self) -> list[str]:
+        dearest = max(self.rejected, key=lambda fault: self.rejected[fault].cpu, default="-")
+        return [
+            self.net, f"{self.loop.cpu:.1f}", f"{self.pass_ratio:.2f}", f"{self.reject_ratio:.2f}",
+            dearest.replace("_", " "), f"{self.loop.peak / _MIB:.0f}",
+            f"{(self.peak - self.loop.peak) / _MIB:.0f}", "yes" if self.within else "no",
+        ]  # fmt: skip
+
+
+_HEADER = [
+    "net", "loop, s", "pass / loop", "reject / pass", "dearest fault", "loop's peak, MiB",
+    "peak - loop's, MiB", "within limits",
+]  # fmt: skip
+_BEGIN, _END = "<!-- check_cost -->", "<!-- /check_cost -->"
+
+
+def _table(names: Sequence[str], faults: Sequence[str], *, write: bool) -> int:
+    rows = []
+    for name in names:
+        rows.append(_row(name, NETS[name], faults))
+        print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
+    lines = [_HEADER, ["---"] * len(_HEADER), *(row.cells() for row in rows)]
+    if write:
+        page = HERE / "docs" / "performance.md"
+        before, _, rest = page.read_text().partition(_BEGIN)
+        after = rest.partition(_END)[2]
+        text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        page.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}")
+    return 0 if all(row.within for row in rows) else 1
+
+
+def _row(name: str, net: Net, faults: Sequence[str]) -> Row:
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        np.save(folder / "inputs.npy", net.inputs())
+        _export(net, folder / "correct.onnx")
+        count = str(max(net.samples, _LEAST_SAMPLES))
+        loop = [sys.executable, "-c", _NET_LOOP, name, count, str(net.batch_size)]
+        check = [
+            sys.executable, "-m", "gate", "check", "--reference", f"benchmarks.cost_nets:{name}",
+            "--inputs", "inputs.npy", "--batch-size", str(net.batch_size),
+        ]  # fmt: skip
+        looped = _cost(loop, folder, codes=(0,))
+        passed = _cost([*check, "correct.onnx"], folder, codes=(0,))
+        rejected = {}
+        for fault in faults:
+            if _export(net, folder / f"{fault}.onnx", fault=FAULTS[fault]):
+                rejected[fault] = _cost([*check, f"{fault}.onnx"], folder, codes=(1,))
+        return Row(name, looped, passed, rejected)
+
+
+def _export(net: Net, file: Path, *, fault: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Write the file; False where the net has no such fault."""
+    model = net.build()
+    if not fault(model):
+        return False
+    outputs = ["boxes", "scores"] if file.parent and net is NETS["detector"] else ["output"]
+    example = torch.from_numpy(np.asarray(net.inputs()[:2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (example,), str(file), dynamo=False, opset_version=17, input_names=["input"],
+            output_names=outputs, dynamic_axes={name: {0: "batch"} for name in ["input", *outputs]},
+        )  # fmt: skip
+    return True
+
+
+def _cost(command: Sequence[str], folder: Path, *, codes: Sequence[int]) -> Cost:
+    """Run it. Raises SystemExit for another exit code."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(folder)])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    before, peak = resource.getrusage(resource.RUSAGE_CHILDREN), 0
+    with (folder / "output").open("w+b") as output:
+        run = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        while run.poll() is None:
+            peak = max(peak, _memory(run.pid))
+            time.sleep(_LOOK_S)
+        output.seek(0)
+        if run.returncode not in codes:
+            raise SystemExit(f"{command}: exit code {run.returncode}\n{output.read().decode()}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        print(f"{command[-1]}: {cpu:.1f} s of CPU, {peak / _MIB:.0f} MiB", file=sys.stderr)
+        return Cost(cpu, peak)
+
+
+def _memory(process: int) -> int:
+    """Resident bytes of it and all that it started."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(process)
+        for each in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += each.memory_info().rss
+    return total
 
 
 if __name__ == "__main__":

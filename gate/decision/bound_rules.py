@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, cast
 
 from gate.decision.catalog import REMEDIES
@@ -14,6 +14,7 @@ from gate.policy.sections import Bounds, OperatingPoint, Waivable
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import EPSILON, NoiseParity
 from gate.records.outputs import LISTED, ClassParity, Crossing, OutputParity
+from gate.records.runtime import RuntimeName
 
 _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
@@ -49,6 +50,46 @@ def numeric(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
         BoundedMetric("scaled_diff", _scaled_diff(output), "<=", bounds.scaled_diff),
         BoundedMetric("l2_logits", output.l2_max, "<=", bounds.l2_logits),
     ]
+
+
+_NUMERIC = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits")
+
+_OF_FIRST = ("noise_ratio", "noise_peak")
+"""Metrics that the first samples settle."""
+
+
+def is_refused(
+    policy: Policy,
+    runtime: RuntimeName,
+    noise: Mapping[str, NoiseParity | None],
+    *,
+    times: float = 1.0,
+) -> bool:
+    """Return True if an output is beyond a bound on its noise, `times` as far: no second look at a
+    sample or a probe changes that. `noise`: by output."""
+    for name, measured in noise.items():
+        if measured is None or not measured.elements:
+            continue
+        if policy.role_for(name) in ("mask", "indices"):
+            continue
+        bounds = policy.bounds_for(runtime, name)
+        pairs = ((measured.ratio, bounds.noise_ratio), (measured.peak, bounds.noise_peak))
+        if any(bound is not None and not observed <= times * bound for observed, bound in pairs):
+            return True
+    return False
+
+
+def not_looked_at(check: CheckResult) -> CheckResult:
+    """The check as an ERROR where it is a FAIL that a second look at samples may turn."""
+    if check.verdict is not Verdict.FAIL or check.name in (*_NUMERIC, *_OF_FIRST):
+        return check
+    text = "Rounding was not measured on the samples in question: another policy refused the "
+    return check.model_copy(
+        update={
+            "verdict": Verdict.ERROR,
+            "explanation": f"{check.explanation} {text}file without it. Measure it again.",
+        }
+    )
 
 
 def _scaled_diff(output: OutputParity) -> float:

@@ -99,6 +99,8 @@ def _of_runtime(
     yield output_rules.measured(policy, evidence, runtime)
     yield from output_rules.varies(evidence, runtime)
     samples_fail = False
+    noise = {output.name: output.noise for output in runtime.outputs}
+    refused = bound_rules.is_refused(policy, name, noise)
     for output in runtime.outputs:
         lacking = unmeasurable(output)
         if lacking is not None:  # it has no numbers
@@ -121,6 +123,8 @@ def _of_runtime(
         if output_rules.judges_noise(policy, output):
             checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
             checks += bound_rules.not_measurable(policy, bounds, evidence, (runtime, output))
+        if runtime.unexamined and not refused:
+            checks = [bound_rules.not_looked_at(check) for check in checks]
         if all(c.verdict is Verdict.WAIVED for c in checks):
             yield output_rules.unbounded(policy, runtime, output)
         yield from checks

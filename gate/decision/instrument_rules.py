@@ -89,6 +89,9 @@ def probes(
         result = _probe(policy, runtime, probe)
         if samples_fail and result.verdict is Verdict.FAIL:
             result = result.model_copy(update={"remedy": REMEDIES["probe_as_samples"]})
+        elif probe.unexamined and result.verdict is Verdict.FAIL and probe.failure is None:
+            text = f"{result.explanation} Rounding was not measured on this input. Measure again."
+            result = result.model_copy(update={"verdict": Verdict.ERROR, "explanation": text})
         yield result
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -371,6 +371,12 @@ class MeasurementContext:
                 return
             yield batch
             done += length(batch)
+
+    @cached_property
+    def rounding_errors(self) -> dict[int, list[Any]]:
+        """What runs under random rounding make of the first samples, by number of the run
+        (`gate.measure.noise_floor`)."""
+        return {}
 
     @cached_property
     def answers(self) -> ReferenceCache:

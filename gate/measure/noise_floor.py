@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -71,6 +71,8 @@ class NoiseStatistics:
         """`columns`: by index of the last axis and of axis 1, too; axis 0 need not be the samples,
         but an output without it has none."""
         self._samples = 0
+        self._draws = 0
+        """Runs of which this is the middle one; 0: it was measured as it is."""
         self._elements = 0
         self._broken = False
         self._binades = GroupedErrors.empty(_BINADES + 1)
@@ -125,6 +127,7 @@ class NoiseStatistics:
     def middle(cls, draws: Sequence[NoiseStatistics]) -> NoiseStatistics:
         """The median of several about the same samples, so that what is rare widens nothing."""
         middle = cls()
+        middle._draws = len(draws)
         middle._samples, middle._elements = draws[0]._samples, draws[0]._elements
         middle._binades = GroupedErrors.middle(draw._binades for draw in draws)
         kept: dict[int, GroupedErrors | None] = {}
@@ -165,6 +168,7 @@ class NoiseStatistics:
             reference_rms=float(whole.rms(REFERENCE)[0]),
             candidate_rms=float(whole.rms(CANDIDATE)[0]),
             rounding_rms=None if whole.rounding is None else float(whole.rounding_rms()[0]),
+            rounding_draws=rounding._draws if rounding and rounding._draws else None,
             scatter=float(whole.scatter(1)[0]),
             group=place,
             floor_peak=float(whole.noise_floor(peaks=True)[0]),
@@ -286,38 +290,50 @@ MORE_DRAWS = 15
 three errors the one in the middle is small by chance in every twentieth column."""
 
 
-def rounding_floor(
-    stand: MeasurementContext, *, draws: int = DRAWS
-) -> list[NoiseStatistics | None]:
+RoundingErrors = list[NoiseStatistics | None]
+"""Of one run under random rounding, by output of the model; None where it has none."""
+
+
+def rounding_floor(stand: MeasurementContext, *, draws: int = DRAWS) -> RoundingErrors:
     """For each output of the model, its errors under random rounding; None where it has none.
 
     Of so many runs it is the one in the middle, column by column: a rare flip of an argmax or of a
     condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
     or the one in float64 can't. Where float64 is another function, it is sqrt(2) (run - null): both
-    the runtime and the reference round.
+    the runtime and the reference round. Runs that were made for a call before are not made again.
     """
-    floors: list[list[NoiseStatistics | None]] = []
+    kept = stand.rounding_errors
+    for draw, errors in _rounding_errors(stand, range(len(kept), draws)).items():
+        kept[draw] = errors
+    if len(kept) < draws:
+        return []
+    return [_middle(several) for several in zip(*list(kept.values())[:draws], strict=True)]
+
+
+def _rounding_errors(stand: MeasurementContext, draws: Iterable[int]) -> dict[int, RoundingErrors]:
+    """The errors on the first samples by number of the run."""
+    floors: dict[int, RoundingErrors] = {}
     validity, start = stand.truth.validity, 0
     for batch in stand.batches_with_truth():
         reference = stand.answers.reference(batch)  # both as the pass over the samples had them
         truth = stand.baseline(batch)
         if truth is None:
-            return []
-        floors = floors or [[None] * len(reference) for _ in range(draws)]
-        for draw, own in enumerate(floors):  # one run at a time is held
+            return {}
+        floors = floors or {draw: [None] * len(reference) for draw in draws}
+        for draw, own in floors.items():  # one run at a time is held
             try:
                 run = stand.rounded_run(batch, draw=draw)
                 if validity.record.float64_differs:
                     null = stand.rounded_run(batch, draw=draw, scale=0.0)
                     run = validity.about_reference(run, null, reference)
             except GateError:
-                return []
+                return {}
             for place, (r64, r, moved) in enumerate(zip(truth, reference, run, strict=False)):
                 if r64.shape == r.shape == moved.shape:
                     sides = validity.without_flips(place, r64, r, moved, start=start)
                     own[place] = _added(own[place], (*sides, moved), samples=length(batch))
         start += length(batch)
-    return [_middle(several) for several in zip(*floors, strict=True)]
+    return floors
 
 
 def _added(
@@ -553,7 +569,7 @@ class NoiseFloor:
                 statistics = self._noise.setdefault(name, NoiseStatistics(columns=True))
                 statistics.update(*sides, c, samples=samples)
 
-    def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
+    def widen(self, rounding: RoundingErrors) -> None:
         """Judge by the error of random rounding where that is larger; one an output, in order."""
         floors = zip(self._names, rounding, strict=False)
         self._rounding = {name: floor for name, floor in floors if floor is not None}
@@ -587,6 +603,10 @@ class NoiseFloor:
         """The floors of an output; empty where it has none."""
         noise = self._noise.get(name)
         return noise.floors(self._rounding.get(name)) if noise else []
+
+    def results(self) -> dict[str, NoiseParity | None]:
+        """The records by output, without late samples."""
+        return {name: self.result(name, diff=None) for name in self._noise}
 
     def result(self, name: str, *, diff: float | None) -> NoiseParity | None:
         """The record of an output, None where it has no floor. `diff`: what late samples show."""

@@ -10,7 +10,7 @@ from gate.data.reader import length
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import BASELINE_DRAWS, DRAWS, MORE_DRAWS, rounding_floor
-from gate.measure.runtime_measurement import Track
+from gate.measure.runtime_measurement import MOST_LOOKS, Track
 from gate.measure.session_runner import RoundingVariants, own, row_of
 from gate.storage.arrays import Batch, OutputArray
 
@@ -18,9 +18,6 @@ from gate.storage.arrays import Batch, OutputArray
 # integer differs, or where the answer does. There the float64 truth and several runs under random
 # rounding say how far an honest float32 implementation may be off on that very sample.
 
-
-MOST = 256
-"""Samples whose floats and answers are computed again."""
 
 _DRAWS = 8
 
@@ -138,15 +135,22 @@ class RoundingFloor:
 def analyze_outliers(stand: MeasurementContext, tracks: Sequence[Track]) -> None:
     """Tell apart what rounding makes from what the file does, where there is reason to doubt."""
     second = SecondLook(stand)
-    turns = chain.from_iterable(zip_longest(*(track.doubtful for track in tracks)))
-    doubtful = dict.fromkeys(sample for sample in turns if sample is not None)
-    for sample in sorted(list(doubtful)[:MOST]):
+    wanted = []
+    for track in tracks:
+        doubtful, most = track.doubtful, track.looks(stand.policy)
+        wanted.append(doubtful[:most])
+        if most < MOST_LOOKS:
+            torn = [] if most else track.torn
+            track.leave_out(len({*doubtful, *torn}) - len(wanted[-1]))
+    turns = chain.from_iterable(zip_longest(*wanted))
+    chosen = dict.fromkeys(sample for sample in turns if sample is not None)
+    for sample in sorted(list(chosen)[:MOST_LOOKS]):
         look = second.at(sample)
         if look is None:
             return
         for track in tracks:
             track.look(look)
-    _excuse_ties(second, tracks)
+    _excuse_ties(second, [track for track in tracks if track.looks(stand.policy)])
 
 
 def _excuse_ties(second: SecondLook, tracks: Sequence[Track]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.decision.bound_rules import is_refused
 from gate.errors import (
     EvidenceError,
     PlainSessionFailed,
@@ -17,9 +18,10 @@ from gate.errors import (
     describe_failure,
 )
 from gate.measure.cost_meter import CostMeter
-from gate.measure.noise_floor import NoiseFloor, NoiseStatistics, OutlierTracker, to_floor_units
+from gate.measure.noise_floor import NoiseFloor, OutlierTracker, RoundingErrors, to_floor_units
 from gate.measure.session_runner import OutputCheck, RoundingVariants, SessionRunner, failure_of
 from gate.measure.work_units import RunProof, RuntimeUnitResult
+from gate.policy.policy import Policy
 from gate.records.evidence import RuntimeEvidence
 from gate.records.instruments import ProbeResult, StabilityParity
 from gate.records.outputs import OutputParity
@@ -246,6 +248,15 @@ class OutputComparison:
 Replayed = Callable[[Batch], ReplayedReference | None]
 """`MeasurementContext.replayed` of one runtime."""
 
+MOST_LOOKS = 256
+"""Samples whose floats and answers are computed again."""
+
+_FEW_LOOKS = 4
+"""The same of a runtime that is beyond a bound, and so refused whatever they show."""
+
+_FAR = 10.0
+"""Times a bound, from which on not even these are looked at."""
+
 _CHOSEN = 1e-3
 """A difference, of the largest value, that may come from another choice."""
 
@@ -285,6 +296,8 @@ class Track:
         """One an output, in the file's order; empty: not measured."""
         self.probes: list[ProbeResult] = []
         self._unprobed: list[str] = []
+        self._looks: int | None = None
+        self._unexamined = 0
         self._replays = True
         """Until a batch of the unit shows that the choices of the file are not open: each unit
         gives the same numbers wherever it is measured."""
@@ -410,9 +423,23 @@ class Track:
         """As `NoiseFloor.suspicion`; 0 of a runtime that does not compute."""
         return 0.0 if self.runner is None else self.comparison.floor.suspicion()
 
-    def widen(self, rounding: Sequence[NoiseStatistics | None]) -> None:
+    def widen(self, rounding: RoundingErrors) -> None:
         """Judge by the error of random rounding where it is larger; one an output, in order."""
         self.comparison.floor.widen(rounding)
+
+    def looks(self, policy: Policy) -> int:
+        """How many samples, and how many probes, are worth a second look: none where a bound is
+        exceeded by far, a few where it is exceeded. The verdict is the same either way."""
+        if self._looks is None and self.runner is not None:
+            noise = self.comparison.floor.results()
+            far = is_refused(policy, self.name, noise, times=_FAR)
+            refused = far or is_refused(policy, self.name, noise)
+            self._looks = 0 if far else _FEW_LOOKS if refused else MOST_LOOKS
+        return self._looks or 0
+
+    def leave_out(self, samples: int) -> None:
+        """Note doubtful samples that get no second look."""
+        self._unexamined += samples
 
     @property
     def doubtful(self) -> list[int]:
@@ -504,6 +531,7 @@ class Track:
             memory_bytes=self.meter.memory_bytes(proof) if live else None,
             cost=self.meter.cost(proof) if live else None,
             probes=tuple(self.probes),
+            unexamined=self._unexamined,
             unprobed=tuple(self._unprobed),
             identity=self.chosen.identity(proof),
         )

@@ -132,9 +132,12 @@ class ExpectedOutputs:
             return truth
         return self._stand.truth.validity.checked(truth, self._reference, self._runs)
 
-    def parity(self, compute: Compute, *, runtime: RuntimeName | None = None) -> ProbeResult:
+    def parity(
+        self, compute: Compute, *, runtime: RuntimeName | None = None, examine: bool = True
+    ) -> ProbeResult:
         """The record of one runtime; whatever `compute` raises is its failure. `runtime`: whose
-        choices are asked for; None: no one's."""
+        choices are asked for; None: no one's. `examine`: False where the samples refuse the
+        runtime, so that what rounding makes of the probe changes nothing."""
         if self.inapplicable is not None:
             return self._record(inapplicable=self.inapplicable)
         try:
@@ -147,9 +150,10 @@ class ExpectedOutputs:
             if self._is_untaken and not self._invents(outputs):
                 return self._record(inapplicable=_NOT_FINITE)
             numbers = self._numbers(outputs)
-            if numbers.suspicious and (own := self._by_its_choices(compute, runtime)):
-                return own
-            return self._judged(outputs, numbers)
+            if numbers.suspicious and not (examine or self.examined):
+                return self._unexamined(outputs, numbers)
+            own = self._by_its_choices(compute, runtime) if numbers.suspicious else None
+            return own or self._judged(outputs, numbers)
 
     @property
     def _is_untaken(self) -> bool:
@@ -195,6 +199,12 @@ class ExpectedOutputs:
             return None
         with np.errstate(all="ignore"):
             return own._judged(outputs, own._numbers(outputs))
+
+    def _unexamined(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
+        """The record by the reference alone, without runs under random rounding."""
+        own = copy.copy(self)
+        own._runs = []
+        return own._judged(outputs, numbers).model_copy(update={"unexamined": True})
 
     def _judged(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """The record of these outputs; where they overflow far beyond the samples' range, with the
@@ -373,6 +383,11 @@ class ExpectedOutputs:
     def _runs(self) -> list[list[OutputArray]]:
         """The outputs of each run with random rounding."""
         return perturb_rounding(self._stand, self.probe.batch, draws=range(DRAWS))
+
+    @property
+    def examined(self) -> bool:
+        """True if runs with random rounding were made, so that a second look costs nothing."""
+        return "_runs" in vars(self)
 
     @property
     def _draws(self) -> list[list[OutputArray]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -33,6 +34,7 @@ from gate.probes.value_probes import (
     value_probes,
 )
 from gate.records.instruments import TraceSearch
+from gate.records.runtime import RuntimeName
 from gate.runtimes.recording_format import row_digests
 from gate.storage.digest import Digest
 
@@ -50,6 +52,8 @@ class ProbeInstrument:
         self._observed = SampleProfile.of(stand)
         self._axes = DynamicAxes.of(stand, self._observed, subject.inputs)
         self._digests: set[bytes] = set()
+        self._examined: Counter[RuntimeName] = Counter()
+        """Probes that got a second look."""
         self._search: TraceSearch | None = None
         self.probes = basic_probes(stand, self._axes, sha256=subject.sha256)
         self.cost = sum(probe.size for probe in self.probes)
@@ -131,7 +135,10 @@ class ProbeInstrument:
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):
                 compute = partial(track.compute, by=SessionRunner.run_probe)
-                track.probes.append(expected.parity(compute, runtime=track.name))
+                examine = self._examined[track.name] < track.looks(self._stand.policy)
+                found = expected.parity(compute, runtime=track.name, examine=examine)
+                track.probes.append(found)
+                self._examined[track.name] += expected.examined
                 if track.probes[-1].beyond_range and track.runner and track.runner.live:
                     breaking.append(track)
         if breaking:

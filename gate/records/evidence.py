@@ -306,6 +306,9 @@ class RuntimeEvidence(Record):
     probes: tuple[ProbeResult, ...] = added_field(())
     unprobed: tuple[str, ...] = added_field(())
     """Probes that could not be asked of it: a recording has no outputs for them."""
+    unexamined: Count = added_field(0)
+    """Samples that call for a second look under random rounding and got none, because other
+    numbers refuse the runtime anyway."""
     identity: RuntimeIdentity | None = added_field(None)
     """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None

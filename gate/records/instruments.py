@@ -70,6 +70,8 @@ class NoiseParity(Record):
     rounding_rms: Measured | None = added_field(None)
     """The error that random rounding makes (`gate.reference.random_rounding`). None: not measured,
     because no runtime was suspiciously far off in units of `reference_rms` alone."""
+    rounding_draws: Count | None = added_field(None)
+    """Runs under random rounding of which `rounding_rms` is the median. None: no such run."""
     scatter: Measured | None = added_field(None)
     """By what factor chance alone may raise the ratio over the whole output, because so few
     independent errors are in it (`gate.statistics.error_groups`). None: of before ratios were
@@ -235,6 +237,9 @@ class ProbeResult(Record):
     """Where a failure, or the infinite numbers here, come from values far beyond the samples'."""
     undefined: tuple[UndefinedCast, ...] = added_field(())
     """Where the numbers leave out what depends on them, because it differs."""
+    unexamined: bool = added_field(False)
+    """True if the numbers were not measured again under random rounding, because the samples
+    refuse the runtime: an honest runtime may be as far off on this input."""
 
 
 _BETWEEN = range(2, 17)
