@@ -107,8 +107,9 @@ class ExpectedOutputs:
         self._observed = observed
         self.inapplicable: str | None = None
         self._stand = stand
-        self._replayed = False
-        """True if the reference and its runs make the choices of a file."""
+        self._more = True
+        """False if no further runs are made: the reference and its runs make the choices of a file,
+        and others would make their own, or nobody needs them."""
         self._reference: list[OutputArray] = []
         self._truth: list[OutputArray] | None = None
         self._left_out: list[Mask] = []
@@ -150,7 +151,7 @@ class ExpectedOutputs:
             if self._is_untaken and not self._invents(outputs):
                 return self._record(inapplicable=_NOT_FINITE)
             numbers = self._numbers(outputs)
-            if numbers.suspicious and not (examine or self.examined):
+            if numbers.suspicious and not examine:
                 return self._unexamined(outputs, numbers)
             own = self._by_its_choices(compute, runtime) if numbers.suspicious else None
             return own or self._judged(outputs, numbers)
@@ -191,7 +192,7 @@ class ExpectedOutputs:
         if not found:
             return None
         own = copy.copy(self)
-        own._reference, own._runs, own._replayed = found.outputs, found.draws, True
+        own._reference, own._runs, own._more = found.outputs, found.draws, False
         own._truth = _honest(found.outputs, found.truth)
         try:
             outputs = compute(batch, found.outputs)
@@ -201,9 +202,9 @@ class ExpectedOutputs:
             return own._judged(outputs, own._numbers(outputs))
 
     def _unexamined(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
-        """The record by the reference alone, without runs under random rounding."""
+        """The record without further runs under random rounding."""
         own = copy.copy(self)
-        own._runs = []
+        own._runs, own._more = (self._runs if self.examined else []), False
         return own._judged(outputs, numbers).model_copy(update={"unexamined": True})
 
     def _judged(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
@@ -324,8 +325,7 @@ class ExpectedOutputs:
                 or (numbers.torn and self._nearly_equal(outputs))
                 or (self._is_small and not numbers.torn and self._unsteady(outputs))
             )
-            # Further runs would make choices of their own.
-            if unsure and len(self._runs) == DRAWS and not self._replayed:
+            if unsure and len(self._runs) == DRAWS and self._more:
                 self._runs += perturb_rounding(
                     self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
                 )
@@ -386,7 +386,7 @@ class ExpectedOutputs:
 
     @property
     def examined(self) -> bool:
-        """True if runs with random rounding were made, so that a second look costs nothing."""
+        """True if runs with random rounding were made."""
         return "_runs" in vars(self)
 
     @property
