@@ -264,6 +264,7 @@ sessions = []
 for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.intra_op_num_threads = torch.get_num_threads()
     sessions.append(onnxruntime.InferenceSession("correct.onnx", options))
 samples, largest = np.load("inputs.npy", mmap_mode="r"), 0.0
 with torch.no_grad():
@@ -378,7 +379,7 @@ def _export(net: Net, file: Path, *, fault: Callable[[Any], bool] = lambda _: Tr
     model = net.build()
     if not fault(model):
         return False
-    outputs = ["boxes", "scores"] if file.parent and net is NETS["detector"] else ["output"]
+    outputs = ["boxes", "scores"] if net is NETS["detector"] else ["output"]
     example = torch.from_numpy(np.asarray(net.inputs()[:2]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -31,7 +31,7 @@ def resnet() -> nn.Module:
     import torchvision
 
     torch.manual_seed(0)
-    return _settled(torchvision.models.resnet18(num_classes=10), torch.randn(8, 3, 224, 224))
+    return _settled(torchvision.models.resnet18(num_classes=10), torch.randn(8, 3, 96, 96))
 
 
 def convnet() -> nn.Module:
@@ -41,7 +41,7 @@ def convnet() -> nn.Module:
     for width in (3, 64, 64):
         layers += [nn.Conv2d(width, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
     whole = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    return _settled(whole, torch.randn(2, 3, 320, 320))
+    return _settled(whole, torch.randn(2, 3, 96, 96))
 
 
 class _Transformer(nn.Module):
@@ -174,7 +174,7 @@ class Net:
 NETS = {
     "mlp": Net(mlp, (64,)),
     "resnet": Net(resnet, (3, 224, 224)),
-    "convnet": Net(convnet, (3, 320, 320), samples=32),
+    "convnet": Net(convnet, (3, 320, 320), samples=32, batch_size=8),
     "transformer": Net(transformer, (64,), words=1000),
     "lstm": Net(lstm, (100, 32)),
     "detector": Net(detector, (3, 160, 160)),

@@ -25,7 +25,7 @@ from gate.measure.job import MeasurementJob
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.probes.instrument import ProbeInstrument, basic_probes
-from gate.probes.probe import Probe, SampleProfile
+from gate.probes.probe import UNLIMITED, Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes
 from gate.records.evidence import BatchAxes, Subject
 from gate.reference.environment import deterministic
@@ -479,6 +479,10 @@ class _Material:
     @property
     def smallest(self) -> int:
         return self.binding.batch_size if self.binding.fixed else 1
+
+    @property
+    def most(self) -> int:
+        return UNLIMITED  # without the model nobody knows its activations
 
 
 class _Writer:

@@ -532,7 +532,7 @@ class ModelRunner:
 
 Item = TypeVar("Item")
 
-BUDGET = 1 << 30
+BUDGET = 1 << 28
 """Bytes of tensors that are held at a time on each side."""
 
 

@@ -32,13 +32,22 @@ from gate.reference.cache import ReferenceCache
 from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, own_choices, replay
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
-from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
+from gate.reference.torch_session import (
+    ActivationSizes,
+    DispatchMode,
+    TorchSession,
+    copy_model,
+)
 from gate.runtimes.recording_format import row_digests
 from gate.statistics.accumulators import columns, worst_ratio
 from gate.storage.arrays import Batch, OutputArray
 
 _LOOKED_AT = 256
 """Samples among which the first with something to measure are looked for."""
+
+_ROOM = 2**27
+"""Bytes of the largest tensor by which a batch may exceed the measurement's. PyTorch and two
+sessions of ONNX Runtime hold about three such tensors each: 1 GiB together."""
 
 _DRAWS = 3
 """Runs under random rounding that tell which choices are open."""
@@ -161,6 +170,10 @@ class ProbeSource(Protocol):
     def smallest(self) -> int:
         """The smallest batch that the file and the model take."""
 
+    @property
+    def most(self) -> int:
+        """The samples of the largest batch that is computed beside the measurement."""
+
 
 @dataclass(frozen=True)
 class MeasurementContext:
@@ -174,6 +187,8 @@ class MeasurementContext:
     samples: SampleSet
     policy: Policy
     tested_file: TestedFile
+    sample_bytes: int = 0
+    """The bytes that a sample adds to the largest tensor of the forward; 0: not measured."""
 
     @classmethod
     def bare(cls, case: MeasurementJob) -> MeasurementContext:
@@ -188,6 +203,7 @@ class MeasurementContext:
         bare = cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
         with contextlib.suppress(EvidenceError):  # each probe says so itself
             bare.run_example()
+            bare.measure_sample_bytes()
         return bare
 
     def rounded_run(
@@ -317,6 +333,29 @@ class MeasurementContext:
     def smallest(self) -> int:
         """The smallest batch that the file and the model take, as far as `run_example` has seen."""
         return self.binding.batch_size if self.binding.fixed else self.reference.smallest
+
+    @property
+    def most(self) -> int:
+        """The samples of the largest batch that is computed beside the measurement's: so many more
+        than its batches have as fit into memory with what both sides hold of them."""
+        return self.binding.batch_size + _ROOM // max(self.sample_bytes, 1)
+
+    def measure_sample_bytes(self) -> None:
+        """Measure `sample_bytes` by two forwards of few samples. It stays 0 of a fixed batch, and
+        of a model that does not take batches of two sizes."""
+        count, small = len(self.samples), self.smallest
+        sizes = []
+        for size in () if self.binding.fixed else (small, 2 * small):
+            places = [place % count for place in range(size)]
+            sizes.append(ActivationSizes())
+            try:
+                batch = next(self.samples.take(places).batches(size))
+                with sizes[-1]:
+                    self.reference.run(batch)
+            except Exception:  # of a model that other checks refuse
+                return
+        if sizes:
+            vars(self)["sample_bytes"] = sizes[0].each(sizes[1], samples=small)
 
     def run_example(self) -> list[OutputArray]:
         """Return the outputs for `example`, in the first run of all. Raises EvidenceError.

@@ -552,6 +552,7 @@ class Measurement:
     noise_unmeasured: str | None
     validity: ReferenceValidity | None = None
     trace_search: TraceSearch | None = None
+    sample_bytes: int | None = None
     graph: GraphReport | None = None
     graph_unread: str | None = None
     crew: CrewRecord | None = None
@@ -576,6 +577,7 @@ class Measurement:
             noise_unmeasured=self.noise_unmeasured,
             validity=self.validity,
             trace_search=self.trace_search,
+            sample_bytes=self.sample_bytes,
             graph=self.graph,
             graph_unread=self.graph_unread,
             crew=self.crew,
@@ -612,6 +614,8 @@ def measure(
         for instrument in before:
             instrument.run((), lambda _count: None)
         sample_pass.open_runtimes()
+        if len(before) < len(enabled):
+            sample_pass.stand.measure_sample_bytes()
         after = [kind(sample_pass.stand) for kind in enabled if kind.needs_runtimes]
         cost = sum(instrument.cost for instrument in after)
         advance = _Advance(progress, len(sample_pass.samples) + cost)

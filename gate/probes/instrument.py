@@ -64,8 +64,9 @@ class ProbeInstrument:
         return job.policy.instruments.probes
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return what the search for more probes saw; None without it, or without a runtime."""
-        return {"trace_search": self._search}
+        """Return what the search for more probes saw, None without it, or without a runtime; and
+        the memory by which probes were made smaller."""
+        return {"trace_search": self._search, "sample_bytes": self._stand.sample_bytes}
 
     def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
         """Judge every track that has a runner; `advance` gets the samples of each probe."""

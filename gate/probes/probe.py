@@ -30,6 +30,9 @@ LEAST_RATIO = 3.0
 """A scaled sample counts as that many times the samples only if it is well beyond their range: a
 tenfold small sample may still lie within it."""
 
+UNLIMITED = 2**31
+"""Samples of a batch, where memory is no concern."""
+
 _ROWS = 8
 """Samples that are kept as material."""
 
@@ -77,6 +80,8 @@ class SampleProfile:
     """The smallest batch of the file: one, or the fixed batch axis."""
     fixed: bool
     seed: int
+    most: int = UNLIMITED
+    """The samples of the largest batch, by the memory that the activations of one take."""
     shared: frozenset[str] = frozenset()
     """Inputs without a batch axis beside others: a call takes one value of them."""
 
@@ -97,6 +102,7 @@ class SampleProfile:
             small=stand.smallest,
             fixed=binding.fixed,
             seed=stand.policy.determinism.seed,
+            most=stand.most,
             shared=binding.shared,
         )
 

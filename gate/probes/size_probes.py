@@ -42,7 +42,8 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
     watch, _ = traced.watched(example)
     if base is None or len(base.reads) == len(watch.reads):
         return
-    allowed = max(_LARGEST, _MOST_SAMPLES * _elements(example) // small)
+    each = _elements(example) // small
+    allowed = min(max(_LARGEST, _MOST_SAMPLES * each), axes.observed.most * each)
     tried = {here}
     for axis in range(axes.observed.fixed, len(here)):
         step = max(1, here[axis] // 4)
@@ -192,7 +193,8 @@ def _usual(array: OutputArray) -> int | None:
 
 def batch_probes(stand: ProbeSource, observed: SampleProfile, sha256: Digest) -> Iterator[Probe]:
     """Batches of the policy's sizes, and of two that the file's digest draws, those in random
-    order; with a fixed batch axis only of that one."""
+    order; with a fixed batch axis only of that one. The larger of the two is smaller where the
+    activations of a sample are large."""
     if observed.fixed:
         size = observed.small
         yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
@@ -202,7 +204,8 @@ def batch_probes(stand: ProbeSource, observed: SampleProfile, sha256: Digest) ->
         yield _batch(observed, tuple(range(size)))
     small, large = drawn_batch_sizes(sha256, listed)
     width = sum(int(array[0].size) for array in observed.rows.values())
-    for size in dict.fromkeys((small, min(large, max(_BATCH_ELEMENTS // max(width, 1), 1)))):
+    largest = min(large, max(_BATCH_ELEMENTS // max(width, 1), 1), observed.most)
+    for size in dict.fromkeys((small, largest)):
         if size not in listed:
             random = observed.random(f"batch_{size}")
             yield _batch(observed, tuple(map(int, random.integers(0, _DRAWN_FROM, size))))
@@ -359,7 +362,8 @@ def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     """True if the inputs are not much larger than the samples are together."""
     example = max(int(array[0].size) for array in axes.observed.rows.values())
     here, there = math.prod(axes.now), math.prod(sizes)
-    return there * example <= max(_LARGEST, _MOST_SAMPLES * example) * here
+    most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.observed.most * example)
+    return there * example <= most * here
 
 
 def _takes(stand: MeasurementContext, batch: Batch) -> bool:

@@ -344,6 +344,10 @@ class Evidence(Record):
     """Parameters and buffers that the reference's forward changes. They are restored before each
     run. The number: as `reference_spread`, where run b begins with what run a left in the
     tensor."""
+    sample_bytes: Count | None = added_field(None)
+    """Bytes that a sample adds to the largest tensor of the reference's forward. Where that is
+    much, probes of many samples and of large sizes are made smaller, so that memory holds them.
+    0: it could not be measured; None: there are no probes, or the evidence is older."""
     graph: GraphReport | None = added_field(None)
     graph_unread: str | None = added_field(None)
     """Why the graph could not be read."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gate.data.input_binding import InputBinding
 from gate.errors import ModelError
@@ -31,6 +32,28 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the bytes of what each operator returns."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+        self.sizes.append(sum(each.numel() * each.element_size() for each in tensors))
+        return returned
+
+    def each(self, larger: ActivationSizes, *, samples: int) -> int:
+        """Return the bytes that a sample adds to the largest result. `larger`: of a forward of
+        `samples` more."""
+        if len(self.sizes) != len(larger.sizes):  # another way through the model
+            return max(larger.sizes, default=0) // samples
+        pairs = zip(self.sizes, larger.sizes, strict=True)
+        return max((more - less for less, more in pairs), default=0) // samples
 
 
 def copy_model(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
