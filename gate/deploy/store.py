@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from gate.errors import DigestMismatch, EvidenceError, StorageError
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
-from gate.storage.files import open_inside, private_lock, sync
+from gate.storage.files import make_folders, open_inside, private_lock, sync
 from gate.storage.record import Record, Sha256, added_field
 from gate.storage.untrusted_files import RECORD_LIMIT, read_untrusted
 
@@ -37,7 +37,7 @@ def fsync_tree(folder: Path) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder with its parents; their entries are durable afterwards."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     for folder in missing:
         sync(folder.parent)
 

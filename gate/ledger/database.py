@@ -18,7 +18,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gate.errors import ServiceError, StateUnavailable
+from gate.errors import ServiceError, StateUnavailable, StorageError
+from gate.storage.files import make_private_file
 from gate.storage.safe_text import redacted, without_passwords
 
 DEFAULT = "sqlite:///.gate/state.db"
@@ -192,9 +193,10 @@ def _sqlite(url: URL, *, keeps_open: bool) -> Engine:
         )
     path = Path(url.database).absolute()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch()
+        # Whoever may read the file may lock it, and keep everyone else from writing.
+        make_private_file(path, with_suffixes=("-wal", "-shm", "-journal"))
+    except StorageError as error:
+        raise ServiceError(f"the database {path} can't be used: {error}") from error
     except OSError as error:
         raise ServiceError(
             f"cannot make the database {path} or its folder: {error.strerror}. Fix its permissions."

@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
             f"cannot write {path}: it is a folder. Name a file in it: {path / 'model.onnx'}."
         )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         for stale in path.parent.glob(f".{path.name}.*.tmp"):
             if not writer_lives(stale):
                 stale.unlink(missing_ok=True)
@@ -205,6 +205,8 @@ def open_plain(path: Path) -> io.BufferedReader:
     return stream
 
 
+_STATE_FOLDER = ".gate"
+
 # Whoever may open a lock's file, if only to read, may hold it for ever; and whoever may write to
 # its folder may put another file in its place.
 
@@ -235,8 +237,40 @@ def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
         lock.release()
 
 
+def make_folders(path: Path, *, mode: int = 0o777) -> None:
+    """Make a folder with its parents, as `mkdir -p`. A folder `.gate` is for this user alone.
+    Raises OSError."""
+    if not path.is_dir():
+        make_folders(path.parent, mode=mode)
+        path.mkdir(mode=0o700 if path.name == _STATE_FOLDER else mode, exist_ok=True)
+
+
+def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> None:
+    """Make an empty file that only this user may open, whatever the umask; close one that is there
+    to all others, with those whose names have these suffixes. Folders that are made are private.
+
+    Raises OSError, and StorageError where file or folder are another user's to change.
+    """
+    path = Path(os.path.realpath(path))
+    folder = path.parent
+    make_folders(folder, mode=0o700)
+    status = folder.stat()
+    if folder.name == _STATE_FOLDER:
+        _close(folder, status, mode=0o700)
+    elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise StorageError(
+            f"every user of this host may replace files in {folder}. Run chmod o-w {folder}, or "
+            f"keep {path.name} in another folder."
+        )
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, MODE))
+    for each in (path, *(Path(f"{path}{suffix}") for suffix in with_suffixes)):
+        with contextlib.suppress(FileNotFoundError):
+            _close(each, each.stat(), mode=MODE)
+
+
 def _make_private(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -257,10 +291,10 @@ def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
     """To all others. Root may use what is another's: he could read and hold it anyway."""
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
         raise StorageError(
-            f"{path} belongs to the user with id {status.st_uid}, this is {os.geteuid()}: who "
-            "owns a lock may hold it for ever. Run as that user, or remove it."
+            f"{path} belongs to the user with id {status.st_uid}, this is {os.geteuid()}: its "
+            "owner may hold it for ever. Run as that user, or name another."
         )
-    if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
+    if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(mode)
 
 

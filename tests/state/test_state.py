@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import stat
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from gate.deploy.store import make_folder
 from gate.errors import ServiceError, StateUnavailable
 from gate.ledger import database as database_module
 from gate.ledger.database import StateDatabase
+from gate.storage.files import write_bytes
 
 TABLE = sa.Table("t", sa.MetaData(), sa.Column("n", sa.Integer))
 
@@ -50,6 +55,74 @@ def test_a_file_is_made_by_the_first_write_and_whole_without_others(tmp_path: Pa
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.db"]
     shutil.copy(tmp_path / "new" / "state.db", tmp_path / "copy.db")
     assert read(StateDatabase(f"sqlite:///{tmp_path}/copy.db")) == [1]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_nobody_else_may_open_what_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / ".gate"
+    engine = database_module.open_database(f"sqlite:///{folder}/state.db")
+    with engine.connect() as connection:  # holds the files beside it
+        connection.exec_driver_sql("CREATE TABLE t (n INTEGER)")
+        made = {path.name: mode(path) for path in folder.iterdir()}
+    engine.dispose()
+    assert made == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)
+    assert mode(folder) == 0o700
+    write(StateDatabase(tmp_path / "some" / "where" / "state.db"))
+    assert mode(tmp_path / "some") == mode(tmp_path / "some" / "where") == 0o700
+
+
+@pytest.mark.parametrize("make", [make_folder, lambda path: write_bytes(path, b"")])
+@pytest.mark.usefixtures("umask")
+def test_the_gates_folder_is_private_whoever_makes_it(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    make(tmp_path / ".gate" / "store" / "digits")
+    assert mode(tmp_path / ".gate") == 0o700
+
+
+def test_what_an_earlier_version_left_open_is_closed_to_others(tmp_path: Path) -> None:
+    folder = tmp_path / ".gate"
+    write(StateDatabase(folder / "state.db"))
+    (folder / "state.db-shm").touch()
+    for path in (folder / "state.db", folder / "state.db-shm"):
+        path.chmod(0o644)
+    folder.chmod(0o755)
+    assert read(StateDatabase(folder / "state.db")) == [1]
+    assert mode(folder) == 0o700
+    assert mode(folder / "state.db") == 0o600
+    (tmp_path / "link.db").symlink_to(folder / "state.db")
+    (folder / "state.db").chmod(0o640)
+    assert read(StateDatabase(tmp_path / "link.db")) == [1]
+    assert mode(folder / "state.db") == 0o600
+
+
+def test_a_folder_in_which_all_may_exchange_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ServiceError, match=f"chmod o-w {tmp_path}/open"):
+        write(StateDatabase(tmp_path / "open" / "state.db"))
+    assert not list((tmp_path / "open").iterdir())
+    (tmp_path / "open").chmod(0o1777)  # as /tmp
+    write(StateDatabase(tmp_path / "open" / "state.db"))
+    assert mode(tmp_path / "open" / "state.db") == 0o600
+
+
+def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(StateDatabase(tmp_path / "state.db"))
+    monkeypatch.setattr("os.geteuid", lambda: (tmp_path / "state.db").stat().st_uid + 1)
+    with pytest.raises(ServiceError, match="belongs to the user"):
+        read(StateDatabase(tmp_path / "state.db"))
 
 
 def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
