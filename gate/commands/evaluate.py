@@ -349,13 +349,25 @@ def page_of_release(
     runs: Runs, judgement: SummaryInputs, *, report: Path, twin: SummaryInputs | None
 ) -> Iterator[RunLogger]:
     """The page of the release's run: that which `gate check --track` wrote, else a new one with the
-    whole record, which ends with the promotion. Raises the RegistryErrors."""
+    whole record, which ends with the promotion. Its pages are rendered anew from the records.
+    Raises the RegistryErrors, StorageError."""
     from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
+    from gate.report.folder import write_again
+    from gate.storage.files import temporary_folder
 
     found = runs.recorded(report, judgement.decision)
     with runs.new("gate promote") if found is None else runs.again(found) as page:
         if found is None:
-            log_evaluation(page, judgement, folder=report)
+            with temporary_folder() as folder:
+                write_again(
+                    folder,
+                    judgement.decision,
+                    judgement.evidence,
+                    story=judgement.story,
+                    explanation=judgement.explanation,
+                    report=report,
+                )
+                log_evaluation(page, judgement, folder=folder)
         if twin is not None:
             write_twin(page, twin, exact=judgement.decision)
         yield page

@@ -298,11 +298,14 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     from gate.records.champion_comparison import MOST_ROWS, Trend
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import Release
-    from gate.report.folder import change_beside, explanation_beside
+    from gate.report.folder import change_beside, explanation_beside, refuse_links
     from gate.signing.keys import labels
     from gate.summary.summarize import SummaryInputs
 
     uri, report = tracking_uri(request["tracking_uri"]), request["report"]
+    for folder in (report, request["twin_report"]):
+        if folder is not None:
+            refuse_links(folder)
     trust = local_keys().trust(request["trust"], key=request["key"])
     about = ReportOf(request["model"], report, request["golden"])
     judged = about.judged()

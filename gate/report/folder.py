@@ -16,13 +16,18 @@ from gate.records.evidence import Evidence
 from gate.records.layout import (
     CHANGE,
     DECISION,
+    DECISION_STATEMENT,
     EVIDENCE,
+    EVIDENCE_STATEMENT,
     EXPLANATION,
+    GOLDEN,
     LOCALISATION,
     MARKDOWN,
     PAGE,
     PICTURES,
     PLOTS,
+    POLICY,
+    SAMPLES,
 )
 from gate.records.localization import Explanation, Localization
 from gate.report import html_page, markdown
@@ -33,6 +38,7 @@ from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair
 from gate.storage import files
 from gate.storage.safe_text import make_printable
+from gate.storage.untrusted_files import RECORD_LIMIT
 from gate.summary.summarize import summarize
 from gate.summary.summary import Change, Summary
 
@@ -69,6 +75,58 @@ def write_report(
     if explanation.localisation is None:
         (folder / LOCALISATION).unlink(missing_ok=True)
     return (*(folder / name for name in texts), *write_charts(folder / PLOTS, report.charts))
+
+
+_LINKABLE = (
+    EVIDENCE, EVIDENCE_STATEMENT, DECISION, DECISION_STATEMENT, POLICY, CHANGE, EXPLANATION,
+    LOCALISATION, MARKDOWN, PAGE, SAMPLES, PLOTS, PICTURES, GOLDEN,
+)  # fmt: skip
+
+_SAMPLES_LIMIT = 1 << 30
+"""Bytes of the table of samples at most."""
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise EvidenceError if a part of the report in `folder` is a symbolic link: what it points
+    to would be published as a part of the report."""
+    for name in _LINKABLE:
+        path = folder / name
+        inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+        for each in (path, *inside):
+            if each.is_symlink():
+                raise EvidenceError(
+                    f"{each} is a symbolic link, expected a part of the report itself. Copy what "
+                    "it points to in its place, or write the report anew: gate check --report."
+                )
+
+
+def write_again(
+    target: Path,
+    decision: Decision,
+    evidence: Evidence,
+    *,
+    story: Summary,
+    explanation: Explanation,
+    report: Path,
+) -> None:
+    """Write the report of these records into the folder `target`. Only what no record holds is
+    copied from the folder `report`: statements, thumbnails, and the table of samples. What is no
+    plain file there is left out. Raises StorageError."""
+    shown = [path.name for path in sorted((report / PICTURES).glob("*.png"))[:_MOST_PICTURES]]
+    limits = {EVIDENCE_STATEMENT: RECORD_LIMIT, DECISION_STATEMENT: RECORD_LIMIT}
+    limits |= {SAMPLES: _SAMPLES_LIMIT}
+    limits |= {f"{PICTURES}/{name}": LARGEST_PICTURE for name in shown if _PICTURE.fullmatch(name)}
+    for name, limit in limits.items():
+        with suppress(OSError), files.open_inside(report, name) as stream:
+            data = stream.read(limit + 1)
+            if len(data) <= limit:
+                files.write_bytes(target / name, data)
+    change = change_beside(report, evidence)
+    if change is not None:
+        change.save(target / CHANGE)
+    if explanation != Explanation():
+        explanation.save(target / EXPLANATION)
+    write_report(target, decision, evidence, story=story, explanation=explanation)
 
 
 def write_charts(folder: Path, charts: tuple[Chart, ...]) -> tuple[Path, ...]:

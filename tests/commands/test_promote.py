@@ -155,6 +155,26 @@ def test_the_run_of_a_tracked_check_becomes_that_of_the_version(place: Path, cap
     assert set(again.data.tags) >= {tag for tag in run.data.tags if tag.startswith("gate.")}
 
 
+@pytest.mark.parametrize("file", ["good.onnx", "bad.onnx"])
+def test_what_is_uploaded_is_rendered_from_the_records(place: Path, capsys, file: str) -> None:
+    _report(file, "report", capsys)
+    for name in ("report.html", "report.md", "plots/strain.svg", "localisation.json"):
+        (place / "report/plots").mkdir(exist_ok=True)
+        (place / "report" / name).write_text("edited by hand")
+    (place / "report/plots/other.svg").write_text("edited by hand")
+    _json(capsys, *_promote(file, "report"))
+    there = _artifacts(place)
+    assert there >= {
+        "evidence.json",
+        "decision.dsse.json",
+        "report.html",
+        "report.md",
+        "samples.csv",
+    }
+    uploaded = [path for path in place.glob("mlartifacts/**/*") if path.is_file()]
+    assert not [path.name for path in uploaded if b"edited by hand" in path.read_bytes()]
+
+
 def test_a_run_that_was_named_gets_the_version_and_keeps_its_own_words(place: Path, capsys) -> None:
     _report("good.onnx", "report", capsys)
     client = MlflowClient(f"sqlite:///{place}/mlflow.db")
@@ -216,6 +236,27 @@ class TestPromoteRefuses:
         code, told = _json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "PolicyError")
         assert "--policy" in told["error"]["message"]
+
+    @pytest.mark.parametrize(
+        "name", ["samples.csv", "report.html", "plots", "pictures/7.png", "evidence.json", "golden"]
+    )
+    def test_a_report_with_a_link(self, place: Path, capsys, name: str) -> None:
+        """Nothing is uploaded: neither what it points to, nor anything else."""
+        _report("bad.onnx", "report", capsys)
+        secret = place / "secret"
+        secret.mkdir()
+        (secret / "key.svg").write_text("hunter2")
+        path = place / "report" / name
+        path.parent.mkdir(exist_ok=True)
+        if path.is_dir():
+            path.rename(place / "moved")
+        path.unlink(missing_ok=True)
+        path.symlink_to(secret if "." not in name else secret / "key.svg")
+        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        assert (code, told["error"]["type"]) == (2, "EvidenceError")
+        assert str(Path("report", name)) in told["error"]["message"]
+        assert not list(place.glob("mlartifacts/**/*"))
+        assert not (place / ".gate/state.db").exists()
 
     def test_a_missing_report(self, place: Path, capsys) -> None:
         code, told = _json(capsys, *_promote("good.onnx", "nowhere"))
