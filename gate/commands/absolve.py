@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from gate.commands.click_types import ModelName
 from gate.commands.loaders import LedgerPlace, with_writing, written_ledger
 from gate.commands.options import TRACKING_URI, tracking_uri
 from gate.commands.progress import spinner
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("absolve", short_help="Lift a violation whose bytes are proven anew.")
-@click.argument("model")
+@click.argument("model", type=ModelName())
 @click.argument("version")
 @click.option("--reason", required=True, help="What went wrong then; kept in the ledger.")
 @with_writing

@@ -257,6 +257,23 @@ class NamedRole(click.ParamType):  # type: ignore[type-arg]
         return name, role
 
 
+class ModelName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a registered model."""
+
+    name = "text"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - click's interface
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> str:
+        """The name. Raises StorageError where a command could not work with it."""
+        from gate.registry.interface import check_model_name
+
+        return check_model_name(str(value))
+
+
 class NamedAxis(click.ParamType):  # type: ignore[type-arg]
     """`NAME=AXIS` or `NAME=none` of an input or output."""
 

@@ -13,7 +13,7 @@ import click
 
 from gate.commands import click_types
 from gate.commands.ci_files import VerdictCommand
-from gate.commands.click_types import NEW_FOLDER, PART_FILE, PLAN_FILE
+from gate.commands.click_types import NEW_FOLDER, PART_FILE, PLAN_FILE, ModelName
 from gate.commands.evaluate import evaluate, policy_from_request
 from gate.commands.options import KEY, OVERWRITE, TRACKING_URI, CheckRequest, with_measuring
 from gate.commands.progress import spinner
@@ -106,7 +106,9 @@ def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
 )  # fmt: skip
 @OVERWRITE
 @KEY
-@click.option("--name", help="The registered model that the verdict is for. Default: none.")
+@click.option(
+    "--name", type=ModelName(), help="The registered model that the verdict is for. Default: none."
+)
 @TRACKING_URI
 @click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
 @machine_options

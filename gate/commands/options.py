@@ -22,6 +22,7 @@ from gate.commands.click_types import (
     ConsumerTensors,
     ExistingPath,
     Factory,
+    ModelName,
     NamedAxis,
     NamedPart,
     NamedRecording,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 AGAINST = click.option(
-    "--against", metavar="NAME",
+    "--against", type=ModelName(), metavar="NAME",
     help="The registered model whose champion the file is compared with, on the same samples: "
     "what changes, and the policy's bounds in incumbent:. Needs --tracking-uri, and to prove the "
     "champion --state, or statements on it that --trust believes.",
@@ -440,6 +441,7 @@ _OPTIONS = (
     KEY,
     click.option(
         "--name",
+        type=ModelName(),
         help="The registered model that the verdict is for, in the registry of "
         "--tracking-uri. Default: none; gate promote signs it again for one.",
     ),

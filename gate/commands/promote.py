@@ -19,6 +19,7 @@ from gate.commands.click_types import (
     POLICY_FILE,
     REPORT_FOLDER,
     SPEC_FILE,
+    ModelName,
 )
 from gate.commands.evaluate import open_runs, page_of_release
 from gate.commands.loaders import (
@@ -242,7 +243,7 @@ class _Request(TypedDict):
 
 @click.command("promote", cls=VerdictCommand, short_help="Put a judged file into service.")
 @MODEL
-@click.option("--name", required=True, help="The registered model.")
+@click.option("--name", type=ModelName(), required=True, help="The registered model.")
 @click.option(
     "--report", type=REPORT_FOLDER, required=True, metavar="DIR",
     help="What gate check --report wrote: evidence.json and decision.json, and their statements.",
@@ -437,7 +438,7 @@ class _Options(LedgerPlace):
 
 
 @click.command("rollback", short_help="Put the previous version back into service.")
-@click.argument("model")
+@click.argument("model", type=ModelName())
 @click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import click
 
-from gate.commands.click_types import TRUST_FILE
+from gate.commands.click_types import TRUST_FILE, ModelName
 from gate.commands.loaders import local_keys
 from gate.commands.options import TRACKING_URI, given_digest, tracking_uri
 from gate.commands.progress import spinner
@@ -49,7 +49,7 @@ def review_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command its arguments and options."""
     for option in reversed(
         (
-            click.argument("name"),
+            click.argument("name", type=ModelName()),
             click.argument("version"),
             click.option(
                 "--key", required=True, metavar="URI",

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import click
 
-from gate.commands.click_types import POLICY_FILE
+from gate.commands.click_types import POLICY_FILE, ModelName
 from gate.commands.loaders import folder_trust, key_uri, named_state
 from gate.commands.options import (
     FILE,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", type=ModelName(), nargs=-1, required=True, metavar="MODEL...")
 @click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
 @TRUST
 @SERVICE_KEY
@@ -169,7 +169,7 @@ def _environment(name: str) -> dict[str, Any]:
 
 @click.command("serve", short_help="Act on what happens in the registry.")
 @click.option(
-    "--model", "models", multiple=True, **_environment("MODELS"),
+    "--model", "models", type=ModelName(), multiple=True, **_environment("MODELS"),
     help="A registered model to look after; repeat it for more. Others are left alone.",
 )  # fmt: skip
 @click.option(

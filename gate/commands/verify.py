@@ -16,6 +16,7 @@ from gate.commands.click_types import (
     SPEC_FILE,
     STATEMENT_FILE,
     TRUST_FILE,
+    ModelName,
 )
 from gate.commands.options import MODEL, address, given_digest
 from gate.commands.progress import spinner
@@ -298,7 +299,11 @@ class _Question(TypedDict):
     "--policy", type=POLICY_FILE, metavar="FILE",
     help="The policy that was applied. With --evidence the decision is made again.",
 )  # fmt: skip
-@click.option("--name", help="The registered model that the verdict must be for; with --registry.")
+@click.option(
+    "--name",
+    type=ModelName(),
+    help="The registered model that the verdict must be for; with --registry.",
+)
 @click.option(
     "--registry", metavar="URI", help="The MLflow registry that it must be for. Nobody is asked."
 )

@@ -18,7 +18,6 @@ from gate.deploy.store import (
     ModelStore,
     Slot,
     StoredFile,
-    check_name,
     fsync_tree,
     make_folder,
     point,
@@ -45,6 +44,7 @@ from gate.records.layout import MAX_BYTES
 from gate.sandbox.limits import SandboxLimits, limit_folder_size
 from gate.storage.digest import Digest
 from gate.storage.files import sync
+from gate.storage.safe_text import check_name
 
 GOLDEN = "golden"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.storage.digest import Digest
 from gate.storage.files import make_folders, open_inside, private_lock, sync
 from gate.storage.record import Record, Sha256, added_field
+from gate.storage.safe_text import check_name
 from gate.storage.untrusted_files import RECORD_LIMIT, read_untrusted
 
 
@@ -77,9 +77,6 @@ EXACT = "exact"
 
 QUANTIZED = "quantized"
 """The slot of its quantized twin, where the release has one."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
 
 Size = Annotated[int, Field(ge=0)]
 
@@ -176,16 +173,6 @@ class Manifest(Record):
 def url_of(folder: Digest, name: str) -> str:
     """The address of a file of the store, relative to the manifest's."""
     return f"sha256/{folder.hex}/{quote(name)}"
-
-
-def check_name(name: str, *, what: str) -> str:
-    """`name`, if it is safe as a file name and in a URL. Raises StorageError."""
-    if not _NAME.fullmatch(name):
-        raise StorageError(
-            f"{name!r} can't be the name of a {what}: letters, digits, '.', '_' and '-' are "
-            "allowed, at most 100, a letter or digit first. Choose another name."
-        )
-    return name
 
 
 PATIENCE_S = 600.0

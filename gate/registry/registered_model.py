@@ -26,7 +26,7 @@ from gate.ledger.maintenance import same
 from gate.records.layout import VersionSize
 from gate.registry.answers import answer_of, received_digest
 from gate.registry.doubts import MismatchMemory
-from gate.registry.interface import Alias, Registry
+from gate.registry.interface import Alias, Registry, check_model_name
 from gate.registry.release import Release
 from gate.registry.reviews import ReviewSettings
 from gate.registry.version_files import Download, Expected, ExpectedDigests
@@ -90,6 +90,9 @@ class RegisteredModel:
     reviews: ReviewSettings = field(default_factory=ReviewSettings)
     """By which tag reviewers speak, and whether they sign."""
     reading: Reading = field(default_factory=Reading, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_model_name(self.name)
 
     def history(self) -> ModelHistory:
         """What the ledger says of this model in this registry now.

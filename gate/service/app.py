@@ -38,9 +38,10 @@ from gate.errors import (
 )
 from gate.ledger.ledger import Ledger
 from gate.registry.eligibility import TrustFile
+from gate.registry.interface import EXAMPLE_MODEL
 from gate.service import event as events
 from gate.service.connection import Connection
-from gate.service.event import EXAMPLE_MODEL, Event, Malformed
+from gate.service.event import Event, Malformed
 from gate.service.inbox import Delivery, Inbox, Memory
 from gate.service.intake import Intake
 from gate.service.monitoring import Reconcile, ServiceMetrics, configure_logging

@@ -15,10 +15,6 @@ from gate.policy.sections import ReviewTag
 from gate.registry import reviews
 from gate.registry.interface import Tag
 
-EXAMPLE_MODEL = "example_model"
-"""The model in MLflow's test deliveries, which carry no other mark."""
-
-
 _OUR_TAGS = "gate."
 
 _FOR_PEOPLE = (Tag.REVIEW_COMMENT, Tag.REVIEW_RESULT)

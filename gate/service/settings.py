@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from gate.deploy.store import check_name
 from gate.errors import ServiceError, StorageError
 from gate.ledger.database import DEFAULT, state_url
 from gate.policy.policy import Policy
-from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
-from gate.service.event import EXAMPLE_MODEL
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, check_model_name
 from gate.storage.files import MODE, read_private, replacing
 from gate.storage.safe_text import redacted
 
@@ -220,11 +218,9 @@ class ServiceSettings(BaseModel):
     @field_validator("models")
     @classmethod
     def _deployable(cls, models: tuple[str, ...]) -> tuple[str, ...]:
-        if EXAMPLE_MODEL in models:
-            raise ValueError(f"'{EXAMPLE_MODEL}' is what MLflow names in its test deliveries")
         for model in models:
             try:
-                check_name(model, what="deployed model")
+                check_model_name(model)
             except StorageError as error:
                 raise ValueError(str(error)) from error
         return tuple(dict.fromkeys(models))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import unquote
 
+from gate.errors import StorageError
+
 HIDDEN = "[hidden]"
 
 _PARAMETER = re.compile(r"((?:password|passwd|pwd|token|secret)=)([^&\s]+)", re.IGNORECASE)
@@ -23,7 +25,19 @@ _SHORTEST = 6
 
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
 _ADDRESS_VARIABLES = ("GATE_STATE", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
+
+
+def check_name(name: str, *, what: str) -> str:
+    """`name`, if it is safe as a file name and in a URL. Raises StorageError."""
+    if not _NAME.fullmatch(name):
+        raise StorageError(
+            f"{make_printable(name)[:120]!r} can't be the name of a {what}: letters, digits, '.', "
+            "'_' and '-' are allowed, at most 100, a letter or digit first. Choose another name."
+        )
+    return name
 
 
 class Redaction:

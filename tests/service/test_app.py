@@ -20,8 +20,8 @@ from starlette.responses import PlainTextResponse
 
 from gate.errors import RegistryUnavailable
 from gate.mlflow_client.webhooks import EVENTS
+from gate.registry.interface import EXAMPLE_MODEL
 from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH, sign
-from gate.service.event import EXAMPLE_MODEL
 from tests.service.deliveries import (
     MODEL,
     OLD_SECRET,

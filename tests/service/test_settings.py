@@ -31,7 +31,7 @@ def test_models_are_told_once() -> None:
         ({"models": [""]}, "models.0"),
         ({"models": ["x" * 257]}, "models.0"),
         ({"models": ["example_model"]}, "test deliveries"),
-        ({"models": ["a/b"]}, "models: 'a/b' can't be the name of a deployed model"),
+        ({"models": ["a/b"]}, "models: 'a/b' can't be the name of a registered model"),
         ({"models": ["digits", "two words"]}, "models: 'two words' can't be the name"),
         ({"models": ["x" * 101]}, "at most 100"),
         ({"models": [".."]}, "a letter or digit first"),

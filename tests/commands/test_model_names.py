@@ -1,0 +1,62 @@
+"""One rule for the names of registered models: what one command refuses, all refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gate import cli
+from gate.errors import StorageError
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.registered_model import RegisteredModel
+from tests.small_project import made
+
+WRONG = [
+    "my model", "modèle", "50%", "a#b", "it's", 'say "so"', "it's \"so\"", "n" * 101, "", "-n",
+    "../up", "a/b", "a\nb", "a\n", "example_model",
+]  # fmt: skip
+
+COMMANDS = {
+    "promote": ["FILE", "--report", "report", "--name=NAME"],
+    "check": ["FILE", "--reference", "small_models:build", "--inputs", "IMAGES", "--name=NAME"],
+    "rollback": ["--yes", "--", "NAME"],
+    "absolve": ["--reason=why", "--", "NAME", "1"],
+    "approve": ["--key=key.pem", "--", "NAME", "1"],
+    "reject": ["--key=key.pem", "--", "NAME", "1"],
+    "reconcile": ["--", "NAME"],
+    "serve": ["--secret-file=secrets", "--model=NAME"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_name_is_refused_before_anything_is_written(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("report").mkdir()
+    Path("secrets").write_text("0123456789abcdef\n")
+    Path("secrets").chmod(0o600)
+    replaced = {"FILE": str(made() / "good.onnx"), "IMAGES": str(made() / "images.npy")}
+    for name in WRONG:
+        words = [replaced.get(word, word.replace("NAME", name)) for word in COMMANDS[command]]
+        assert cli.main([command, "--json", *words]) == 2, name
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["type"] == "StorageError", (name, error)
+        assert error["message"].isprintable()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "secrets"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_api_refuses_it_too(name: str, tmp_path: Path) -> None:
+    registry = MlflowRegistry(f"sqlite:///{tmp_path}/mlflow.db")
+    with pytest.raises(StorageError):
+        RegisteredModel(registry, Ledger(tmp_path / "state.db"), name)
+
+
+@pytest.mark.parametrize("name", ["digits", "a.b_c-D", "7", "n" * 100])
+def test_names_that_all_take(name: str, tmp_path: Path) -> None:
+    registry = MlflowRegistry(f"sqlite:///{tmp_path}/mlflow.db")
+    assert RegisteredModel(registry, Ledger(tmp_path / "state.db"), name).name == name
