@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -9,6 +12,7 @@ from gate.errors import EvidenceError
 from gate.onnx_file.sessions import read_placement
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+PLACEMENTS = Path(__file__).with_name("placements")
 
 
 def node(name, op, provider, *shapes, index=0, dtype="int64"):
@@ -102,3 +106,15 @@ def test_a_profile_that_can_not_be_read_is_an_error(tmp_path, text):
 def test_a_missing_profile_is_an_error(tmp_path):
     with pytest.raises(EvidenceError, match="not known which provider"):
         read_placement(tmp_path / "none.json")
+
+
+def test_a_profile_of_the_cuda_provider(tmp_path):
+    """Nodes without names have their number there, and all of them are found in the graph."""
+    graph = onnx.load_from_string(gzip.decompress((PLACEMENTS / "profiled.onnx.gz").read_bytes()))
+    placement = read_placement(PLACEMENTS / "profile.json", lambda: graph)
+    assert placement.nodes_per_provider == {CPU: 5, CUDA: 4}
+    assert [(n.name, n.operator, n.inputs) for n in placement.cpu_nodes] == [
+        ("ArgMax:arg", "ArgMax", ("int64",)),
+        ("Atan:Atan_0", "Atan", ("float",)),
+    ]
+    assert [n.since_version for n in placement.cpu_nodes] == [13, 7]
