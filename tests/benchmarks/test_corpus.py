@@ -201,6 +201,7 @@ def test_the_runner_itself_can_fail(
     capsys.readouterr()
 
 
+@pytest.mark.proof
 def test_the_command_writes_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -471,6 +471,7 @@ def unmarked(text: str) -> list[str]:
 # The tests marked for a device
 
 
+@pytest.mark.proof
 def test_tests_are_counted_and_a_skipped_one_is_not_passed(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     mark = "pytest.mark." + "gpu"
@@ -490,6 +491,7 @@ def test_tests_are_counted_and_a_skipped_one_is_not_passed(tmp_path: Path) -> No
     assert (kept.status, kept.reason) == ("failed", "1 failed")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

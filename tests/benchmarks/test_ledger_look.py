@@ -10,6 +10,7 @@ from benchmarks.ledger_look import Bench
 from tests.ledger.rows import parsed_lines
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("lines", [120, pytest.param(6, marks=pytest.mark.proof)])
 def test_a_look_parses_what_came_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int

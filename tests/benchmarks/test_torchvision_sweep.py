@@ -103,6 +103,7 @@ def test_a_run_goes_on_where_it_was_broken_off(
     ]
 
 
+@pytest.mark.proof
 def test_building_is_repeatable_and_leaves_the_random_state() -> None:
     before = torch.random.get_rng_state()
     first, second = build("squeezenet1_1"), build("squeezenet1_1")

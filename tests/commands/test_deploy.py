@@ -111,6 +111,7 @@ def test_help_has_examples(command: str, capsys) -> None:
     assert f"gate {command}" in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_deploying_needs_no_torch(folder: Path) -> None:
     blocked = folder / "blocked"
     blocked.mkdir()

@@ -141,6 +141,7 @@ def test_people_are_told_too(place: Path, capsys) -> None:
     assert "precision: quantized" in out
 
 
+@pytest.mark.proof
 def test_what_is_deployed_by_hand_may_say_how_pictures_become_its_input(place, capsys) -> None:
     Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
     deploy = ("deploy", "small", "--store", "store", "--file", made() / "good.onnx")

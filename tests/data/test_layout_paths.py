@@ -133,7 +133,8 @@ def test_recording_is_judged(tmp_path: Path, name: str, right: bool) -> None:
     assert (result.decision.verdict is Verdict.PASS) == right, result.decision.problems
 
 
-@pytest.mark.parametrize("name", ["recurrent", pytest.param("graph", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["recurrent", "graph"])
 def test_other_processes_measure_the_same(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     file = case.export(tmp_path / "model.onnx")

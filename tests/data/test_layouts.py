@@ -37,6 +37,7 @@ def test_right_file_passes_and_its_batch_axes_are_stated(tmp_path, name):
     assert ({**axes.inputs, **axes.outputs} if axes else {}) == case.axes
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name", CASES)
 def test_fault_is_found(tmp_path, name):
     case = CASES[name]

@@ -64,6 +64,7 @@ def test_a_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
     check_whole(store)
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("make", further_as_proofs([hostile.endless_loop, hostile.empty_nodes], 2))
 @pytest.mark.parametrize("command", ["deploy", "verify-release"])
 def test_the_commands_say_that_they_could_not_judge(tmp_path, monkeypatch, capsys, make, command):

@@ -46,6 +46,7 @@ print("captured:", capture.text)
 """
 
 
+@pytest.mark.proof
 def test_lines_that_c_holds_back_land_on_their_side() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", BUFFERED]

@@ -166,6 +166,7 @@ def test_a_file_for_no_runtime_is_refused(tmp_path: Path) -> None:
     assert_short(text)
 
 
+@pytest.mark.proof
 def test_the_command_prints_at_most_forty_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_small_maxvit(tmp_path: Path) -> None:
     assert_passes(verdicted)
 
 
+@pytest.mark.proof
 def test_a_detector_backbone_returns_its_levels_by_name(tmp_path: Path) -> None:
     torch.manual_seed(0)
     widths = [3, 8, 12, 16, 20]

@@ -113,6 +113,7 @@ def test_the_command_without_lint_exports_and_says_what_to_look_at(command, caps
     assert "not by    traced: refused by TRC008" in told
 
 
+@pytest.mark.proof
 def test_exporters_side_by_side_from_the_command_line(tmp_path, monkeypatch, capsys) -> None:
     """`gate export compare` exports all the same, and shows which is wrong."""
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,7 @@ def test_without_the_rules_the_check_refuses(make, example, strategy: str, tmp_p
         export(make(), tmp_path, example(), strategy=strategy, lint="off")
 
 
+@pytest.mark.proof
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(
     ("make", "example"),

@@ -68,6 +68,7 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_frozen(f"help/{name}.txt", text)
 
 
+@pytest.mark.proof
 def test_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -274,6 +274,7 @@ def test_the_blocker_blocks(tmp_path: Path) -> None:
     assert "torch is not installed here" in answer.stderr
 
 
+@pytest.mark.proof
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     vectors.made(tmp_path)
     command = ("verify-release", "model.onnx", "--golden", "golden")

@@ -294,6 +294,7 @@ def test_another_mask_fails(judge, model: float, file: float) -> None:
     assert ("finite", FAIL) in problems(result)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("mask", [masked, always_masked])
 @pytest.mark.parametrize("model", [None, LOWEST])
 def test_another_finite_mask_fails(judge, mask, model: float | None) -> None:
@@ -313,6 +314,7 @@ def test_classes_with_infinite_logits_have_answers(judge, task, fill: float) -> 
     assert verdict_of(result) is (ERROR if fill > 0 and task == "classification" else PASS)
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("scale", [1e20, 1e30, 1e37, 1e-30])
 def test_values_of_any_size(judge, scale: float) -> None:
     assert verdict_of(judge(lambda x, y: y * scale)) is PASS

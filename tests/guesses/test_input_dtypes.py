@@ -185,6 +185,7 @@ def in_half(
     return exported(model.to(dtype), path, torch.from_numpy(x[:2]).to(dtype)), x
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize(("build", "dtype", "shape"), HALVES)
 @pytest.mark.parametrize("given", [np.float16, np.float32, np.float64])
 def test_files_in_half_precision_take_samples_of_any_float(
@@ -251,6 +252,7 @@ class WithNone(Two):
         return super().forward(x, x if z is None else z)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("build", [AllKeywords, OtherKeywords, KeywordOnly, WithNone])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
 def test_inputs_by_keyword(

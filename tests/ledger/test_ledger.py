@@ -210,6 +210,7 @@ def test_a_database_that_breaks_off_leaves_each_line_once(ledger: Ledger, after:
     assert [e.reason for e in ledger.entries()] == ["one", "two"][: 1 + after]
 
 
+@pytest.mark.proof
 @pytest.mark.rows(2)
 def test_many_processes_append_at_once(both_urls: str) -> None:
     """To a database that none of them has made yet."""

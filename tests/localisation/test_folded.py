@@ -152,6 +152,7 @@ def code(record: Localization) -> list[str]:
     ]
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_two_linear_layers_in_one(tmp_path, by):
     right = compare(Pair(), Folded(), tmp_path / "right.onnx", VECTORS, by=by)

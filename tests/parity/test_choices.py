@@ -136,6 +136,7 @@ def test_boxes_of_several_classes_pass(tmp_path):
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
+@pytest.mark.proof
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("threshold", [0.31, 0.29])
 def test_other_overlaps_of_several_classes_are_refused(threshold, tmp_path):

@@ -263,6 +263,7 @@ while number < int(receives) or inbox.depth():
 """
 
 
+@pytest.mark.proof
 @pytest.mark.rows(2)
 def test_two_processes_do_everything_once_and_never_share_a_model(database: str) -> None:
     processes = [

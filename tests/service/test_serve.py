@@ -250,6 +250,7 @@ class TestRefusesToStart:
         assert said in capsys.readouterr().err
         assert not list(tmp_path.rglob("*.db"))
 
+    @pytest.mark.proof
     def test_a_taken_port(self, tmp_path: Path) -> None:
         with process(tmp_path) as first:
             port = first.address.rpartition(":")[2]

@@ -79,6 +79,7 @@ def test_lists_every_operator_with_its_module(strategy: Strategy) -> None:
     }
 
 
+@pytest.mark.proof
 def test_dynamo_lists_every_operator_with_its_module() -> None:
     refusal = failure(failing.Several(), "dynamo", opset=18)
     assert refusal is not None

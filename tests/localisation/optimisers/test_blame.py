@@ -155,6 +155,7 @@ class TestOtherSetups:
             MeasurementJob(fault.model().eval(), candidate, samples, policy), runtime="mine"
         )
 
+    @pytest.mark.proof
     def test_a_runtime_by_configuration_at_its_own_level(self, tmp_path):
         told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
         assert (told.blame.names, told.blame.below) == (self.FAULT.names, "ORT_ENABLE_BASIC")

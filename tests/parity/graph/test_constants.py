@@ -185,6 +185,7 @@ def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):
     assert missed == []
 
 
+@pytest.mark.proof
 def test_the_ways_are_told(tmp_path):
     ways = {}
     for name, mode in (("convolutions", "dynamo"), ("encoder", "dynamo"), ("lstm", "folded")):

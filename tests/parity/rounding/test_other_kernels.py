@@ -46,6 +46,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", further_as_proofs(["GRU", "LSTM", "RNN"], 3))
 def test_recurrent_networks_pass_with_other_kernels(kind, tmp_path):
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
