@@ -92,8 +92,13 @@ def measured_by(question: CheckRequest) -> AbstractContextManager[SharedOut]:
 
 @contextlib.contextmanager
 def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
-    from gate.distributed.early import early_processes
+    from gate.distributed.early import early_processes, most_processes
 
+    if jobs not in (None, 1):
+        asked = jobs
+        jobs, reason = most_processes(asked)
+        if jobs < asked:
+            click.echo(f"--jobs {asked}: measuring in {jobs} processes, {reason}.", err=True)
     with early_processes(0 if jobs in (None, 1) else jobs) as early:
         yield lambda checked: checked.by_processes(jobs, early=early)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,17 +26,22 @@ if TYPE_CHECKING:
 LONG_S = 2.0
 """What takes longer is said where no bar can be drawn."""
 
+EVERY_S = 30.0
+"""Where no bar can be drawn, a line says how much is left so often."""
+
 _STEPS = logging.getLogger("gate.steps")
 
 
 class Bar:
     """Called with what is done and how much there is, or step by step. Never passes its total."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
+    def __init__(self, progress: Progress, task: TaskID, pulse: Pulse | None = None) -> None:
+        self._progress, self._task, self._pulse = progress, task, pulse
 
     def __call__(self, done: int, total: int) -> None:
         """So much of `total` is done."""
+        if self._pulse is not None:
+            self._pulse(done, total)
         self._progress.update(self._task, completed=min(done, total), total=total)
 
     def step(self, note: str = "", *, steps: int = 1) -> None:
@@ -77,9 +83,14 @@ def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
         with Progress(
             *columns, console=console(stderr), transient=True, disable=not terminal
         ) as progress:
-            made = Bar(progress, progress.add_task(title, total=total, note=""))
-            with _heard(made.note) if terminal else _lines_for_long(title, stderr):
-                yield made
+            task = progress.add_task(title, total=total, note="")
+            if terminal:
+                made = Bar(progress, task)
+                with _heard(made.note):
+                    yield made
+            else:
+                with _lines_for_long(title, stderr) as pulse:
+                    yield Bar(progress, task, pulse)
 
 
 @contextlib.contextmanager
@@ -134,18 +145,53 @@ def _heard(show: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lines_for_long(title: str, stream: TextIO) -> Iterator[None]:
-    """A line for each step that goes on for long; none beside `--json`."""
+def _lines_for_long(title: str, stream: TextIO) -> Iterator[Pulse | None]:
+    """A line for each step that goes on for long, and one every 30 s; none beside `--json`."""
     if _is_for_machines():
-        yield
+        yield None
         return
-    late = _Late(stream)
+    late, pulse = _Late(stream), Pulse(title, stream)
     late.begin(title)
+
+    def begin(text: str) -> None:
+        late.begin(f"{title} ({text})")
+        pulse.begin(text)
+
     try:
-        with _heard(lambda text: late.begin(f"{title} ({text})")):
-            yield
+        with _heard(begin):
+            yield pulse
     finally:
         late.stop()
+
+
+class Pulse:
+    """Prints the step and what is left of it, when it is called and 30 s have gone by."""
+
+    def __init__(
+        self, title: str, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock`: seconds from any beginning."""
+        self._title, self._stream, self._clock = title, stream, clock
+        self._last = clock()
+        self._step = self._left = ""
+
+    def begin(self, step: str) -> None:
+        """The step before is over."""
+        self._step = f" ({step})"
+        self._beat()
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many samples of `total` are done."""
+        self._left = f": {max(total - done, 0)} of {total} samples left"
+        self._beat()
+
+    def _beat(self) -> None:
+        now = self._clock()
+        if now - self._last < EVERY_S:
+            return
+        self._last = now
+        with contextlib.suppress(OSError, ValueError):  # nobody reads, or all is over
+            print(f"{self._title}{self._step}{self._left} …", file=self._stream, flush=True)
 
 
 class _Late:

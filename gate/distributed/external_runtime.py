@@ -20,12 +20,12 @@ from gate.data.batch_axes import arrange
 from gate.data.input_binding import InputBinding, bind_inputs
 from gate.data.samples import SampleSet
 from gate.errors import DataError, DigestMismatch, EvidenceError, StorageError, first_line
-from gate.measure.context import MeasurementContext
+from gate.measure.context import UNLIMITED, MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.probes.instrument import ProbeInstrument, basic_probes
-from gate.probes.probe import UNLIMITED, Probe, SampleProfile
+from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes
 from gate.records.evidence import BatchAxes, Subject
 from gate.reference.environment import deterministic

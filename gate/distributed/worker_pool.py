@@ -68,11 +68,14 @@ class Jobs:
 
 
 def asked_for(count: int, case: MeasurementJob) -> Jobs:
-    """What the user says."""
+    """What the user says, as far as the free memory holds processes as large as this one."""
     threads = case.policy.determinism.threads
     if count == 1:
         return Jobs(1, threads, "one process was asked for")
-    return Jobs(count, threads or 1, f"{count} processes were asked for")
+    reason, room = f"{count} processes were asked for", max(_room(), 1)
+    if room < count:
+        count, reason = room, f"{reason}, the free memory holds {room}"
+    return Jobs(count, threads if count == 1 else threads or 1, reason)
 
 
 def chosen(case: MeasurementJob) -> Jobs:

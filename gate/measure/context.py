@@ -49,6 +49,9 @@ _ROOM = 2**27
 """Bytes of the largest tensor by which a batch may exceed the measurement's. PyTorch and two
 sessions of ONNX Runtime hold about three such tensors each: 1 GiB together."""
 
+UNLIMITED = 2**31
+"""Samples of a batch, where memory is no concern."""
+
 _DRAWS = 3
 """Runs under random rounding that tell which choices are open."""
 
@@ -338,7 +341,9 @@ class MeasurementContext:
     def most(self) -> int:
         """The samples of the largest batch that is computed beside the measurement's: so many more
         than its batches have as fit into memory with what both sides hold of them."""
-        return self.binding.batch_size + _ROOM // max(self.sample_bytes, 1)
+        if not self.sample_bytes:
+            return UNLIMITED
+        return self.binding.batch_size + _ROOM // self.sample_bytes
 
     def measure_sample_bytes(self) -> None:
         """Measure `sample_bytes` by two forwards of few samples. It stays 0 of a fixed batch, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
@@ -18,6 +19,8 @@ from gate.storage.arrays import Batch, OutputArray
 # integer differs, or where the answer does. There the float64 truth and several runs under random
 # rounding say how far an honest float32 implementation may be off on that very sample.
 
+
+_steps = logging.getLogger("gate.steps")
 
 _DRAWS = 8
 
@@ -144,7 +147,9 @@ def analyze_outliers(stand: MeasurementContext, tracks: Sequence[Track]) -> None
             track.leave_out(len({*doubtful, *torn}) - len(wanted[-1]))
     turns = chain.from_iterable(zip_longest(*wanted))
     chosen = dict.fromkeys(sample for sample in turns if sample is not None)
-    for sample in sorted(list(chosen)[:MOST_LOOKS]):
+    samples = sorted(list(chosen)[:MOST_LOOKS])
+    for done, sample in enumerate(samples):
+        _steps.debug("second looks: %d of %d samples left", len(samples) - done, len(samples))
         look = second.at(sample)
         if look is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +83,8 @@ class Instrument(Protocol):
 
     needs_runtimes: bool
     """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
+    title: str
+    """What it does, for the progress bar."""
     cost: int
     """Number of samples that it computes, for the progress bar."""
 
@@ -98,6 +101,8 @@ class Instrument(Protocol):
     def evidence(self) -> Mapping[str, Any]:
         """Return the fields of `Measurement` that this instrument measured."""
 
+
+_steps = logging.getLogger("gate.steps")
 
 _RUNNING = "while running"
 """What ONNX Runtime says where it breaks on the first batch, and not on the file."""
@@ -624,8 +629,7 @@ def measure(
         sample_pass.run_first(advance)
         if crew is not None and others:  # which works while the examination does
             _begin(crew, sample_pass, others)
-            for instrument in after:
-                instrument.run(sample_pass.tracks, advance)
+            _run_all(after, sample_pass.tracks, advance)
             _take_parts(sample_pass, crew, advance)
         else:
             for unit in others:
@@ -634,11 +638,11 @@ def measure(
         for track in sample_pass.tracks:
             track.fold()
         take_turns(sample_pass.stand, sample_pass.tracks, seconds=time.perf_counter() - start)
+        _steps.debug("rounding floor and second looks")
         sample_pass.rounding.widen()
         analyze_outliers(sample_pass.stand, sample_pass.tracks)
         if crew is None or not others:
-            for instrument in after:
-                instrument.run(sample_pass.tracks, advance)
+            _run_all(after, sample_pass.tracks, advance)
         measured = [instrument.evidence() for instrument in (*before, *after)]
         measurement = Measurement(
             runtimes=tuple(track.evidence() for track in sample_pass.tracks),
@@ -662,6 +666,14 @@ def measure(
         )
     case.candidate.verify()
     return measurement
+
+
+def _run_all(
+    instruments: Sequence[Instrument], tracks: Sequence[Track], advance: Callable[[int], None]
+) -> None:
+    for instrument in instruments:
+        _steps.debug(instrument.title)
+        instrument.run(tracks, advance)
 
 
 def _record(crew: Crew, sample_pass: SamplePass) -> CrewRecord:

@@ -62,6 +62,7 @@ class StabilityInstrument:
     """Every runtime that is still open gets its `stability`."""
 
     needs_runtimes = True
+    title = "stability"
 
     def __init__(self, context: MeasurementContext) -> None:
         self._context = context

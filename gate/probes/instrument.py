@@ -45,6 +45,7 @@ class ProbeInstrument:
     """The probes that the stand's samples and the file's inputs give."""
 
     needs_runtimes = True
+    title = "probes"
 
     def __init__(self, stand: MeasurementContext) -> None:
         subject = stand.tested_file.subject

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.data.samples import SampleSet
-from gate.measure.context import ProbeSource
+from gate.measure.context import UNLIMITED, ProbeSource
 from gate.records.instruments import ProbeKind
 from gate.storage.arrays import Batch, OutputArray
 
@@ -29,9 +29,6 @@ _SEEDS = 2**63
 LEAST_RATIO = 3.0
 """A scaled sample counts as that many times the samples only if it is well beyond their range: a
 tenfold small sample may still lie within it."""
-
-UNLIMITED = 2**31
-"""Samples of a batch, where memory is no concern."""
 
 _ROWS = 8
 """Samples that are kept as material."""

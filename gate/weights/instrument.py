@@ -147,6 +147,7 @@ class WeightInstrument:
     """The report on the graph, or the reason why there is none."""
 
     needs_runtimes = False
+    title = "weights"
     cost = 0
 
     def __init__(self, context: MeasurementContext) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -170,3 +171,34 @@ def test_what_a_library_prints_is_captured_without_the_bar(capfd) -> None:
         os.write(2, b"the library's\n")
     assert capture.text == "the library's\n"
     assert capfd.readouterr().err == "ours\n"
+
+
+def test_without_a_terminal_a_line_tells_every_30_s_what_is_left() -> None:
+    now, stream = [0.0], io.StringIO()
+    pulse = progress.Pulse("measuring", stream, clock=lambda: now[0])
+    for second in range(0, 95, 5):
+        now[0] = float(second)
+        if second == 40:
+            pulse.begin("probes")
+        pulse(second, 100)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "70 of 100" in lines[0]
+    assert "probes" not in lines[0]
+    assert "probes" in lines[1]
+    assert "40 of 100" in lines[1]
+    assert "10 of 100" in lines[2]
+
+
+def test_more_jobs_than_cores_are_not_started(monkeypatch) -> None:
+    from gate.distributed import early
+
+    monkeypatch.setattr(early.os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    free = SimpleNamespace(available=64 << 30)
+    monkeypatch.setattr(early.psutil, "virtual_memory", lambda: free)
+    assert early.most_processes(99)[0] == 4
+    assert early.most_processes(3)[0] == 3
+    free.available = 1 << 30
+    assert early.most_processes(99)[0] == 2
+    free.available = 0
+    assert early.most_processes(2)[0] == 1

@@ -1,0 +1,119 @@
+"""A runtime that is refused by its first samples gets no second looks, and no other verdict."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.context import UNLIMITED, MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.probes.probe import SampleProfile
+from gate.probes.size_probes import batch_probes
+from gate.records.evidence import Source
+from gate.storage.digest import Digest
+from tests.parity.probes import benches
+
+ROWS = np.random.default_rng(0).normal(size=(96, 16)).astype(np.float32)
+NOW = "2026-11-28T00:00:00+00:00"
+
+
+def policy(ratio=1.5, **bounds) -> Policy:
+    bounded = Bounds(noise_ratio=ratio, noise_peak=4.0 * ratio, noise_diff=32.0, **bounds)
+    runtime = RuntimePolicy(required="always", bounds=bounded)
+    asked = Instruments(noise_samples=16, stability_samples=0, search_inputs=0, graph=False)
+    return Policy(task="tensors", runtimes={"ort-cpu": runtime}, instruments=asked)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 8)).eval()
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[int]:
+    """The samples of each run under random rounding."""
+    made, original = [], MeasurementContext.rounding_run
+
+    def counted(self, batch, rounding, **options):
+        made.append(len(next(iter(batch.values()))))
+        return original(self, batch, rounding, **options)
+
+    monkeypatch.setattr(MeasurementContext, "rounding_run", counted)
+    return made
+
+
+def evidence(candidate_model, tmp_path, wanted):
+    file = benches.export(candidate_model, tmp_path / "model.onnx", {"x": ROWS})
+    job = MeasurementJob(
+        net(), file, SampleSet.from_arrays({"x": ROWS}), policy=wanted, batch_size=16
+    )
+    measured = measure_job(job)
+    return measured.evidence(file.subject, source=Source(factory="tests:net"))
+
+
+def wrong(size: float) -> nn.Module:
+    model = copy.deepcopy(net())
+    with torch.no_grad():
+        model[2].weight *= 1.0 + size * torch.randn(
+            model[2].weight.shape, generator=torch.Generator().manual_seed(1)
+        )
+    return model
+
+
+def test_a_file_that_is_far_off_costs_no_second_look(tmp_path, runs):
+    found = evidence(wrong(1e-2), tmp_path, policy())
+    runtime = found.runtimes[0]
+    assert runtime.unexamined > 0
+    assert runtime.outputs[0].noise.rounding_draws == 3
+    assert any(probe.unexamined for probe in runtime.probes)
+    assert len(runs) <= 2 + 3  # of the reference's validity, and of the floor
+    decided = decide(policy(), found, decided_at=NOW)
+    assert decided.verdict is Verdict.FAIL
+    assert "noise_ratio" in {c.name for c in decided.checks if c.verdict is Verdict.FAIL}
+
+
+def test_a_looser_policy_does_not_trust_what_was_not_looked_at(tmp_path):
+    found = evidence(wrong(1e-2), tmp_path, policy())
+    decided = decide(policy(ratio=1e9), found, decided_at=NOW)
+    problems = {check.name: check.verdict for check in decided.problems}
+    assert problems["noise_diff"] is Verdict.ERROR
+    assert Verdict.FAIL not in problems.values()
+    assert any(name.startswith("probe_") for name in problems)
+    assert decided.verdict is Verdict.ERROR
+
+
+def test_a_correct_file_leaves_nothing_out(tmp_path):
+    found = evidence(net(), tmp_path, policy())
+    runtime = found.runtimes[0]
+    assert runtime.unexamined == 0
+    assert not any(probe.unexamined for probe in runtime.probes)
+    assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
+
+
+def test_samples_of_large_activations_make_smaller_batches():
+    class Wide(nn.Module):
+        def forward(self, x):
+            return x[:, :1] + torch.ones(len(x), 2**21).sum(1, keepdim=True)  # 8 MiB a sample
+
+    sha256 = Digest.of_bytes(b"file")
+    sizes = {}
+    for name, model in (("wide", Wide()), ("narrow", nn.Linear(16, 3))):
+        stand = benches.stand(model, {"x": ROWS}, size=8)
+        assert stand.most == UNLIMITED
+        with torch.inference_mode():
+            stand.measure_sample_bytes()
+        profile = SampleProfile.of(stand)
+        sizes[name] = max(probe.size for probe in batch_probes(stand, profile, sha256))
+        assert stand.sample_bytes == (2**23 if name == "wide" else 64)
+    assert sizes["narrow"] > 40
+    assert sizes["wide"] == 8 + 16
