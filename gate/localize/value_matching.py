@@ -12,7 +12,14 @@ import numpy as np
 from gate.errors import GateError
 from gate.localize.file_graph import FileGraph, SubgraphSession
 from gate.localize.model_runner import ComputedValue, LocalizationContext, ValueSurvey, sketch
-from gate.localize.module_paths import EXACT, UNKNOWN, ModulePaths, ModuleScope, NameHints
+from gate.localize.module_paths import (
+    EXACT,
+    UNKNOWN,
+    ModulePaths,
+    ModuleScope,
+    NameHints,
+    computes,
+)
 from gate.policy.runtime_options import plain_setup
 from gate.storage.arrays import OutputArray
 
@@ -589,6 +596,8 @@ class IterativeMatcher:
         if stand_in is None:
             trial = self._matched(_absent(layout, {value.number}))
             return trial if trial.matching.equal >= layout.matching.equal else layout
+        if self._has_node(layout, value, stand_in):
+            return layout
         trial = self._matched(_without(layout, value, stand_in))
         # The first value on which they disagree decides: further behind, what is still off in one
         # of them had right inputs in the other.
@@ -596,6 +605,18 @@ class IterativeMatcher:
         if not differing and self._is_less_wrong(trial, layout, behind=value.number):
             return trial
         return trial if min(differing, default=math.inf) in trial.matching.equal else layout
+
+    def _has_node(self, layout: ValueLayout, value: ComputedValue, stand_in: str) -> bool:
+        """True if a node of the module's name and kind computes its tensor from `stand_in`. Without
+        it a layer that changes nothing when it is applied twice (ReLU, LayerNorm) would look as if
+        no node computed it."""
+        tensor = layout.matching.tensors.get(value.number)
+        return (
+            tensor is not None
+            and computes(tensor.op, value.kind)
+            and self._matcher.name(value, tensor) >= EXACT
+            and stand_in in self._bench.graph.nodes[tensor.place].input
+        )
 
     def _matched(self, layout: ValueLayout) -> ValueLayout:
         """Run the first batch with the file cut, and match again. Where the cut file can't run, a

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from onnx import helper
 from torch import nn
 
 from gate.localize.diagnosis import another_function, differing, training
+from tests.localisation import nets
+from tests.localisation.nets import VECTORS, found, verdicts
 
 
 def node(op: str, inputs: int = 1, **attributes: object):
@@ -129,3 +132,24 @@ ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"
 )
 def test_the_operators_of_another_activation(module, nodes, function):
     assert another_function(module, nodes) == function
+
+
+class Small(nn.Module):
+    """A LayerNorm of small values, without weights of its own: applied twice it changes nothing."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(6, 32), nn.LayerNorm(32, eps=eps)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(0.3 * self.first(x)))
+
+
+def test_the_epsilon_of_a_norm_is_no_missing_node(tmp_path):
+    candidate = nets.export(Small(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
+    told = found(Small(1e-5).eval(), candidate, VECTORS)
+    assert told.first_divergence == "norm"
+    assert verdicts(told, "source") == ["norm"]
+    assert "epsilon" in told.fault
