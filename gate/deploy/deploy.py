@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,10 @@ from gate.deploy.store import (
     Earlier,
     Manifest,
     ModelStore,
+    ReleaseDamaged,
     Slot,
     StoredFile,
+    discard,
     fsync_tree,
     make_folder,
     point,
@@ -392,7 +395,10 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
         )
     with storage_errors(store.root), store.alone():
         store.prune(name)  # what somebody who died did not get done
-        live = store.live(name)
+        try:
+            live = store.live(name)
+        except ReleaseDamaged:
+            live = None
         if live is not None and serves(store, name, slots):
             return Deployment("unchanged", name, live, f"release {live.release} serves it already")
         try:
@@ -407,7 +413,7 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
         for entry in staged.values():
             store_staged(store, entry)
         served = {slot: entry.slot for slot, entry in staged.items()}
-        previous = () if live is None else (live.earlier(), *live.previous)
+        previous = _before(store, name) if live is None else (live.earlier(), *live.previous)
         manifest = _go_live(store, name, served, previous=previous)
     return Deployment("deployed", name, manifest, _describe(manifest))
 
@@ -444,14 +450,29 @@ def serves(
 ) -> bool:
     """Whether these very slots serve as `name`, and no others; `thoroughly`: with whole bytes.
 
-    Raises StorageError where the manifest of what serves is damaged.
+    A release whose manifest is damaged serves nothing.
     """
-    live = store.live(name)
+    try:
+        live = store.live(name)
+    except ReleaseDamaged:
+        return False
     if live is None or live.slots.keys() != slots.keys():
         return False
     if not all(_is(live.slots[slot], source) for slot, source in slots.items()):
         return False
     return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
+
+
+def _before(store: ModelStore, name: str) -> tuple[Earlier, ...]:
+    """The whole releases that served before, newest first, where the live link names one that is
+    not whole."""
+    last = store.last_release(name)
+    found = []
+    for number in sorted(store.releases(name), reverse=True):
+        if last is not None and number <= last:  # the others never went live
+            with contextlib.suppress(StorageError):
+                found.append(store.release(name, number).earlier())
+    return tuple(found)
 
 
 def _mixed(slots: Mapping[str, Slot]) -> str | None:
@@ -488,13 +509,16 @@ def _go_live(
 ) -> Manifest:
     manifest = Manifest(
         name=name,
-        release=1 + max(store.releases(name), default=0),
+        release=1 + max((*store.releases(name), store.last_release(name) or 0)),
         slots=dict(slots),
         rolled_back_to=back_to,
         deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
         previous=tuple(previous[: store.keep]),
     )
     folder = _release_folder(store, manifest)
+    link = store.live_link(name)
+    if link.is_dir() and not link.is_symlink():  # a copy of the store that followed links
+        discard(link, into=store.staging_folder)
     point(store.live_link(name), f"../releases/{name}/{folder.name}")
     store.prune(name)
     return manifest

@@ -23,10 +23,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gate.deploy.store import EXACT, MANIFEST, Manifest, ModelStore, Slot
+from gate.deploy.store import EXACT, MANIFEST, Manifest, ModelStore, ReleaseDamaged, Slot
 from gate.errors import DigestMismatch, GateError, StorageError
 from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.storage.digest import Digest
+from gate.storage.safe_text import check_name
 from gate.storage.untrusted_files import OURS, read_untrusted
 
 # Starlette's own file response tags a file by its time and size, and answers 304 for bytes that
@@ -321,6 +322,14 @@ class VerifiedFiles:
             good = Digest.of_stream(stream) == digest
             return _Proof(identity, good and _Identity.of(stream) == identity)
 
+    def found(self, place: Path) -> None:
+        """It could be read: the next time that it can't be is reported again."""
+        self._reported.discard(place)
+
+    def lost(self, place: Path, name: str, trouble: Exception) -> None:
+        """Report what is missing of what is live as `name`."""
+        self._refused(place, name, f"can't be read: {trouble}")
+
     def _refused(self, path: Path, name: str, why: str) -> Changed:
         message = (
             f"{path} {why}: it is not served. The next look at {name} puts right what is live; "
@@ -413,36 +422,50 @@ class _Serving:
 
     async def _answer(self, request: Request, find: _Find) -> Response:
         given, trouble = request.path_params, None
+        try:
+            check_name(given["name"], what="deployed model")
+        except StorageError:
+            return _absent()
+        live = self._store.live_link(given["name"]) / find.__name__
         for _ in range(_TRIES):
+            place = live
             try:
                 found = await to_thread.run_sync(find, self._store, given, limiter=self._threads)
+                self._proofs.found(live)
                 if found is None:
-                    break
+                    return _absent()
+                place = found.content if isinstance(found.content, Path) else live
                 return await file_response(request, found, name=given["name"], proofs=self._proofs)
             except (OSError, GateError) as error:
-                # Removed since it was found; a name that none can have, a damaged manifest.
+                # Removed since it was found, or the release is not whole.
                 trouble = error
-        if trouble is not None and _passes(trouble):
-            headers = {"Cache-Control": "no-store", "Retry-After": str(_RETRY_AFTER_S)}
-            return PlainTextResponse("can't be served now", 503, headers)
-        return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
+        assert trouble is not None
+        if not isinstance(trouble, Changed) and not _is_ours(trouble):
+            self._proofs.lost(place, given["name"], trouble)
+        headers = {"Cache-Control": "no-store", "Retry-After": str(_RETRY_AFTER_S)}
+        return PlainTextResponse("can't be served now", 503, headers)
 
 
-def _passes(trouble: Exception) -> bool:
-    """Whether it is there, and can't be had now: it is not whole, or this machine can't read."""
+def _absent() -> Response:
+    return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
+
+
+def _is_ours(trouble: Exception) -> bool:
+    """Whether this machine can't read now, which says nothing about the file."""
     cause = trouble if isinstance(trouble, OSError) else trouble.__cause__
-    ours = isinstance(cause, OSError) and cause.errno in OURS
-    return ours or isinstance(trouble, DigestMismatch)
+    return isinstance(cause, OSError) and cause.errno in OURS
 
 
 def _manifest(store: ModelStore, given: _Given) -> StoredFileResponse | None:
     live = store.live(given["name"])
-    folder = store.releases(given["name"]).get(live.release) if live is not None else None
-    if folder is None:
+    if live is None:
         return None
+    folder = store.releases(given["name"]).get(live.release)
+    if folder is None:
+        raise ReleaseDamaged(f"release {live.release} is live, and its folder is not there")
     data = read_untrusted(folder / MANIFEST, limit=_MANIFEST_LIMIT)
     if Manifest.from_untrusted(data, what=MANIFEST) != live:
-        raise StorageError(f"{folder} is not what is live. Deploy {given['name']} anew.")
+        raise ReleaseDamaged(f"{folder} is not what is live. Deploy {given['name']} anew.")
     return StoredFileResponse(data, Digest.of_bytes(data), NO_CACHE, _JSON)
 
 
@@ -464,8 +487,15 @@ def _in_slot(store: ModelStore, given: _Given) -> StoredFileResponse | None:
 
 def _by_digest(store: ModelStore, given: _Given) -> StoredFileResponse | None:
     """Of the live release, and of those that a client's manifest may still name."""
+    live = store.live(given["name"])  # where that is damaged, it may name these very bytes
     for number in sorted(store.releases(given["name"]), reverse=True):
-        for slot in store.release(given["name"], number).slots.values():
+        try:
+            slots = store.release(given["name"], number).slots
+        except ReleaseDamaged:
+            if live is not None and number == live.release:
+                raise
+            continue
+        for slot in slots.values():
             if slot.sha256.hex == given["hex"]:
                 return _of_slot(store, slot, file=given["file"], cache=IMMUTABLE)
             if slot.golden_sha256 is not None and slot.golden_sha256.hex == given["hex"]:

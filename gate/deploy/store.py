@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -81,6 +82,11 @@ QUANTIZED = "quantized"
 Size = Annotated[int, Field(ge=0)]
 
 Number = Annotated[int, Field(ge=1)]
+
+
+class ReleaseDamaged(StorageError):
+    """A release is not whole: its manifest or a file is missing or is another. The next deployment
+    puts a whole one in its place."""
 
 
 class StoredFile(Record):
@@ -203,9 +209,35 @@ class ModelStore:
         return tuple(sorted(link.name for link in folder.iterdir() if link.name[0] != "."))
 
     def live(self, name: str) -> Manifest | None:
-        """The release that serves, or None. Raises StorageError where its manifest is damaged."""
+        """The release that serves, or None. Raises ReleaseDamaged where its manifest can't be
+        read."""
         link = self.live_link(name)
-        return self._read(link / MANIFEST) if link.is_symlink() else None
+        return self._read(link / MANIFEST) if os.path.lexists(link) else None
+
+    def last_release(self, name: str) -> int | None:
+        """The number of the release that the live link names, whether it is whole or not; None
+        where no link names one."""
+        try:
+            number = self.live_link(name).readlink().name.partition("-")[0]
+        except OSError:
+            return None
+        return int(number) if number.isascii() and number.isdecimal() else None
+
+    def damage(self, name: str) -> str | None:
+        """Why what serves is not whole, as far as that can be seen without hashing, or None."""
+        try:
+            live = self.live(name)
+            for slot in live.slots.values() if live is not None else ():
+                files = [(slot.sha256, file) for file in slot.files]
+                files += [(slot.golden.sha256, slot.golden)] if slot.golden is not None else []
+                for folder, entry in files:
+                    with self.open(self.file(folder, entry)) as stream:
+                        size = os.fstat(stream.fileno()).st_size
+                    if size != entry.size_bytes:
+                        return f"{entry.name} has {size} bytes, expected {entry.size_bytes}"
+        except (StorageError, OSError) as error:
+            return str(error)
+        return None
 
     def live_path(self, name: str, slot: str = EXACT) -> Path:
         """The folder in which a slot of whatever serves is found; it changes with the release."""
@@ -227,7 +259,8 @@ class ModelStore:
         return dict(sorted(numbered))
 
     def release(self, name: str, number: int) -> Manifest:
-        """The manifest of a release. Raises StorageError where it is not there, or damaged."""
+        """The manifest of a release. Raises StorageError where it is not there, ReleaseDamaged
+        where it is not whole."""
         folder = self.releases(name).get(number)
         if folder is None:
             raise StorageError(
@@ -288,7 +321,10 @@ class ModelStore:
         The newest `keep` releases before the live one stay too, for clients that still have an
         older manifest. Releases with a higher number never went live: somebody died in between.
         """
-        live = self.live(name)
+        try:
+            live = self.live(name)
+        except ReleaseDamaged:
+            return  # the next release says what can go
         if live is None:
             return
         releases = self.releases(name)
@@ -315,6 +351,7 @@ class ModelStore:
         try:
             return Manifest.from_untrusted(read_untrusted(path, limit=RECORD_LIMIT), what=str(path))
         except (EvidenceError, DigestMismatch) as error:
-            raise StorageError(
-                f"{path} is damaged: {error}. Restore it from a copy, or remove it and deploy."
+            raise ReleaseDamaged(
+                f"{path} is damaged: {error}. Deploy the file again (gate deploy); of a registered "
+                "model gate reconcile does."
             ) from error

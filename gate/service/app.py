@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
+from gate.deploy.store import ModelStore
 from gate.errors import (
     EvidenceError,
     PastChanged,
@@ -106,6 +107,17 @@ def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
         if isinstance(error, Untrusted):
             return "is not signed by a trusted writer"
         return "is broken" if isinstance(error, EvidenceError) else "can't be read"
+    return None
+
+
+def store_trouble(settings: ServiceSettings) -> str | None:
+    """Why what is deployed can't be served now."""
+    store = ModelStore(settings.store)
+    for model in settings.models:
+        damage = store.damage(model)
+        if damage is not None:
+            _log.warning("not ready: what is live as %s is not whole: %s", model, damage)
+            return "is damaged"
     return None
 
 
@@ -332,8 +344,8 @@ async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Ans
 
 # POST /webhooks/mlflow   deliveries (gate.service.app)
 # GET  /healthz           200 while the process answers
-# GET  /readyz            200 if the inbox takes, the ledger is whole, the worker works and the
-#                         registry answered lately; else 503, and which of them is in trouble.
+# GET  /readyz            200 if the inbox takes, ledger and store are whole, the worker works and
+#                         the registry answered lately; else 503, and which of them is in trouble.
 #                         Whether the trust can be read is said, and takes nothing offline
 # GET  /metrics           Prometheus
 
@@ -410,13 +422,15 @@ def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
     trust_is_read = ReadinessCheck(trusted.trouble)
     inbox_works = ReadinessCheck(lambda: inbox_trouble(parts.inbox))
     ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(ledger, trusted))
+    store_is_whole = ReadinessCheck(lambda: store_trouble(parts.settings))
 
     async def ready(_request: Request) -> Response:
-        needs = (inbox_works, ledger_is_whole, trust_is_read)
-        inbox, whole, trust = await asyncio.gather(*(need.trouble() for need in needs))
+        needs = (inbox_works, ledger_is_whole, trust_is_read, store_is_whole)
+        inbox, whole, trust, store = await asyncio.gather(*(need.trouble() for need in needs))
         troubles = {
             "inbox": inbox,
             "ledger": whole,
+            "store": store,
             "worker": None if parts.worker.alive else "is not running",
             "registry": _registry_trouble(parts),
         }

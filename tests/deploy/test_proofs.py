@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import socket
 import struct
 import threading
@@ -18,7 +19,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from gate.deploy.deploy import deploy, prove
+from gate.deploy.deploy import deploy, prove, rollback_deployment, serves
 from gate.deploy.serving import store_app
 from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
@@ -159,6 +160,89 @@ def test_what_changed_is_not_served_and_told_once(
     assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
     assert served.is_served_rightly()
     assert not any(part.is_symlink() for part in (served.path, served.path.parent))
+
+
+def manifest_gone(served: Served) -> None:
+    (served.store.live_link(NAME) / "manifest.json").unlink()
+
+
+def manifest_cut(served: Served) -> None:
+    path = served.store.live_link(NAME) / "manifest.json"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def file_gone(served: Served) -> None:
+    served.path.unlink()
+
+
+def content_gone(served: Served) -> None:
+    shutil.rmtree(served.path.parent)
+
+
+def link_to_nowhere(served: Served) -> None:
+    shutil.rmtree(served.store.live_link(NAME).resolve())
+
+
+def releases_gone(served: Served) -> None:
+    shutil.rmtree(served.store.root / "releases")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [manifest_gone, manifest_cut, file_gone, content_gone, link_to_nowhere, releases_gone],
+)
+def test_what_is_gone_is_unavailable_and_comes_back(
+    served: Served, tmp_path: Path, spoil: Callable[[Served], None], caplog
+) -> None:
+    deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
+    deploy(served.store, NAME, {"exact": served.source})
+    assert served.store.damage(NAME) is None
+    assert served.is_served_rightly()
+    before = served.store.live(NAME)
+    spoil(served)
+    for _ in range(3):
+        answer = served.get()
+        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+        assert int(answer.headers["retry-after"]) > 0
+        assert served.get(f"{NAME}/sha256/{'0' * 64}/model.onnx").status_code in (404, 503)
+    assert served.damaged[NAME] in (1, 2)  # by its name, and by a digest
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == served.damaged[NAME]
+    assert served.store.damage(NAME) is not None
+    assert not serves(served.store, NAME, {"exact": served.source})
+    assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
+    assert served.is_served_rightly()
+    assert served.store.damage(NAME) is None
+    after = models.check_whole(served.store)
+    assert after.release > before.release
+    if spoil is not releases_gone:
+        assert rollback_deployment(served.store, NAME).outcome == "rolled_back"
+        assert models.check_whole(served.store)
+
+
+def test_a_copy_that_followed_the_live_link_is_replaced(served: Served, tmp_path: Path) -> None:
+    link = served.store.live_link(NAME)
+    copy = tmp_path / "copy"
+    shutil.copytree(link, copy)
+    link.unlink()
+    copy.rename(link)
+    assert served.is_served_rightly()
+    deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
+    assert link.is_symlink()
+    assert models.check_whole(served.store).release == 2
+
+
+def test_an_earlier_release_that_is_damaged_takes_nothing_offline(
+    served: Served, tmp_path: Path
+) -> None:
+    deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
+    (served.store.releases(NAME)[1] / "manifest.json").unlink()
+    live = served.store.live(NAME).slots["exact"]
+    assert served.get(f"{NAME}/{live.model.url}").status_code == 200
+    assert served.get(f"{NAME}/sha256/{'0' * 64}/model.onnx").status_code == 404
+    assert served.damaged == {}
 
 
 def test_a_changed_file_is_hashed_once_and_so_is_a_good_one(served: Served, reads: Reads) -> None:

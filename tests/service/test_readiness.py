@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from gate.deploy.deploy import deploy
+from gate.deploy.store import ModelStore
 from gate.ledger import entry
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.service import app
 from gate.service.app import ReadinessCheck
 from gate.service.inbox import Inbox
+from tests.deploy import models
 from tests.ledger.rows import lines, put, put_lines, replace, rows
 from tests.service.deliveries import Service, body, running, settings, until
 from tests.service.places import fill
@@ -178,6 +181,17 @@ def test_a_file_that_is_no_database_any_more(tmp_path: Path, spoil: Callable[[Pa
         if spoil is a_folder:  # a connection to the other one is open, and writes beside it
             assert troubles(service)["inbox"] == "can't be written"
             assert service.send(body()).status_code == 503
+
+
+def test_a_store_that_is_not_whole(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store")
+    source = models.source(tmp_path)
+    deploy(store, "digits", {"exact": source})
+    with ready(tmp_path) as service:
+        (store.live_link("digits") / "manifest.json").unlink()
+        assert troubles(service) == {"store": "is damaged"}
+        deploy(store, "digits", {"exact": source})
+        assert troubles(service) == {}
 
 
 def test_the_probe_leaves_nothing_behind(database: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -439,4 +440,26 @@ def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch, how):
         service.reconcile.doubt(NAME)
     assert service.look() == [("deploy", "deployed", "1")]
     assert path.read_bytes() == whole
+    assert service.look() == []
+
+
+@pytest.mark.parametrize("what", ["manifest", "file", "release", "store"])
+def test_what_is_gone_from_the_store_is_brought_anew(service, what):
+    manifest = service.store.live(NAME)
+    slot = manifest.slots[EXACT]
+    link = service.store.live_link(NAME)
+    spoilt = {
+        "manifest": link / "manifest.json",
+        "file": service.store.file(slot.sha256, slot.model),
+        "release": link.resolve(),
+        "store": service.store.root,
+    }[what]
+    if spoilt.is_dir():
+        shutil.rmtree(spoilt)
+    else:
+        spoilt.unlink()
+    service.restart()  # as gate reconcile
+    assert service.look() == [("deploy", "deployed", "1")]
+    assert service.live == "1"
+    assert service.store.damage(NAME) is None
     assert service.look() == []
