@@ -271,6 +271,7 @@ def serve_command(**request: Unpack[_Request]) -> CommandResult:
 
     from gate.deploy.serving import store_app
     from gate.deploy.store import ModelStore
+    from gate.mlflow_client.connection import reach
     from gate.service.reconciler import reconciler
 
     reconcile = reconciler(settings, comes_again=True)
@@ -279,7 +280,12 @@ def serve_command(**request: Unpack[_Request]) -> CommandResult:
         cors_origins=settings.cors_origins,
         damaged=reconcile.doubt,
     )
-    serve(settings, reconcile, mounts={"/models": models})
+    serve(
+        settings,
+        reconcile,
+        mounts={"/models": models},
+        reach=lambda: reach(settings.tracking_uri),
+    )
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
     return CommandResult(ExitCode.DONE, {"stopped": True, **plain}, _serve_show)
 

@@ -330,8 +330,16 @@ def check_server(tracking_uri: str) -> None:
         usable(tracking_uri)
 
 
-def _preflight_server(uri: str) -> None:
-    from mlflow import MlflowClient
+def reach(uri: str) -> None:
+    """Raise RegistryUnavailable, RegistryDenied or StorageError unless the registry answers now. Of
+    a server GET /health; else as `usable`. From any thread."""
+    if urlsplit(uri).scheme in ("http", "https"):
+        _ask_health(uri)
+    else:
+        usable(uri)
+
+
+def _ask_health(uri: str) -> None:
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
@@ -354,6 +362,12 @@ def _preflight_server(uri: str) -> None:
             f"GET {shown}/health answers {answer.status_code}, an MLflow server answers 200. "
             f"Check the address. {START}"
         )
+
+
+def _preflight_server(uri: str) -> None:
+    from mlflow import MlflowClient
+
+    _ask_health(uri)
     with translate_errors(uri, "read the registry"), lent(uri):
         MlflowClient(tracking_uri=uri, registry_uri=uri).search_registered_models(max_results=1)
 

@@ -9,6 +9,8 @@ import functools
 import hashlib
 import hmac
 import logging
+import math
+import os
 import re
 import signal
 import socket
@@ -18,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Literal
 
 import anyio
@@ -31,6 +34,7 @@ from starlette.types import ASGIApp
 from gate.deploy.store import ModelStore
 from gate.errors import (
     EvidenceError,
+    GateError,
     PastChanged,
     ServiceError,
     StateUnavailable,
@@ -108,6 +112,34 @@ def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
             return "is not signed by a trusted writer"
         return "is broken" if isinstance(error, EvidenceError) else "can't be read"
     return None
+
+
+class RegistryContact:
+    """When the registry last answered `reach`, which raises GateError where it does not."""
+
+    def __init__(
+        self, reach: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reach = reach
+        self._clock = clock
+        self._since = -math.inf
+
+    def trouble(self) -> str | None:
+        """Ask now; what is wrong, or None while an answer is at most `CONTACT_S` old. Blocks."""
+        try:
+            self._reach()
+        except GateError as error:
+            silence = self._clock() - self._since
+            if silence <= CONTACT_S:
+                return None
+            _log.warning("not ready: %s", error)
+            return (
+                "does not answer"
+                if silence == math.inf
+                else f"has not answered for {silence:.0f} s"
+            )
+        self._since = self._clock()
+        return None
 
 
 def store_trouble(settings: ServiceSettings) -> str | None:
@@ -352,7 +384,17 @@ async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Ans
 
 WEBHOOK_PATH = "/webhooks/mlflow"
 
-STOP_TIMEOUT_S = 60.0
+CLOSE_S = 10.0
+"""How long requests under way may go on after SIGTERM."""
+
+STOP_TIMEOUT_S = 12.0
+"""How long a look under way may go on after that. The next start finishes it."""
+
+_LAST_S = 28
+"""Seconds after SIGTERM at which the process ends, whatever hangs."""
+
+CONTACT_S = 10.0
+"""How old the last answer of the registry may be."""
 
 _SILENT_INTERVALS = 3
 """The registry may be silent for so many rounds of the timer."""
@@ -369,6 +411,7 @@ class ServiceParts:
     inbox: Inbox
     metrics: ServiceMetrics
     worker: ReconcileLoop
+    contact: RegistryContact
 
 
 def create_app(parts: ServiceParts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
@@ -423,16 +466,18 @@ def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
     inbox_works = ReadinessCheck(lambda: inbox_trouble(parts.inbox))
     ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(ledger, trusted))
     store_is_whole = ReadinessCheck(lambda: store_trouble(parts.settings))
+    registry_answers = ReadinessCheck(parts.contact.trouble)
 
     async def ready(_request: Request) -> Response:
-        needs = (inbox_works, ledger_is_whole, trust_is_read, store_is_whole)
-        inbox, whole, trust, store = await asyncio.gather(*(need.trouble() for need in needs))
+        needs = (inbox_works, ledger_is_whole, trust_is_read, store_is_whole, registry_answers)
+        found = await asyncio.gather(*(need.trouble() for need in needs))
+        inbox, whole, trust, store, registry = found
         troubles = {
             "inbox": inbox,
             "ledger": whole,
             "store": store,
             "worker": None if parts.worker.alive else "is not running",
-            "registry": _registry_trouble(parts),
+            "registry": registry or _registry_trouble(parts),
         }
         good = not any(troubles.values())
         # What serves goes on serving without it: no load balancer shall take it away.
@@ -467,8 +512,11 @@ _FILES = 128
 _FEWEST = 16
 
 
-def create_service(settings: ServiceSettings, reconcile: Reconcile) -> ServiceParts:
-    """Open secrets and inbox. Raises ServiceError where the service could not do its work."""
+def create_service(
+    settings: ServiceSettings, reconcile: Reconcile, *, reach: Callable[[], None] = lambda: None
+) -> ServiceParts:
+    """Open secrets and inbox. `reach`: as in `RegistryContact`. Raises ServiceError where the
+    service could not do its work."""
     keyring = settings.keyring()
     inbox = Inbox(settings.state)
     metrics = ServiceMetrics(inbox)
@@ -482,6 +530,7 @@ def create_service(settings: ServiceSettings, reconcile: Reconcile) -> ServicePa
         inbox,
         metrics,
         ReconcileLoop(inbox, reconcile, rhythm=rhythm, metrics=metrics),
+        RegistryContact(reach),
     )
 
 
@@ -491,13 +540,15 @@ def serve(
     *,
     mounts: Mapping[str, ASGIApp] | None = None,
     ready: Callable[[str], None] = lambda _address: None,
+    reach: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run until SIGTERM or SIGINT; then what was begun is finished and nothing new is taken.
+    """Run until SIGTERM or SIGINT; then what was begun is finished and nothing new is taken. What
+    hangs is broken off: the process ends within 30 s.
 
     `ready` is called with `http://host:port` as soon as connections are taken. Raises
     ServiceError where the service can't start.
     """
-    parts = create_service(settings, reconcile)
+    parts = create_service(settings, reconcile, reach=reach)
     log = configure_logging(
         sys.stderr,
         log_format=settings.log_format,
@@ -510,7 +561,10 @@ def serve(
             ready(address)
             server(create_app(parts, mounts=mounts), settings).run(sockets=[listener])
     finally:
-        parts.worker.stop(timeout_s=0)
+        if not parts.worker.stop(timeout_s=0):
+            _log.warning("a look was broken off, the next start does it again")
+        elif sys.platform != "win32":
+            signal.alarm(0)
         parts.inbox.close()
         logging.getLogger().removeHandler(log)
 
@@ -534,7 +588,7 @@ def server(app: ASGIApp, settings: ServiceSettings) -> _Server:
             proxy_headers=False,
             backlog=places,  # so many are accepted before the first of them gets a place
             timeout_keep_alive=5,
-            timeout_graceful_shutdown=int(STOP_TIMEOUT_S),
+            timeout_graceful_shutdown=int(CLOSE_S),
             ws="none",
         )
     )
@@ -542,6 +596,13 @@ def server(app: ASGIApp, settings: ServiceSettings) -> _Server:
 
 class _Server(uvicorn.Server):
     """Ends well on a signal, which uvicorn would raise anew afterwards."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end. Threads of libraries may hang, and Python waits for them at its end."""
+        super().handle_exit(sig, frame)
+        if sys.platform != "win32":
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+            signal.alarm(_LAST_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

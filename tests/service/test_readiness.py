@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import threading
 import time
@@ -15,11 +16,13 @@ import pytest
 
 from gate.deploy.deploy import deploy
 from gate.deploy.store import ModelStore
+from gate.errors import RegistryUnavailable
 from gate.ledger import entry
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.connection import reach
 from gate.service import app
-from gate.service.app import ReadinessCheck
+from gate.service.app import ReadinessCheck, RegistryContact
 from gate.service.inbox import Inbox
 from tests.deploy import models
 from tests.ledger.rows import lines, put, put_lines, replace, rows
@@ -192,6 +195,32 @@ def test_a_store_that_is_not_whole(tmp_path: Path) -> None:
         assert troubles(service) == {"store": "is damaged"}
         deploy(store, "digits", {"exact": source})
         assert troubles(service) == {}
+
+
+def test_the_last_answer_of_the_registry_counts_for_ten_seconds() -> None:
+    now, up = 100.0, False
+
+    def reach() -> None:
+        if not up:
+            raise RegistryUnavailable("no answer")
+
+    contact = RegistryContact(reach, clock=lambda: now)
+    assert contact.trouble() == "does not answer"
+    up = True
+    assert contact.trouble() is None
+    up, now = False, 110.0
+    assert contact.trouble() is None
+    now = 110.1
+    assert contact.trouble() == "has not answered for 10 s"
+    up = True
+    assert contact.trouble() is None
+
+
+def test_a_registry_that_stops_answering(tmp_path: Path) -> None:
+    with ready(tmp_path) as service:
+        service.parts.contact._reach = lambda: reach("http://127.0.0.1:1")
+        service.parts.contact._since = -math.inf
+        assert troubles(service) == {"registry": "does not answer"}
 
 
 def test_the_probe_leaves_nothing_behind(database: str) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,6 +75,17 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
     with process(tmp_path) as service:
         until(lambda: len(service.ended()) == 2)
         assert service.ended() == ["delivery d-1", "delivery d-2"]
+
+
+def test_what_hangs_is_broken_off(tmp_path: Path) -> None:
+    with process(tmp_path, slow=300) as service:
+        assert service.send(delivery="d-1").status_code == 202
+        until(lambda: "digits delivery d-1" in service.lines("begin"))
+        start = time.monotonic()
+        assert service.end() == 0
+        assert time.monotonic() - start < 30
+    with process(tmp_path) as service:
+        until(lambda: service.ended() == ["delivery d-1"])
 
 
 @pytest.mark.proof
