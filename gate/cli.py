@@ -135,6 +135,7 @@ def gate() -> None:
 def run() -> None:
     """Entry point of the command `gate`."""
     wait_asleep()
+    _open_closed_streams()
     _print_in_any_locale()
     _require_own_package()
     # A shell asks without arguments; with some there is a command to be run, whatever the
@@ -188,8 +189,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
             )
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
-        code = _print(outcome, machine=machine)
-        sys.stdout.flush()
+        code = _printed(outcome, machine=machine)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
@@ -201,6 +201,39 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
             _forget_stdout()
             return _BROKEN_PIPE
         _print_error(error, arguments, machine=machine)
+        return ExitCode.NOT_JUDGED
+    return code
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in the place of a standard stream that the caller closed: the next file that
+    is opened would get its number, and what is printed would go into that file."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _printed(outcome: CommandResult | Printed, *, machine: bool) -> int:
+    """Print the outcome; gives the exit code, 2 where it could not be printed. Raises
+    BrokenPipeError."""
+    try:
+        code = _print(outcome, machine=machine)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        done = outcome.code if isinstance(outcome, Printed) else int(outcome.status)
+        click.echo(
+            f"error: the result can't be printed: {error.strerror}. The command is done and its "
+            f"exit code was {done}: what it changed stands. Do not repeat it; look at gate history "
+            "or at the report.",
+            err=True,
+        )
+        _forget_stdout()
         return ExitCode.NOT_JUDGED
     return code
 

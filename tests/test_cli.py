@@ -177,6 +177,30 @@ class TestExitCodes:
         assert "No space left" in done.stderr
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+    @pytest.mark.parametrize("more", [[], ["--json"]])
+    def test_what_is_done_and_can_not_be_printed(self, tmp_path: Path, more: list[str]) -> None:
+        command = [sys.executable, "-m", "gate", "keys", "new", str(tmp_path / "ci.pem"), *more]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+            )
+        assert done.returncode == 2
+        assert (tmp_path / "ci.pem").exists()
+        assert "No space left" in done.stderr
+        assert "what it changed stands" in done.stderr
+        assert "Nothing was decided" not in done.stderr
+
+    @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+    def test_closed_streams(self, tmp_path: Path, closed: str) -> None:
+        line = f"exec {sys.executable} -m gate keys new ci.pem {closed}"
+        done = subprocess.run(
+            ["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False,
+            timeout=120, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / "ci.pem").read_text().startswith("-----BEGIN")
+
     @pytest.mark.parametrize(
         "arguments",
         [
