@@ -90,24 +90,33 @@ class ServiceMetrics:
     def __init__(self, inbox: Inbox) -> None:
         self._registry = registry = CollectorRegistry()
         self.deliveries = Counter(
-            "gate_deliveries", "Requests to the webhook by outcome.", ["outcome"], registry=registry
+            "parity_gate_deliveries",
+            "Requests to the webhook by outcome.",
+            ["outcome"],
+            registry=registry,
         )
         self.accept_seconds = Histogram(
-            "gate_accept_seconds", "From a request's headers to its answer.",
+            "parity_gate_accept_seconds", "From a request's headers to its answer.",
             buckets=_ACCEPTING_S, registry=registry,
         )  # fmt: skip
         self.actions = Counter(
-            "gate_actions", "What was done to models.", ["kind", "outcome"], registry=registry
+            "parity_gate_actions",
+            "What was done to models.",
+            ["kind", "outcome"],
+            registry=registry,
         )
         self.reconcile_seconds = Histogram(
-            "gate_reconcile_seconds", "One look at a model and what followed.", ["cause"],
+            "parity_gate_reconcile_seconds", "One look at a model and what followed.", ["cause"],
             buckets=_RECONCILING_S, registry=registry,
         )  # fmt: skip
         self.failures = Counter(
-            "gate_reconcile_failures", "Looks at a model that failed.", ["error"], registry=registry
+            "parity_gate_reconcile_failures",
+            "Looks at a model that failed.",
+            ["error"],
+            registry=registry,
         )
         self.registry_seen = Gauge(
-            "gate_registry_seen_timestamp_seconds", "When the registry last answered.",
+            "parity_gate_registry_seen_timestamp_seconds", "When the registry last answered.",
             registry=registry,
         )  # fmt: skip
         registry.register(_InboxCollector(inbox))
@@ -130,12 +139,12 @@ class _InboxCollector:
         try:
             depth, age = self._inbox.depth(), self._inbox.oldest_age()
         except StateUnavailable:
-            yield GaugeMetricFamily("gate_inbox_up", "1 if the inbox answers.", value=0)
+            yield GaugeMetricFamily("parity_gate_inbox_up", "1 if the inbox answers.", value=0)
             return
-        yield GaugeMetricFamily("gate_inbox_up", "1 if the inbox answers.", value=1)
-        yield GaugeMetricFamily("gate_inbox_depth", "Deliveries that wait.", value=depth)
+        yield GaugeMetricFamily("parity_gate_inbox_up", "1 if the inbox answers.", value=1)
+        yield GaugeMetricFamily("parity_gate_inbox_depth", "Deliveries that wait.", value=depth)
         yield GaugeMetricFamily(
-            "gate_inbox_oldest_seconds", "Age of the oldest delivery that waits.", value=age
+            "parity_gate_inbox_oldest_seconds", "Age of the oldest delivery that waits.", value=age
         )
 
 

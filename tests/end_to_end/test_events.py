@@ -95,7 +95,9 @@ def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack)
     assert until(lambda: whole.deployed() == whole.digest(good))
     assert whole.serves() == good
     assert ("refused", gone) in whole.lines()
-    assert until(lambda: "gate_inbox_depth 0.0" in httpx.get(f"{whole.address}/metrics").text)
+    assert until(
+        lambda: "parity_gate_inbox_depth 0.0" in httpx.get(f"{whole.address}/metrics").text
+    )
 
 
 @exhaustive

@@ -28,7 +28,7 @@ def ledger_state(whole: Stack) -> str:
 def looks(whole: Stack) -> int:
     """That the service ended, for whatever cause."""
     lines = httpx.get(f"{whole.address}/metrics", timeout=10).text.splitlines()
-    counts = [line for line in lines if line.startswith("gate_reconcile_seconds_count")]
+    counts = [line for line in lines if line.startswith("parity_gate_reconcile_seconds_count")]
     return int(sum(float(line.split()[-1]) for line in counts))
 
 

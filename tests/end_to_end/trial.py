@@ -65,7 +65,7 @@ class Trial:
         """Wait until what was delivered is acted on, and nothing more comes."""
 
         def counts() -> list[float]:
-            names = ("gate_inbox_depth", "gate_deliveries_total")
+            names = ("parity_gate_inbox_depth", "parity_gate_deliveries_total")
             return [stack.metric(name) for stack in self._stacks for name in names]
 
         def are_at_rest() -> bool:

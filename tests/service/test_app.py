@@ -93,7 +93,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def counted(service: Service, outcome: str) -> float:
     lines = service.get("/metrics").text.splitlines()
-    start = f'gate_deliveries_total{{outcome="{outcome}"}} '
+    start = f'parity_gate_deliveries_total{{outcome="{outcome}"}} '
     return next((float(line.split()[-1]) for line in lines if line.startswith(start)), 0.0)
 
 
@@ -222,7 +222,7 @@ def test_an_inbox_that_is_down_asks_for_another_try(service: Service) -> None:
     assert (answer.status_code, answer.json()) == (503, {"outcome": "unavailable"})
     assert int(answer.headers["retry-after"]) <= 10
     assert service.get("/readyz").status_code == 503
-    assert "gate_inbox_up 0.0" in service.get("/metrics").text
+    assert "parity_gate_inbox_up 0.0" in service.get("/metrics").text
     assert service.get("/healthz").status_code == 200
     with service.parts.inbox._writing() as connection:
         connection.exec_driver_sql("ALTER TABLE away RENAME TO gate_inbox")
@@ -285,14 +285,14 @@ def test_metrics(service: Service) -> None:
     until(lambda: service.parts.inbox.depth() == 0)
     text = service.get("/metrics").text
     for line in (
-        'gate_deliveries_total{outcome="accepted"} 1.0',
-        'gate_actions_total{kind="review",outcome="promoted"}',
-        'gate_reconcile_seconds_count{cause="delivery"} 1.0',
-        'gate_reconcile_seconds_count{cause="timer"}',
-        "gate_accept_seconds_bucket",
-        "gate_inbox_depth 0.0",
-        "gate_inbox_oldest_seconds 0.0",
-        "gate_inbox_up 1.0",
+        'parity_gate_deliveries_total{outcome="accepted"} 1.0',
+        'parity_gate_actions_total{kind="review",outcome="promoted"}',
+        'parity_gate_reconcile_seconds_count{cause="delivery"} 1.0',
+        'parity_gate_reconcile_seconds_count{cause="timer"}',
+        "parity_gate_accept_seconds_bucket",
+        "parity_gate_inbox_depth 0.0",
+        "parity_gate_inbox_oldest_seconds 0.0",
+        "parity_gate_inbox_up 1.0",
     ):
         assert line in text
 

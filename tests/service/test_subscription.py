@@ -69,7 +69,7 @@ def events_at(uri: str, model: str, *, alias: str) -> None:
 
 def outcomes(service: Service) -> dict[str, int]:
     lines = service.get("/metrics").text.splitlines()
-    found = [line for line in lines if line.startswith("gate_deliveries_total{")]
+    found = [line for line in lines if line.startswith("parity_gate_deliveries_total{")]
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
 
 

@@ -123,7 +123,7 @@ def test_what_fails_is_tried_again(
         until(lambda: inbox.depth() == 0)
         until(lambda: ("digits", "timer") in recorder.ended)
         assert worker.alive
-        assert metric(worker, f'gate_reconcile_failures_total{{error="{label}"}} 3.0')
+        assert metric(worker, f'parity_gate_reconcile_failures_total{{error="{label}"}} 3.0')
     assert recorder.ended.count(("digits", "delivery 1")) == 1
 
 
@@ -138,7 +138,7 @@ def test_what_is_gone_is_written_off(inbox: Inbox, caplog: pytest.LogCaptureFixt
         until(lambda: len(recorder.calls) == 2)
         time.sleep(0.3)
         assert worker.registry_silence_s() is not None
-        assert metric(worker, 'gate_reconcile_failures_total{error="ResourceGone"} 2.0')
+        assert metric(worker, 'parity_gate_reconcile_failures_total{error="ResourceGone"} 2.0')
     assert recorder.causes == ["delivery 1"]
     assert "written off: version 2 was deleted" in caplog.text
 
@@ -167,7 +167,9 @@ def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
     inbox.receive([delivery("1")])
     with working(inbox, reconcile) as worker:
         until(lambda: len(calls) == 2)
-        until(lambda: metric(worker, 'gate_actions_total{kind="guard",outcome="reverted"} 1.0'))
+        until(
+            lambda: metric(worker, 'parity_gate_actions_total{kind="guard",outcome="reverted"} 1.0')
+        )
         for error in errors:
             label = type(error).__name__ if isinstance(error, GateError) else "unexpected"
             until(lambda label=label: metric(worker, f'{{error="{label}"}} 1.0'))
@@ -294,7 +296,11 @@ def test_what_was_done_is_logged_and_counted(
     caplog.set_level(logging.INFO)
     inbox.receive([delivery("1")])
     with working(inbox, Recorder()) as worker:
-        until(lambda: metric(worker, 'gate_actions_total{kind="review",outcome="promoted"} 2.0'))
+        until(
+            lambda: metric(
+                worker, 'parity_gate_actions_total{kind="review",outcome="promoted"} 2.0'
+            )
+        )
     fields = [getattr(record, "fields", None) for record in caplog.records]
     assert {
         "model": MODEL, "cause": "delivery 1", "kind": "review", "outcome": "promoted", "to": "3",
