@@ -1,0 +1,104 @@
+"""deploy/kubernetes/parity-gate.yaml, taken apart: no cluster is here to run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from gate.commands.service import serve_command
+from gate.service import app
+from gate.service.settings import SECRETS_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+OBJECTS: list[dict[str, Any]] = list(
+    YAML(typ="safe").load_all((ROOT / "deploy/kubernetes/parity-gate.yaml").read_text())
+)
+BY_KIND = {one["kind"]: one for one in OBJECTS}
+POD = BY_KIND["Deployment"]["spec"]["template"]["spec"]
+(SERVICE,) = POD["containers"]
+KINDS = {
+    "ServiceAccount": "v1",
+    "ConfigMap": "v1",
+    "PersistentVolumeClaim": "v1",
+    "Deployment": "apps/v1",
+    "Service": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+}
+
+
+def test_each_object_is_there_once_in_its_version() -> None:
+    assert {one["kind"]: one["apiVersion"] for one in OBJECTS} == KINDS
+    assert len(OBJECTS) == len(KINDS)
+    assert {one["metadata"]["name"] for one in OBJECTS} == {"parity-gate"}
+
+
+@pytest.mark.parametrize("container", [*POD["initContainers"], SERVICE], ids=lambda c: c["name"])
+def test_no_container_has_more_rights_than_it_needs(container: dict[str, Any]) -> None:
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "memory" in container["resources"]["limits"]
+    assert not container["image"].endswith(":latest")
+    assert POD["securityContext"]["runAsNonRoot"]
+    assert not POD["automountServiceAccountToken"]
+
+
+def test_what_is_mounted_is_a_volume_and_none_is_left() -> None:
+    mounted = {
+        mount["name"]
+        for container in (*POD["initContainers"], SERVICE)
+        for mount in container["volumeMounts"]
+    }
+    assert mounted == {volume["name"] for volume in POD["volumes"]}
+
+
+def test_the_service_takes_its_arguments_and_variables() -> None:
+    program, command, *options = SERVICE["args"]
+    assert (program, command) == ("gate", "serve")
+    context = serve_command.make_context("serve", list(options), resilient_parsing=True)
+    assert context.params["host"] == "0.0.0.0"
+    assert context.params["key"] == "/run/gate/key.pem"
+    variables = {str(option.envvar) for option in serve_command.params if option.envvar}
+    stated = {*BY_KIND["ConfigMap"]["data"], *(each["name"] for each in SERVICE["env"])}
+    assert stated - variables == {"MLFLOW_TRACKING_URI", "DATABASE", SECRETS_VARIABLE}
+    assert context.params["state"] == "env:DATABASE"
+
+
+def test_probes_ask_for_what_the_service_has() -> None:
+    source = Path(app.__file__).read_text()
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = SERVICE[probe]["httpGet"]
+        assert f'"{asked["path"]}"' in source
+        assert asked["port"] in {port["name"] for port in SERVICE["ports"]}
+    assert SERVICE["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_ports_and_labels_fit_together() -> None:
+    (port,) = SERVICE["ports"]
+    (served,) = BY_KIND["Service"]["spec"]["ports"]
+    labels = BY_KIND["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert (served["port"], served["targetPort"]) == (port["containerPort"], port["name"])
+    assert BY_KIND["Service"]["spec"]["selector"].items() <= labels.items()
+    policy = BY_KIND["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert all(rule["from"] and rule["ports"] for rule in policy["ingress"])
+
+
+def test_a_pod_has_time_to_end_and_never_shares_its_volume() -> None:
+    assert POD["terminationGracePeriodSeconds"] > 30
+    deployment = BY_KIND["Deployment"]["spec"]
+    assert (deployment["replicas"], deployment["strategy"]["type"]) == (1, "Recreate")
+
+
+def test_secrets_are_named_in_the_documentation() -> None:
+    text = (ROOT / "docs/kubernetes.md").read_text()
+    keys = {item["key"] for v in POD["volumes"] for item in v.get("secret", {}).get("items", ())}
+    keys |= {each["valueFrom"]["secretKeyRef"]["key"] for each in SERVICE["env"]}
+    assert keys == {"database", "webhooks", "key.pem", "trust.yaml"}
+    assert all(f"={key}" in text or f"{key}=" in text for key in keys)
