@@ -342,7 +342,7 @@ def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
 BAD_POLICIES = {
     "": "expected a mapping",
     "gate:\n": "missing or empty",
-    "{}": "runtimes: Field required",
+    "{}": "empty",
     "gate: {runtimes: {}}": "gate.runtimes",
     "gate: {tolerance: 1}": "gate.tolerance",
     "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: -1}}}}": (
@@ -473,7 +473,7 @@ class TestCheck:
             (["--role", "logits=embedding", "--task", "tensors"], 0, "cosine_distance"),
             (["--task", "classification"], 0, "task classification"),
             (["--role", "logits=indices"], 2, "for integers, and it is float32"),
-            (["--role", "other=tensor"], 2, "the file has the outputs ['logits']"),
+            (["--role", "other=tensor"], 2, "the file has 'logits'"),
             (["--role", "logits=lottery"], 2, "expected NAME=ROLE"),
             (["--role", "logits"], 2, "expected NAME=ROLE"),
             (["--role", "logits=logits", "--task", "tensors"], 2, "'tensors' has no classes"),

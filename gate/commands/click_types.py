@@ -269,7 +269,7 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
         ctx: click.Context | None,  # noqa: ARG002
     ) -> str:
         """The name. Raises StorageError where a command could not work with it."""
-        from gate.registry.interface import check_model_name
+        from gate.storage.safe_text import check_model_name
 
         return check_model_name(str(value))
 

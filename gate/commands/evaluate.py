@@ -95,10 +95,10 @@ def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
     from gate.distributed.early import early_processes, most_processes
 
     if jobs not in (None, 1):
-        asked = jobs
-        jobs, reason = most_processes(asked)
-        if jobs < asked:
-            click.echo(f"--jobs {asked}: measuring in {jobs} processes, {reason}.", err=True)
+        given = jobs
+        jobs, reason = most_processes(given)
+        if jobs < given:
+            click.echo(f"--jobs {given}: measuring in {jobs} processes, {reason}.", err=True)
     with early_processes(0 if jobs in (None, 1) else jobs) as early:
         yield lambda checked: checked.by_processes(jobs, early=early)
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from gate.errors import StorageError
 from gate.policy.sections import REVIEW_TAG
 from gate.records.evidence import Subject
 from gate.records.layout import MAX_EXTENT, VersionSize
 from gate.storage.digest import Digest
-from gate.storage.safe_text import check_name
 
 # Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
 # RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (what came is no
@@ -30,21 +28,6 @@ CHAMPION: Alias = "champion"
 
 PREVIOUS: Alias = "previous"
 """What a rollback goes to."""
-
-
-EXAMPLE_MODEL = "example_model"
-"""What MLflow names in its test deliveries."""
-
-
-def check_model_name(name: str) -> str:
-    """`name`, if every command can work with a registered model of that name. Raises
-    StorageError."""
-    check_name(name, what="registered model")
-    if name == EXAMPLE_MODEL:
-        raise StorageError(
-            f"'{EXAMPLE_MODEL}' is what MLflow names in its test deliveries. Choose another name."
-        )
-    return name
 
 
 class Tag:

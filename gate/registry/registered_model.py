@@ -26,13 +26,14 @@ from gate.ledger.maintenance import same
 from gate.records.layout import VersionSize
 from gate.registry.answers import answer_of, received_digest
 from gate.registry.doubts import MismatchMemory
-from gate.registry.interface import Alias, Registry, check_model_name
+from gate.registry.interface import Alias, Registry
 from gate.registry.release import Release
 from gate.registry.reviews import ReviewSettings
 from gate.registry.version_files import Download, Expected, ExpectedDigests
 from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
+from gate.storage.safe_text import check_model_name
 
 # One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
 # pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that

@@ -43,7 +43,6 @@ from gate.errors import (
 )
 from gate.ledger.ledger import Ledger
 from gate.registry.eligibility import TrustFile
-from gate.registry.interface import EXAMPLE_MODEL
 from gate.service import event as events
 from gate.service.connection import Connection
 from gate.service.event import Event, Malformed
@@ -54,7 +53,7 @@ from gate.service.places import Places
 from gate.service.reconcile_loop import Intervals, ReconcileLoop
 from gate.service.reconciler import kept_ledger
 from gate.service.settings import ServiceSettings, WebhookSecrets, replayable_s
-from gate.storage.safe_text import Redaction
+from gate.storage.safe_text import EXAMPLE_MODEL, Redaction
 
 # What came of it counts for a moment, so that whoever asks often costs little. A disk or a database
 # that hangs holds one thread, and never one of those that take deliveries.

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gate.errors import ServiceError, StorageError
 from gate.ledger.database import DEFAULT, state_url
 from gate.policy.policy import Policy
-from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, check_model_name
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
 from gate.storage.files import MODE, read_private, replacing
-from gate.storage.safe_text import redacted
+from gate.storage.safe_text import check_model_name, redacted
 
 # One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
 # pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that

@@ -65,6 +65,21 @@ class Redaction:
         return without_passwords(_SIGNATURE.sub(HIDDEN, text), instead=f"{HIDDEN}@")
 
 
+EXAMPLE_MODEL = "example_model"
+"""What MLflow names in its test deliveries."""
+
+
+def check_model_name(name: str) -> str:
+    """`name`, if every command can work with a registered model of that name. Raises
+    StorageError."""
+    check_name(name, what="registered model")
+    if name == EXAMPLE_MODEL:
+        raise StorageError(
+            f"'{EXAMPLE_MODEL}' is what MLflow names in its test deliveries. Choose another name."
+        )
+    return name
+
+
 def redacted(uri: str) -> str:
     """The URI without user and password, those among its parameters included."""
     return without_parameters(without_credentials(uri, ""))

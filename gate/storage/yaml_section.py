@@ -111,6 +111,8 @@ def load_section(
     try:
         plain = _plain(part, iter(range(ITEM_LIMIT)))
         if complete is not None and isinstance(plain, dict):
+            if not plain:
+                raise PolicyError(f"{path} is empty. Say at least one setting: task: auto.")
             plain = complete(plain)
         return model.model_validate_json(json.dumps(plain))
     except OverflowError as error:

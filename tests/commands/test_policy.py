@@ -79,7 +79,7 @@ def test_check_refuses_what_is_no_policy(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("noise_ratio", ["rms(c - r64) / floor", "1.5 on CPU, 32 on CUDA", "ort-cpu.bounds.noise_ratio = 1.5"]),
+        ("noise_ratio", ["rms(c - r64) / floor", "1.5 on CPU, 2 on CUDA", "ort-cpu.bounds.noise_ratio = 1.5"]),
         ("review", ["automatic | required | signed", 'default   "automatic"']),
         ("required", ["preprocessing.required", "none: it has to be said"]),
         ("confidence_over_5_percent", ["share of |max softmax(c)"]),

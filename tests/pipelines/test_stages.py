@@ -170,7 +170,7 @@ def test_gate_promote_writes_the_record_that_the_pipeline_writes(measured: Path)
     assert ours.data.tags.keys() - own - mlflows <= its.data.tags.keys()
     self_check = {name for name in ours.data.metrics if name.startswith("self_check/")}
     assert its.data.metrics.keys() == ours.data.metrics.keys() - self_check
-    own_files = {"export.json", "preprocessing.json", "params.yaml"}
+    own_files = {"export.json", "preprocessing.json", "params.yaml", "explanation.json"}
     drawn_for_the_page = {name for name in artifacts(ours) if name.startswith("plots/")}
     assert artifacts(its) >= artifacts(ours) - own_files - drawn_for_the_page
 

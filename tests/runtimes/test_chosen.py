@@ -47,7 +47,7 @@ def test_memory_of_cuda_is_of_who_computes_there(
 )
 def test_which_built_in_bounds_fit_is_decided_by_the_first_provider(providers, bounds):
     runtime = Ort()
-    assert runtime.promised(runtime.options(providers=providers)).bounds == bounds
+    assert runtime.promised(runtime.options(providers=tuple(providers))).bounds == bounds
 
 
 def test_a_package_that_promises_the_bounds_of_cuda_means_a_device(monkeypatch):

@@ -20,8 +20,8 @@ from starlette.responses import PlainTextResponse
 
 from gate.errors import RegistryUnavailable
 from gate.mlflow_client.webhooks import EVENTS
-from gate.registry.interface import EXAMPLE_MODEL
 from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH, sign
+from gate.storage.safe_text import EXAMPLE_MODEL
 from tests.service.deliveries import (
     MODEL,
     OLD_SECRET,
@@ -252,7 +252,7 @@ class TestReadiness:
         until(lambda: service.get("/readyz").status_code == 200)
         assert service.get("/readyz").json() == {
             "ready": True, "inbox": "ok", "ledger": "ok", "worker": "ok", "registry": "ok",
-            "trust": "ok",
+            "trust": "ok", "store": "ok",
         }  # fmt: skip
 
     def test_not_ready_while_the_registry_is_silent(self, tmp_path: Path) -> None:

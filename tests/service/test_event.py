@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gate.mlflow_client.webhooks import EVENTS
 from gate.policy.sections import ReviewTag
-from gate.registry.interface import EXAMPLE_MODEL
 from gate.service.event import Event, Malformed, Unknown, ignored, read
+from gate.storage.safe_text import EXAMPLE_MODEL
 from tests.service.deliveries import body
 
 ALIASES = ("champion",)

@@ -318,8 +318,8 @@ def _delete(place: Place, number: str, pattern: str) -> None:
             path.rmdir()
 
 
-def test_a_model_name_of_any_letters(place: Place, ledger: Ledger, first: Release) -> None:
-    odd = dataclasses.replace(place, name=f"{place.name} o'clock.v1")
+def test_a_model_name_of_all_that_is_allowed(place: Place, ledger: Ledger, first: Release) -> None:
+    odd = dataclasses.replace(place, name=f"{place.name}_O-clock.v1")
     assert odd.promote(first, ledger).outcome == "promoted"
     assert odd.promote(first, ledger).outcome == "unchanged"
 
