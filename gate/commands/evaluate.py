@@ -260,14 +260,18 @@ def report_folder(report: Path | None) -> Iterator[Path]:
             yield folder
         return
     try:
-        with scratch(report) as folder:
+        # Inside of the folder, which may be a mounted one, or the current one.
+        with scratch(report / "report") as folder:
             yield folder
             _take_place(folder, report)
     except OSError as error:
         raise StorageError(
-            f"cannot write {report}: {error.strerror or error}. An earlier report there is as it "
-            "was. Free space or fix permissions, then repeat."
+            f"cannot write {report}: {error.strerror or error}. Free space or fix permissions, "
+            "then repeat."
         ) from error
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty, or was never made
+            report.rmdir()
 
 
 def _take_place(folder: Path, report: Path) -> None:
@@ -276,7 +280,6 @@ def _take_place(folder: Path, report: Path) -> None:
 
     from gate.records.layout import OF_REPORTS
 
-    report.mkdir(exist_ok=True)
     for name in {*OF_REPORTS, *(entry.name for entry in folder.iterdir())}:
         there = report / name
         if there.is_dir() and not there.is_symlink():

@@ -39,6 +39,20 @@ def test_a_report_takes_the_place_of_another(project, tmp_path, capsys) -> None:
     assert names(tmp_path) == {"report"}
 
 
+def test_the_current_folder_may_be_the_report(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with evaluate.report_folder(Path()) as folder:
+        (folder / "decision.json").write_text("new")
+    assert names(tmp_path) == {"decision.json"}
+
+
+def test_nothing_is_written_beside_the_report(tmp_path) -> None:
+    """The folder may be mounted, and the one around it closed or on another disk."""
+    with evaluate.report_folder(tmp_path / "report") as folder:
+        assert folder.parent == tmp_path / "report"
+    assert names(tmp_path) == set()
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_what_fails_halfway_leaves_nothing(tmp_path, there) -> None:
     report = tmp_path / "report"
