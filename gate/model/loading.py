@@ -127,7 +127,7 @@ def require_same_weights(factory: str, model: nn.Module) -> bool:
     tensors = model.state_dict()
     if sum(one.nbytes for one in tensors.values() if isinstance(one, torch.Tensor)) > _LARGE:
         return False
-    with _another_seed():
+    with seeded(_SEED):
         try:
             again = build_model(factory).state_dict()
         except ModelError:  # some factories can be called once
@@ -142,20 +142,22 @@ def require_same_weights(factory: str, model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _another_seed() -> Iterator[None]:
-    """For the generators of Python, NumPy and PyTorch, which go on as before afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(_SEED)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of Python, NumPy and PyTorch, which go on as before afterwards."""
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
 
 
 _SEED = 20_240_229
+"""Another one than people choose."""
 
 
 def _differs(one: object, other: object) -> bool:

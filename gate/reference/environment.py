@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from gate.installation import onnx_runtime
+from gate.model.loading import seeded
 from gate.policy.sections import DeterminismPolicy
 from gate.records.evidence import Determinism, Environment
 
@@ -52,7 +51,7 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
         restored.enter_context(_algorithms(deterministic=policy.algorithms))
         restored.enter_context(_cudnn(policy))
         restored.enter_context(_tf32(allowed=policy.tf32))
-        restored.enter_context(_seeded(policy.seed))
+        restored.enter_context(seeded(policy.seed))
         restored.enter_context(torch.autocast("cpu", enabled=False))
         restored.enter_context(torch.autocast("cuda", enabled=False))
         restored.enter_context(torch.no_grad())
@@ -218,20 +217,6 @@ def _precision(backend: str, operation: str) -> str:
 
 def _set_precision(backend: str, operation: str, precision: str) -> None:
     torch._C._set_fp32_precision_setter(backend, operation, precision)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)
 
 
 _CPUINFO = Path("/proc/cpuinfo")
