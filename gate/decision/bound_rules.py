@@ -73,7 +73,10 @@ def is_refused(
         if policy.role_for(name) in ("mask", "indices"):
             continue
         bounds = policy.bounds_for(runtime, name)
-        pairs = ((measured.ratio, bounds.noise_ratio), (measured.peak, bounds.noise_peak))
+        allowed = bounds.noise_ratio
+        if allowed is not None:  # which operator the output ends in is not known yet
+            allowed = max((allowed, *(bounds.noise_ratio_by_operator or {}).values()))
+        pairs = ((measured.ratio, allowed), (measured.peak, bounds.noise_peak))
         if any(bound is not None and not observed <= times * bound for observed, bound in pairs):
             return True
     return False

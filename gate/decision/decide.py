@@ -34,9 +34,7 @@ def iter_checks(
 
     It does not follow the order in the policy's file, which is no part of the policy's digest.
     """
-    stated = policy
-    if evidence.subject.has_bfloat16:
-        policy = policy.in_bfloat16()
+    stated, policy = policy, policy.for_file(evidence.subject)
     yield evidence_rules.samples(policy, evidence)
     yield evidence_rules.determinism(policy, evidence)
     yield evidence_rules.measured_once(evidence)

@@ -337,6 +337,11 @@ class MeasurementContext:
         """The smallest batch that the file and the model take, as far as `run_example` has seen."""
         return self.binding.batch_size if self.binding.fixed else self.reference.smallest
 
+    @cached_property
+    def applied_policy(self) -> Policy:
+        """The policy as it bounds the file."""
+        return self.policy.for_file(self.tested_file.subject)
+
     @property
     def most(self) -> int:
         """The samples of the largest batch that is computed beside the measurement's: so many more

@@ -140,7 +140,7 @@ def analyze_outliers(stand: MeasurementContext, tracks: Sequence[Track]) -> None
     second = SecondLook(stand)
     wanted = []
     for track in tracks:
-        doubtful, most = track.doubtful, track.looks(stand.policy)
+        doubtful, most = track.doubtful, track.looks(stand.applied_policy)
         wanted.append(doubtful[:most])
         if most < MOST_LOOKS:
             torn = [] if most else track.torn
@@ -155,7 +155,7 @@ def analyze_outliers(stand: MeasurementContext, tracks: Sequence[Track]) -> None
             return
         for track in tracks:
             track.look(look)
-    _excuse_ties(second, [track for track in tracks if track.looks(stand.policy)])
+    _excuse_ties(second, [track for track in tracks if track.looks(stand.applied_policy)])
 
 
 def _excuse_ties(second: SecondLook, tracks: Sequence[Track]) -> None:

@@ -41,6 +41,7 @@ from gate.policy.sections import (
     Waivers,
     points_of,
 )
+from gate.records.evidence import Subject
 from gate.records.runtime import RuntimeName, traits_of
 from gate.storage.record import added_field
 from gate.storage.yaml_section import first_problem, has_section, load_section
@@ -400,10 +401,10 @@ class Policy(PolicyRecord):
             return cls.quantized()
         return {"exact": cls.default, "reduced": cls.reduced}[precision](task=task or "auto")
 
-    def in_bfloat16(self) -> Self:
-        """The same policy for a file in bfloat16: what is bounded as the built-in policy bounds
-        float16 is bounded as bfloat16."""
-        if self.precision != "reduced":
+    def for_file(self, subject: Subject) -> Self:
+        """The policy as it bounds this file. In bfloat16 what is bounded as the built-in policy
+        bounds float16 is bounded as bfloat16."""
+        if self.precision != "reduced" or not subject.has_bfloat16:
             return self
         runtimes = {
             name: runtime.model_copy(update={"bounds": bfloat16_bounds(runtime.bounds)})

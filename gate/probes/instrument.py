@@ -137,7 +137,7 @@ class ProbeInstrument:
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):
                 compute = partial(track.compute, by=SessionRunner.run_probe)
-                examine = self._examined[track.name] < track.looks(self._stand.policy)
+                examine = self._examined[track.name] < track.looks(self._stand.applied_policy)
                 found = expected.parity(compute, runtime=track.name, examine=examine)
                 track.probes.append(found)
                 self._examined[track.name] += expected.examined

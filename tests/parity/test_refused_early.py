@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from gate.api import measure_job
 from gate.data.samples import SampleSet
+from gate.decision.bound_rules import is_refused
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.measure.context import UNLIMITED, MeasurementContext
@@ -19,8 +21,9 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import batch_probes
-from gate.records.evidence import Source
+from gate.records.evidence import Source, TensorSpec
 from gate.storage.digest import Digest
+from tests import builders
 from tests.parity.probes import benches
 
 ROWS = np.random.default_rng(0).normal(size=(96, 16)).astype(np.float32)
@@ -90,6 +93,27 @@ def test_a_looser_policy_does_not_trust_what_was_not_looked_at(tmp_path):
     assert Verdict.FAIL not in problems.values()
     assert any(name.startswith("probe_") for name in problems)
     assert decided.verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize(
+    ("ratio", "exceptions", "refused"),
+    [(5.0, None, True), (5.0, {"LogSoftmax": 7.0}, False), (8.0, {"LogSoftmax": 7.0}, True)],
+)
+def test_what_an_operator_may_exceed_is_no_early_refusal(ratio, exceptions, refused):
+    wanted = policy(noise_ratio_by_operator=exceptions)
+    noise = {"y": builders.noise_parity(ratio=ratio, peak=1.0)}
+    assert is_refused(wanted, "ort-cpu", noise) is refused
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("float16", 1.0), ("bfloat16", 4.0)])
+def test_a_file_in_bfloat16_is_refused_by_its_own_bounds(dtype, times):
+    stand = benches.stand(net(), {"x": ROWS}, size=16)
+    outputs = (TensorSpec(name="y", dtype=dtype, shape=("n", 8)),)
+    subject = stand.tested_file.subject.model_copy(update={"outputs": outputs})
+    file = replace(stand.tested_file, subject=subject)
+    reduced = replace(stand, tested_file=file, policy=Policy.reduced())
+    bounds = reduced.applied_policy.runtimes["ort-cpu"].bounds
+    assert bounds.noise_ratio == times * Policy.reduced().runtimes["ort-cpu"].bounds.noise_ratio
 
 
 def test_a_correct_file_leaves_nothing_out(tmp_path):
