@@ -87,11 +87,10 @@ def check(
     `reference`: an nn.Module, `"package.module:factory"` or a `Reference`. `data`: a path, an
     array, a dict of arrays by input name, a DataLoader or Dataset of torch, or `EvaluationData`.
     `policy`: a file or a `Policy`; without one the built-in policy applies, which judges each
-    output as what it is seen to be. The
-    model is not changed. Raises GateError where nothing can be measured, DigestMismatch if the file
-    changed meanwhile, or the record of the export is about another, EvidenceError if the model's
-    source files changed meanwhile; a bad file is a returned decision. On Linux the peak of this
-    process (`VmHWM`, `ru_maxrss`) is counted anew.
+    output as what it is seen to be. The model is not changed. Raises GateError where nothing can be
+    measured, DigestMismatch if the file changed meanwhile, or the record of the export is about
+    another, EvidenceError if the model's source files changed meanwhile; a bad file is a returned
+    decision. On Linux the peak of this process (`VmHWM`, `ru_maxrss`) is counted anew.
     """
     onnx, reference, data = Path(onnx), Reference.of(reference), EvaluationData.of(data)
     policy = _policy(policy)
@@ -289,8 +288,7 @@ def case_of(
             samples=data.samples,
             batch_size=data.batch_size,
         )
-        _require_outputs(policy, release.subject)
-        return MeasurementJob(
+        job = MeasurementJob(
             release.chain,
             TestedFile(onnx, release.subject),
             release.samples,
@@ -299,7 +297,8 @@ def case_of(
             data.labels,
             chained=release,
         )
-    job = MeasurementJob.from_files(onnx, model=reference.model, data=data, policy=policy)
+    else:
+        job = MeasurementJob.from_files(onnx, model=reference.model, data=data, policy=policy)
     _require_outputs(policy, job.candidate.subject)
     return job
 

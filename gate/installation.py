@@ -166,8 +166,8 @@ def require(command: str) -> None:
 
 
 def outdated(module: str) -> str | None:
-    """What is wrong with the version of a package that is installed: the rest of a sentence about
-    who needs it. None: it is not too old, or nobody knows."""
+    """Say that the installed version of a package is too old, as the rest of a sentence about who
+    needs it. None if it is new enough, or its version is unknown."""
     if module not in OLDEST or not is_installed(module):
         return None
     try:
@@ -189,7 +189,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _distribution_of(module: str) -> str:
-    """As pip calls what brings a module; MLflow's client has a package of its own."""
+    """Return pip's name of the package that installs a module. MLflow's client has its own."""
     if module != "mlflow":
         return distribution(module)
     try:
@@ -414,5 +414,10 @@ def cores() -> int:
     """Return the number of physical cores that this process may use."""
     import psutil
 
+    return max(min(psutil.cpu_count(logical=False) or 1, logical_cores()), 1)
+
+
+def logical_cores() -> int:
+    """Return the number of logical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(min(psutil.cpu_count(logical=False) or 1, allowed or 1), 1)
+    return allowed or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 
 import psutil
 
+from gate.installation import logical_cores
 from gate.model.factory import paused_gc
 
 _LEAVE_S = 1.0
@@ -65,8 +65,7 @@ _LEAST_BYTES = 2**29
 def most_processes(count: int) -> tuple[int, str]:
     """Return how many of `count` processes this machine has cores and free memory for, at least
     one; and which of both allows no more."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = logical_cores()
     room = max(psutil.virtual_memory().available // _LEAST_BYTES, 1)
     if room < cores:
         return min(count, room), f"the free memory holds {room} of at least 512 MiB"

@@ -20,13 +20,12 @@ from gate.records.layout import (
     EVIDENCE,
     EVIDENCE_STATEMENT,
     EXPLANATION,
-    GOLDEN,
     LOCALISATION,
     MARKDOWN,
+    OF_REPORTS,
     PAGE,
     PICTURES,
     PLOTS,
-    POLICY,
     SAMPLES,
 )
 from gate.records.localization import Explanation, Localization
@@ -77,11 +76,6 @@ def write_report(
     return (*(folder / name for name in texts), *write_charts(folder / PLOTS, report.charts))
 
 
-_LINKABLE = (
-    EVIDENCE, EVIDENCE_STATEMENT, DECISION, DECISION_STATEMENT, POLICY, CHANGE, EXPLANATION,
-    LOCALISATION, MARKDOWN, PAGE, SAMPLES, PLOTS, PICTURES, GOLDEN,
-)  # fmt: skip
-
 _SAMPLES_LIMIT = 1 << 30
 """Bytes of the table of samples at most."""
 
@@ -89,7 +83,7 @@ _SAMPLES_LIMIT = 1 << 30
 def refuse_links(folder: Path) -> None:
     """Raise EvidenceError if a part of the report in `folder` is a symbolic link: what it points
     to would be published as a part of the report."""
-    for name in _LINKABLE:
+    for name in OF_REPORTS:
         path = folder / name
         inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
         for each in (path, *inside):

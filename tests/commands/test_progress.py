@@ -193,7 +193,7 @@ def test_without_a_terminal_a_line_tells_every_30_s_what_is_left() -> None:
 def test_more_jobs_than_cores_are_not_started(monkeypatch) -> None:
     from gate.distributed import early
 
-    monkeypatch.setattr(early.os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
     free = SimpleNamespace(available=64 << 30)
     monkeypatch.setattr(early.psutil, "virtual_memory", lambda: free)
     assert early.most_processes(99)[0] == 4
