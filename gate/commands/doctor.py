@@ -76,7 +76,7 @@ State = Literal["ok", "missing", "absent", "conflict"]
 @dataclass(frozen=True)
 class Symptom:
     """One thing that was tried. `absent`: not on this machine, and nothing is wrong with that.
-    `conflict`: installed beside something that overwrites it."""
+    `conflict`: another package overwrites its files."""
 
     name: str
     state: State
@@ -388,7 +388,7 @@ def _cuda_model() -> Iterator[Symptom]:
 
 
 def _tf32(trial: ProviderTrial) -> str:
-    """What computes in TF32 by default."""
+    """Name the libraries that compute in TF32 by default."""
     from gate.reference.environment import read_determinism
 
     switches = read_determinism()

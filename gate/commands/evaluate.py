@@ -270,7 +270,7 @@ def report_folder(report: Path | None) -> Iterator[Path]:
             "then repeat."
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # it is not empty, or was never made
+        with contextlib.suppress(OSError):  # it is not empty
             report.rmdir()
 
 

@@ -388,8 +388,8 @@ class Against:
         return cls(model, keys.trust(trust, key=options["key"]))
 
     def require_model(self) -> None:
-        """Raises BadParameter where the registry answers that it has no such model. A registry that
-        does not answer is told of by whoever loads the champion."""
+        """Raises BadParameter if the registry has no such model. If the registry does not answer,
+        `champion` reports that."""
         from gate.errors import RegistryError
 
         registry, name = self.model.registry, self.model.name

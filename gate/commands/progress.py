@@ -27,7 +27,7 @@ LONG_S = 2.0
 """What takes longer is said where no bar can be drawn."""
 
 EVERY_S = 30.0
-"""Where no bar can be drawn, a line says how much is left so often."""
+"""Seconds between two lines of progress where no bar can be drawn."""
 
 _STEPS = logging.getLogger("gate.steps")
 
@@ -146,7 +146,7 @@ def _heard(show: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lines_for_long(title: str, stream: TextIO) -> Iterator[Pulse | None]:
-    """A line for each step that goes on for long, and one every 30 s; none beside `--json`."""
+    """Print a line for each long step, and one every 30 s; none with `--json`."""
     if _is_for_machines():
         yield None
         return
@@ -190,7 +190,7 @@ class Pulse:
         if now - self._last < EVERY_S:
             return
         self._last = now
-        with contextlib.suppress(OSError, ValueError):  # nobody reads, or all is over
+        with contextlib.suppress(OSError, ValueError):  # the stream is closed
             print(f"{self._title}{self._step}{self._left} …", file=self._stream, flush=True)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 
 EXACT = 1e-5
-"""Of the largest output: float32 stays below it, and TF32 does not."""
+"""Largest error of float32, relative to the largest output. TF32 exceeds it."""
 
 _WIDTH = 32
 
 
 @dataclass(frozen=True)
 class ProviderTrial:
-    """What one run of the network showed."""
+    """Placement and errors of one run of the network."""
 
     nodes_per_provider: dict[str, int]
     cpu_nodes: tuple[str, ...]
@@ -29,7 +29,7 @@ class ProviderTrial:
 
     @property
     def reduces(self) -> bool:
-        """Whether the provider computes in less than float32 by default."""
+        """True if the provider computes in less than float32 by default."""
         return not self.default_error <= EXACT
 
 

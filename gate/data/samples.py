@@ -299,5 +299,5 @@ def _check_finite(name: str, array: RowsArray, *, start: int) -> None:
 
 
 def _array(value: Any) -> NDArray[np.generic]:
-    """Of an array, a list or a tensor, also one on a device or with a gradient."""
+    """Convert an array, a list or a tensor, also one on a device or with a gradient."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

@@ -486,7 +486,7 @@ def row_of(name: str) -> CheckSpec | None:
 
 
 def by_beginning(table: Mapping[str, _Row], name: str) -> _Row | None:
-    """What a table has under a name, or under its longest beginning of whole words, or None."""
+    """Look up a name, else its longest beginning of whole words, in a table."""
     ends = [end for end in range(1, len(name)) if "_" in name[end - 1 : end + 1]]
     beginnings = (name[:end] for end in (len(name), *reversed(ends)))
     return next((table[start] for start in beginnings if start in table), None)

@@ -50,10 +50,10 @@ class CheckResult(Record):
     explanation: str
     remedy: str | None = None
     code: CheckCode | None = added_field(None)
-    """What a check found out about the reason. Of a difference on a probe: `beyond_range`, the file
-    breaks only far beyond the samples' values (`instruments.probe_beyond_range`); `undefined`, ONNX
-    leaves the result of an operator open on this input. Of nodes on the CPU: `cpu_optimized`, ONNX
-    Runtime optimized the file for the CPU before it was judged."""
+    """The reason of a difference on a probe or of a fallback. `beyond_range`: the file breaks only
+    far beyond the samples' values (`instruments.probe_beyond_range`). `undefined`: ONNX leaves the
+    result of an operator open on this input. `cpu_optimized`: ONNX Runtime optimized the file for
+    the CPU before it was judged."""
 
     @property
     def label(self) -> str:

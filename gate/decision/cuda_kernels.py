@@ -52,8 +52,8 @@ class KernelTable:
     def lacks_kernel(self, node: CpuNode, version: str | None) -> bool:
         """Whether ONNX Runtime of `version` has no CUDA kernel for the type and opset of the node.
 
-        False where that is not known: of a later version, which may have more kernels; of
-        operators of other domains.
+        Returns False if the table does not tell: for a later version, which may have more kernels,
+        and for operators of other domains.
         """
         domain = node.operator.rpartition("::")[0]
         if domain not in ("", "ai.onnx.ml", "com.microsoft") or node.since_version is None:

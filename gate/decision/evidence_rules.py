@@ -161,8 +161,8 @@ def missing(
 
 
 def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
-    """The runtime with optimizations beside one without, as the file is served; None: there is
-    none, or the policy does not judge it, or it was not measured."""
+    """Return the optimized runtime beside one without optimizations; None if the policy does not
+    judge it, or it was not measured."""
     other = f"{name}-optimized"
     wanted, runtime = policy.runtimes.get(other), evidence.runtime(other)
     if other not in RUNTIMES or wanted is None or wanted.required == "never":
@@ -175,7 +175,7 @@ def _not_plain(runtime: RuntimeEvidence) -> str:
 
 
 def _decides(served: RuntimeName) -> str:
-    return f"Nobody serves it so: {served}, which is served, decides."
+    return f"{served} decides, because files are served with optimizations."
 
 
 def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:

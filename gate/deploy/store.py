@@ -85,8 +85,8 @@ Number = Annotated[int, Field(ge=1)]
 
 
 class ReleaseDamaged(StorageError):
-    """A release is not whole: its manifest or a file is missing or is another. The next deployment
-    puts a whole one in its place."""
+    """The manifest or a file of a release is missing, or has other content. The next deployment
+    replaces the release."""
 
 
 class StoredFile(Record):

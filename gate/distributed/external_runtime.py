@@ -482,7 +482,7 @@ class _Material:
 
     @property
     def most(self) -> int:
-        return UNLIMITED  # without the model nobody knows its activations
+        return UNLIMITED  # without the model its activations are unknown
 
 
 class _Writer:

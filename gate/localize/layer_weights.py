@@ -37,7 +37,7 @@ _ROUNDING = 2.0**-20
 """Of the largest element: what a constant that was computed beforehand may be off by."""
 
 _ROWS = 8
-"""Rows that are shown, from the first one of another place."""
+"""Number of rows that a text lists, from the first moved one."""
 
 _DISTINCT = 4
 """Distinct values that a tensor needs to be known by them."""

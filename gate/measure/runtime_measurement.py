@@ -428,8 +428,8 @@ class Track:
         self.comparison.floor.widen(rounding)
 
     def looks(self, policy: Policy) -> int:
-        """How many samples, and how many probes, are worth a second look: none where a bound is
-        exceeded by far, a few where it is exceeded. The verdict is the same either way."""
+        """Return how many samples, and how many probes, get a second look: a few if a bound is
+        exceeded, none if it is exceeded 10 times. The verdict is the same with more."""
         if self._looks is None and self.runner is not None:
             noise = self.comparison.floor.results()
             far = is_refused(policy, self.name, noise, times=_FAR)
