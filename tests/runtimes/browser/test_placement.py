@@ -49,3 +49,8 @@ def test_only_what_computes_shapes_may_run_elsewhere():
 
 def test_a_file_is_not_read_where_all_nodes_are_where_they_should_be():
     assert strays({"X": ("Add:/x/Add",)}, "X", lambda: pytest.fail("read")) == ()
+
+
+def test_a_convolution_elsewhere_is_a_stray():
+    made = helper.make_model(helper.make_graph([], "g", [], []))
+    assert strays({"Y": ("Conv:/x",)}, "X", lambda: made) == ("Conv:/x",)
