@@ -23,6 +23,6 @@ def test_a_passed_file_gets_vectors_and_a_refused_one_none(
     golden = str(tmp_path / "golden")
     assert cli.main(["verify-release", "good.onnx", "--golden", golden]) == 0
     assert cli.main(["verify-release", "bad.onnx", "--golden", golden]) == 1
-    assert cli.main(["check", "bad.onnx", *COMMAND, *report]) == 1
+    assert cli.main(["check", "bad.onnx", *COMMAND, *report, "--overwrite"]) == 1
     assert not (tmp_path / "golden" / GOLDEN_JSON).exists()
     assert "Traceback" not in capsys.readouterr().err

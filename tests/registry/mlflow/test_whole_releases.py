@@ -100,8 +100,9 @@ def written(folder: Path, chain: str, files: dict[str, str]) -> Path:
 
 def judged(release: Path, factory: str) -> int:
     inputs, report = str(release.with_name("x.npz")), str(release.with_name("report"))
-    asked = ["--reference", factory, "--inputs", inputs, "--report", report, "--batch-size", "4"]
-    return cli.main(["check", str(release), *asked, "--policy", "policy.yaml"])
+    options = ["--reference", factory, "--inputs", inputs, "--report", report, "--overwrite"]
+    options += ["--batch-size", "4", "--policy", "policy.yaml"]
+    return cli.main(["check", str(release), *options])
 
 
 def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, Any]]:
