@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gate.storage import files
+from gate.summary.render import render_check
 
 Row = dict[str, Any]
 
@@ -175,7 +176,7 @@ def told(verdicted: Any) -> Row:
     return {
         "verdict": str(verdicted.decision.verdict),
         "problems": [
-            f"{c.runtime or ''} {c.name}: {c.explanation}" for c in verdicted.decision.problems
+            f"{c.runtime or ''} {c.name}: {render_check(c)}" for c in verdicted.decision.problems
         ],
         "classes": min((o.classification.predicted_classes for o in outputs), default=0),
         "noise_ratio": {name: noise and noise.ratio for name, noise in noises.items()},

@@ -29,6 +29,7 @@ from gate.storage import files
 from gate.storage.files import temporary_folder
 from gate.storage.safe_text import make_printable
 from gate.summary.champion_changes import compare_with_champion
+from gate.summary.render import render_check
 from gate.summary.summarize import SummaryInputs
 from gate.summary.summary import Step, Summary
 from pipelines import ci_files, pages, paths, stage
@@ -172,7 +173,7 @@ def _tell(story: Summary, report: PromotionReport) -> None:
 def _tell_twin(decision: Decision) -> None:
     print(f"Quantized twin: {decision.verdict}, {decision.subject_sha256}")
     for check in decision.problems:
-        print("  " + make_printable(f"{check.verdict} {check.title}: {check.explanation}"))
+        print("  " + make_printable(f"{check.verdict} {check.title}: {render_check(check)}"))
 
 
 if __name__ == "__main__":

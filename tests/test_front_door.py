@@ -35,6 +35,7 @@ from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import Evidence, Source
 from gate.storage.digest import Digest
+from gate.summary.render import render_check
 from tests.small_project import SAMPLES, made
 
 SOURCE = Source(factory="tests:built")
@@ -333,7 +334,7 @@ def test_a_spec_that_cannot_make_the_input_proves_nothing(project: Path, tmp_pat
         policy=with_consumers("torchvision"),
     )
     assert verdicted.decision.verdict is Verdict.ERROR
-    assert "the file takes float32 [batch, 1, 8, 8]" in verdicted.decision.problems[0].explanation
+    assert "the file takes float32 [batch, 1, 8, 8]" in render_check(verdicted.decision.problems[0])
 
 
 def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, capsys) -> None:

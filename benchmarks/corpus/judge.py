@@ -25,6 +25,7 @@ from gate.data.samples import SampleSet
 from gate.errors import GateError
 from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Evidence, Source
+from gate.summary.render import render_check
 from gate.summary.summarize import summarize
 
 Gate = Callable[[Pair], Ruling]
@@ -56,7 +57,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     return Ruling(
         passed=verdicted.decision.passed,
         caught_by=tuple(dict.fromkeys(check.name for check in problems)),
-        told=problems[0].explanation if problems else "",
+        told=render_check(problems[0]) if problems else "",
         numbers=numbers(verdicted.evidence),
         located=found.first_divergence if found else None,
         explained=(found.cause if found else explanation.failure) or "",

@@ -23,6 +23,7 @@ from gate.measure.job import EvaluationData, Reference
 from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
+from gate.summary.render import render_check
 
 Gate = Callable[[Drawn, Path], "Ruling"]
 
@@ -144,5 +145,5 @@ def _make(drawn: Drawn, fault: Fault | None, path: Path) -> str:
 def _reason(one: CheckResult) -> str:
     place = " ".join(filter(None, (one.runtime, one.output)))
     if one.observed is None:
-        return f"{one.name} {place}: {one.verdict.value} {one.explanation[:160]}"
+        return f"{one.name} {place}: {one.verdict.value} {render_check(one)[:160]}"
     return f"{one.name} {place}: {one.observed:.3g} / {one.bound:.3g}"

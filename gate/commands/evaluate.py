@@ -18,6 +18,7 @@ from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
 from gate.errors import GateError, PolicyError, StorageError
 from gate.installation import is_installed
+from gate.summary.render import with_texts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -546,7 +547,7 @@ def evaluate(
         {
             "verdict": decision.verdict.value,
             "task": verdicted.policy.task,
-            "decision": decision.to_plain(),
+            "decision": with_texts(decision),
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
             "story": story.to_plain(),

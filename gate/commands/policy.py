@@ -44,7 +44,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
       gate policy explain runtimes.ort-cpu.bounds.top1_agreement --policy params.yaml
       gate policy explain review --json
     """
-    from gate.decision.catalog import row_of
+    from gate.decision.catalog import in_words, row_of
     from gate.policy.overrides import effective_values
     from gate.policy.policy import Policy
     from gate.summary.policy_docs import fields_named, policy_fields
@@ -69,7 +69,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
     plain = {
         "name": name,
         "fields": [field.to_plain() for field in fields],
-        "check": check._asdict() if check else None,
+        "check": in_words(check) if check else None,
         "values": [
             {"place": each.dotted, "value": each.value, "origin": each.origin} for each in values
         ],

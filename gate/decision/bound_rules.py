@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
-from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.output_roles import class_metrics_for, infer_role, is_unsure, most_ties
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, OperatingPoint, Waivable
@@ -86,13 +85,7 @@ def not_looked_at(check: CheckResult) -> CheckResult:
     """The check as an ERROR where it is a FAIL that a second look at samples may turn."""
     if check.verdict is not Verdict.FAIL or check.name in (*_NUMERIC, *_OF_FIRST):
         return check
-    text = "Rounding was not measured on the samples in question: another policy refused the "
-    return check.model_copy(
-        update={
-            "verdict": Verdict.ERROR,
-            "explanation": f"{check.explanation} {text}file without it. Measure it again.",
-        }
-    )
+    return check.with_code("unexamined", Verdict.ERROR)
 
 
 def _scaled_diff(output: OutputParity) -> float:
@@ -166,10 +159,8 @@ def near_ties(
                 relation="<=",
                 samples=output.samples,
                 verdict=Verdict.PASS if count <= most else Verdict.FAIL,
-                explanation=f"{count} of {total} {what} differ where rounding alone decides "
-                f"between equals: the float64 truth or PyTorch under random rounding says what the "
-                f"runtime says. They are in no other number; allowed <= {most}.",
-                remedy=REMEDIES["near_ties"],
+                code="few" if count <= most else "too_many",
+                params={"count": count, "total": total, "what": what},
             )
 
 
@@ -188,19 +179,11 @@ def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckR
     same = logits.top1_disagreements == 0 and logits.top1_agreement == 1.0
     if not (same and isinstance(lower, float) and lower > 0.0 and isinstance(result.bound, float)):
         return result
-    wanted = samples_needed(result.bound, confidence=policy.confidence)
-    needed = (
-        "no number of samples proves that: choose a bound below 1"
-        if wanted is None
-        else f"{wanted} samples without a disagreement are needed at {policy.confidence:.4g} "
-        "confidence"
-    )
-    return result.model_copy(
-        update={
-            "verdict": Verdict.ERROR,
-            "explanation": f"{result.explanation} No answer differs, the samples are too few to "
-            f"prove it: {needed}.",
-        }
+    needed = samples_needed(result.bound, confidence=policy.confidence)
+    if needed is None:
+        return result.with_code("never_enough_samples", Verdict.ERROR)
+    return result.with_code(
+        "too_few_samples", Verdict.ERROR, needed=needed, confidence=policy.confidence
     )
 
 
@@ -212,39 +195,35 @@ def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
         return result
     if not is_unsure(logits):
         return result
-    return result.model_copy(
-        update={
-            "verdict": Verdict.ERROR,
-            "explanation": f"{result.explanation} That can't be judged: PyTorch's own float32 "
-            f"answers differ from its float64 answers on {logits.unsure} of "
-            f"{logits.unsure + logits.sure} samples, so "
-            "the model itself has no decided answer there.",
-            "remedy": REMEDIES["unsure"],
-        }
+    judged = logits.unsure + logits.sure
+    return result.with_code("unsure", Verdict.ERROR, unsure=logits.unsure, judged=judged)
+
+
+def compared(metric: BoundedMetric, *, samples: int, **place: Any) -> CheckResult:
+    """Return the check of one comparison: ERROR if it was not measured, FAIL if it does not hold or
+    there are no samples. `place`: runtime, output, params of the check."""
+    if metric.observed is None:
+        verdict, code = Verdict.ERROR, "unmeasured"
+    else:
+        passed = metric.holds() and samples > 0
+        verdict = Verdict.PASS if passed else Verdict.FAIL
+        code = "within" if passed else "beyond"
+    return CheckResult(
+        name=metric.name,
+        observed=metric.observed,
+        bound=metric.bound,
+        relation=metric.relation,
+        samples=samples,
+        verdict=verdict,
+        code=code,
+        **place,
     )
 
 
 def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """The check of one comparison: ERROR if it was not measured, FAIL if it does not hold."""
-    name, observed, relation, bound, _ = comparison
-    if observed is None:
-        verdict, outcome = Verdict.ERROR, "was not measured"
-    else:
-        passed = comparison.holds() and output.samples > 0
-        verdict = Verdict.PASS if passed else Verdict.FAIL
-        outcome = f"is {observed:.6g}"
-    return CheckResult(
-        name=name,
-        runtime=runtime.runtime,
-        output=output.name,
-        observed=observed,
-        bound=bound,
-        relation=relation,
-        samples=output.samples,
-        verdict=verdict,
-        explanation=f"{name} {outcome}, allowed {relation} {bound:.6g} (n = {output.samples}).",
-        remedy=REMEDIES[name],
-    )
+    place = {"runtime": runtime.runtime, "output": output.name}
+    return compared(comparison, samples=output.samples, **place)
 
 
 def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
@@ -279,14 +258,6 @@ def samples_needed(bound: float, *, confidence: float) -> int | None:
 # Where it was not measured, or on fewer samples than the policy asks for, that is an ERROR; it can
 # be waived by name.
 
-
-_CLOSER = {
-    "reference": "PyTorch is closer to the float64 truth.",
-    "candidate": "The runtime is closer to the float64 truth than PyTorch.",
-    "neither": "Both are equally far from the float64 truth.",
-}
-
-_BY_ROUNDING = "Against float32, in units of random rounding."
 
 _ROUNDING = 1e-9
 """Of float64 sums: two ways to the same ratio."""
@@ -333,30 +304,29 @@ def noise(
     measured = output.noise
     lacking = _lacking(policy, evidence, measured)
     if not _is_measurable(evidence, output):
-        lacking = "neither float64 nor random rounding computes the function of the model"
+        lacking = {"code": "no_function"}
     for metric in noise_metrics(bounds, output):
         if metric.bound is None:
             continue
         result = check(metric, runtime, output)
-        verdict, explanation = result.verdict, result.explanation
-        # What was seen of a bad one is enough to refuse it, waived or not.
+        # What was measured of a bad one is enough to refuse it, waived or not.
         if lacking is not None and (not _compared(measured) or metric.holds()):
             waived = policy.waives(cast(Waivable, metric.name), output.name)
             verdict = Verdict.WAIVED if waived else Verdict.ERROR
-            explanation = f"{metric.name} was not measured: {lacking}"
-        elif measured is not None:
-            explanation = (
-                f"{metric.name} is {metric.observed:.6g}, allowed <= {metric.bound:.6g} "
-                f"(n = {measured.samples}){_place(metric.name, measured)}. "
-                f"{_CLOSER[measured.closer] if measured.baseline == 'float64' else _BY_ROUNDING}"
-            )
-        yield result.model_copy(
-            update={
-                "samples": measured.samples if measured else 0,
-                "verdict": verdict,
-                "explanation": explanation,
-            }
-        )
+            code = "no_floor_waived" if waived else "no_floor"
+            result = result.with_code(code, verdict, problems=[lacking])
+        elif measured is not None and result.code is not None:
+            result = result.with_code(result.code, notes=list(_noise_notes(metric.name, measured)))
+        yield result.model_copy(update={"samples": measured.samples if measured else 0})
+
+
+def _noise_notes(name: str, measured: NoiseParity) -> Iterator[Problem]:
+    """Yield where the ratio is largest, if that is not the whole output, and which side is closer
+    to the float64 reference."""
+    if measured.group and name == "noise_ratio":
+        yield {"code": "in_group", "group": measured.group}
+    by_float64 = measured.baseline == "float64"
+    yield {"code": f"closer_{measured.closer}" if by_float64 else "by_rounding"}
 
 
 def not_measurable(
@@ -368,13 +338,11 @@ def not_measurable(
         return
     most, observed, verdict = policy.instruments.max_floor, None, Verdict.ERROR
     if not _is_measurable(evidence, output):
-        text = "neither float64 nor random rounding computes the model's function, so its rounding "
-        text += "error was not measured"
         waived = policy.waives("noise_ratio", output.name)
         verdict = Verdict.WAIVED if waived else Verdict.ERROR
+        code = "no_reference_waived" if waived else "no_reference"
     elif output.noise is not None and (observed := floor_share(output)) > most:
-        text = f"rounding alone moves it by {observed:.3g} of its spread, allowed <= {most:.3g}; a "
-        text += "fault of that size would be hidden"
+        code = "hidden"
     else:
         return
     yield CheckResult(
@@ -386,8 +354,7 @@ def not_measurable(
         relation="<=",
         samples=output.samples,
         verdict=verdict,
-        explanation=f"{output.name} cannot be judged: {text}.",
-        remedy=REMEDIES["not_measurable"],
+        code=code,
     )
 
 
@@ -445,21 +412,18 @@ def _noise_peak(output: OutputParity) -> float:
     return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
 
 
-def _place(name: str, measured: NoiseParity) -> str:
-    """Where the ratio is largest, if that is not the whole output."""
-    return f" in {measured.group}" if measured.group and name == "noise_ratio" else ""
-
-
-def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> str | None:
-    """Why the noise floor is not measured, or not on all samples that the policy asks for."""
-    why = evidence.noise_unmeasured or "no reason is recorded"
+def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> Problem | None:
+    """Return why the noise floor is not measured, or not on all samples that the policy asks
+    for."""
+    reason = (evidence.noise_unmeasured or "no reason is recorded").rstrip(".")
     required = min(policy.instruments.noise_samples, evidence.dataset.samples)
     if measured is None:
-        return why
+        return {"code": "noise_unmeasured", "reason": reason}
     if not _compared(measured):
-        return "no element could be compared with the float64 truth"
+        return {"code": "nothing_compared"}
     if measured.samples < required:
-        return f"only {measured.samples} of {required} samples were computed in float64: {why}"
+        count = measured.samples
+        return {"code": "few_in_float64", "count": count, "required": required, "reason": reason}
     return None
 
 
@@ -497,10 +461,12 @@ def crossings(
             BoundedMetric("threshold_crossing_bound", upper, "<=", bounds.threshold_crossing_bound),
         ):
             if metric.bound is not None:
-                result = _check(metric, point, crossing, problem)
-                yield result.model_copy(
-                    update={"runtime": runtime.runtime, "output": output.name, "point": str(point)}
-                )
+                place = {
+                    "runtime": runtime.runtime,
+                    "output": output.name,
+                    "point": str(point),
+                }
+                yield _crossing_check(metric, crossing, problem, place)
 
 
 def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> float:
@@ -526,66 +492,56 @@ def _judged_classes(policy: Policy, runtime: RuntimeEvidence) -> Iterator[int]:
 
 def _crossing(
     policy: Policy, output: OutputParity, classes: ClassParity, point: OperatingPoint
-) -> tuple[str, Crossing | None]:
-    """The record of a point; or why it can't be judged."""
+) -> tuple[Problem | None, Crossing | None]:
+    """Return the record of a point; or why it cannot be judged."""
     if point.label is not None and point.label >= classes.classes:
-        return f"no output has a class {point.label}, this one has {classes.classes} classes", None
+        return {"code": "no_class", "label": point.label, "classes": classes.classes}, None
     found = [c for c in classes.crossings if (c.threshold, c.label) == tuple(point)]
     if len(found) != 1:
-        return f"the evidence has {len(found) or 'no'} records of this point", None
+        return {"code": "records", "count": len(found)}, None
     if classes.normalised != (policy.role_for(output.name) == "probabilities"):
-        taken = "without" if classes.normalised else "with"
-        return f"it was measured {taken} a softmax, as another role has it", None
+        return {"code": "without_softmax" if classes.normalised else "with_softmax"}, None
     (crossing,) = found
     problem = _contradiction(crossing, output, classes)
     if problem is not None:
-        return f"its counts contradict each other: {problem}", None
+        return problem, None
     if not crossing.samples:
-        return "no sample was compared there", None
-    return "", crossing
+        return {"code": "no_sample"}, None
+    return None, crossing
 
 
-def _contradiction(crossing: Crossing, output: OutputParity, classes: ClassParity) -> str | None:
-    """Which of the counts can't be true; None: all can."""
+def _contradiction(
+    crossing: Crossing, output: OutputParity, classes: ClassParity
+) -> Problem | None:
+    """Return which of the counts cannot be true; None: all can."""
     n, crossed = crossing.samples, crossing.crossed
     most = output.samples - classes.nan_rows
     least = most - classes.top1_ties if crossing.label is None else 0
     if not least <= n <= most:
-        return f"{n} samples were compared, of {most} with an answer"
-    above = (crossing.reference_above, crossing.candidate_above)
-    if max(crossed, *above) > n:
-        return f"{crossed} of {n} cross, {above[0]} and {above[1]} are above"
-    if abs(above[0] - above[1]) > crossed:
-        return f"{above[0]} and {above[1]} are above, and only {crossed} cross"
+        return {"code": "contradiction_samples", "count": n, "most": most}
+    above, candidate_above = crossing.reference_above, crossing.candidate_above
+    counts: Problem = {"crossed": crossed, "above": above, "candidate_above": candidate_above}
+    if max(crossed, above, candidate_above) > n:
+        return {"code": "contradiction_crossed", "count": n, **counts}
+    if abs(above - candidate_above) > crossed:
+        return {"code": "contradiction_above", **counts}
     listed = crossing.crossing
     if len(listed) != min(crossed, LISTED) or len(set(listed)) != len(listed):
-        return f"{crossed} cross, and {len(set(listed))} are listed"
+        return {"code": "contradiction_listed", "crossed": crossed, "listed": len(set(listed))}
     return None
 
 
-def _check(
-    metric: BoundedMetric, point: OperatingPoint, crossing: Crossing | None, problem: str
+def _crossing_check(
+    metric: BoundedMetric, crossing: Crossing | None, problem: Problem | None, place: dict[str, Any]
 ) -> CheckResult:
-    name, observed, relation, bound, _ = metric
     if crossing is None:
-        verdict, explanation = Verdict.ERROR, f"{name} at {point} can't be judged: {problem}."
-    else:
-        verdict = Verdict.PASS if metric.holds() else Verdict.FAIL
-        samples = ", ".join(map(str, crossing.crossing[:5]))
-        which = f", samples {samples}{', ...' if crossing.crossed > 5 else ''}" if samples else ""
-        explanation = (
-            f"{name} at {point} is {observed:.6g}, allowed {relation} {bound:.6g}: "
-            f"{crossing.crossed} of {crossing.samples} samples are at or above it on one side "
-            f"only, or with another class{which}; the model is above it on "
-            f"{crossing.reference_above}, the file on {crossing.candidate_above}."
-        )
-    return CheckResult(
-        name=name,
-        observed=observed,
-        bound=bound,
-        relation=relation,
-        samples=None if crossing is None else crossing.samples,
-        verdict=verdict,
-        explanation=explanation,
-        remedy=REMEDIES[name if crossing is not None else "threshold_unmeasured"],
-    )
+        none = metric._replace(observed=None)
+        result = compared(none, samples=0, params={"problems": [problem]}, **place)
+        return result.model_copy(update={"samples": None})
+    params = {
+        "crossed": crossing.crossed,
+        "crossing": list(crossing.crossing),
+        "reference_above": crossing.reference_above,
+        "candidate_above": crossing.candidate_above,
+    }
+    return compared(metric, samples=crossing.samples, params=params, **place)

@@ -3,498 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from gate.decision.check_result import CheckResult, Verdict
-from gate.records.evidence import ONLY_BATCHES, Evidence
 
-OPTIMISER = (
-    "Serve with a lower graph_optimization_level, such as ORT_ENABLE_BASIC; update ONNX Runtime; "
-    "or export with another opset, so that the pattern is not fused."
-)
-"""Of the file that agrees with optimisations off."""
-
-CHAIN = (
-    "Run gate locate on the release: it says which part diverges first, and whether the seam "
-    "before it is to blame."
-)
-"""Of several files that do not run one after the other."""
-
-REMEDIES: dict[str, str] = {
-    "samples": "Give more evaluation samples, or lower gate.min_samples knowingly. One sample is "
-    "enough only with probes (gate.instruments.probes).",
-    "determinism": "Measure again with this policy: the switches of the evidence are not the "
-    "ones that the policy asks for.",
-    "measured": "Measure at least one runtime: run the stage 'parity', or gate doctor to see why "
-    "none could run.",
-    "runtime": "Run gate doctor on the machine that measures: it says which provider or library "
-    "is missing and how to install it.",
-    "session": "Measure again with this policy: the session options of the evidence are not the "
-    "ones that the policy asks for.",
-    "provider": "ONNX Runtime fell back to another provider. Run gate doctor; install the CUDA and "
-    "cuDNN libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
-    "provider_cpu_nodes": "Run gate doctor, and avoid operators that ONNX Runtime has no CUDA "
-    "kernel for. If these nodes may run on the CPU, set this runtime to required: never, and add "
-    "one of kind: ort with the options",
-    "provider_cpu_optimized": "ONNX Runtime or Optimum wrote this file with optimizations for the "
-    "CPU. Give the file that the exporter wrote, and let each session optimize it for its device.",
-    "precision": "Set the option by which the runtime computes in float32 (openvino: "
-    "precision_hint: f32), or judge the file by --precision reduced.",
-    "device": "Run gate locate on this runtime to see the first layer that diverges; set "
-    "determinism.tf32: false, and measure torch-cuda beside it.",
-    "outputs": "Export again with export.output_names as the model returns them, in its order.",
-    "batch_axes": "If an axis is wrong, state it: --batch-axis NAME=AXIS, or NAME=none.",
-    "inputs": "An exporter drops an input that changes no output; export again if this one should.",
-    "repeats": "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: "
-    "TRC013), and state that forward changes itself.",
-    "half_precision": "Remove autocast and .half() from forward, or use --precision reduced.",
-    "float64": "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on "
-    "the dtype, so that float64 computes the same function.",
-    "fast_path": "Call torch.backends.mha.set_fastpath_enabled(False) in the factory of the model, "
-    "and zero padded positions in forward where that is wanted.",
-    "not_measurable": "The file may be correct. The model amplifies rounding (are its weights "
-    "trained?), or its function depends on the dtype: keep torch.finfo and branches on the dtype "
-    "out of forward, or raise instruments.max_floor.",
-    "role": "Say what the output is: outputs: {NAME: ROLE} in the policy, or --role NAME=ROLE; the "
-    "roles and their checks are in docs/roles.md.",
-    "agreement": "Give samples of several classes; name the output (--role NAME=logits) if it is a "
-    "classifier.",
-    "mask_diff": "A mask must be equal: look at the comparison or the padding that makes it.",
-    "unequal_share": "Indices differ: look at argmax, top-k and rounding in the model, and at the "
-    "numbers that they are made of.",
-    "cosine_distance": "The direction of an embedding moved: check precision (TF32, fp16, int8), "
-    "eval mode, and the normalisation of its length.",
-    "row_sum_diff": "Probabilities do not sum to what the model's do: look at the axis of the "
-    "softmax, and whether it is in the file at all.",
-    "reference": "Evaluate on real, varied samples with trained weights: inputs that all give the "
-    "same answer prove nothing.",
-    "empty": "Add samples for which the model returns at least one element (an object to detect, a "
-    "value above the threshold), leave the output out of the export, or say waive: {NAME: [empty]} "
-    "in the policy.",
-    "nonfinite": "Add samples for which the model returns finite values, leave the output out of "
-    "the export, or say waive: {NAME: [nonfinite]} in the policy.",
-    "finite": "Look for fp16 overflow, log or division of zero, or a mask of -inf; run with "
-    "optimisations off to see whether fusion makes it.",
-    "quantized_classifier": "This policy is for quantized classifiers. Judge the file by a policy "
-    "with precision: quantized, task: tensors and a numeric bound (docs/quantized.md).",
-    "bounds": "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff: it "
-    "applies to every output, bounds on classes only to logits.",
-    "max_abs_diff": "Export in eval mode, try export.do_constant_folding: false, compare ort-cpu "
-    "with ort-cpu-optimized (fusion), turn TF32 off, check that the checkpoint is the same.",
-    "mean_abs_diff": "A drift over all outputs points at precision (TF32, fp16, bf16) or at other "
-    "normalisation statistics: export in eval mode from the same checkpoint.",
-    "scaled_diff": "Export in eval mode, try export.do_constant_folding: false, compare ort-cpu "
-    "with ort-cpu-optimized (fusion), turn TF32 off, check that the checkpoint is the same.",
-    "l2_logits": "See max_abs_diff: eval mode, constant folding, fusion, TF32, same checkpoint.",
-    "l2_probabilities": "The probabilities moved: check the output (logits or softmax), eval mode, "
-    "and precision.",
-    "confidence_diff": "The confidence moved although top-1 may agree: check precision (TF32, "
-    "fp16, int8), eval mode, and the normalisation statistics.",
-    "confidence_over_1_percent": "Check precision (TF32, fp16, int8) and normalisation.",
-    "confidence_over_5_percent": "Check precision (TF32, fp16, int8) and normalisation.",
-    "confidence_over_10_percent": "Check eval mode, the checkpoint and the order of classes.",
-    "top1_agreement": "Look at the disagreeing samples and their margins in the evidence: small "
-    "margins point at precision, large ones at a wrong layer, checkpoint or class order.",
-    "top1_lower_bound": "Too few samples, or too many disagreements, for this bound: without any "
-    "disagreement 0.99 needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
-    "top5_agreement": "Look at the ranks behind the first: check precision and class order.",
-    "near_ties": "Too many answers hang on the last bit: look at what the model decides there "
-    "(equal scores, rounding to integers), or judge the numbers before that decision.",
-    "unsure": "Nothing is known to be wrong with the file. The model amplifies rounding until its "
-    "answers change: train it, normalise its inputs, evaluate on samples with a margin, or judge "
-    "numbers only (task: tensors).",
-    "noise_ratio": "The runtime's error is larger than float32 rounding: run gate locate to see "
-    "the first layer that diverges; check that the weights are the same, eval mode, TF32, fp16.",
-    "noise_peak": "A few elements are off by more than float32 rounding: look at the sample of "
-    "max_abs_diff and run gate locate; a single weight or class may be wrong.",
-    "noise_diff": "A sample is off by more than float32 rounding: look at the sample of "
-    "max_abs_diff and run gate locate on it; a branch of the model may be baked in.",
-    "repeatability": "Two identical runs differ: look for dropout or random operators that are "
-    "still active (training mode), or atomics on CUDA.",
-    "repeatability_ratio": "Two identical runs differ: look for dropout or random operators that "
-    "are still active (training mode), or atomics on CUDA.",
-    "batch_invariance": "A sample's answer depends on its batch: look for BatchNorm in training "
-    "mode, or a batch size that was baked into the graph.",
-    "batch_invariance_ratio": "A sample's answer depends on its batch: look for BatchNorm in "
-    "training mode, or a batch size that was baked into the graph.",
-    "probes": "Give samples that the model can compute; without any probe the file may have "
-    "baked in what the samples do not show.",
-    "probes_recorded": "Record what gate samples export --reference wrote, the probes too, and "
-    "pack it again; or say options: {probes: when_recorded} in the policy.",
-    "recording": "Measure again from what gate record pack made.",
-    "probe_batch": "Use x.shape[0] as it is instead of len(x) or "
-    "int(x.shape[0]), and export with dynamic_batch: true.",
-    "probe_value": "Replace Python conditions on tensor values by torch.where, or export by "
-    "torch.jit.script or dynamo.",
-    "probe_beyond": "Compare limits and thresholds (ReLU6, hardtanh, clamp, torch.where) and "
-    "activations of the file with those in the model's code, and export again from that code.",
-    "probe_undefined": "If such values can occur, clamp them in forward to the range of the "
-    "integer type before the conversion.",
-    "probe_beyond_range": "If such values can occur, export the operator as the model computes it "
-    "(softplus with its threshold, logsumexp with its maximum subtracted). "
-    "instruments.probe_beyond_range says whether this refuses the file.",
-    "probe_size": "Compute sizes from x.shape in forward, and "
-    "name the axis dynamic; or fix it in the file's inputs.",
-    "probe_search": "Replace Python conditions "
-    "on tensor values by torch.where, or export by torch.jit.script or dynamo.",
-    "probe_as_samples": "The samples themselves disagree: mend that first, then see whether this "
-    "input still does.",
-    "graph": "Measure again with this version: it reads the graph of the file.",
-    "graph_training_mode": "Export in eval mode (model.eval(), training=TrainingMode.EVAL).",
-    "graph_fixed_batch": "Export with dynamic_batch: true, or ask for a fixed batch.",
-    "graph_zero_initializer": "Load the checkpoint before the export: a weight of the file is all "
-    "zero, that of the model is not.",
-    "graph_nonfinite_initializer": "Export again from a checkpoint whose weights are finite.",
-    "graph_other_weights": "The file has other weights than the model: export again from the very "
-    "checkpoint that --checkpoint names, or give the checkpoint that the file was made from.",
-    "graph_rounded_weights": "The file keeps weights in fewer bits than the model: export the "
-    "float32 model, or judge what is so on purpose by --precision reduced.",
-    "graph_float64": "Keep numpy scalars and Python floats out of forward, or cast to float32.",
-    "graph_float16": "Export the float32 model, or judge what is float16 on purpose by --precision "
-    "reduced.",
-    "graph_quantized": "Promote the float32 file; a quantized one goes beside it as its twin, "
-    "judged by a policy with precision: quantized.",
-    "graph_external_data": "Copy the external data again together with its model file.",
-    "graph_unused_output": "Export only what is used.",
-    "graph_domain": "Export with standard operators only, or ship the runtime that has them.",
-    "graph_opset": "Export with an opset that the deployed runtime supports.",
-    "graph_checker": "Export again with a newer exporter. Other runtimes may refuse the file.",
-    "export_record": "Let this gate export the file (gate export, or the stage 'export'), or set "
-    "gate.export_findings.record: optional.",
-    "export_lint": "Run gate lint on the model's factory and rewrite what it shows; the page of "
-    "the rule is in docs/lint. `# noqa: TRC…` on the line silences it knowingly.",
-    "export_tracer_warnings": "Rewrite the lines that the tracer warns of (gate lint shows how), "
-    "or export by strategy: scripted.",
-    "export_hazards": "Look at what the exporter warns of: operators in training mode, outputs "
-    "without a batch axis.",
-    "preprocessing": "Measure it by the policy: gate.preprocess.measure, or the stage 'parity', on "
-    "enough pictures, with the spec that the model was trained with.",
-    "preprocessing_diff": "Run gate preprocess compare on the pictures: it names known causes (no "
-    "antialias, half-pixel shift, channel order, mean/std); or ship the preprocessing in the file: "
-    "gate preprocess prepend.",
-    "preprocessing_flips": "Other pixels give other answers: run gate preprocess compare --model "
-    "to see which pictures flip, and make the consumer follow the spec.",
-    "threshold_crossing": "Look at the crossing samples in samples.csv: confidences near the "
-    "operating point cross by rounding alone, so move the point or allow a share; far from it, "
-    "check precision (TF32, fp16, int8) and eval mode.",
-    "threshold_crossing_bound": "Too few samples, or too many that cross: without any crossing a "
-    "bound of 0.01 needs 299 samples, 0.001 needs 2995; of a point for one class, samples of it.",
-    "threshold_unmeasured": "Measure again with this policy: gate.operating_points decides what is "
-    "measured. A point for one class needs samples that are put into it.",
-    "incumbent": "Decide where the registry and its ledger are: gate check --against NAME, or the "
-    "stage 'promote'; without the ledger where --trust believes who signed what serves. What can't "
-    "be compared with the version that serves is promoted by a policy without the section "
-    "incumbent, knowingly and once.",
-    "incumbent_accuracy_drop": "The model is worse on these labels than the one that serves: train "
-    "longer or on more data, look at the labels; or allow more (incumbent.max_accuracy_drop).",
-    "incumbent_agreement": "The model answers otherwise than the one that serves: look at the "
-    "order of the classes and at the preprocessing first; a better model changes answers, too: "
-    "then allow fewer equal ones (incumbent.min_agreement).",
-    "incumbent_latency_ratio": "The file is slower than the one that serves: compare the operators "
-    "and the opset of the two, export with constant folding, measure on a quiet machine; or allow "
-    "more (incumbent.max_latency_ratio).",
-    "latency_ratio": "Beside PyTorch the runtime is slower than allowed: measure on a quiet "
-    "machine, give it its optimisations (ort-cpu-optimized) and as many threads; or allow more "
-    "(latency_ratio).",
-    "memory_mb": "The runtime takes more memory than allowed: a smaller batch size, or a smaller "
-    "model; look at the peak in the table of costs; or allow more (memory_mb).",
-    "cost_unmeasured": "Measure again with this version. A recording has neither times nor memory, "
-    "and some systems say of no process what it takes: bound another runtime, or leave the bound "
-    "out.",
-    "accuracy_drop": "The file is worse on the labels than the model: check preprocessing, class "
-    "order and precision; without labels, give --labels.",
-}
-
-
-# One row a check, or a family of checks by the beginning of its name. docs/metrics.md has the same
-# in full.
-
-
-_DIFFERENCE = "the unit of the output"
-
-ROUNDING = "× rounding"
-
-_SHARE = "share of samples"
-
-_NONE = "It holds or it does not: no number."
-
-_BY_POLICY = "The policy sets it, in the units of this output."
-
-_AS_ROUNDING = "Rounding alone gives about 1; the policy allows this much more."
-
-_ANSWERS = "The policy says how many answers may change."
-
-
-_Row = TypeVar("_Row")
-
-
-class CheckSpec(NamedTuple):
-    """One row of the table."""
-
-    meaning: str
-    formula: str | None = None
-    unit: str | None = None
-    why: str = _NONE
-
-
-_ROWS: dict[str, CheckSpec] = {
-    "samples": CheckSpec(
-        "Are there enough samples to prove anything?", "n", "samples", "The policy's min_samples."
-    ),
-    "determinism": CheckSpec("Were the switches in force that the policy asks for?"),
-    "measured": CheckSpec("Is each runtime recorded once, and was any measured?"),
-    "repeats": CheckSpec(
-        "Does the model give the same answer twice?",
-        "max|a - b| / max|a|",
-        "of the largest output",
-        "1e-4, far above what two runs differ by in rounding.",
-    ),
-    "half_precision": CheckSpec("Does the model compute in float32 throughout?"),
-    "float64": CheckSpec("Do float64 and random rounding compute the model's function?"),
-    "fast_path": CheckSpec("Does the fused path of PyTorch return what the layers do?"),
-    "not_measurable": CheckSpec(
-        "Is the noise floor small enough to show a fault?",
-        "floor / std(r)",
-        "of the spread",
-        "The policy's instruments.max_floor.",
-    ),
-    "batch_axes": CheckSpec("Which axis of each input and output is the batch?"),
-    "inputs": CheckSpec("Does the file take what the model takes?"),
-    "role": CheckSpec("Can the output be what the policy says it is?"),
-    "agreement": CheckSpec("Can agreement of answers be claimed of this output?"),
-    "runtime": CheckSpec("Did the runtime measure the file?"),
-    "recording": CheckSpec("Does the recording say by what, and when, its outputs were computed?"),
-    "session": CheckSpec("Were the session options those that the policy asks for?"),
-    "provider": CheckSpec("Did the provider that the runtime is named after run the nodes?"),
-    "precision": CheckSpec("Did the runtime compute in float32, as it reports itself?"),
-    "device": CheckSpec("Did both sides compute on the device of their names?"),
-    "outputs": CheckSpec("Was every output of the file measured on every sample?"),
-    "reference": CheckSpec(
-        "Do the model's own answers vary, so that agreeing with them proves anything?"
-    ),
-    "empty": CheckSpec("Has the output an element in any sample?"),
-    "nonfinite": CheckSpec("Has the output a finite element in any sample?"),
-    "finite": CheckSpec("Is nothing NaN, or infinite on one side only?"),
-    "bounds": CheckSpec("Does any bound of the policy apply to this output?"),
-    "near_ties": CheckSpec(
-        "Are answers that rounding alone decides rare?", "count", "answers", "1 % of them, or one."
-    ),
-    "max_abs_diff": CheckSpec(
-        "How far is the worst element off?", "max|c - r|", _DIFFERENCE, _BY_POLICY
-    ),
-    "mean_abs_diff": CheckSpec(
-        "How far is the output off on average?", "mean|c - r|", _DIFFERENCE, _BY_POLICY
-    ),
-    "scaled_diff": CheckSpec(
-        "How far is the worst element off, beside the spread of the output?",
-        "max|c - r| / std(r)",
-        None,
-        "The policy sets it.",
-    ),
-    "l2_logits": CheckSpec(
-        "How far is the worst sample off as a vector?", "max ‖c - r‖₂", _DIFFERENCE, _BY_POLICY
-    ),
-    "l2_probabilities": CheckSpec(
-        "How far do the probabilities of the worst sample move?",
-        "max ‖softmax(c) - softmax(r)‖₂",
-        "probability",
-        "The policy sets it.",
-    ),
-    "confidence_diff": CheckSpec(
-        "How far does the confidence of the worst sample move?",
-        "max|max softmax(c) - max softmax(r)|",
-        "probability",
-        "The policy sets it.",
-    ),
-    "confidence_over_": CheckSpec(
-        "In how many samples does the confidence move by more than this?",
-        "share of |max softmax(c) - max softmax(r)| above it",
-        _SHARE,
-        _ANSWERS,
-    ),
-    "top1_agreement": CheckSpec(
-        "How many samples get the same answer?",
-        "share of argmax c = argmax r",
-        _SHARE,
-        "An exact file answers alike; a reduced one may not always.",
-    ),
-    "top1_lower_bound": CheckSpec(
-        "What agreement do so many samples prove?",
-        "one-sided Clopper-Pearson bound",
-        _SHARE,
-        "0.99 needs 299 samples without a disagreement, at 95 % confidence.",
-    ),
-    "top5_agreement": CheckSpec(
-        "How many samples get the same five best answers?",
-        "share of equal top-5 sets",
-        _SHARE,
-        _ANSWERS,
-    ),
-    "accuracy_drop": CheckSpec(
-        "Is the file worse on the labels than the model?",
-        "accuracy(r) - accuracy(c)",
-        "share of labels",
-        "The policy sets it.",
-    ),
-    "noise_ratio": CheckSpec(
-        "Is the error more than rounding?", "rms(c - r64) / floor", ROUNDING, _AS_ROUNDING
-    ),
-    "noise_peak": CheckSpec(
-        "Is the worst element off by more than rounding?",
-        "max|c - r64| / floor",
-        ROUNDING,
-        "Correct files reach 2.6; one element is judged more mildly.",
-    ),
-    "noise_diff": CheckSpec(
-        "Is any sample off by more than rounding, those without a float64 truth too?",
-        "max|c - r| / floor",
-        ROUNDING,
-        "Correct files reach 7; it judges a single element.",
-    ),
-    "repeatability": CheckSpec(
-        "Does the runtime give the same answer twice?", "max|a - b|", _DIFFERENCE, _BY_POLICY
-    ),
-    "repeatability_ratio": CheckSpec(
-        "Does the runtime give the same answer twice, but for rounding?",
-        "max|a - b| / rounding",
-        ROUNDING,
-        _AS_ROUNDING,
-    ),
-    "batch_invariance": CheckSpec(
-        "Does a sample's answer stay the same in another batch?",
-        "max|a - b|",
-        _DIFFERENCE,
-        _BY_POLICY,
-    ),
-    "batch_invariance_ratio": CheckSpec(
-        "Does a sample's answer stay the same in another batch, but for rounding?",
-        "max|a - b| / rounding",
-        ROUNDING,
-        "Other batches are summed in another order.",
-    ),
-    "cosine_distance": CheckSpec(
-        "Does the embedding point elsewhere?",
-        "max(1 - cos(r, c))",
-        None,
-        "1e-4 unless the policy says otherwise.",
-    ),
-    "row_sum_diff": CheckSpec(
-        "Do the probabilities sum to what the model's do?",
-        "max|sum(c) - sum(r)|",
-        "probability",
-        "1e-3 unless the policy says otherwise.",
-    ),
-    "unequal_share": CheckSpec(
-        "How many integers differ?",
-        "share of c ≠ r",
-        "share of elements",
-        "A class or token beside the right one is wrong however near.",
-    ),
-    "mask_diff": CheckSpec(
-        "Is the mask equal?", "max|c - r|", None, "A mask is equal, or another one."
-    ),
-    "probes": CheckSpec("Were the inputs computed that unmask what the trace baked in?"),
-    "probe_": CheckSpec(
-        "Does the file still compute what the model computes on an input that no sample is?",
-        "noise_ratio, or max|c - r| / max|r|",
-        ROUNDING,
-        "Twice what the worst correct file shows: probes look for other answers, not "
-        "for lost bits. Where the precision is reduced, one of the two is enough.",
-    ),
-    "graph": CheckSpec("Was the graph of the file read?"),
-    "graph_": CheckSpec(
-        "Is nothing of the kind in the graph?",
-        "count",
-        "findings",
-        "The policy forbids it: graph_forbid.",
-    ),
-    "export_": CheckSpec(
-        "Did the export itself warn of nothing that the policy refuses?",
-        "count",
-        "findings",
-        "The policy refuses it: export_findings.",
-    ),
-    "preprocessing": CheckSpec(
-        "Was parity of preprocessing measured, for this model, on enough pictures?"
-    ),
-    "preprocessing_flips_": CheckSpec(
-        "How many pictures get another answer from this consumer's tensor?",
-        "flips / pictures",
-        "share of pictures",
-        "The policy's max_flips.",
-    ),
-    "preprocessing_": CheckSpec(
-        "Does this consumer make the same tensor of a picture?",
-        "max|tensor - reference|",
-        "1/255 of the value range",
-        "One grey level, unless the policy says otherwise.",
-    ),
-    "incumbent_accuracy_drop": CheckSpec(
-        "Is it worse on the labels than what serves now?",
-        "accuracy(champion) - accuracy(new)",
-        "share of labels",
-        "The policy's incumbent.max_accuracy_drop.",
-    ),
-    "incumbent_agreement": CheckSpec(
-        "How often does it answer as what serves now does?",
-        "share of equal answers",
-        _SHARE,
-        "The policy's incumbent.min_agreement.",
-    ),
-    "incumbent_latency_ratio": CheckSpec(
-        "Is it slower than what serves now?",
-        "median(new) / median(champion)",
-        "times",
-        "The policy's incumbent.max_latency_ratio.",
-    ),
-    "incumbent": CheckSpec("Is there a champion to compare with?"),
-    "latency_ratio": CheckSpec(
-        "Is it slower than PyTorch on the CPU in the same run?",
-        "median(runtime) / median(PyTorch)",
-        "times",
-        "The policy's latency_ratio. Times are of one machine at one moment.",
-    ),
-    "memory_mb": CheckSpec(
-        "How much memory do opening and running the file take?",
-        "growth of the process at its peak",
-        "MB",
-        "The policy's memory_mb.",
-    ),
-    "threshold_crossing_bound": CheckSpec(
-        "How many decisions at this operating point may change, as far as so many samples prove?",
-        "one-sided Clopper-Pearson bound",
-        _SHARE,
-        _ANSWERS,
-    ),
-    "threshold_crossing": CheckSpec(
-        "How many samples are above the operating point on one side only?",
-        "crossed / n",
-        _SHARE,
-        _ANSWERS,
-    ),
-}
-
-
-def meaning_of(name: str) -> CheckSpec:
-    """The row of a check, or of the longest beginning of its name that has one."""
-    return row_of(name) or CheckSpec(f"The check {name}.")
-
-
-def row_of(name: str) -> CheckSpec | None:
-    """The same; None where the table has no such check."""
-    return by_beginning(_ROWS, name)
-
-
-def by_beginning(table: Mapping[str, _Row], name: str) -> _Row | None:
-    """Look up a name, else its longest beginning of whole words, in a table."""
-    ends = [end for end in range(1, len(name)) if "_" in name[end - 1 : end + 1]]
-    beginnings = (name[:end] for end in (len(name), *reversed(ends)))
-    return next((table[start] for start in beginnings if start in table), None)
-
-
-# A `Story` is made by `gate.summary.summarize.summarize` of decision, evidence, explanation and
-# champion; it holds plain texts only: names that come from a judged file went through `printable`.
-
+# A text is a format string. Its fields are those of the check, its params and `allowed` ("at most
+# 1.67"). `gate.summary.render` formats it. docs/checks.md shows all of them.
 
 Cause = Literal[
     "passed",
@@ -525,165 +40,1428 @@ Cause = Literal[
     "numbers",
     "waived",
 ]
-"""What is to blame; `gate.decision.catalog` says in words what each means."""
-
-
-# A cause of the file explains the numbers that it makes: `SYMPTOMS`.
-
+"""The root cause of failed checks."""
 
 TITLES: dict[Cause, str] = {
     "passed": "Within every bound",
-    "layer": "A layer computes something else",
+    "layer": "A layer differs",
     "weights": "Weights differ from the model's",
-    "graph": "Something in the graph that the policy forbids",
-    "training_mode": "Computes as in training",
-    "batch": "The batch size matters",
-    "baked_in": "The trace baked something in",
-    "beyond": "Something else where no sample is",
+    "graph": "The graph has something that the policy forbids",
+    "training_mode": "The file runs in training mode",
+    "batch": "The batch size changes the result",
+    "baked_in": "The trace baked in a value",
+    "beyond": "The file differs outside of the samples' range",
     "outputs": "The outputs are not the model's",
-    "nonfinite": "NaN or infinite where the model is not",
-    "optimiser": "The optimiser changes the answer",
-    "runtime": "A runtime can't run the file",
-    "device": "Not on the device that was asked for",
+    "nonfinite": "NaN or infinity that the model does not return",
+    "optimiser": "An optimizer of ONNX Runtime changes the result",
+    "runtime": "A runtime cannot run the file",
+    "device": "The file ran on another device, or differs there",
     "cpu_optimized": "Optimized for the CPU before export",
-    "unstable": "The same input gives other answers",
-    "export": "The export itself warned",
-    "preprocessing": "Other pixels than in training",
-    "champion": "Against the champion",
+    "unstable": "The same input gives different outputs",
+    "export": "The export reported a problem",
+    "preprocessing": "The preprocessing differs from training",
+    "champion": "Compared with the champion",
     "cost": "Slower or larger than the policy allows",
     "threshold": "Decisions at an operating point change",
-    "labels": "Worse on the labels",
-    "samples": "The samples prove nothing",
-    "model": "The model has no answer of its own",
+    "labels": "Less accurate on the labels",
+    "samples": "The samples cannot prove anything",
+    "model": "The model's own output is not determined",
     "policy": "The policy does not fit the file",
-    "evidence": "The evidence is not whole",
-    "numbers": "The numbers differ, and no single cause is known",
-    "waived": "Waived by the policy",
+    "evidence": "The evidence is incomplete",
+    "numbers": "The numbers differ; the cause is not known",
+    "waived": "Skipped, as the policy allows",
 }
-
+"""The title of a finding."""
 
 SYMPTOMS: frozenset[Cause] = frozenset(
     {"numbers", "labels", "threshold", "unstable", "nonfinite", "batch", "baked_in", "beyond"}
 )
-"""What a fault of the file or of the model shows itself by."""
+"""Causes that a fault of the file or of the model explains."""
 
 
-_BY_NAME: dict[str, Cause] = {
-    "samples": "samples",
-    "determinism": "evidence",
-    "measured": "evidence",
-    "session": "evidence",
-    "repeats": "model",
-    "near_ties": "model",
-    "half_precision": "model",
-    "float64": "model",
-    "fast_path": "model",
-    "not_measurable": "model",
-    "role": "policy",
-    "bounds": "policy",
-    "reference": "samples",
-    "empty": "samples",
-    "nonfinite": "samples",
-    "finite": "nonfinite",
-    "outputs": "outputs",
-    "provider": "device",
-    "precision": "device",
-    "device": "device",
-    "repeatability": "unstable",
-    "batch_invariance": "batch",
-    "accuracy_drop": "labels",
-    "threshold_crossing": "threshold",
-    "incumbent": "champion",
-    "latency_ratio": "cost",
-    "memory_mb": "cost",
-    "probes": "evidence",
-    "graph": "evidence",
-    "graph_training_mode": "training_mode",
-    "graph_fixed_batch": "batch",
-    "graph_zero_initializer": "weights",
-    "graph_other_weights": "weights",
-    "graph_rounded_weights": "weights",
-    "graph_nonfinite_initializer": "nonfinite",
-    "graph_": "graph",
-    "export_record": "evidence",
-    "export_": "export",
-    "preprocessing": "preprocessing",
+@dataclass(frozen=True)
+class CodeSpec:
+    """What one code of a check says."""
+
+    text: str
+    headline: str | None = None
+    """The sentence of the finding. None: the text."""
+    remedy: str | None = None
+    """None: the check's."""
+    cause: Cause | None = None
+    """None: the check's."""
+    observed: str | None = None
+    """What is shown in the column of the number, where there is none."""
+
+
+@dataclass(frozen=True)
+class CheckSpec:
+    """One check, or a family of checks whose names begin with it."""
+
+    meaning: str
+    """The question that it answers."""
+    cause: Cause
+    remedy: str
+    codes: Mapping[str, CodeSpec] = field(default_factory=dict)
+    formula: str | None = None
+    unit: str | None = None
+    why: str = "It holds or not; there is no number."
+    """The reason for the bound."""
+
+
+_Row = TypeVar("_Row")
+
+ROUNDING = "× rounding"
+
+_DIFFERENCE = "the unit of the output"
+
+_SHARE = "share of samples"
+
+_BY_POLICY = "The policy sets it, in the unit of this output."
+
+_AS_ROUNDING = "Rounding alone gives about 1. The policy allows this much more."
+
+_ANSWERS = "The policy sets how many answers may change."
+
+_NUMBER_TEXT = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
+
+_NUMBERS: dict[str, CodeSpec] = {
+    "within": CodeSpec(_NUMBER_TEXT),
+    "beyond": CodeSpec(_NUMBER_TEXT),
+    "unmeasured": CodeSpec(
+        "{label} was not measured; {allowed} is allowed (n = {samples}).", cause="evidence"
+    ),
+    "unexamined": CodeSpec(
+        f"{_NUMBER_TEXT} Rounding was not measured on the samples in question, because another "
+        "policy refused the file without it. Measure again."
+    ),
 }
-"""By the whole name of a check, or its longest beginning that is here; the rest are numbers."""
+"""Codes of checks that compare a number with a bound."""
 
-_OTHER_OUTPUTS = (
-    "the model returns ",
-    "the model has names of its own",
-    "the model is judged as it computes in float32",
+_UNSURE = CodeSpec(
+    f"{_NUMBER_TEXT} This cannot be judged: PyTorch's own float32 answers differ from its float64 "
+    "answers on {unsure} of {judged} samples.",
+    remedy="The file may be correct. The model amplifies rounding until its answers change: train "
+    "it, normalize its inputs, evaluate on samples with a larger margin, or judge numbers only "
+    "(task: tensors).",
+    cause="model",
 )
-"""In a failure: the runtime ran, and what it returned is not in the shape, dtype or order."""
 
-_BY_REMEDY: dict[str, Cause] = {"unsure": "model", "threshold_unmeasured": "evidence",
-                               "cost_unmeasured": "evidence"}  # fmt: skip
+_TOO_FEW = CodeSpec(
+    f"{_NUMBER_TEXT} No answer differs, but the samples are too few to prove the bound: "
+    "{needed} samples without a disagreement are needed at a confidence of {confidence:.4g}.",
+    cause="samples",
+)
 
-_PROBES: dict[str, Cause] = {
-    "batch": "batch",
-    "size": "baked_in",
-    "value": "baked_in",
-    "search": "baked_in",
+_NEVER_ENOUGH = CodeSpec(
+    f"{_NUMBER_TEXT} No answer differs, but no number of samples proves a bound of 1. Choose a "
+    "bound below 1.",
+    cause="samples",
+)
+
+
+def _statement(holds: str, **codes: CodeSpec) -> dict[str, CodeSpec]:
+    return {"holds": CodeSpec(holds), "violated": CodeSpec("{problems}."), **codes}
+
+
+def _share_of_answers(meaning: str, formula: str, remedy: str) -> CheckSpec:
+    codes = {**_NUMBERS, "unsure": _UNSURE}
+    return CheckSpec(meaning, "numbers", remedy, codes, formula=formula, unit=_SHARE, why=_ANSWERS)
+
+
+def _number(
+    meaning: str,
+    formula: str,
+    remedy: str,
+    *,
+    unit: str | None = None,
+    why: str = "The policy sets it.",
+    cause: Cause = "numbers",
+    **codes: CodeSpec,
+) -> CheckSpec:
+    return CheckSpec(
+        meaning, cause, remedy, {**_NUMBERS, **codes}, formula=formula, unit=unit, why=why
+    )
+
+
+def _noise(meaning: str, formula: str, why: str, remedy: str) -> CheckSpec:
+    text = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
+    unmeasured = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
+    codes = {
+        **_NUMBERS,
+        "within": CodeSpec(text),
+        "beyond": CodeSpec(text),
+        "no_floor": unmeasured,
+        "no_floor_waived": unmeasured,
+    }
+    return CheckSpec(meaning, "numbers", remedy, codes, formula=formula, unit=ROUNDING, why=why)
+
+
+_EXPORT_AGAIN_OR_PRECISION = (
+    "Export in eval mode, try export.do_constant_folding: false, compare ort-cpu with "
+    "ort-cpu-optimized (fusion), turn TF32 off, and check that the checkpoint is the same."
+)
+
+_PRECISION_OR_STATISTICS = "Check precision (TF32, float16, int8) and normalization statistics."
+
+_NOT_REPEATABLE = (
+    "Two identical runs differ. Look for dropout or random operators that are still active "
+    "(training mode), or atomic additions on CUDA."
+)
+
+_DEPENDS_ON_BATCH = (
+    "The output of a sample depends on its batch. Look for BatchNorm in training mode, or a batch "
+    "size that was baked into the graph."
+)
+
+_NOT_TRACED = (
+    "Replace Python conditions on tensor values by torch.where, or export by strategy scripted or "
+    "dynamo."
+)
+
+_BAKED_BATCH = (
+    "Use x.shape[0] as it is instead of len(x) or int(x.shape[0]), and export with dynamic_batch: "
+    "true."
+)
+
+LIMITS = (
+    "Compare limits and thresholds (ReLU6, hardtanh, clamp, torch.where) and activations of the "
+    "file with those in the model's code, and export again from that code."
+)
+"""Remedy for a file that differs outside of the samples' range."""
+
+_MEASURE_AGAIN = "Measure again with this policy."
+
+OPTIMISER = (
+    "Serve with a lower graph_optimization_level, such as ORT_ENABLE_BASIC; update ONNX Runtime; "
+    "or export with another opset, so that the pattern is not fused."
+)
+"""Remedy for a file that agrees with optimizations off."""
+
+CHAIN = (
+    "Run gate locate on the release. It names the part that diverges first, and whether the "
+    "connection before it is the cause."
+)
+"""Remedy for several files that do not run one after the other."""
+
+_CUSTOM_OPERATOR = "Export with standard operators only, or ship the runtime that has them."
+
+_PROBE_TEXT = "{metric} is {observed:.6g} on this input, allowed {allowed}."
+
+_PROBE_CODES: dict[str, CodeSpec] = {
+    "within": CodeSpec(_PROBE_TEXT),
+    "beyond": CodeSpec(_PROBE_TEXT),
+    "beyond_untraced": CodeSpec(_PROBE_TEXT, cause="beyond", remedy=LIMITS),
+    "failed": CodeSpec("{failure}"),
+    "failed_untraced": CodeSpec("{failure}", cause="beyond", remedy=LIMITS),
+    "fails_like_samples": CodeSpec(
+        _PROBE_TEXT,
+        remedy="The samples themselves disagree. Fix that first, then see whether this input "
+        "still differs.",
+        cause="numbers",
+    ),
+    "contradictory": CodeSpec(
+        "The record has numbers and a reason why there are none.", cause="evidence"
+    ),
+    "inapplicable": CodeSpec("The model does not accept this input: {reason}"),
+    "no_numbers": CodeSpec("The record has neither numbers nor a reason.", cause="evidence"),
+    "unexamined": CodeSpec(
+        f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again."
+    ),
+    "out_of_calibration": CodeSpec(
+        f"{_PROBE_TEXT} This input may lie outside of the calibrated range, where a quantized file "
+        "saturates. It does not refuse the file."
+    ),
+    "checked_in_chain": CodeSpec(
+        f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in the chain."
+    ),
+    "beyond_range": CodeSpec(
+        "The file overflows at {factor:.3g} times the samples: {elements} elements are NaN or "
+        "infinite where the model's are finite. It agrees everywhere else on this input.",
+        cause="beyond",
+        remedy="If such values can occur, export the operator as the model computes it (softplus "
+        "with its threshold, logsumexp with its maximum subtracted). "
+        "instruments.probe_beyond_range decides whether this refuses the file.",
+    ),
+    "beyond_range_no_rows": CodeSpec(
+        "The runtime fails at {factor:.3g} times the samples, where the model returns an output "
+        "without elements (no box, no row): {failure}",
+        cause="beyond",
+        remedy="If such values can occur, handle the empty output in forward. "
+        "instruments.probe_beyond_range decides whether this refuses the file.",
+    ),
+    "undefined": CodeSpec(
+        "The input makes the model convert floats that the integer type does not hold: "
+        "{conversions:list}. ONNX and PyTorch both leave the result open. What depends on it was "
+        "not compared.",
+        remedy="If such values can occur, clamp them in forward to the range of the integer type "
+        "before the conversion.",
+    ),
 }
 
 
-def cause_for(check: CheckResult, evidence: Evidence) -> Cause:
-    """What one check points at where nothing else is known."""
+def _probe(remedy: str, cause: Cause) -> CheckSpec:
+    return CheckSpec(
+        "Does the file compute what the model computes on an input that is not among the samples?",
+        cause,
+        remedy,
+        _PROBE_CODES,
+        formula="noise_ratio, or max|c - r| / max|r|",
+        unit=ROUNDING,
+        why="Twice the worst correct file: probes look for a different function, not for lost "
+        "bits. In reduced precision, one of the two numbers is enough.",
+    )
+
+
+_GRAPH_CODES: dict[str, CodeSpec] = {
+    "findings": CodeSpec("{findings:list}."),
+    "no_findings": CodeSpec("The graph has none."),
+    "weights_equal": CodeSpec("{weights}"),
+    "not_compared": CodeSpec(
+        "The weights of the file were not compared with the model's: the evidence is from an older "
+        "version.",
+        remedy="Measure again with this version.",
+        cause="evidence",
+    ),
+}
+
+
+def _graph(remedy: str, cause: Cause = "graph") -> CheckSpec:
+    return CheckSpec(
+        "Is the graph free of this?",
+        cause,
+        remedy,
+        _GRAPH_CODES,
+        formula="count",
+        unit="findings",
+        why="The policy forbids it (graph_forbid).",
+    )
+
+
+_EXPORT_CODES: dict[str, CodeSpec] = {
+    "findings": CodeSpec("{lines:list}.{notes}"),
+    "no_findings": CodeSpec("Nothing that refuses the file.{notes}"),
+    "no_record": CodeSpec("The evidence does not say how the file was exported.", cause="evidence"),
+}
+
+
+def _export(remedy: str, cause: Cause = "export") -> CheckSpec:
+    return CheckSpec(
+        "Did the export finish without a warning that the policy refuses?",
+        cause,
+        remedy,
+        _EXPORT_CODES,
+        formula="count",
+        unit="findings",
+        why="The policy refuses it (export_findings).",
+    )
+
+
+_CROSSING = (
+    "{label} is {observed:.6g}, allowed {allowed}: {crossed} of {samples} samples are at or above "
+    "it on one side only, or with another class{crossing:samples}. The model is above it on "
+    "{reference_above}, the file on {candidate_above}."
+)
+
+
+def _crossing(meaning: str, formula: str, remedy: str) -> CheckSpec:
+    codes = {
+        "within": CodeSpec(_CROSSING),
+        "beyond": CodeSpec(_CROSSING),
+        "unmeasured": CodeSpec(
+            "{label} cannot be judged: {problems}.",
+            cause="evidence",
+            remedy="Measure again with this policy: gate.operating_points decides what is "
+            "measured. A point for one class needs samples that are put into it.",
+        ),
+        "unexamined": _NUMBERS["unexamined"],
+    }
+    return CheckSpec(
+        meaning, "threshold", remedy, codes, formula=formula, unit=_SHARE, why=_ANSWERS
+    )
+
+
+def _champion(
+    meaning: str, formula: str, unit: str, why: str, headline: str, remedy: str
+) -> CheckSpec:
+    text = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
+    codes = {**_NUMBERS, "beyond": CodeSpec(text, headline=headline)}
+    return CheckSpec(meaning, "champion", remedy, codes, formula=formula, unit=unit, why=why)
+
+
+def _cost(spec: CheckSpec, text: str, headline: str) -> CheckSpec:
+    codes = {
+        "within": CodeSpec(text),
+        "beyond": CodeSpec(text, headline=headline),
+        "unmeasured": CodeSpec(
+            "{label} was not measured: {problems}.",
+            cause="evidence",
+            remedy="Measure again with this version. A recording has neither times nor memory, and "
+            "some systems do not report the memory of a process: bound another runtime, or leave "
+            "the bound out.",
+        ),
+    }
+    return replace(spec, codes=codes)
+
+
+CHECKS: dict[str, CheckSpec] = {
+    "part": CheckSpec(
+        "Was this part of the release measured?",
+        "evidence",
+        "Measure the release again.",
+        {
+            "measured": CodeSpec("{file} was measured."),
+            "unmeasured": CodeSpec("The part {part} ({file}, {sha256}) was not measured."),
+            "wrong_file": CodeSpec(
+                "The part {part} is {file} ({sha256}), but the evidence is about {measured}."
+            ),
+        },
+    ),
+    "samples": CheckSpec(
+        "Are there enough samples to prove anything?",
+        "samples",
+        "Give more evaluation samples, or lower gate.min_samples. One sample is enough only with "
+        "probes (gate.instruments.probes).",
+        {
+            "enough": CodeSpec("{samples} samples were measured, {allowed} are required."),
+            "too_few": CodeSpec("{samples} samples were measured, {allowed} are required."),
+            "unprobed": CodeSpec(
+                "One sample was measured, and {runtimes:list} computed no probe with other values. "
+                "Give a second sample, or set instruments.probes: true."
+            ),
+        },
+        formula="n",
+        unit="samples",
+        why="The policy's min_samples.",
+    ),
+    "determinism": CheckSpec(
+        "Were the determinism switches set as the policy asks?",
+        "evidence",
+        _MEASURE_AGAIN,
+        _statement("The determinism switches were set as the policy asks."),
+    ),
+    "measured": CheckSpec(
+        "Is each runtime recorded once, and was any measured?",
+        "evidence",
+        "Measure at least one runtime: run the stage 'parity', or run gate doctor to see why none "
+        "could run.",
+        _statement("Each runtime is recorded once, and at least one was measured."),
+    ),
+    "repeats": CheckSpec(
+        "Does the model return the same output twice?",
+        "model",
+        "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: TRC013), "
+        "and any state that forward changes.",
+        _statement(
+            "Two runs of the model on the same samples agree.",
+            holds_with_state=CodeSpec(
+                "Two runs of the model on the same samples agree. Its forward changes "
+                "{names:list}; the gate restores them before each run."
+            ),
+        ),
+        formula="max|a - b| / max|a|",
+        unit="of the largest output",
+        why="1e-4, far above what two runs differ by in rounding.",
+    ),
+    "half_precision": CheckSpec(
+        "Does the model compute in float32 throughout?",
+        "model",
+        "Remove autocast and .half() from forward, or use --precision reduced.",
+        _statement("The model computes in float32."),
+    ),
+    "float64": CheckSpec(
+        "Do float64 and random rounding compute the model's function?",
+        "model",
+        "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on the "
+        "dtype, so that float64 computes the same function.",
+        {"not_used": CodeSpec("{problems}.")},
+    ),
+    "fast_path": CheckSpec(
+        "Does PyTorch's fused path return what the layers compute?",
+        "model",
+        "Call torch.backends.mha.set_fastpath_enabled(False) in the factory of the model, and zero "
+        "padded positions in forward where that is wanted.",
+        {
+            "violated": CodeSpec(
+                "In eval mode PyTorch takes the fast path of nn.TransformerEncoder, which returns "
+                "different numbers than its layers (zeros at padded positions). No exporter writes "
+                "it to a file."
+            )
+        },
+    ),
+    "not_measurable": CheckSpec(
+        "Is the noise floor small enough to show a fault?",
+        "model",
+        "The file may be correct. The model amplifies rounding (are its weights trained?), or its "
+        "function depends on the dtype: keep torch.finfo and branches on the dtype out of forward, "
+        "or raise instruments.max_floor.",
+        {
+            "no_reference": CodeSpec(
+                "{output} cannot be judged: neither float64 nor random rounding computes the "
+                "model's function, so its rounding error was not measured."
+            ),
+            "no_reference_waived": CodeSpec(
+                "{output} cannot be judged: neither float64 nor random rounding computes the "
+                "model's function, so its rounding error was not measured."
+            ),
+            "hidden": CodeSpec(
+                "{output} cannot be judged: rounding alone moves it by {observed:.3g} of its "
+                "spread, allowed at most {bound:.3g}. A fault of that size would be hidden."
+            ),
+        },
+        formula="floor / std(r)",
+        unit="of the spread",
+        why="The policy's instruments.max_floor.",
+    ),
+    "batch_axes": CheckSpec(
+        "Which axis of each input and output is the batch?",
+        "evidence",
+        "If an axis is wrong, state it: --batch-axis NAME=AXIS, or NAME=none.",
+        {
+            "holds": CodeSpec("Batch axes: {axes:list}."),
+            "one_call": CodeSpec("No input has a batch axis: one sample is one call."),
+        },
+    ),
+    "inputs": CheckSpec(
+        "Does the file take the model's inputs?",
+        "outputs",
+        "An exporter drops an input that changes no output. Export again if this one should.",
+        {
+            "model_only": CodeSpec(
+                "The model takes {names:list}, the file does not. The model received the values of "
+                "the samples and of the probes, so an input that changes the outputs shows."
+            )
+        },
+    ),
+    "role": CheckSpec(
+        "Can the output have the role that the policy states?",
+        "policy",
+        "State what the output is: outputs: {{NAME: ROLE}} in the policy, or --role NAME=ROLE. "
+        "docs/roles.md lists the roles and their checks.",
+        {
+            "matches": CodeSpec("The output can have the role '{role}'."),
+            "unknown_outputs": CodeSpec(
+                "The policy names the outputs {names:list}, but the file has {outputs:list}."
+            ),
+            "wrong_shape": CodeSpec(
+                "The role '{role}' is for floats of shape (batch, classes >= 2); this {dtype} "
+                "output has another shape or dtype. Say indices for classes that the model has "
+                "chosen, scores for independent numbers, tensor for anything else."
+            ),
+            "wrong_sums": CodeSpec(
+                "The role is 'probabilities', but the model's rows do not sum to 1 (off by up to "
+                "{sum_error:.3g}). Say logits if a softmax follows, scores if each column stands "
+                "for itself."
+            ),
+            "not_float": CodeSpec(
+                "The role '{role}' is for floats, but the output is {dtype}. Say indices, mask or "
+                "tensor."
+            ),
+            "no_vectors": CodeSpec(
+                "The role is 'embedding', but no vectors of 2 to 65 536 numbers per sample were "
+                "measured. Say tensor, or measure again."
+            ),
+            "not_integer": CodeSpec(
+                "The role 'indices' is for integers, but the output is {dtype}. Say scores or "
+                "tensor."
+            ),
+        },
+    ),
+    "agreement": CheckSpec(
+        "Can the agreement of answers be judged for this output?",
+        "policy",
+        "Give samples of several classes, or name the output (--role NAME=logits) if it is a "
+        "classifier.",
+        {
+            "not_claimed": CodeSpec(
+                "Agreement of answers is not judged: {reason}. The numbers decide. Say "
+                "--role {output}=logits if the model is a classifier.",
+                observed="not claimed",
+            )
+        },
+    ),
+    "runtime": CheckSpec(
+        "Did the runtime measure the file?",
+        "runtime",
+        "Run gate doctor on the machine that measures. It says which provider or library is "
+        "missing and how to install it.",
+        {
+            "no_record": CodeSpec(
+                "{runtime} was not measured, and there is no record of the reason.",
+                cause="evidence",
+            ),
+            "empty": CodeSpec(
+                "{runtime} was not measured; its record has neither outputs nor a reason.",
+                cause="evidence",
+            ),
+            "unusable": CodeSpec(
+                "{runtime} was not measured; it cannot run any file here: {failure}",
+                headline="{runtime} cannot run any file here: {failure:short}",
+                cause="device",
+            ),
+            "absent": CodeSpec(
+                "{runtime} was not measured, but the policy requires it: {reason}",
+                headline="{reason:short}, and the policy requires {runtime}",
+                cause="device",
+            ),
+            "absent_waived": CodeSpec(
+                "{runtime} was not measured. The policy requires it only where it is present: "
+                "{reason}",
+                headline="not measured ({reason:brief})",
+            ),
+            "not_plain": CodeSpec(
+                "{runtime} was not measured: the file does not open with optimizations off "
+                "({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
+                "served with optimizations.",
+            ),
+            "failed": CodeSpec(
+                "{runtime} was not measured; it failed: {failure}",
+                headline="{runtime} cannot run the file: {failure:short}",
+            ),
+            "chain_failed": CodeSpec(
+                "{runtime} was not measured; it failed: {failure}",
+                headline="{runtime} cannot run the file: {failure:short}",
+                remedy=CHAIN,
+            ),
+            "unregistered_operator": CodeSpec(
+                "{runtime} was not measured; it failed: {failure}",
+                headline="{runtime} cannot run the file: {failure:short}",
+                remedy=_CUSTOM_OPERATOR,
+            ),
+            "only_batches": CodeSpec(
+                "{runtime} was not measured; it computes batches of {batch_sizes:list} only, and "
+                "fails on others: {failure}",
+                headline="A batch size was baked in: {runtime} computes batches of "
+                "{batch_sizes:list} only, and otherwise {detail:short}",
+                remedy=_BAKED_BATCH,
+                cause="batch",
+            ),
+            "reshape": CodeSpec(
+                "{runtime} was not measured; a Reshape has a fixed shape that does not fit the "
+                "input: {failure}",
+                headline="A batch size was baked in: {runtime} {detail:short}",
+                remedy=_BAKED_BATCH,
+                cause="batch",
+            ),
+            "wrong_outputs": CodeSpec(
+                "{runtime} was not measured; its outputs do not match the model's: {failure}",
+                headline="{mismatch}",
+                remedy="{advice}",
+                cause="outputs",
+            ),
+            "out_of_memory": CodeSpec(
+                "{runtime} was not measured; it ran out of memory: {failure}",
+                headline="{runtime} ran out of memory: {failure:short}",
+                remedy="Use a smaller --batch-size, or a machine with more memory.",
+            ),
+        },
+    ),
+    "recording": CheckSpec(
+        "Does the recording say what computed its outputs, and when?",
+        "evidence",
+        "Measure again from what gate record pack wrote.",
+        _statement(
+            "Computed elsewhere by {recorded_runtime} on {device}, recorded {recorded_at}, as "
+            "stated by the packer ({recording}). It did not run here: repeatability, batch "
+            "invariance, latency and memory were not measured."
+        ),
+    ),
+    "session": CheckSpec(
+        "Were the session options those that the policy asks for?",
+        "evidence",
+        _MEASURE_AGAIN,
+        _statement(
+            "The session options were set as the policy asks.",
+            basic=CodeSpec(
+                "The file does not open with optimizations off ({plain_failure}), and was measured "
+                "with ORT_ENABLE_BASIC. {served} decides, because files are served with "
+                "optimizations."
+            ),
+        ),
+    ),
+    "provider": CheckSpec(
+        "Did the provider that the runtime is named after run the nodes?",
+        "device",
+        "ONNX Runtime fell back to another provider. Run gate doctor, install the CUDA and cuDNN "
+        "libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
+        _statement(
+            "{wanted} is active.{notes}",
+            ran=CodeSpec("{wanted} is active and ran the nodes.{notes}"),
+            cpu_nodes=CodeSpec(
+                "{problems}.",
+                remedy="Run gate doctor, and avoid operators that ONNX Runtime has no CUDA kernel "
+                "for. If these nodes may run on the CPU, set this runtime to required: never, and "
+                "add one of kind: ort with the options providers: [{providers:list}]",
+            ),
+            cpu_optimized=CodeSpec(
+                "The file was optimized for the CPU before export: it has {operators:list}. "
+                "{problems}.",
+                remedy="ONNX Runtime or Optimum wrote this file with optimizations for the CPU. "
+                "Use the file that the exporter wrote, and let each session optimize it for its "
+                "device.",
+                cause="cpu_optimized",
+            ),
+        ),
+    ),
+    "precision": CheckSpec(
+        "Did the runtime compute in float32?",
+        "device",
+        "Set the option by which the runtime computes in float32 (openvino: precision_hint: f32), "
+        "or judge the file by --precision reduced.",
+        _statement(
+            "It computed in {precision}, as it reports.",
+            unreported=CodeSpec(
+                "ONNX Runtime does not report the precision of this provider. The numbers decide."
+            ),
+        ),
+    ),
+    "device": CheckSpec(
+        "Did both sides compute on the device that they are named after?",
+        "device",
+        "Run gate locate on this runtime to see the first layer that diverges; set "
+        "determinism.tf32: false, and measure torch-cuda too.",
+        {
+            "same": CodeSpec("{notes:sentences}"),
+            "misplaced": CodeSpec("{notes:sentences}"),
+            "large": CodeSpec("{notes:sentences}"),
+        },
+    ),
+    "outputs": CheckSpec(
+        "Was every output of the file measured on every sample?",
+        "outputs",
+        "Export again with export.output_names as the model returns them, in its order.",
+        _statement(
+            "Every output of the file was measured on every sample.",
+            violated_quantized=CodeSpec(
+                "{problems}.",
+                remedy="This policy is for quantized classifiers. Judge the file by a policy with "
+                "precision: quantized, task: tensors and a numeric bound (docs/quantized.md).",
+            ),
+        ),
+    ),
+    "reference": CheckSpec(
+        "Do the model's outputs vary over the samples?",
+        "samples",
+        "Evaluate on real, varied samples with trained weights: inputs that all give the same "
+        "answer prove nothing.",
+        _statement(
+            "The model's output is finite and varies over the samples.",
+            constant=CodeSpec("The model's output is constant. The numbers decide."),
+            proven_constant=CodeSpec(
+                "The output is constant and equal bit for bit.",
+                observed="constant, equal bit for bit",
+            ),
+        ),
+    ),
+    "empty": CheckSpec(
+        "Does the output have an element in any sample?",
+        "samples",
+        "Add samples for which the model returns at least one element (an object to detect, a "
+        "value above the threshold), leave the output out of the export, or say waive: "
+        "{{NAME: [empty]}} in the policy.",
+        {
+            "no_numbers": CodeSpec(
+                "The output '{output}' has no element in any of {samples} samples, so nothing was "
+                "compared."
+            ),
+            "no_numbers_waived": CodeSpec(
+                "The output '{output}' has no element in any of {samples} samples, so nothing was "
+                "compared. The policy waives this."
+            ),
+        },
+    ),
+    "nonfinite": CheckSpec(
+        "Does the output have a finite element in any sample?",
+        "samples",
+        "Add samples for which the model returns finite values, leave the output out of the "
+        "export, or say waive: {{NAME: [nonfinite]}} in the policy.",
+        {
+            "no_numbers": CodeSpec(
+                "The output '{output}' has no finite element in any of {samples} samples, so "
+                "nothing was compared."
+            ),
+            "no_numbers_waived": CodeSpec(
+                "The output '{output}' has no finite element in any of {samples} samples, so "
+                "nothing was compared. The policy waives this."
+            ),
+        },
+    ),
+    "finite": CheckSpec(
+        "Is nothing NaN, or infinite on one side only?",
+        "nonfinite",
+        "Look for float16 overflow, a log or division of zero, or a mask of -inf. Run with "
+        "optimizations off to see whether a fusion causes it.",
+        _statement(
+            "No NaN, and no infinity on one side only.",
+            violated=CodeSpec("{problems}.", headline="{problem}"),
+            same_places=CodeSpec("NaN in the same {count} places on both sides."),
+        ),
+    ),
+    "bounds": CheckSpec(
+        "Does any bound of the policy apply to this output?",
+        "policy",
+        "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff. It applies to "
+        "every output; bounds on classes apply only to logits.",
+        {
+            "no_bound": CodeSpec(
+                "No bound of the policy applies to this output, so any value in it would pass."
+            ),
+            "no_bound_quantized": CodeSpec(
+                "No bound of the policy applies to this output, so any value in it would pass.",
+                remedy="This policy is for quantized classifiers. Judge the file by a policy with "
+                "precision: quantized, task: tensors and a numeric bound (docs/quantized.md).",
+            ),
+            "checked_in_chain": CodeSpec(
+                "The rounding of this part is judged in the chain. Name the output in the policy "
+                "(outputs) to bound it here too.",
+                observed="judged in the chain",
+            ),
+        },
+    ),
+    "near_ties": CheckSpec(
+        "Are answers that rounding alone decides rare?",
+        "model",
+        "Too many answers depend on the last bit. Look at what the model decides there (equal "
+        "scores, rounding to integers), or judge the numbers before that decision.",
+        {
+            code: CodeSpec(
+                "{count} of {total} {what} differ where rounding alone decides between equals: the "
+                "float64 reference or PyTorch under random rounding agrees with the runtime. They "
+                "are left out of the other numbers; allowed {allowed}.",
+                headline=headline,
+            )
+            for code, headline in (
+                ("few", None),
+                (
+                    "too_many",
+                    "{count} of {total} {what} differ where rounding alone decides",
+                ),
+            )
+        },
+        formula="count",
+        unit="answers",
+        why="1 % of them, or one.",
+    ),
+    "max_abs_diff": _number(
+        "How large is the largest error of an element?",
+        "max|c - r|",
+        _EXPORT_AGAIN_OR_PRECISION,
+        unit=_DIFFERENCE,
+        why=_BY_POLICY,
+    ),
+    "mean_abs_diff": _number(
+        "How large is the mean error?",
+        "mean|c - r|",
+        "A drift of all outputs points at precision (TF32, float16, bfloat16) or at other "
+        "normalization statistics: export in eval mode from the same checkpoint.",
+        unit=_DIFFERENCE,
+        why=_BY_POLICY,
+    ),
+    "scaled_diff": _number(
+        "How large is the largest error, relative to the spread of the output?",
+        "max|c - r| / std(r)",
+        _EXPORT_AGAIN_OR_PRECISION,
+    ),
+    "l2_logits": _number(
+        "How large is the error of the worst sample as a vector?",
+        "max ‖c - r‖₂",
+        _EXPORT_AGAIN_OR_PRECISION,
+        unit=_DIFFERENCE,
+        why=_BY_POLICY,
+    ),
+    "l2_probabilities": _number(
+        "How far do the probabilities of the worst sample move?",
+        "max ‖softmax(c) - softmax(r)‖₂",
+        "Check the output (logits or softmax), eval mode, and precision.",
+        unit="probability",
+    ),
+    "confidence_diff": _number(
+        "How far does the confidence of the worst sample move?",
+        "max|max softmax(c) - max softmax(r)|",
+        "Top-1 may agree although the confidence moved. " + _PRECISION_OR_STATISTICS,
+        unit="probability",
+    ),
+    "confidence_over_": _share_of_answers(
+        "In how many samples does the confidence move by more than this?",
+        "share of |max softmax(c) - max softmax(r)| above it",
+        _PRECISION_OR_STATISTICS,
+    ),
+    "confidence_over_10_percent": _share_of_answers(
+        "In how many samples does the confidence move by more than 0.1?",
+        "share of |max softmax(c) - max softmax(r)| above 0.1",
+        "Check eval mode, the checkpoint and the order of classes.",
+    ),
+    "top1_agreement": CheckSpec(
+        "How many samples get the same answer?",
+        "numbers",
+        "Look at the disagreeing samples and their margins in the evidence. Small margins point at "
+        "precision, large ones at a wrong layer, checkpoint or class order.",
+        {**_NUMBERS, "unsure": _UNSURE},
+        formula="share of argmax c = argmax r",
+        unit=_SHARE,
+        why="An exact file gives the same answers; a reduced one may not always.",
+    ),
+    "top1_lower_bound": CheckSpec(
+        "What agreement do this many samples prove?",
+        "numbers",
+        "Too few samples, or too many disagreements, for this bound. Without a disagreement, 0.99 "
+        "needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
+        {
+            **_NUMBERS,
+            "unsure": _UNSURE,
+            "too_few_samples": _TOO_FEW,
+            "never_enough_samples": _NEVER_ENOUGH,
+        },
+        formula="one-sided Clopper-Pearson bound",
+        unit=_SHARE,
+        why="0.99 needs 299 samples without a disagreement, at 95 % confidence.",
+    ),
+    "top5_agreement": _share_of_answers(
+        "How many samples get the same five best answers?",
+        "share of equal top-5 sets",
+        "Look at the ranks after the first: check precision and class order.",
+    ),
+    "accuracy_drop": _number(
+        "Is the file less accurate on the labels than the model?",
+        "accuracy(r) - accuracy(c)",
+        "Check preprocessing, class order and precision. Without labels, pass --labels.",
+        unit="share of labels",
+        cause="labels",
+    ),
+    "noise_ratio": _noise(
+        "Is the error larger than rounding explains?",
+        "rms(c - r64) / floor",
+        _AS_ROUNDING,
+        "Run gate locate to see the first layer that diverges. Check that the weights are the "
+        "same, eval mode, TF32 and float16.",
+    ),
+    "noise_peak": _noise(
+        "Is the worst element off by more than rounding explains?",
+        "max|c - r64| / floor",
+        "Correct files reach 2.6. A single element is judged more mildly.",
+        "A few elements are off. Look at the sample of max_abs_diff and run gate locate: a single "
+        "weight or class may be wrong.",
+    ),
+    "noise_diff": _noise(
+        "Is any sample off by more than rounding, including samples without a float64 reference?",
+        "max|c - r| / floor",
+        "Correct files reach 7. It judges a single element.",
+        "Look at the sample of max_abs_diff and run gate locate on it: a branch of the model may "
+        "be baked in.",
+    ),
+    "repeatability": _number(
+        "Does the runtime return the same output twice?",
+        "max|a - b|",
+        _NOT_REPEATABLE,
+        unit=_DIFFERENCE,
+        why=_BY_POLICY,
+        cause="unstable",
+    ),
+    "repeatability_ratio": _number(
+        "Does the runtime return the same output twice, apart from rounding?",
+        "max|a - b| / rounding",
+        _NOT_REPEATABLE,
+        unit=ROUNDING,
+        why=_AS_ROUNDING,
+        cause="unstable",
+    ),
+    "batch_invariance": _number(
+        "Does the output of a sample stay the same in another batch?",
+        "max|a - b|",
+        _DEPENDS_ON_BATCH,
+        unit=_DIFFERENCE,
+        why=_BY_POLICY,
+        cause="batch",
+        left_to_probes=CodeSpec(
+            "One sample has no other batch. The probes of other batch sizes decide.",
+            observed="left to the probes",
+        ),
+    ),
+    "batch_invariance_ratio": _number(
+        "Does the output of a sample stay the same in another batch, apart from rounding?",
+        "max|a - b| / rounding",
+        _DEPENDS_ON_BATCH,
+        unit=ROUNDING,
+        why="Other batches are summed in another order.",
+        cause="batch",
+        left_to_probes=CodeSpec(
+            "One sample has no other batch. The probes of other batch sizes decide.",
+            observed="left to the probes",
+        ),
+    ),
+    "cosine_distance": _number(
+        "Does the embedding point in another direction?",
+        "max(1 - cos(r, c))",
+        "Check precision (TF32, float16, int8), eval mode, and the normalization of its length.",
+        why="1e-4 unless the policy says otherwise.",
+    ),
+    "row_sum_diff": _number(
+        "Do the probabilities sum to what the model's do?",
+        "max|sum(c) - sum(r)|",
+        "Look at the axis of the softmax, and whether it is in the file at all.",
+        unit="probability",
+        why="1e-3 unless the policy says otherwise.",
+    ),
+    "unequal_share": _number(
+        "How many integers differ?",
+        "share of c ≠ r",
+        "Look at argmax, top-k and rounding in the model, and at the numbers that they decide on.",
+        unit="share of elements",
+        why="The next class or token is wrong, however near it is.",
+    ),
+    "mask_diff": _number(
+        "Is the mask equal?",
+        "max|c - r|",
+        "A mask must be equal. Look at the comparison or the padding that makes it.",
+        why="A mask is equal or wrong.",
+    ),
+    "probes": CheckSpec(
+        "Did the runtime compute the probes, which show what the trace baked in?",
+        "evidence",
+        "Give samples that the model can compute. Without a probe, the file may have baked in what "
+        "the samples do not show.",
+        {
+            "missing": CodeSpec("{problems}. Behavior that was baked in would not be noticed."),
+            "missing_waived": CodeSpec(
+                "{problems}. Behavior that was baked in would not be noticed. The policy allows "
+                "this recording to lack probes."
+            ),
+            "missing_recorded": CodeSpec(
+                "{problems}. Behavior that was baked in would not be noticed.",
+                remedy="Record what gate samples export --reference wrote, including the probes, "
+                "and pack it again; or say options: {{probes: when_recorded}} in the policy.",
+            ),
+        },
+    ),
+    "probe_": _probe(_NOT_TRACED, "baked_in"),
+    "probe_value": _probe(_NOT_TRACED, "baked_in"),
+    "probe_search": _probe(_NOT_TRACED, "baked_in"),
+    "probe_batch": _probe(_BAKED_BATCH, "batch"),
+    "probe_size": _probe(
+        "Compute sizes from x.shape in forward and name the axis dynamic, or fix it in the file's "
+        "inputs.",
+        "baked_in",
+    ),
+    "graph": CheckSpec(
+        "Was the graph of the file read?",
+        "evidence",
+        "Measure again with this version. It reads the graph of the file.",
+        {
+            "unread": CodeSpec("The graph of the file was not read: {reason}."),
+            "unread_count": CodeSpec(
+                "The graph of the file was not read: the report counts {nodes} nodes and names "
+                "{operators} operators."
+            ),
+            "unread_files": CodeSpec(
+                "The graph of the file was not read: the report is about the data files "
+                "{reported:list}, the file has {files:list}."
+            ),
+        },
+    ),
+    "graph_training_mode": _graph(
+        "Export in eval mode (model.eval(), training=TrainingMode.EVAL).", "training_mode"
+    ),
+    "graph_fixed_batch": _graph(
+        "Export with dynamic_batch: true, or ask for a fixed batch.", "batch"
+    ),
+    "graph_zero_initializer": _graph(
+        "Load the checkpoint before the export: a weight of the file is all zero, the model's is "
+        "not.",
+        "weights",
+    ),
+    "graph_nonfinite_initializer": _graph(
+        "Export again from a checkpoint whose weights are finite.", "nonfinite"
+    ),
+    "graph_other_weights": _graph(
+        "Export again from the checkpoint that --checkpoint names, or pass the checkpoint that the "
+        "file was made from.",
+        "weights",
+    ),
+    "graph_rounded_weights": _graph(
+        "Export the float32 model, or judge a file that is rounded on purpose by --precision "
+        "reduced.",
+        "weights",
+    ),
+    "graph_float64": _graph(
+        "Keep numpy scalars and Python floats out of forward, or cast to float32."
+    ),
+    "graph_float16": _graph(
+        "Export the float32 model, or judge a file that is float16 on purpose by --precision "
+        "reduced."
+    ),
+    "graph_quantized": _graph(
+        "Promote the float32 file. A quantized file is promoted beside it as its twin, judged by a "
+        "policy with precision: quantized."
+    ),
+    "graph_external_data": _graph("Copy the external data again together with its model file."),
+    "graph_unused_output": _graph("Export only what is used."),
+    "graph_domain": _graph(_CUSTOM_OPERATOR),
+    "graph_opset": _graph("Export with an opset that the deployed runtime supports."),
+    "graph_checker": _graph(
+        "Export again with a newer exporter. Other runtimes may refuse the file."
+    ),
+    "graph_": _graph("Export again without it, or allow it in the policy (graph_forbid)."),
+    "export_record": _export(
+        "Let the gate export the file (gate export, or the stage 'export'), or set "
+        "gate.export_findings.record: optional.",
+        "evidence",
+    ),
+    "export_lint": _export(
+        "Run gate lint on the model's factory and rewrite what it shows; docs/lint has a page per "
+        "rule. A `# noqa: TRC…` on the line silences it."
+    ),
+    "export_tracer_warnings": _export(
+        "Rewrite the lines that the tracer warns about (gate lint shows how), or export by "
+        "strategy: scripted."
+    ),
+    "export_hazards": _export(
+        "Look at what the exporter warns about: operators in training mode, outputs without a "
+        "batch axis."
+    ),
+    "preprocessing": CheckSpec(
+        "Was the parity of the preprocessing measured for this model on enough pictures?",
+        "preprocessing",
+        "Measure it with gate.preprocess.measure or the stage 'parity', on enough pictures, with "
+        "the spec that the model was trained with.",
+        _statement("Measured for the model's spec on {images} distinct pictures."),
+    ),
+    "preprocessing_flips_": CheckSpec(
+        "How many pictures get another answer from this consumer's tensor?",
+        "preprocessing",
+        "Run gate preprocess compare --model to see which pictures change their answer, and make "
+        "the consumer follow the spec.",
+        {
+            code: CodeSpec(
+                "{flips} of {samples} answers change, and the confidence moves by at most "
+                "{confidence:.3g}."
+            )
+            for code in ("within", "beyond")
+        }
+        | {
+            "unmeasured": CodeSpec(
+                "The answers on these pictures were not compared.", cause="evidence"
+            )
+        },
+        formula="flips / pictures",
+        unit="share of pictures",
+        why="The policy's max_flips.",
+    ),
+    "preprocessing_": CheckSpec(
+        "Does this consumer compute the same tensor from a picture?",
+        "preprocessing",
+        "Run gate preprocess compare on the pictures. It names known causes (no antialias, "
+        "half-pixel shift, channel order, mean/std). Or ship the preprocessing in the file: gate "
+        "preprocess prepend.",
+        {
+            "within": CodeSpec(
+                "The largest difference is {observed:.6g}/255, allowed at most {bound:.6g}/255 "
+                "(n = {samples}).{notes}"
+            ),
+            "beyond": CodeSpec(
+                "The largest difference is {observed:.6g}/255, allowed at most {bound:.6g}/255 "
+                "(n = {samples}).{notes}",
+                headline="{consumer} computes other pixels than in training: {observed:.4g}/255, "
+                "allowed {bound:.4g}/255.{notes}",
+            ),
+            "failed": CodeSpec("It failed: {failure}"),
+            "wrong_shape": CodeSpec("The tensor has another shape or dtype: {detail}"),
+            "incomplete": CodeSpec("{samples} of {images} pictures were compared."),
+            "nonfinite": CodeSpec("{count} values are NaN or infinite."),
+            "unsupported": CodeSpec("{consumer} cannot follow the spec on any machine: {reason}"),
+            "unavailable": CodeSpec("{consumer} was not measured: {reason}"),
+            "unavailable_waived": CodeSpec("{consumer} was not measured: {reason}"),
+            "recorded_times": CodeSpec(
+                "{consumer} is recorded {count} times, expected once.", cause="evidence"
+            ),
+        },
+        formula="max|tensor - reference|",
+        unit="1/255 of the value range",
+        why="One gray level, unless the policy says otherwise.",
+    ),
+    "incumbent": CheckSpec(
+        "Is there a champion to compare with?",
+        "champion",
+        "Decide where the registry and its ledger are: gate check --against NAME, or the stage "
+        "'promote'; without the ledger, pass --trust with the keys that sign verdicts. To promote "
+        "a file that cannot be compared with the champion, use a policy without the section "
+        "incumbent once.",
+        {
+            "compared": CodeSpec("Compared with version {version}, the champion."),
+            "same_file": CodeSpec("Version {version}, the champion, is this very file."),
+            "first_release_allowed": CodeSpec(
+                "There is no champion. The policy allows a first release."
+            ),
+            "first_release_refused": CodeSpec(
+                "There is no champion, and the policy refuses a first release."
+            ),
+            "left_to_service": CodeSpec(
+                "The file was not compared with the champion here. The service compares it by its "
+                "own policy and ledger before it serves (promotion: by_service)."
+            ),
+            "not_read": CodeSpec("The champion was not looked up, so nothing was compared."),
+            "not_compared": CodeSpec(
+                "The champion (version {version}) was not compared: {reason}."
+            ),
+            "other_file": CodeSpec(
+                "The champion (version {version}) was compared with another file: {sha256}."
+            ),
+            "no_digests": CodeSpec(
+                "The comparison with the champion (version {version}) lacks the digests of its "
+                "file and evidence."
+            ),
+            "other_samples": CodeSpec(
+                "The champion (version {version}) is not comparable: other samples. It was "
+                "measured on {champion_samples} of {champion_data}, this file on {file_samples} of "
+                "{file_data}."
+            ),
+        },
+    ),
+    "incumbent_accuracy_drop": _champion(
+        "Is the file less accurate on the labels than the champion?",
+        "accuracy(champion) - accuracy(new)",
+        "share of labels",
+        "The policy's incumbent.max_accuracy_drop.",
+        "Less accurate than the champion by {usage}",
+        "Train longer or on more data, and look at the labels; or allow more "
+        "(incumbent.max_accuracy_drop).",
+    ),
+    "incumbent_agreement": _champion(
+        "How often does the file give the champion's answer?",
+        "share of equal answers",
+        _SHARE,
+        "The policy's incumbent.min_agreement.",
+        "The answers differ from the champion's: the same on {usage}",
+        "Look at the order of the classes and at the preprocessing first. A better model changes "
+        "answers too: then allow fewer equal ones (incumbent.min_agreement).",
+    ),
+    "incumbent_latency_ratio": _champion(
+        "Is the file slower than the champion?",
+        "median(new) / median(champion)",
+        "times",
+        "The policy's incumbent.max_latency_ratio.",
+        "Slower than the champion by a factor of {usage}",
+        "Compare the operators and the opset of the two files, export with constant folding, "
+        "measure on a quiet machine; or allow more (incumbent.max_latency_ratio).",
+    ),
+    "latency_ratio": _cost(
+        CheckSpec(
+            "Is the runtime slower than PyTorch on the CPU in the same run?",
+            "cost",
+            "Measure on a quiet machine, give the runtime its optimizations (ort-cpu-optimized) "
+            "and as many threads as PyTorch; or allow more (latency_ratio).",
+            formula="median(runtime) / median(PyTorch)",
+            unit="times",
+            why="The policy's latency_ratio. Times are from one machine at one moment.",
+        ),
+        "{label} is {observed:.6g}, allowed {allowed}. By batch: {ratios:list}.{notes}",
+        "{runtime} is slower than the policy allows: {label} {usage}",
+    ),
+    "memory_mb": _cost(
+        CheckSpec(
+            "How much memory do opening and running the file take?",
+            "cost",
+            "Use a smaller batch size or a smaller model, and look at the peak in the table of "
+            "costs; or allow more (memory_mb).",
+            formula="growth of the process at its peak",
+            unit="MB",
+            why="The policy's memory_mb.",
+        ),
+        "{label} is {observed:.6g}, allowed {allowed}. The memory of its process grew by this much "
+        "while it opened and ran the file (at its peak; of a browser at the end).",
+        "{runtime} takes more memory than the policy allows: {label} {usage}",
+    ),
+    "threshold_crossing_bound": _crossing(
+        "How many decisions at this operating point may change, as far as this many samples prove?",
+        "one-sided Clopper-Pearson bound",
+        "Too few samples, or too many that cross. Without any crossing, a bound of 0.01 needs 299 "
+        "samples and 0.001 needs 2995; for a point of one class, samples of that class.",
+    ),
+    "threshold_crossing": _crossing(
+        "How many samples are above the operating point on one side only?",
+        "crossed / n",
+        "Look at the crossing samples in samples.csv. Confidences near the operating point cross "
+        "by rounding alone: move the point or allow a share. Far from it, check precision (TF32, "
+        "float16, int8) and eval mode.",
+    ),
+}
+"""By the name of the check, or the longest beginning of it."""
+
+PROBLEMS: dict[str, str] = {
+    # determinism, session
+    "switch_differs": "{switch} is {actual}, the policy asks for {wanted}",
+    "other_kind": "{kind} measured, the policy asks for {wanted}",
+    "other_options": "it measured with the options {options}, the policy asks for {wanted}",
+    "unknown_kind": "it is not recorded which runtime measured, the policy asks for {wanted}",
+    "not_plain": "the file does not open with optimizations off ({plain_failure}), and no "
+    "optimized session was measured",
+    # measured
+    "recorded_twice": "{runtime} is recorded twice",
+    "none_measured": "no runtime was measured",
+    # repeats, half_precision, float64
+    "outputs_vary": "two runs of the model on the same samples differ by {spread:.3g} of its "
+    "largest output: the model draws random numbers, or changes itself, in eval mode",
+    "depends_on_calls": "the outputs depend on the number of the call: forward changes "
+    "{names:list} and computes with it, so a second call differs by {spread:.3g} of the largest "
+    "output",
+    "sixteen_bits": "the model computes in 16 bits in {where}, and the policy's precision is "
+    "'exact'",
+    "float64_differs": "the float64 reference was not used for {outputs:list}, because it computes "
+    "a different function than float32 (q = {largest:.3g})",
+    "float64_differs_at": "the float64 reference was not used for {outputs:list}, because it "
+    "computes a different function than float32 (q = {largest:.3g}); the first difference is in "
+    "{where}",
+    "rounding_differs": "random rounding was not used, because without rounding those runs do not "
+    "reproduce the model",
+    # provider, precision, recording
+    "unstated": "it does not say which provider it runs on",
+    "inactive": "the active provider is {active}, not {wanted}",
+    "elsewhere": "{count} compute nodes ran on another provider",
+    "nothing_on": "no node is recorded to have run on {provider}",
+    "on_cpu": "{count} compute nodes ran on the CPU ({names:list})",
+    "on_cpu_share": "{count} compute nodes ran on the CPU ({names:list}), {share:.2g} % of the "
+    "time of one run",
+    "other_providers": "nodes ran on {providers:list}",
+    "other_precision": "it reports {precision} precision, and the policy's precision 'exact' asks "
+    "for {wanted:or}",
+    "recording_lacks": "it does not say its {keys:list}",
+    "recording_ran": "it has numbers of a run, and a recording does not run",
+    # outputs, reference, finite
+    "other_outputs": "the outputs {measured:list} were measured, the file has {outputs:list}",
+    "other_samples": "'{output}' was measured on {count} samples, the data set has {samples}",
+    "no_logits": "no output of shape (batch, classes) for the logits {names:list}",
+    "no_classes": "no output of shape (batch, classes) to judge as logits",
+    "no_output_varies": "no output varies over the samples: the model returns the same for all",
+    "no_scale": "the largest absolute value of the model's output is {largest}",
+    "single_class": "the model predicts one class for every sample, so agreement proves nothing. "
+    "Give samples of several classes, or state the role: outputs: {{{output}: tensor}} in the "
+    "policy, or --role {output}=tensor",
+    "one_side_only": "{count} elements are NaN or infinite on one side only",
+    "nan_both": "{count} elements are NaN on both sides, which proves nothing unless the policy "
+    "says nonfinite: same_places",
+    "nan_statistics": "the measured {names:list} is NaN",
+    # noise
+    "no_function": "neither float64 nor random rounding computes the model's function",
+    "noise_unmeasured": "{reason}",
+    "nothing_compared": "no element could be compared with the float64 reference",
+    "few_in_float64": "only {count} of {required} samples were computed in float64: {reason}",
+    # operating points
+    "no_class": "no output has a class {label}; this one has {classes} classes",
+    "records": "the evidence has {count} records of this point",
+    "with_softmax": "it was measured with a softmax, for another role",
+    "without_softmax": "it was measured without a softmax, for another role",
+    "no_sample": "no sample was compared there",
+    "contradiction_samples": "its counts contradict each other: {count} samples were compared, of "
+    "{most} with an answer",
+    "contradiction_crossed": "its counts contradict each other: {crossed} of {count} cross, "
+    "{above} and {candidate_above} are above",
+    "contradiction_above": "its counts contradict each other: {above} and {candidate_above} are "
+    "above, and only {crossed} cross",
+    "contradiction_listed": "its counts contradict each other: {crossed} cross, and {listed} are "
+    "listed",
+    # probes
+    "no_probe": "no probe was computed",
+    "no_batch_probe": "there is no probe of the batch sizes {sizes:list}",
+    "unprobed": "it has no outputs for {names:list}",
+    "unsearched": "inputs on which trace and model disagree were not searched",
+    # preprocessing
+    "preprocessing_unmeasured": "the policy asks for parity of the preprocessing, and it was not "
+    "measured",
+    "no_preprocessing": "the evidence does not say which preprocessing the model has",
+    "other_spec": "the measured spec is not the model's",
+    "other_reference": "{measured} was the reference, not {wanted}",
+    "no_tensor": "the tensor that the spec makes is not recorded",
+    "misfit": "{detail}",
+    "other_model": "the answers are from another file than the one that is judged",
+    "few_pictures": "{count} distinct pictures were measured, at least {required} are required",
+    # costs
+    "not_timed": "it was not timed beside PyTorch; a recording has no times, nor has older "
+    "evidence",
+    "one_side_timed": "batches, or single samples, were not timed on both sides",
+    "other_batches": "batches of {size} were timed beside batches of {reference_size} in PyTorch",
+    "only_first": "only one batch of {size} samples was timed, the first, which warms up",
+    "memory_unread": "its memory was not measured, or could not be read",
+    "memory_older": "older evidence defines it differently",
+}
+"""Items of `params["problems"]`."""
+
+NOTES: dict[str, str] = {
+    "in_group": "The largest ratio is in {group}.",
+    "closer_reference": "PyTorch is closer to the float64 reference.",
+    "closer_candidate": "The runtime is closer to the float64 reference than PyTorch.",
+    "closer_neither": "Both are equally far from the float64 reference.",
+    "by_rounding": "Measured against float32, in units of random rounding.",
+    "shape_nodes": "Warning: {count} nodes that compute shapes or indices ran on the CPU, "
+    "{share:.2g} % of the time of one run.",
+    "no_kernel": "Warning: {count} nodes without a CUDA kernel ran on the CPU "
+    "({operators:list}), {share:.2g} % of the time of one run.",
+    "silenced": "{count} silenced by noqa.",
+    "causes": "Cause: {causes:list}.",
+    "other_threads": "The runtime had {threads} threads, PyTorch {reference_threads}.",
+    "no_single": "Single samples were not timed: {reason}.",
+    # device
+    "torch_on": "PyTorch computed on {providers:list} (device {device}).",
+    "torch_on_cpu": "PyTorch computed on the CPU only ({reason}).",
+    "torch_not_measured": "PyTorch computed on the CPU only (torch-cuda was not asked for).",
+    "runtime_on": "ONNX Runtime computed on {provider} (nodes: {nodes:list}).",
+    "not_on_cuda": "{runtime} is not on CUDA, see its check 'provider'.",
+    "factor": "{worst} is {factor:.3g} times its bound.",
+    "factor_no_fallback": "{worst} is {factor:.3g} times its bound although both ran on CUDA, so "
+    "this is no fallback.",
+    "moved_file": "The file is far off on the CPU too, so the device is not the cause.",
+    "moved_both": "PyTorch on CUDA is far from its own output on the CPU too, so both sides moved "
+    "with the device: look at TF32, the cuDNN algorithms and the driver.",
+    "moved_unknown": "PyTorch ran on the CPU only, so it is open whether the device or the file "
+    "is the cause.",
+    "moved_runtime": "PyTorch on CUDA agrees with its output on the CPU, so ONNX Runtime moved: "
+    "look at TF32, the cuDNN algorithm and fusions.",
+    "level_no_fusion": "{other} is far off as well, so it is no fusion.",
+    "level_fusion": "{other} is not, which points at a fusion.",
+    "level_kernel": "{other} is not, which points at a single kernel.",
+    "switches": "In force: PyTorch with TF32 {tf32_matmul} for matmul and {tf32_cudnn} for cuDNN, "
+    "cudnn_deterministic {cudnn_deterministic}; ONNX Runtime with use_tf32 {use_tf32}, "
+    "cudnn_conv_algo_search {algorithm}.",
+    "locate": "Next: gate locate MODEL.onnx --reference {factory} --inputs SAMPLES --runtime "
+    "{runtime}.",
+}
+"""Items of `params["notes"]`: sentences that follow the text."""
+
+
+def row_of(name: str) -> CheckSpec | None:
+    """Return the row of a check, or of the longest beginning of its name that has one."""
+    return by_beginning(CHECKS, name)
+
+
+def meaning_of(name: str) -> CheckSpec:
+    """Return the row of a check; of one that the table lacks, a row without a number."""
+    return row_of(name) or CheckSpec(f"The check {name}.", "numbers", "")
+
+
+def row_for(check: CheckResult) -> CheckSpec:
+    """Return the row of a check; that of a probe is the row of its kind."""
+    kind = check.params.get("kind")
+    return meaning_of(f"probe_{kind}" if check.name.startswith("probe_") and kind else check.name)
+
+
+def code_for(check: CheckResult) -> CodeSpec | None:
+    """Return what the code of a check says; None: it has none, or one of a newer version."""
+    return row_for(check).codes.get(check.code or "")
+
+
+def in_words(spec: CheckSpec) -> dict[str, str | None]:
+    """Return what `gate policy explain` says of a check."""
+    return {name: getattr(spec, name) for name in ("meaning", "formula", "unit", "why")}
+
+
+def cause_for(check: CheckResult) -> Cause:
+    """Return what one check points at where nothing else is known."""
     if check.verdict is Verdict.WAIVED:
         return "waived"
-    # A part of a release has runtimes, probes and a trace of its own.
-    evidence = evidence.parts.get(check.part or "", evidence)
-    by_remedy = next((c for name, c in _BY_REMEDY.items() if check.remedy == REMEDIES[name]), None)
-    if check.code == "cpu_optimized" or by_remedy is not None:
-        return by_remedy or "cpu_optimized"
-    if check.name == "runtime":
-        return _of_runtime(check, evidence)
-    if check.name.startswith("probe_"):
-        return _of_probe(check, evidence)
-    cause = by_beginning(_BY_NAME, check.name) or "numbers"
-    if check.verdict is not Verdict.ERROR or check.bound is None or cause not in SYMPTOMS:
-        return cause
-    # Nothing is off: it was not measured, or no answer differs and so few do not prove it.
-    few = check.name == "top1_lower_bound"
-    return "evidence" if check.observed is None else "samples" if few else cause
+    code = code_for(check)
+    return code.cause if code and code.cause else row_for(check).cause
 
 
-def _of_runtime(check: CheckResult, evidence: Evidence) -> Cause:
-    """It broke, or its device is not there, or nobody measured it."""
-    runtime = evidence.runtime(check.runtime) if check.runtime else None
-    if runtime is not None and runtime.failure and runtime.unusable:
-        return "device"
-    if runtime is not None and runtime.failure:
-        # A constant shape that has the batch of the export in it.
-        nobody = not any(other.measured for other in evidence.runtimes)
-        if nobody and any(words in runtime.failure for words in _OTHER_OUTPUTS):
-            return "outputs"
-        signs = ("requested shape", ONLY_BATCHES)
-        return "batch" if any(sign in runtime.failure for sign in signs) else "runtime"
-    return "device" if runtime is not None and runtime.absent_reason else "evidence"
-
-
-def _of_probe(check: CheckResult, evidence: Evidence) -> Cause:
-    if check.remedy == REMEDIES["probe_as_samples"]:
-        return "numbers"
-    if check.code == "beyond_range":
-        return "beyond"
-    runtime = evidence.runtime(check.runtime) if check.runtime else None
-    probes = runtime.probes if runtime else ()
-    name = check.name.removeprefix("probe_")
-    kind = next((probe.kind for probe in probes if probe.name == name), "value")
-    return "beyond" if kind == "value" and _trace_agrees(evidence) else _PROBES[kind]
-
-
-def _trace_agrees(evidence: Evidence) -> bool:
-    """Whether a trace of the model is the model, on all inputs that were tried, and nobody warned:
-    then tracing is not what made the file another."""
-    search, export = evidence.trace_search, evidence.export
-    if search is None or search.reason or search.found or search.tried < 2:
-        return False
-    return export is None or not (
-        export.tracer_warnings
-        or any(finding.level == "error" and not finding.suppressed for finding in export.lint)
-    )
+def by_beginning(table: Mapping[str, _Row], name: str) -> _Row | None:
+    """Look up a name, else its longest beginning of whole words, in a table."""
+    ends = [end for end in range(1, len(name)) if "_" in name[end - 1 : end + 1]]
+    beginnings = (name[:end] for end in (len(name), *reversed(ends)))
+    return next((table[start] for start in beginnings if start in table), None)

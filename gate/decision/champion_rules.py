@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gate.decision.bound_rules import BoundedMetric
-from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.bound_rules import BoundedMetric, compared
+from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.output_roles import class_metrics_for
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
 from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
-
-_LEFT = (
-    "nobody here compared it with the version that serves: the service does, by its own policy and "
-    "ledger, before anything serves (promotion: by_service)."
-)
 
 
 def check_champion(
@@ -28,9 +22,10 @@ def check_champion(
     if section is None:
         return
     if incumbent is None and policy.promotion == "by_service":
-        verdict, explanation = Verdict.WAIVED, _LEFT
+        standing: tuple[Verdict, str, Problem] = (Verdict.WAIVED, "left_to_service", {})
     else:
-        verdict, explanation = _standing(section, evidence, incumbent)
+        standing = _standing(section, evidence, incumbent)
+    verdict, code, params = standing
     yield CheckResult(
         name="incumbent",
         observed=None
@@ -38,8 +33,8 @@ def check_champion(
         else incumbent.version and f"version {incumbent.version}",
         samples=None if incumbent is None or not incumbent.samples else incumbent.samples,
         verdict=verdict,
-        explanation=explanation,
-        remedy=REMEDIES["incumbent"],
+        code=code,
+        params=params,
     )
     if incumbent is None or verdict is not Verdict.PASS or incumbent.state != "compared":
         return
@@ -51,45 +46,49 @@ def check_champion(
         ratio, bound = incumbent.latency_ratio, section.max_latency_ratio
         metric = BoundedMetric("incumbent_latency_ratio", ratio, "<=", bound)
         timed = incumbent.latency
-        yield _check(metric, samples=timed.batches if timed else 0, unit="batches")
+        yield compared(metric, samples=timed.batches if timed else 0)
 
 
 def _standing(
     section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison | None
-) -> tuple[Verdict, str]:
-    """Whether there is something to compare with."""
-    if incumbent is not None and incumbent.state == "first":
-        allowed = section.first_release == "allow"
-        outcome = "the policy allows a first release" if allowed else "the policy refuses that"
-        return Verdict.PASS if allowed else Verdict.FAIL, f"no version serves: {outcome}."
-    problem = _problem(evidence, incumbent)
-    if incumbent is None or problem is not None:
-        return Verdict.ERROR, f"{problem}."
-    if incumbent.is_same_file:
-        return Verdict.PASS, f"version {incumbent.version}, which serves now, is this very file."
-    return Verdict.PASS, f"compared with version {incumbent.version}, which serves now."
-
-
-def _problem(evidence: Evidence, incumbent: ChampionComparison | None) -> str | None:
-    """Why the comparison proves nothing about this file on these samples; None where it does."""
+) -> tuple[Verdict, str, Problem]:
+    """Return whether there is something to compare with: verdict, code, parameters."""
     if incumbent is None:
-        return "nobody looked which version serves now, and how it compares"
-    which = f"version {incumbent.version or '(unknown)'}, which serves now,"
+        return Verdict.ERROR, "not_read", {}
+    if incumbent.state == "first":
+        allowed = section.first_release == "allow"
+        verdict = Verdict.PASS if allowed else Verdict.FAIL
+        return verdict, f"first_release_{'allowed' if allowed else 'refused'}", {}
+    params: Problem = {"version": incumbent.version or "unknown"}
+    code = _problem(evidence, incumbent)
+    if code == "not_compared":
+        params["reason"] = (incumbent.absent or "no reason is recorded").rstrip(".")
+    elif code == "other_file":
+        params["sha256"] = incumbent.subject_sha256.short
+    elif code == "other_samples":
+        params |= {
+            "champion_samples": incumbent.samples,
+            "champion_data": incumbent.data_sha256.short,
+            "file_samples": evidence.dataset.samples,
+            "file_data": evidence.dataset.sha256.short,
+        }
+    if code is not None:
+        return Verdict.ERROR, code, params
+    return Verdict.PASS, "same_file" if incumbent.is_same_file else "compared", params
+
+
+def _problem(evidence: Evidence, incumbent: ChampionComparison) -> str | None:
+    """Return the code of why the comparison proves nothing about this file on these samples; None
+    where it does."""
     if incumbent.state != "compared":
-        return f"{which} was not compared: {incumbent.absent or 'nobody says why'}"
+        return "not_compared"
     if incumbent.subject_sha256 != evidence.subject.sha256:
-        return f"{which} was compared with another file: {incumbent.subject_sha256.short}"
+        return "other_file"
     if None in (incumbent.version, incumbent.sha256, incumbent.evidence_sha256):
-        return f"{which} is not named with the digests of its file and of its evidence"
+        return "no_digests"
     dataset = evidence.dataset
     same = (incumbent.data_sha256, incumbent.samples) == (dataset.sha256, dataset.samples)
-    if not same and not incumbent.is_same_file:
-        return (
-            f"{which} was compared on other samples: {incumbent.samples} of "
-            f"{incumbent.data_sha256.short}, the evidence is on {dataset.samples} of "
-            f"{dataset.sha256.short}"
-        )
-    return None
+    return None if same or incumbent.is_same_file else "other_samples"
 
 
 def _answers(
@@ -112,27 +111,4 @@ def _answers(
             BoundedMetric("incumbent_agreement", agreement, ">=", section.min_agreement),
         ):
             if metric.bound is not None:
-                yield _check(metric, samples=count, output=name)
-
-
-def _check(
-    metric: BoundedMetric, *, samples: int, output: str | None = None, unit: str = "samples"
-) -> CheckResult:
-    name, observed, relation, bound, _ = metric
-    assert bound is not None
-    if observed is None:
-        verdict, outcome = Verdict.ERROR, "was not measured"
-    else:
-        verdict = Verdict.PASS if metric.holds() and samples > 0 else Verdict.FAIL
-        outcome = f"is {observed:.6g}"
-    return CheckResult(
-        name=name,
-        output=output,
-        observed=observed,
-        bound=bound,
-        relation=relation,
-        samples=samples,
-        verdict=verdict,
-        explanation=f"{name} {outcome}, allowed {relation} {bound:.6g} ({samples} {unit}).",
-        remedy=REMEDIES[name],
-    )
+                yield compared(metric, samples=count, output=name)

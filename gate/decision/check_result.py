@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, JsonValue
 
 from gate.records.runtime import RuntimeName
 from gate.storage.record import Measured, Record, added_field
 
 
 class Verdict(StrEnum):
-    """`WAIVED` only for checks: the policy says in words that it may be left out."""
+    """`WAIVED` only for checks: the policy says that this check does not refuse a file."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -21,22 +23,33 @@ class Verdict(StrEnum):
 
 
 def _as_number(value: Any) -> Any:
-    """What JSON can't write as a number is a word there, and a number again here."""
+    """Return the float that JSON has as a word (`NaN`, `Infinity`), else the value."""
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 Observed = Annotated[Measured | str | None, BeforeValidator(_as_number)]
 
 
-CheckCode = Literal["beyond_range", "undefined", "cpu_optimized"]
+def as_json(value: Any) -> JsonValue:
+    """Return the value as JSON has it: lists for sequences, words for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return str(value) if isinstance(value, str) else value
+
+
+Params = Annotated[dict[str, Any], BeforeValidator(as_json)]
 
 
 class CheckResult(Record):
-    """One check: what was seen, what was allowed, on how many samples, and what to try."""
+    """The result of one check. It has no sentence: `gate.summary.render` renders `code`."""
 
     name: str
     part: str | None = added_field(None)
-    """Of a release of several files; None: of the file, or of all together."""
+    """Part of a release of several files; None: the check is about the whole release."""
     runtime: RuntimeName | None = None
     output: str | None = None
     point: str | None = added_field(None)
@@ -47,13 +60,17 @@ class CheckResult(Record):
     relation: Literal["<=", ">=", "=="] | None = None
     samples: int | None = None
     verdict: Verdict
-    explanation: str
-    remedy: str | None = None
-    code: CheckCode | None = added_field(None)
-    """The reason of a difference on a probe or of a fallback. `beyond_range`: the file breaks only
-    far beyond the samples' values (`instruments.probe_beyond_range`). `undefined`: ONNX leaves the
-    result of an operator open on this input. `cpu_optimized`: ONNX Runtime optimized the file for
-    the CPU before it was judged."""
+    code: str | None = added_field(None)
+    """What was found: a key of `CheckSpec.codes` in `gate.decision.catalog`. None: a record of
+    version 1.0 or older, which has `explanation` and `remedy` instead."""
+    params: Params = added_field({})
+    """The values that the text of `code` names. `problems` and `notes` are lists of
+    `{"code": ..., ...}`."""
+    explanation: str | None = added_field(None)
+    remedy: str | None = added_field(None)
+
+    def __hash__(self) -> int:
+        return hash((self.title, self.verdict, self.code))
 
     @property
     def label(self) -> str:
@@ -65,3 +82,33 @@ class CheckResult(Record):
         """`part / runtime / output / label`, without what does not apply."""
         places = (self.part, self.runtime, self.output, self.label)
         return " / ".join(place for place in places if place)
+
+    def with_code(self, code: str, verdict: Verdict | None = None, **params: Any) -> CheckResult:
+        """Return the check with another code, and more parameters."""
+        update = {"code": code, "verdict": verdict or self.verdict}
+        return self.model_copy(update=update | {"params": as_json({**self.params, **params})})
+
+
+Problem = dict[str, Any]
+"""One of several things that are wrong: `{"code": ..., parameters}`."""
+
+
+def statement(
+    name: str,
+    problems: Sequence[Problem],
+    *,
+    verdict: Verdict = Verdict.FAIL,
+    place: tuple[RuntimeName | None, str | None] = (None, None),
+    holds: str = "holds",
+    **params: Any,
+) -> CheckResult:
+    """Return a check without a number. It holds if there are no problems, with the code `holds`
+    and these parameters. `place`: runtime and output."""
+    return CheckResult(
+        name=name,
+        runtime=place[0],
+        output=place[1],
+        verdict=verdict if problems else Verdict.PASS,
+        code="violated" if problems else holds,
+        params={"problems": problems} if problems else params,
+    )

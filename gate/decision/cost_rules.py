@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from gate.decision.bound_rules import BoundedMetric
-from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.bound_rules import BoundedMetric, compared
+from gate.decision.check_result import CheckResult, Problem
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, Latency, RuntimeEvidence
 
@@ -24,7 +23,7 @@ def costs(bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> Itera
 
 def latency_ratios(
     evidence: Evidence, runtime: RuntimeEvidence
-) -> tuple[dict[int, float], str | None]:
+) -> tuple[dict[int, float], Problem | None]:
     """Median time of a batch, the runtime's by PyTorch's, by batch size: NaN for what is no time.
     And why that is not all that can be measured; None: it is.
 
@@ -33,25 +32,20 @@ def latency_ratios(
     """
     one, other = runtime.cost, evidence.reference_cost
     if one is None or other is None:
-        return {}, (
-            "nobody timed it beside PyTorch: a recording has no times, nor has evidence of before"
-        )
+        return {}, {"code": "not_timed"}
     pairs = [(runtime.latency, evidence.reference_latency)]
     if one.single is not None or not evidence.has_fixed_batch:
         pairs.append((_of_one(one.single), _of_one(other.single)))
     found: dict[int, float] = {}
-    cold: str | None = None
+    cold: Problem | None = None
     for latency, reference in pairs:
         if latency is None or reference is None:
-            return found, "its batches, and those of one sample, were not timed on both sides"
+            return found, {"code": "one_side_timed"}
         if latency.batch_size != reference.batch_size:
-            return found, (
-                f"batches of {latency.batch_size} were timed beside batches of "
-                f"{reference.batch_size} in PyTorch"
-            )
+            sizes = {"size": latency.batch_size, "reference_size": reference.batch_size}
+            return found, {"code": "other_batches", **sizes}
         if latency.cold or reference.cold:
-            size = _samples(latency.batch_size)
-            cold = f"of {size} only one batch was timed, the first, which warms up"
+            cold = {"code": "only_first", "size": latency.batch_size}
         else:
             found[latency.batch_size] = _ratio(latency, reference)
     return found, cold
@@ -77,62 +71,45 @@ def _ratio(latency: Latency, reference: Latency) -> float:
 def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
     ratios, problem = latency_ratios(evidence, runtime)
     if problem is not None:
-        return _check(_metric("latency_ratio", None, bound), runtime, problem)
-    worst = largest_ratio(ratios)
-    listed = ", ".join(f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items())
+        return _unmeasured("latency_ratio", bound, runtime, problem)
+    notes = [*_threads(evidence, runtime)]
     reason = runtime.cost.single_unmeasured if runtime.cost and not runtime.cost.single else None
-    text = f"Of PyTorch's time on the CPU, by batch: {listed}{_threads(evidence, runtime)}"
     if reason:
-        text += f"; not of one sample: {reason}"
-    return _check(_metric("latency_ratio", worst, bound), runtime, text)
+        notes.append({"code": "no_single", "reason": reason.rstrip(".")})
+    params: Problem = {
+        "ratios": [f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items()],
+        "notes": notes,
+    }
+    metric = BoundedMetric("latency_ratio", largest_ratio(ratios), "<=", bound)
+    return _compared(metric, runtime, params)
 
 
 def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
     """0 is right where the process had the memory before."""
-    grown, none = runtime.memory_bytes, _metric("memory_mb", None, bound)
-    if grown is None:
-        return _check(none, runtime, "nobody measured its memory, or it could not be read")
-    if runtime.cost is None:
-        problem = "evidence of before has it by another definition"
-        return _check(none, runtime, problem)
-    text = (
-        "By so much memory grew while it opened the file and ran it: at the peak of the process, "
-        "of a browser at the end"
-    )
-    return _check(_metric("memory_mb", grown / _MB, bound), runtime, text)
+    grown = runtime.memory_bytes
+    if grown is None or runtime.cost is None:
+        code = "memory_unread" if grown is None else "memory_older"
+        return _unmeasured("memory_mb", bound, runtime, {"code": code})
+    return _compared(BoundedMetric("memory_mb", grown / _MB, "<=", bound), runtime, {})
 
 
-def _metric(name: str, observed: float | None, bound: float) -> BoundedMetric:
-    return BoundedMetric(name, observed, "<=", bound)
+def _unmeasured(name: str, bound: float, runtime: RuntimeEvidence, problem: Problem) -> CheckResult:
+    return _compared(BoundedMetric(name, None, "<=", bound), runtime, {"problems": [problem]})
 
 
-def _check(metric: BoundedMetric, runtime: RuntimeEvidence, text: str) -> CheckResult:
-    name, observed, relation, bound, _ = metric
-    if observed is None:
-        verdict, explanation = Verdict.ERROR, f"{name} was not measured: {text}."
-    else:
-        verdict = Verdict.PASS if metric.holds() else Verdict.FAIL
-        explanation = f"{name} is {observed:.6g}, allowed {relation} {bound:.6g}. {text}."
-    return CheckResult(
-        name=name,
-        runtime=runtime.runtime,
-        observed=observed,
-        bound=bound,
-        relation=relation,
-        verdict=verdict,
-        explanation=explanation,
-        remedy=REMEDIES["cost_unmeasured" if observed is None else name],
-    )
+def _compared(metric: BoundedMetric, runtime: RuntimeEvidence, params: Problem) -> CheckResult:
+    """Return the check of a cost, which is of no number of samples."""
+    check = compared(metric, samples=1, runtime=runtime.runtime, params=params)
+    return check.model_copy(update={"samples": None})
 
 
 def _samples(size: int) -> str:
     return "one sample" if size == 1 else f"{size} samples"
 
 
-def _threads(evidence: Evidence, runtime: RuntimeEvidence) -> str:
-    """Where the runtime was given another number of threads than PyTorch has."""
+def _threads(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Problem]:
+    """Yield that the runtime had another number of threads than PyTorch."""
     own = runtime.session_options.get("intra_op_num_threads")
     threads = evidence.environment.determinism.threads
-    if own in (None, str(threads)):
-        return ""
-    return f" (with {own} threads beside {threads} of PyTorch)"
+    if own not in (None, str(threads)):
+        yield {"code": "other_threads", "threads": own, "reference_threads": threads}

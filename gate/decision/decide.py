@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import JsonValue
 
@@ -24,6 +24,7 @@ from gate.policy.sections import RuntimePolicy
 from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
 from gate.records.runtime import RUNTIMES, RuntimeName
+from gate.storage.digest import Digest, canonical_json
 from gate.storage.record import Record, Sha256, added_field
 
 
@@ -65,8 +66,7 @@ def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResul
     required = check.name == "runtime" and runtime_policy.required == "always"
     if required or check.verdict in (Verdict.PASS, Verdict.WAIVED):
         return check
-    text = f"Warning, which refuses nothing (exceeded: warn). {check.explanation}"
-    return check.model_copy(update={"verdict": Verdict.WAIVED, "explanation": text})
+    return check.with_code(check.code or "", Verdict.WAIVED, warns=True)
 
 
 def _of_parts(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
@@ -84,9 +84,10 @@ def _of_runtime(
 ) -> Iterator[CheckResult]:
     runtime = evidence.runtime(name)
     if runtime is None or not runtime.measured:
-        chained = bool(evidence.subject.parts)
         served = evidence_rules.served(policy, evidence, name)
-        yield evidence_rules.missing(runtime_policy, runtime, name, chained=chained, served=served)
+        yield evidence_rules.missing(
+            runtime_policy, runtime, name, evidence=evidence, served=served
+        )
         return
     yield evidence_rules.session(policy, evidence, runtime)
     yield evidence_rules.provider(policy, evidence, runtime)
@@ -136,6 +137,24 @@ def _of_runtime(
     yield from cost_rules.costs(runtime_policy.bounds, evidence, runtime)
 
 
+class Conclusion(NamedTuple):
+    """What a decision concludes, without how it is worded. Two decisions that agree in it agree."""
+
+    subject_sha256: Digest
+    policy_sha256: Digest
+    evidence_sha256: Digest
+    verdict: Verdict
+    runtimes: tuple[RuntimeName, ...]
+    checks: tuple[tuple[str, ...], ...]
+    """Of each check: name, part, runtime, output, point, observed, bound, relation, samples,
+    verdict. Numbers are words, because NaN does not equal itself."""
+    incumbent: str
+    tried: str
+
+
+_PROVEN = ("name", "part", "runtime", "output", "point", "observed", "bound", "relation", "samples")
+
+
 class Decision(Record):
     """The verdict with all that led to it, bound to the digests of file, policy and evidence."""
 
@@ -154,6 +173,19 @@ class Decision(Record):
     decided_at: str
     """UTC, ISO 8601, passed in by the caller."""
 
+    def conclusion(self) -> Conclusion:
+        """Return what it concludes; equal for two decisions that differ in their wording alone."""
+        return Conclusion(
+            subject_sha256=self.subject_sha256,
+            policy_sha256=self.policy_sha256,
+            evidence_sha256=self.evidence_sha256,
+            verdict=self.verdict,
+            runtimes=self.runtimes,
+            checks=tuple(map(_concluded, self.checks)),
+            incumbent="" if self.incumbent is None else self.incumbent.to_json(),
+            tried=canonical_json(self.tried).decode(),
+        )
+
     @property
     def passed(self) -> bool:
         """True only for PASS."""
@@ -168,6 +200,22 @@ class Decision(Record):
     def waived(self) -> tuple[CheckResult, ...]:
         """The checks that are WAIVED; shown wherever a pass is shown."""
         return tuple(c for c in self.checks if c.verdict is Verdict.WAIVED)
+
+
+def _concluded(check: CheckResult) -> tuple[str, ...]:
+    values = {name: getattr(check, name) for name in _PROVEN}
+    if isinstance(check.observed, str) and check.observed in _WORDS:
+        values["observed"] = None
+    return (*map(str, values.values()), check.verdict)
+
+
+_WORDS = (
+    "constant, equal bit for bit",
+    "judged in the chain",
+    "not claimed",
+    "left to the probes",
+)
+"""In the place of a number in records of version 1.0; now they are the text of a code."""
 
 
 def decide(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from gate.decision.bound_rules import BoundedMetric, noise_metrics, numeric
-from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
@@ -45,97 +45,87 @@ def device(
     one fails its own check too, so this adds no bound. Worse numbers never make it pass.
     """
     torch = _measured(evidence, "torch-cuda")
-    misplaced = [
-        f"{side.runtime} is not on CUDA, see its check 'provider'"
+    misplaced: list[Problem] = [
+        {"code": "not_on_cuda", "runtime": side.runtime}
         for side in (None if _only_warns(policy, torch) else torch, runtime)
         if side is not None and not _on_cuda(side)
     ]
     large = _large(bounds, runtime)
-    explanation = f"{_torch_side(evidence)}; {_runtime_side(runtime)}."
-    if misplaced:
-        explanation += f" {'; '.join(misplaced)}."
+    notes = [_torch_side(evidence), _runtime_side(runtime), *misplaced]
     if large:
-        explanation += f" {_explained(policy, bounds, evidence, runtime)}"
+        notes += _explained(policy, large, evidence, runtime)
     return CheckResult(
         name="device",
         runtime=runtime.runtime,
         verdict=Verdict.FAIL if misplaced or large else Verdict.PASS,
-        explanation=explanation,
-        remedy=REMEDIES["device"],
+        code="large" if large else "misplaced" if misplaced else "same",
+        params={"notes": notes},
     )
 
 
-def _explained(policy: Policy, bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> str:
-    worst, factor = max(_large(bounds, runtime).items(), key=lambda item: item[1])
+def _explained(
+    policy: Policy, large: dict[str, float], evidence: Evidence, runtime: RuntimeEvidence
+) -> Iterator[Problem]:
+    worst, factor = max(large.items(), key=lambda item: item[1])
     name = runtime.runtime
-    no_fallback = (
-        " although both ran on CUDA, so this is no fallback" if _both(evidence, runtime) else ""
-    )
-    return (
-        f"{worst} is {factor:.3g} times its bound{no_fallback}. "
-        f"{_moved(policy, evidence, name)} {_level(policy, evidence, name)}"
-        f"In force: {_switches(evidence, runtime)}. Next: gate locate MODEL.onnx --reference "
-        f"{evidence.source.factory} --inputs SAMPLES --runtime {name}."
-    )
+    code = "factor_no_fallback" if _both(evidence, runtime) else "factor"
+    yield {"code": code, "worst": worst, "factor": factor}
+    yield {"code": _moved(policy, evidence, name)}
+    yield from _level(policy, evidence, name)
+    switches, options = evidence.environment.determinism, runtime.session_options
+    yield {
+        "code": "switches",
+        "tf32_matmul": _on_off(switches.tf32_matmul),
+        "tf32_cudnn": _on_off(switches.tf32_cudnn),
+        "cudnn_deterministic": _on_off(switches.cudnn_deterministic),
+        "use_tf32": options.get("use_tf32", "not recorded"),
+        "algorithm": options.get("cudnn_conv_algo_search", "not recorded"),
+    }
+    yield {"code": "locate", "factory": evidence.source.factory, "runtime": name}
 
 
 def _moved(policy: Policy, evidence: Evidence, name: RuntimeName) -> str:
-    """Which side is off: the file, the device, or the file on the device."""
-    on_cpu = _far_off(policy, evidence, _ON_CPU[name])
+    """Return which side is off: the file, the device, or the file on the device."""
+    if _far_off(policy, evidence, _ON_CPU[name]):
+        return "moved_file"
     by_torch = _far_off(policy, evidence, "torch-cuda")
-    if on_cpu:
-        return "The file is far off on the CPU too, so the device is not the cause."
-    if by_torch:
-        return (
-            "PyTorch on CUDA is far from its own answer on the CPU too, so both sides moved with "
-            "the device: look at TF32, the cuDNN algorithms and the driver."
-        )
     if by_torch is None:
-        return "PyTorch ran on the CPU only, so it is open whether the device or the file moved."
-    return (
-        "PyTorch on CUDA stays with its answer on the CPU, so ONNX Runtime moved: look at TF32, "
-        "the cuDNN algorithm and fusions."
-    )
+        return "moved_unknown"
+    return "moved_both" if by_torch else "moved_runtime"
 
 
-def _level(policy: Policy, evidence: Evidence, name: RuntimeName) -> str:
+def _level(policy: Policy, evidence: Evidence, name: RuntimeName) -> Iterator[Problem]:
     other = _OTHER_LEVEL[name]
     far = _far_off(policy, evidence, other)
     if far is None:
-        return ""
-    if far:
-        return f"{other} is far off as well, so it is no fusion. "
-    fusion = "a fusion" if RUNTIMES[name].optimization == "ORT_ENABLE_ALL" else "a single kernel"
-    return f"{other} is not, which points at {fusion}. "
+        return
+    fused = RUNTIMES[name].optimization == "ORT_ENABLE_ALL"
+    code = "level_no_fusion" if far else "level_fusion" if fused else "level_kernel"
+    yield {"code": code, "other": other}
 
 
-def _switches(evidence: Evidence, runtime: RuntimeEvidence) -> str:
-    switches = evidence.environment.determinism
-    options = runtime.session_options
-    return (
-        f"PyTorch with TF32 {_on_off(switches.tf32_matmul)} for matmul and "
-        f"{_on_off(switches.tf32_cudnn)} for cuDNN, cudnn_deterministic "
-        f"{_on_off(switches.cudnn_deterministic)}; ONNX Runtime with use_tf32 "
-        f"{options.get('use_tf32', 'not recorded')}, cudnn_conv_algo_search "
-        f"{options.get('cudnn_conv_algo_search', 'not recorded')}"
-    )
-
-
-def _torch_side(evidence: Evidence) -> str:
+def _torch_side(evidence: Evidence) -> Problem:
     torch = _measured(evidence, "torch-cuda")
     if torch is None:
         record = evidence.runtime("torch-cuda")
         reason = (record.failure or record.absent_reason) if record else None
-        why = (reason or "torch-cuda was not asked for").rstrip(".")
-        return f"PyTorch computed on the CPU only ({why})"
-    active = ", ".join(torch.providers_active) or "no provider"
-    return f"PyTorch computed on {active} (device {torch.session_options.get('device', 'unknown')})"
+        if reason is None:
+            return {"code": "torch_not_measured"}
+        return {"code": "torch_on_cpu", "reason": reason.rstrip(".")}
+    return {
+        "code": "torch_on",
+        "providers": torch.providers_active or ["no provider"],
+        "device": torch.session_options.get("device", "unknown"),
+    }
 
 
-def _runtime_side(runtime: RuntimeEvidence) -> str:
-    active = runtime.providers_active[0] if runtime.providers_active else "no provider"
-    nodes = ", ".join(f"{count} on {name}" for name, count in runtime.nodes_per_provider.items())
-    return f"ONNX Runtime on {active} (nodes: {nodes or 'unknown'})"
+def _runtime_side(runtime: RuntimeEvidence) -> Problem:
+    nodes = [f"{count} on {name}" for name, count in runtime.nodes_per_provider.items()]
+    return {
+        "code": "runtime_on",
+        "provider": runtime.providers_active[0] if runtime.providers_active else "no provider",
+        "nodes": nodes or ["unknown"],
+    }
 
 
 def _measured(evidence: Evidence, name: RuntimeName) -> RuntimeEvidence | None:

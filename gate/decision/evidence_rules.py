@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from gate.decision.catalog import CHAIN, REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import (
@@ -29,56 +28,50 @@ from gate.records.runtime import (
     CpuNode,
     RuntimeName,
 )
-from gate.storage.safe_text import make_printable
 
 
 def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
-    """`part`: the evidence is there, and about this file."""
+    """Check that the evidence of a part is there, and about its file."""
     if measured is None:
-        found = "nobody measured it"
+        code = "unmeasured"
     elif measured.subject.sha256 != part.sha256:
-        found = f"what was measured is {measured.subject.sha256.short}"
+        code = "wrong_file"
     else:
-        return CheckResult(
-            name="part", part=name, verdict=Verdict.PASS, explanation=f"measured: {part.file}"
-        )
+        code = "measured"
     return CheckResult(
         name="part",
         part=name,
-        verdict=Verdict.ERROR,
-        explanation=f"the part {name} is {part.file}, {part.sha256.short}, and {found}.",
-        remedy="Measure the release again.",
+        verdict=Verdict.PASS if code == "measured" else Verdict.ERROR,
+        code=code,
+        params={
+            "file": part.file,
+            "sha256": part.sha256.short,
+            "measured": "nothing" if measured is None else measured.subject.sha256.short,
+        },
     )
 
 
 _SPREAD = 1e-4
 """Of the largest output: far above what two runs of one batch differ by in rounding, if at all."""
 
-_NAMED = 5
-"""Parameters and buffers that a text lists."""
-
 
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
     """Enough samples; fewer prove nothing, for or against the file. Of a single one the probes must
     have been computed: they are the second one."""
     n = evidence.dataset.samples
-    explanation = f"{n} samples were measured, at least {policy.min_samples} are asked for."
     unprobed = [r.runtime for r in evidence.runtimes if r.outputs and not _probed(r)]
-    alone = n == 1 and bool(unprobed)
-    if alone:
-        explanation = (
-            f"one sample was measured, and no probe of other values in {', '.join(unprobed)}. Give "
-            "a second sample, or set instruments.probes: true."
-        )
+    code = "enough" if n >= policy.min_samples else "too_few"
+    if n == 1 and unprobed:
+        code = "unprobed"
     return CheckResult(
         name="samples",
         observed=float(n),
         bound=float(policy.min_samples),
         relation=">=",
         samples=n,
-        verdict=Verdict.PASS if n >= policy.min_samples and not alone else Verdict.ERROR,
-        explanation=explanation,
-        remedy=REMEDIES["samples"],
+        verdict=Verdict.PASS if code == "enough" else Verdict.ERROR,
+        code=code,
+        params={"runtimes": unprobed} if code == "unprobed" else {},
     )
 
 
@@ -89,10 +82,10 @@ def _probed(runtime: RuntimeEvidence) -> bool:
 
 
 def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
-    """The switches in force were the policy's."""
+    """Check that the switches in force were the policy's."""
     want, got = policy.determinism, evidence.environment.determinism
     differences = [
-        f"{switch} is {actual}, asked for {wanted}"
+        {"code": "switch_differs", "switch": switch, "actual": actual, "wanted": wanted}
         for switch, actual, wanted in (
             ("tf32_matmul", got.tf32_matmul, want.tf32),
             ("tf32_cudnn", got.tf32_cudnn, want.tf32),
@@ -105,21 +98,17 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
         )
         if actual != wanted
     ]
-    return check_statement(
-        "determinism",
-        problems=differences,
-        fine="The determinism switches of the policy were in force.",
-    )
+    return statement("determinism", differences)
 
 
 def measured_once(evidence: Evidence) -> CheckResult:
     """Each runtime is recorded once, and at least one was measured."""
     names = [runtime.runtime for runtime in evidence.runtimes]
-    problems = [f"{n} is recorded twice" for n in sorted({n for n in names if names.count(n) > 1})]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems: list[Problem] = [{"code": "recorded_twice", "runtime": name} for name in twice]
     if not any(runtime.outputs for runtime in evidence.runtimes):
-        problems.append("no runtime was measured")
-    fine = "Each runtime is recorded once, and at least one was measured."
-    return check_statement("measured", problems=problems, fine=fine, verdict=Verdict.ERROR)
+        problems.append({"code": "none_measured"})
+    return statement("measured", problems, verdict=Verdict.ERROR)
 
 
 def missing(
@@ -127,37 +116,35 @@ def missing(
     runtime: RuntimeEvidence | None,
     name: RuntimeName,
     *,
-    chained: bool,
+    evidence: Evidence,
     served: RuntimeName | None,
 ) -> CheckResult:
     """The only check of a runtime without outputs: absent may be waived, failed never, but where
     the file does not open with optimizations off; what could run no file at all is no fault of this
-    one. `chained`: it ran several files, and what is between them. `served`: as by `served`."""
-    verdict, remedy = Verdict.ERROR, REMEDIES["runtime"]
+    one. `served`: as by `served`."""
+    verdict = Verdict.ERROR
+    params: Problem = {}
     if runtime is None:
-        reason = "there is no record of it: neither numbers nor a reason"
+        code = "no_record"
     elif runtime.failure and runtime.unusable:
-        reason = f"it can run no file here: {runtime.failure}"
+        code, params = "unusable", {"failure": runtime.failure}
     elif runtime.failure and runtime.plain_failure and served:
-        verdict = Verdict.WAIVED
-        reason = f"{_not_plain(runtime)}, nor with {BASIC}. {_decides(served)}"
+        verdict, code = Verdict.WAIVED, "not_plain"
+        params = {"plain_failure": runtime.plain_failure, "served": served}
     elif runtime.failure:
-        verdict, reason = Verdict.FAIL, f"it failed: {runtime.failure}"
-        remedy = CHAIN if chained else remedy
-    elif runtime.absent_reason and runtime_policy.required == "when_present":
-        verdict = Verdict.WAIVED
-        reason = f"the policy asks for it only when present: {runtime.absent_reason}"
+        verdict, code = Verdict.FAIL, runtime.failure_code or "failed"
+        if code == "wrong_outputs" and any(other.measured for other in evidence.runtimes):
+            code = "failed"
+        if code == "failed" and evidence.subject.parts:
+            code = "chain_failed"
+        params = {"failure": runtime.failure, **runtime.failure_params}
     elif runtime.absent_reason:
-        reason = f"the policy always asks for it: {runtime.absent_reason}"
+        waived = runtime_policy.required == "when_present"
+        verdict = Verdict.WAIVED if waived else verdict
+        code, params = "absent_waived" if waived else "absent", {"reason": runtime.absent_reason}
     else:
-        reason = "it has neither outputs nor a reason"
-    return CheckResult(
-        name="runtime",
-        runtime=name,
-        verdict=verdict,
-        explanation=f"{name} was not measured; {reason}",
-        remedy=remedy,
-    )
+        code = "empty"
+    return CheckResult(name="runtime", runtime=name, verdict=verdict, code=code, params=params)
 
 
 def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
@@ -168,14 +155,6 @@ def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName
     if other not in RUNTIMES or wanted is None or wanted.required == "never":
         return None
     return other if runtime is not None and runtime.measured else None
-
-
-def _not_plain(runtime: RuntimeEvidence) -> str:
-    return f"the file does not open with optimizations off ({runtime.plain_failure})"
-
-
-def _decides(served: RuntimeName) -> str:
-    return f"{served} decides, because files are served with optimizations."
 
 
 def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
@@ -198,40 +177,41 @@ def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
             del want["graph_optimization_level"]
     differences = [*_another(policy, runtime)]
     differences += [
-        f"{key} is {runtime.session_options.get(key, 'not recorded')}, asked for {value}"
+        {
+            "code": "switch_differs",
+            "switch": key,
+            "actual": runtime.session_options.get(key, "not recorded"),
+            "wanted": value,
+        }
         for key, value in want.items()
         if runtime.session_options.get(key) != value
     ]
     other = served(policy, evidence, runtime.runtime)
     if plain and other is None:
-        differences.append(f"{_not_plain(runtime)}, and no optimized session was measured")
-    result = check_statement(
-        "session",
-        problems=differences,
-        place=(runtime.runtime, None),
-        fine="The session options of the policy were in force.",
-    )
+        differences.append({"code": "not_plain", "plain_failure": runtime.plain_failure})
+    result = statement("session", differences, place=(runtime.runtime, None))
     if not plain or other is None or differences:
         return result
-    text = f"T{_not_plain(runtime)[1:]}, and was measured with {BASIC}. {_decides(other)}"
-    return result.model_copy(update={"verdict": Verdict.WAIVED, "explanation": text})
+    return result.with_code(
+        "basic", Verdict.WAIVED, plain_failure=runtime.plain_failure, served=other
+    )
 
 
-def _another(policy: Policy, runtime: RuntimeEvidence) -> Iterator[str]:
-    """In what it is another runtime than the policy's of this name."""
+def _another(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Problem]:
+    """Yield in what it is another runtime than the policy's of this name."""
     wanted, identity = policy.runtimes[runtime.runtime], runtime.identity
     kind = runtime.runtime if runtime.runtime in OWN else wanted.kind or runtime.runtime
     if runtime.runtime in RUNTIMES:
         options = identity.options if identity else {}
     elif identity is None:
-        yield f"it is not recorded which runtime measured, asked for {kind}"
+        yield {"code": "unknown_kind", "wanted": kind}
         return
     else:
         options = identity.options
     if identity is not None and identity.kind != kind:
-        yield f"{identity.kind} measured, asked for {kind}"
+        yield {"code": "other_kind", "kind": identity.kind, "wanted": kind}
     if options != wanted.options:
-        yield f"it measured with the options {options}, asked for {wanted.options}"
+        yield {"code": "other_options", "options": str(options), "wanted": str(wanted.options)}
 
 
 def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
@@ -239,37 +219,33 @@ def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
     Runtime has no CUDA kernel for."""
     setup = ort_setup(policy, runtime.runtime)
     wanted = setup.provider if setup else _promised(policy, runtime)
-    problems = []
+    problems: list[Problem] = []
     active = runtime.providers_active[0] if runtime.providers_active else "none"
     if not wanted:
-        problems.append("it does not say what it promises to run on")
+        problems.append({"code": "unstated"})
     elif active != wanted:
-        problems.append(f"the active provider is {active}, not {wanted}")
+        problems.append({"code": "inactive", "active": active, "wanted": wanted})
     excused = () if setup is None else _without_kernel(setup, evidence, runtime)
     if setup is not None:
         problems += _misplaced(setup, runtime, excused)
     elif runtime.fallback_nodes:
-        problems.append(f"{len(runtime.fallback_nodes)} compute nodes ran elsewhere")
+        problems.append({"code": "elsewhere", "count": len(runtime.fallback_nodes)})
     ran = runtime.runtime in RUNTIMES or setup is not None or runtime.nodes_per_provider
-    result = check_statement(
+    result = statement(
         "provider",
-        problems=problems,
+        problems,
         place=(runtime.runtime, None),
-        fine=f"{wanted} is active{' and ran the nodes' if ran else ''}.{_on_cpu(runtime, excused)}",
+        holds="ran" if ran else "holds",
+        wanted=wanted,
+        notes=list(_on_cpu(runtime, excused)),
     )
     if result.verdict is Verdict.PASS or setup is None or not runtime.fallback_nodes:
         return result
     if _optimized_for_cpu(evidence, runtime):
         made = sorted(filter(_CPU_FUSED.match, {node.operator for node in runtime.cpu_nodes}))
-        text = "The file was optimized for the CPU before export: it has "
-        text += f"{', '.join(made)}. {result.explanation}"
-        remedy = REMEDIES["provider_cpu_optimized"]
-        return result.model_copy(
-            update={"code": "cpu_optimized", "explanation": text, "remedy": remedy}
-        )
-    providers = ", ".join(dict.fromkeys((*setup.providers, CPU_PROVIDER)))
-    remedy = f"{REMEDIES['provider_cpu_nodes']} providers: [{providers}]"
-    return result.model_copy(update={"remedy": remedy})
+        return result.with_code("cpu_optimized", operators=made)
+    providers = list(dict.fromkeys((*setup.providers, CPU_PROVIDER)))
+    return result.with_code("cpu_nodes", providers=providers)
 
 
 def _without_kernel(
@@ -291,17 +267,17 @@ def _operators(runtime: RuntimeEvidence) -> Iterator[str]:
         yield described.get(name, name)
 
 
-def _on_cpu(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> str:
-    """What ran on the CPU and is no fallback."""
+def _on_cpu(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> Iterator[Problem]:
+    """Yield what ran on the CPU and is no fallback."""
+    if runtime.cpu_time_share is None:
+        return
+    share = 100.0 * runtime.cpu_time_share
     shapes = runtime.nodes_per_provider.get(CPU_PROVIDER, 0) - len(runtime.fallback_nodes)
-    if runtime.cpu_time_share is None or not (shapes > 0 or excused):
-        return ""
-    what = [f"{shapes} nodes that compute shapes or indices"] if shapes > 0 else []
+    if shapes > 0:
+        yield {"code": "shape_nodes", "count": shapes, "share": share}
     if excused:
-        kinds = sorted({f"{node.operator}{_typed(node)}" for node in excused})
-        what.append(f"{len(excused)} without a CUDA kernel ({', '.join(kinds[:_NAMED])})")
-    share = f"{100.0 * runtime.cpu_time_share:.2g} % of the time of one run"
-    return f" Warning: on the CPU ran {' and '.join(what)}, {share}."
+        operators = sorted({f"{node.operator}{_typed(node)}" for node in excused})
+        yield {"code": "no_kernel", "count": len(excused), "operators": operators, "share": share}
 
 
 def _typed(node: CpuNode) -> str:
@@ -339,21 +315,24 @@ def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
 
 def _misplaced(
     setup: OrtSetup, runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]
-) -> Iterator[str]:
-    """Nodes that ran where they were not to run."""
+) -> Iterator[Problem]:
+    """Yield the nodes that ran on a provider that the policy does not name."""
     ran = runtime.nodes_per_provider
     if not ran.get(setup.provider):
-        yield f"no node is known to have run on {setup.provider}"
+        yield {"code": "nothing_on", "provider": setup.provider}
     names = {node.name for node in excused}
     stray = [name for name in runtime.fallback_nodes if name not in names]
     if stray:
+        count: Problem = {"count": len(stray), "names": stray[:3]}
         share = runtime.cpu_time_share
-        time = "" if share is None else f", {100.0 * share:.2g} % of the time of one run"
-        yield f"{len(stray)} compute nodes ran on the CPU ({', '.join(stray[:3])}){time}"
+        if share is None:
+            yield {"code": "on_cpu", **count}
+        else:
+            yield {"code": "on_cpu_share", **count, "share": 100.0 * share}
     # Shapes are computed on the CPU, wherever the rest is.
     allowed = {*setup.providers} if setup.on_cpu else {*setup.providers, CPU_PROVIDER}
     if (setup.several or setup.on_cpu) and set(ran) - allowed:
-        yield f"nodes ran on {', '.join(sorted(ran))}"
+        yield {"code": "other_providers", "providers": sorted(ran)}
 
 
 def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
@@ -366,17 +345,17 @@ def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]
         return
     stated = runtime.identity.precision if runtime.identity else None
     right = ("float32", "tf32") if policy.determinism.tf32 else ("float32",)
-    problems = []
-    fine = f"It computed in {stated}, as it reports."
-    if stated is None and ort_setup(policy, runtime.runtime) is not None:
-        fine = "ONNX Runtime does not report in which precision this provider computes: the "
-        fine += "numbers decide."
-    elif stated not in right:
-        problems.append(
-            f"it reports {stated or 'no'} precision, and precision 'exact' asks for "
-            f"{' or '.join(right)}"
-        )
-    yield check_statement("precision", problems=problems, place=(runtime.runtime, None), fine=fine)
+    problems: list[Problem] = []
+    unreported = stated is None and ort_setup(policy, runtime.runtime) is not None
+    if not unreported and stated not in right:
+        problems.append({"code": "other_precision", "precision": stated or "no", "wanted": right})
+    yield statement(
+        "precision",
+        problems,
+        place=(runtime.runtime, None),
+        holds="unreported" if unreported else "holds",
+        precision=stated,
+    )
 
 
 def repeats(evidence: Evidence) -> Iterator[CheckResult]:
@@ -385,27 +364,20 @@ def repeats(evidence: Evidence) -> Iterator[CheckResult]:
     spread, state = evidence.reference_spread, evidence.state_spread
     if spread is None:
         return
-    problems = []
-    fine = "The reference gives the same answer twice."
-    if state:
-        fine += f" Its forward changes {_named(state)}, restored before each run."
+    problems: list[Problem] = []
     if not _is_small(spread):
-        problems.append(
-            f"two runs of the reference on the same samples differ by {spread:.3g} of its largest "
-            "output"
-        )
+        problems.append({"code": "outputs_vary", "spread": spread})
     counting = {name: moved for name, moved in state.items() if not _is_small(moved)}
     if counting and not problems:
-        problems.append(
-            f"the outputs depend on the number of the call: forward changes {_named(counting)} and "
-            f"computes with it, so a second call differs by {max(counting.values()):.3g} of the "
-            "largest output"
-        )
-    yield check_statement(
+        worst = max(counting.values())
+        names = sorted(counting)
+        problems.append({"code": "depends_on_calls", "names": names, "spread": worst})
+    yield statement(
         "repeats",
-        problems=problems,
-        fine=fine,
+        problems,
         verdict=Verdict.ERROR,
+        holds="holds_with_state" if state else "holds",
+        names=sorted(state),
     )
 
 
@@ -413,22 +385,12 @@ def _is_small(spread: float) -> bool:
     return math.isfinite(spread) and 0.0 <= spread <= _SPREAD
 
 
-def _named(state: Iterable[str]) -> str:
-    names = sorted(state)
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(make_printable(name) for name in names[:_NAMED]) + more
-
-
 def half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """Report an ERROR if the model itself computes in 16 bits: no file can match it exactly."""
     where = evidence.validity.half_precision if evidence.validity else None
     if where is not None and policy.precision == "exact":
-        yield check_statement(
-            "half_precision",
-            problems=[f"the model computes in 16 bits in {where}, and precision is 'exact'"],
-            fine="",
-            verdict=Verdict.ERROR,
-        )
+        problems = [{"code": "sixteen_bits", "where": where}]
+        yield statement("half_precision", problems, verdict=Verdict.ERROR)
 
 
 def validity(evidence: Evidence) -> Iterator[CheckResult]:
@@ -437,70 +399,39 @@ def validity(evidence: Evidence) -> Iterator[CheckResult]:
     if found is None or not (found.float64_differs or found.rounding == "differs"):
         return
     names = [spec.name for spec in evidence.subject.outputs]
-    texts = []
+    problems: list[Problem] = []
     if found.float64_differs:
-        which = ", ".join(names[index] for index in found.float64_differs if index < len(names))
-        first = f"; the first difference is in {found.differs_at}" if found.differs_at else ""
-        texts.append(
-            f"The float64 reference was not used for {which}: it computes a different function "
-            f"than float32 (q = {found.largest:.3g}){first}"
+        outputs = [names[index] for index in found.float64_differs if index < len(names)]
+        code = "float64_differs_at" if found.differs_at else "float64_differs"
+        problems.append(
+            {"code": code, "outputs": outputs, "largest": found.largest, "where": found.differs_at}
         )
     if found.rounding == "differs":
-        texts.append(
-            "Random rounding was not used: without rounding, those runs do not reproduce the model"
-        )
-    yield check_statement("float64", problems=[], fine=f"{'. '.join(texts)}.")
+        problems.append({"code": "rounding_differs"})
+    yield CheckResult(
+        name="float64", verdict=Verdict.PASS, code="not_used", params={"problems": problems}
+    )
 
 
 def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Name the fused path of PyTorch as the cause if it returns different numbers."""
     if evidence.validity is not None and evidence.validity.fast_path:
-        yield check_statement(
-            "fast_path",
-            problems=[
-                "in eval mode PyTorch takes the fast path of nn.TransformerEncoder, which returns "
-                "different numbers than its layers (zeros at padded positions), and no exporter "
-                "writes it to a file"
-            ],
-            place=(runtime.runtime, None),
-            fine="",
+        yield CheckResult(
+            name="fast_path", runtime=runtime.runtime, verdict=Verdict.FAIL, code="violated"
         )
 
 
 def inputs(evidence: Evidence) -> Iterator[CheckResult]:
-    """The batch axes, and that the file does not take all that the model takes, which is right of
-    what changes no output: numbers and probes decide."""
-    if evidence.dataset.batch_axes is not None:
-        yield check_statement(
-            "batch_axes", problems=[], fine=f"Batch axes: {evidence.dataset.batch_axes.text}."
-        )
+    """State the batch axes, and the inputs that only the model takes: an exporter leaves out what
+    changes no output, and numbers and probes decide whether it does."""
+    axes = evidence.dataset.batch_axes
+    if axes is not None:
+        params = {} if axes.one_call else {"axes": axes.listed}
+        code = "one_call" if axes.one_call else "holds"
+        yield CheckResult(name="batch_axes", verdict=Verdict.PASS, code=code, params=params)
     if evidence.dataset.model_only:
-        yield check_statement(
-            "inputs",
-            problems=[],
-            fine=f"The model takes {', '.join(evidence.dataset.model_only)}, the file does not; it "
-            "was given to the model as the samples and the probes have it, so an input that "
-            "changes the outputs shows.",
-        )
-
-
-def check_statement(
-    name: str,
-    problems: list[str],
-    fine: str,
-    *,
-    verdict: Verdict = Verdict.FAIL,
-    place: tuple[RuntimeName | None, str | None] = (None, None),
-) -> CheckResult:
-    """A check without a number: `problems` is empty or says what is wrong."""
-    return CheckResult(
-        name=name,
-        runtime=place[0],
-        output=place[1],
-        verdict=verdict if problems else Verdict.PASS,
-        explanation="; ".join(problems) + "." if problems else fine,
-        remedy=REMEDIES[name],
-    )
+        params = {"names": list(evidence.dataset.model_only)}
+        yield CheckResult(name="inputs", verdict=Verdict.PASS, code="model_only", params=params)
 
 
 def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
@@ -510,18 +441,18 @@ def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
         return
     options = runtime.session_options
     lacking = [key for key in ("recording", "runtime", "recorded_at") if not options.get(key)]
-    problems = [f"it does not say its {', '.join(lacking)}"] if lacking else []
+    problems: list[Problem] = [{"code": "recording_lacks", "keys": lacking}] if lacking else []
     if any(output.stability is not None for output in runtime.outputs) or _has_cost(runtime):
-        problems.append("it has numbers of a run, and a recording does not run")
+        problems.append({"code": "recording_ran"})
     device = runtime.identity.device if runtime.identity else None
-    yield check_statement(
+    yield statement(
         "recording",
-        problems=problems,
+        problems,
         place=(runtime.runtime, None),
-        fine=f"Computed elsewhere: by {options.get('runtime')} on {device or 'an unnamed device'}, "
-        f"recorded {options.get('recorded_at')}, by the word of whoever packed it "
-        f"({options.get('recording')}). It was not run here: repeatability, batch invariance, "
-        "latency and memory are unmeasured.",
+        recorded_runtime=options.get("runtime"),
+        device=device or "an unnamed device",
+        recorded_at=options.get("recorded_at"),
+        recording=options.get("recording"),
     )
 
 

@@ -6,15 +6,13 @@ import math
 from collections.abc import Iterator
 
 from gate.decision.bound_rules import BoundedMetric, check
-from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckCode, CheckResult, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import is_recorded, may_lack_probes
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import (
     BeyondRange,
-    GraphCode,
     GraphReport,
     ProbeResult,
     drawn_batch_sizes,
@@ -45,19 +43,9 @@ def stability(
             if measured is not None and measured.samples == 0:
                 result = result.model_copy(update={"verdict": Verdict.ERROR})
             elif observed is None and output.samples == 1 and name.startswith("batch_invariance"):
-                result = _of_one_sample(result)
+                # `samples` lets one sample pass only with probes.
+                result = result.with_code("left_to_probes", Verdict.PASS)
             yield result.model_copy(update={"samples": measured.samples if measured else 0})
-
-
-def _of_one_sample(result: CheckResult) -> CheckResult:
-    """Batch invariance of one sample, which `samples` lets pass only with probes."""
-    return result.model_copy(
-        update={
-            "verdict": Verdict.PASS,
-            "observed": "left to the probes",
-            "explanation": "One sample has no other batch: the probes of other batch sizes decide.",
-        }
-    )
 
 
 def probes(
@@ -73,25 +61,23 @@ def probes(
     unsearched = bool(policy.instruments.search_inputs) and evidence.trace_search is None
     waived = may_lack_probes(policy, runtime.runtime) and not unsearched
     if unsearched:
-        lacking.append("inputs on which trace and model disagree were not searched")
+        lacking.append({"code": "unsearched"})
     if lacking:
-        recorded = is_recorded(policy, runtime.runtime)
-        words = " The policy says that probes may be missing from it." if waived else ""
+        code = "missing_recorded" if is_recorded(policy, runtime.runtime) else "missing"
         yield CheckResult(
             name="probes",
             runtime=runtime.runtime,
             verdict=Verdict.WAIVED if waived else Verdict.ERROR,
-            explanation=f"{'; '.join(lacking)}: behaviour that was baked in would pass unseen."
-            f"{words}",
-            remedy=REMEDIES["probes_recorded" if recorded else "probes"],
+            code="missing_waived" if waived else code,
+            params={"problems": lacking},
         )
     for probe in runtime.probes:
-        result = _probe(policy, runtime, probe)
-        if samples_fail and result.verdict is Verdict.FAIL:
-            result = result.model_copy(update={"remedy": REMEDIES["probe_as_samples"]})
-        elif probe.unexamined and result.verdict is Verdict.FAIL and probe.failure is None:
-            text = f"{result.explanation} Rounding was not measured on this input. Measure again."
-            result = result.model_copy(update={"verdict": Verdict.ERROR, "explanation": text})
+        result = _probe(policy, evidence, runtime, probe)
+        if result.verdict is Verdict.FAIL and probe.failure is None:
+            if samples_fail:
+                result = result.with_code("fails_like_samples")
+            elif probe.unexamined:
+                result = result.with_code("unexamined", Verdict.ERROR)
         yield result
 
 
@@ -102,12 +88,7 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     report = evidence.graph
     unread = _unread(evidence, report)
     if report is None or unread is not None:
-        yield CheckResult(
-            name="graph",
-            verdict=Verdict.ERROR,
-            explanation=f"the graph of the file was not read: {unread}",
-            remedy=REMEDIES["graph"],
-        )
+        yield unread or CheckResult(name="graph", verdict=Verdict.ERROR, code="unread")
         return
     for code in policy.instruments.graph_forbid:
         if code == "fixed_batch" and not _dynamic_asked(evidence):
@@ -118,84 +99,80 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
             continue
         found = [finding for finding in report.findings if finding.code == code]
         if code in _WEIGHTS and report.weights is None and not found:
-            yield CheckResult(
-                name=f"graph_{code}",
-                verdict=Verdict.ERROR,
-                explanation="the weights of the file were not compared with the model's: the "
-                "evidence is of an older version.",
-                remedy=REMEDIES["graph"],
-            )
+            yield CheckResult(name=f"graph_{code}", verdict=Verdict.ERROR, code="not_compared")
             continue
-        shown = "; ".join(f"{finding.place}: {finding.detail}" for finding in found[:3])
-        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        named = [f"{finding.place}: {finding.detail.rstrip('.')}" for finding in found]
+        params: Problem = {"findings": named} if found else {}
+        result = "findings" if found else "no_findings"
+        if not found and code in _WEIGHTS and report.weights is not None:
+            result, params = "weights_equal", {"weights": report.weights.sentence}
         yield CheckResult(
             name=f"graph_{code}",
             observed=float(len(found)),
             bound=0.0,
             relation="<=",
             verdict=Verdict.FAIL if found else Verdict.PASS,
-            explanation=f"{shown}{more}." if found else _nothing(report, code),
-            remedy=REMEDIES[f"graph_{code}"],
+            code=result,
+            params=params,
         )
 
 
-def _nothing(report: GraphReport, code: GraphCode) -> str:
-    if code in _WEIGHTS and report.weights is not None:
-        return report.weights.sentence
-    return "Nothing of the kind is in the graph."
-
-
-def _lacking_probes(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[str]:
+def _lacking_probes(
+    policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
+) -> Iterator[Problem]:
     instruments = policy.instruments
     if not any(probe.inapplicable is None for probe in runtime.probes):
-        yield "no probe was computed"
+        yield {"code": "no_probe"}
     if not evidence.has_fixed_batch:
         sizes = {probe.batch_size for probe in runtime.probes if probe.kind == "batch"}
         batch_sizes = instruments.probe_batch_sizes
         drawn, _ = drawn_batch_sizes(evidence.subject.sha256, batch_sizes)
         lacking = sorted({*batch_sizes, drawn} - sizes)
         if lacking:
-            yield f"there is no probe of the batch sizes {', '.join(map(str, lacking))}"
+            yield {"code": "no_batch_probe", "sizes": lacking}
     if runtime.unprobed:
-        shown, more = ", ".join(runtime.unprobed[:4]), len(runtime.unprobed) - 4
-        yield f"it has no outputs for {shown}{f' and {more} more probes' if more > 0 else ''}"
+        yield {"code": "unprobed", "names": list(runtime.unprobed)}
 
 
-def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> CheckResult:
+def _probe(
+    policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, probe: ProbeResult
+) -> CheckResult:
     instruments = policy.instruments
     by_noise = _by_noise(policy, probe)
     observed = probe.noise_ratio if by_noise else probe.relative_diff
     bound = instruments.probe_noise_ratio if by_noise else instruments.probe_relative_diff
-    metric = "noise_ratio" if by_noise else "relative_diff"
     numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
-    told_twice = bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
-    code: CheckCode | None = None
+    contradictory = (
+        bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
+    )
+    params: Problem = {"metric": "noise_ratio" if by_noise else "relative_diff"}
     if probe.failure is not None:
-        verdict, explanation = Verdict.FAIL, probe.failure
-    elif told_twice:
-        verdict, explanation = Verdict.ERROR, "the probe has numbers and a reason why it has none"
+        verdict, code, params = Verdict.FAIL, "failed", {"failure": probe.failure}
+    elif contradictory:
+        verdict, code = Verdict.ERROR, "contradictory"
     elif probe.inapplicable is not None:
-        verdict, explanation = (
-            Verdict.PASS,
-            f"the model does not take this input: {probe.inapplicable}",
-        )
+        verdict, code, params = Verdict.PASS, "inapplicable", {"reason": probe.inapplicable}
     elif observed is None:
-        verdict, explanation = Verdict.ERROR, "the probe has neither numbers nor a reason"
+        verdict, code = Verdict.ERROR, "no_numbers"
     else:
-        held = BoundedMetric(metric, observed, "<=", bound).holds()
+        held = BoundedMetric("probe", observed, "<=", bound).holds()
         are_numbers = not any(math.isnan(number) for number in numbers)
-        verdict = Verdict.PASS if held and are_numbers else Verdict.FAIL
-        explanation = f"{metric} is {observed:.6g} on this input, allowed <= {bound:.6g}."
+        passed = held and are_numbers
+        verdict, code = (Verdict.PASS, "within") if passed else (Verdict.FAIL, "beyond")
         if are_numbers and not held and (why := _unjudged(policy, runtime, probe)):
-            verdict = Verdict.WAIVED
-            explanation += f" {why}"
+            verdict, code = Verdict.WAIVED, why
     breaks = probe.beyond_range
     if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, breaks):
-        code, explanation = "beyond_range", _breaks_beyond(probe, breaks)
+        code = "beyond_range_no_rows" if breaks.kind == "no_rows" else "beyond_range"
+        params |= {"factor": breaks.factor, "elements": breaks.elements, "failure": probe.failure}
         if instruments.probe_beyond_range == "warn":
             verdict = Verdict.WAIVED
+    elif verdict is Verdict.FAIL and probe.kind == "value" and _trace_agrees(evidence):
+        code = f"{code}_untraced"
     elif probe.undefined and verdict is Verdict.PASS:
-        code, verdict, explanation = "undefined", Verdict.WAIVED, _undefined(probe)
+        code, verdict = "undefined", Verdict.WAIVED
+        shown = [f"{c.elements} to {c.dtype} ({c.tensor})" for c in probe.undefined]
+        params["conversions"] = shown
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -204,18 +181,20 @@ def _probe(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> Chec
         relation="<=",
         samples=probe.batch_size,
         verdict=verdict,
-        explanation=explanation,
-        remedy=REMEDIES[f"probe_{code or probe.kind}"],
         code=code,
+        params={"kind": probe.kind, **params},
     )
 
 
-def _undefined(probe: ProbeResult) -> str:
-    """Return the text about conversions that ONNX leaves undefined."""
-    shown = "; ".join(f"{c.elements} to {c.dtype} ({c.tensor})" for c in probe.undefined[:3])
-    return (
-        f"The input makes the model convert floats that the integer type does not hold: {shown}. "
-        "ONNX leaves the result open, and so does PyTorch. What depends on it was not compared."
+def _trace_agrees(evidence: Evidence) -> bool:
+    """Return True if a trace of the model is the model on all inputs that were tried, and nothing
+    warned: then tracing is not what made the file another function."""
+    search, export = evidence.trace_search, evidence.export
+    if search is None or search.reason or search.found or search.tried < 2:
+        return False
+    return export is None or not (
+        export.tracer_warnings
+        or any(finding.level == "error" and not finding.suppressed for finding in export.lint)
     )
 
 
@@ -232,19 +211,6 @@ def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
     numbers = [n for n in (breaks.noise_ratio, breaks.relative_diff) if n is not None]
     held = BoundedMetric("rest", observed, "<=", bound).holds()
     return held and not any(map(math.isnan, numbers))
-
-
-def _breaks_beyond(probe: ProbeResult, breaks: BeyondRange) -> str:
-    where = f"at {breaks.factor:.3g} times the samples"
-    if breaks.kind == "no_rows":
-        return (
-            f"The runtime fails {where}, where the model returns an output without elements (no "
-            f"box, no row): {probe.failure}"
-        )
-    return (
-        f"The file overflows {where}: {breaks.elements} elements are NaN or infinite, and the "
-        "model's are finite. It agrees everywhere else on this input."
-    )
 
 
 def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
@@ -267,28 +233,35 @@ def _part(observed: float, bound: float) -> float:
 
 
 def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> str | None:
-    """Why finite numbers of a probe refuse nothing, None where they do; a failure always does."""
+    """Return the code of why finite numbers of a probe refuse nothing; None: they do. A failure
+    always does."""
     if policy.precision != "quantized":
         return None
     if probe.kind == "value":  # cut off on purpose
-        return "It may lie outside of the calibrated range, which a quantized file cuts off."
+        return "out_of_calibration"
     if not all(policy.judges(output.name) for output in runtime.outputs):
-        return "What a part of a quantized release rounds is judged in the chain."
+        return "checked_in_chain"
     return None
 
 
-def _unread(evidence: Evidence, report: GraphReport | None) -> str | None:
-    """Why there is no report on the graph of this file; None: there is."""
+def _unread(evidence: Evidence, report: GraphReport | None) -> CheckResult | None:
+    """Return the ERROR of a graph that was not read, or of another file; None: it was read."""
+    params: Problem
     if report is None or evidence.graph_unread is not None:
-        return evidence.graph_unread or "no reason is recorded"
-    if report.nodes == 0 or sum(report.operators.values()) != report.nodes:
-        return f"the report counts {report.nodes} nodes and names {len(report.operators)} operators"
-    if set(report.external_data) != set(evidence.subject.external_data):
-        return (
-            f"the report is about the data files {sorted(report.external_data)}, the file has "
-            f"{list(evidence.subject.external_data)}"
-        )
-    return None
+        reason = (evidence.graph_unread or "no reason is recorded").rstrip(".")
+        code, params = "unread", {"reason": reason}
+    elif report.nodes == 0 or sum(report.operators.values()) != report.nodes:
+        code = "unread_count"
+        params = {"nodes": report.nodes, "operators": len(report.operators)}
+    elif set(report.external_data) != set(evidence.subject.external_data):
+        code = "unread_files"
+        params = {
+            "reported": sorted(report.external_data),
+            "files": list(evidence.subject.external_data),
+        }
+    else:
+        return None
+    return CheckResult(name="graph", verdict=Verdict.ERROR, code=code, params=params)
 
 
 def _dynamic_asked(evidence: Evidence) -> bool:

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, classification, numeric
-from gate.decision.catalog import REMEDIES
-from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.evidence_rules import check_statement
+from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.output_roles import (
     class_metrics_for,
     infer_role,
@@ -28,37 +26,30 @@ def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
     """Every output of the file, measured on every sample; logits where the policy asks."""
     want = [spec.name for spec in evidence.subject.outputs]
     got = [output.name for output in runtime.outputs]
-    problems = []
+    problems: list[Problem] = []
     if got != want:
-        problems.append(f"outputs {got} were measured, the file has {want}")
+        problems.append({"code": "other_outputs", "measured": got, "outputs": want})
     n = evidence.dataset.samples
     problems += [
-        f"'{output.name}' was measured on {output.samples} samples, the data set has {n}"
+        {"code": "other_samples", "output": output.name, "count": output.samples, "samples": n}
         for output in runtime.outputs
         if output.samples != n
     ]
     logits = {o.name for o in runtime.outputs if class_metrics_for(policy, o) is not None}
     lacking = sorted(set(policy.logits) - logits) if policy.task != "tensors" else []
-    if lacking or (policy.task == "classification" and not logits):
-        problems.append(
-            f"no output of shape (batch, classes) for the logits {lacking or 'that are judged'}"
-        )
-    check = check_statement(
-        "outputs",
-        problems=problems,
-        place=(runtime.runtime, None),
-        fine="Every output of the file was measured on every sample.",
-        verdict=Verdict.ERROR,
-    )
-    return check if logits else _with_remedy_of_quantized(check, policy)
+    if lacking:
+        problems.append({"code": "no_logits", "names": lacking})
+    elif policy.task == "classification" and not logits:
+        problems.append({"code": "no_classes"})
+    place = (runtime.runtime, None)
+    check = statement("outputs", problems, place=place, verdict=Verdict.ERROR)
+    if problems and not logits and _is_for_quantized_classifiers(policy):
+        return check.with_code("violated_quantized")
+    return check
 
 
-def _with_remedy_of_quantized(check: CheckResult, policy: Policy) -> CheckResult:
-    """The check with the remedy for a quantized file that is no classifier, under a policy that
-    is for classifiers, as the built-in one."""
-    if policy.precision != "quantized" or policy.task != "classification":
-        return check
-    return check.model_copy(update={"remedy": REMEDIES["quantized_classifier"]})
+def _is_for_quantized_classifiers(policy: Policy) -> bool:
+    return policy.precision == "quantized" and policy.task == "classification"
 
 
 def lacks_numbers(
@@ -71,21 +62,13 @@ def lacks_numbers(
     where the policy says so."""
     runtime, output = place
     waived = policy.waives(name, output.name) and not output.max_abs_diff > 0.0
-    n = evidence.dataset.samples
-    problem, wanted = {
-        "empty": (f"no element in any of {n} samples", "at least one element"),
-        "nonfinite": (f"no finite element in any of {n} samples", "finite values"),
-    }[name]
     return CheckResult(
         name=name,
         runtime=runtime.runtime,
         output=output.name,
-        samples=n,
+        samples=evidence.dataset.samples,
         verdict=Verdict.WAIVED if waived else Verdict.ERROR,
-        explanation=f"'{output.name}' has {problem}, so no number of it was compared. Add samples "
-        f"for which the model returns {wanted} in '{output.name}'"
-        + ("; the policy waives that." if waived else "."),
-        remedy=REMEDIES[name],
+        code="no_numbers_waived" if waived else "no_numbers",
     )
 
 
@@ -95,13 +78,10 @@ def varies(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult
     outputs = [output for output in runtime.outputs if unmeasurable(output) is None]
     constant = bool(outputs) and all(output.reference_constant for output in outputs)
     if constant and evidence.dataset.samples > 1:
-        yield check_statement(
+        yield statement(
             "reference",
-            problems=[
-                "no output varies over the samples: the reference gives all of them the same"
-            ],
+            [{"code": "no_output_varies"}],
             place=(runtime.runtime, None),
-            fine="",
             verdict=Verdict.ERROR,
         )
 
@@ -109,30 +89,18 @@ def varies(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult
 def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """A degenerate reference proves nothing; one constant among other outputs is proven by being
     equal, bit for bit, and else judged by its numbers."""
-    problems = []
+    problems: list[Problem] = []
     proven = proven_constant(output)
     if not proven and not _has_scale(output):
-        problems.append(f"the reference's largest absolute value is {output.reference_abs_max}")
+        problems.append({"code": "no_scale", "largest": output.reference_abs_max})
     classes = class_metrics_for(policy, output)
     if classes is not None and classes.predicted_classes < 2:
-        problems.append(
-            "the reference predicts one class for every sample, so agreement on it proves nothing; "
-            "give samples of several classes, or say what the output is: outputs: "
-            f"{{{output.name}: tensor}} in the policy, or --role {output.name}=tensor"
-        )
-    fine = "The reference is finite and varies over the samples."
+        problems.append({"code": "single_class", "output": output.name})
+    holds = "holds"
     if output.reference_constant:
-        fine = "Constant, equal bit for bit." if proven else "Constant; the numbers decide."
-    result = check_statement(
-        "reference",
-        problems=problems,
-        place=(runtime.runtime, output.name),
-        fine=fine,
-        verdict=Verdict.ERROR,
-    )
-    if proven and not problems:
-        result = result.model_copy(update={"observed": "constant, equal bit for bit"})
-    return result
+        holds = "proven_constant" if proven else "constant"
+    place = (runtime.runtime, output.name)
+    return statement("reference", problems, place=place, holds=holds, verdict=Verdict.ERROR)
 
 
 def _has_scale(output: OutputParity) -> bool:
@@ -143,54 +111,35 @@ def _has_scale(output: OutputParity) -> bool:
 
 def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """No NaN, and no infinity on one side only; no number of the record is NaN, bounded or not."""
-    problems = []
+    problems: list[Problem] = []
     if output.nonfinite_mismatched:
-        problems.append(
-            f"{output.nonfinite_mismatched} elements are NaN or infinite on one side only"
-        )
+        problems.append({"code": "one_side_only", "count": output.nonfinite_mismatched})
     rows = output.classification.nan_rows if output.classification else 0
     same = max(output.nonfinite_same, rows)
     lacking = unmeasurable(output)
     if same and policy.nonfinite != "same_places" and lacking is None:
-        problems.append(
-            f"{same} elements are NaN on both sides, which proves nothing unless "
-            "the policy says nonfinite: same_places"
-        )
+        problems.append({"code": "nan_both", "count": same})
     unknown = list(_nans(_judged(policy, output))) if lacking is None else []
     if unknown:
-        problems.append(
-            f"the measured {', '.join(unknown[:3])} {'is' if len(unknown) == 1 else 'are'} NaN"
-        )
-    return check_statement(
-        "finite",
-        problems=problems,
-        place=(runtime.runtime, output.name),
-        fine=f"NaN in the same {same} places on both sides."
-        if same
-        else "No NaN, and no infinity on one side only.",
-    )
+        problems.append({"code": "nan_statistics", "names": unknown[:3]})
+    place = (runtime.runtime, output.name)
+    if same:
+        return statement("finite", problems, place=place, holds="same_places", count=same)
+    return statement("finite", problems, place=place)
 
 
 def unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """The only comparison of an output to which no bound of the policy applies."""
+    code = "no_bound_quantized" if _is_for_quantized_classifiers(policy) else "no_bound"
     if not policy.judges(output.name):
-        return CheckResult(
-            name="bounds",
-            runtime=runtime.runtime,
-            output=output.name,
-            observed="judged in the chain",
-            verdict=Verdict.PASS,
-            explanation="Eight bits at a seam are no answers: what this part rounds is judged in "
-            "the chain. Name the output in the policy (outputs) to bound it here, too.",
-        )
-    check = check_statement(
-        "bounds",
-        problems=["no bound of the policy applies to this output, so anything in it would pass"],
-        place=(runtime.runtime, output.name),
-        fine="",
-        verdict=Verdict.ERROR,
+        code = "checked_in_chain"
+    return CheckResult(
+        name="bounds",
+        runtime=runtime.runtime,
+        output=output.name,
+        verdict=Verdict.PASS if code == "checked_in_chain" else Verdict.ERROR,
+        code=code,
     )
-    return _with_remedy_of_quantized(check, policy)
 
 
 def _judged(policy: Policy, output: OutputParity) -> OutputParity:
@@ -232,40 +181,34 @@ def named(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     waived = policy.waive if isinstance(policy.waive, dict) else {}
     lacking = sorted({*policy.outputs, *waived} - set(names))
     if lacking:
-        yield CheckResult(
-            name="role",
-            verdict=Verdict.ERROR,
-            explanation=f"the policy names the output {', '.join(map(repr, lacking))}, and the "
-            f"file has the outputs {names}. Name outputs of the file.",
-            remedy=REMEDIES["role"],
-        )
+        params = {"names": lacking, "outputs": names}
+        yield CheckResult(name="role", verdict=Verdict.ERROR, code="unknown_outputs", params=params)
 
 
 def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iterator[CheckResult]:
-    """Whether the output can be what the policy says; that no agreement is claimed, where a guess
-    would have to."""
+    """Check that the output can have the role that the policy states; state that no agreement is
+    claimed where an inferred role would have to claim it."""
     stated = policy.outputs.get(output.name)
+    place: Problem = {"runtime": runtime.runtime, "output": output.name}
     if stated is not None:
-        problem = _contradiction(stated, output)
+        code = _contradiction(stated, output) or "matches"
+        rows = output.rows
         yield CheckResult(
             name="role",
-            runtime=runtime.runtime,
-            output=output.name,
+            **place,
             observed=stated,
-            verdict=Verdict.ERROR if problem else Verdict.PASS,
-            explanation=problem or f"It can be what the policy says: {stated}.",
-            remedy=REMEDIES["role"],
+            verdict=Verdict.PASS if code == "matches" else Verdict.ERROR,
+            code=code,
+            params={
+                "role": stated,
+                "dtype": output.dtype,
+                "sum_error": None if rows is None else rows.sum_error,
+            },
         )
     elif why := unclaimed(policy, output):
+        params = {"reason": why}
         yield CheckResult(
-            name="agreement",
-            runtime=runtime.runtime,
-            output=output.name,
-            observed="not claimed",
-            verdict=Verdict.PASS,
-            explanation=f"no agreement is claimed: {why}; the numbers decide. "
-            f"Say --role {output.name}=logits if it is a classifier.",
-            remedy=REMEDIES["agreement"],
+            name="agreement", **place, verdict=Verdict.PASS, code="not_claimed", params=params
         )
 
 
@@ -329,33 +272,13 @@ def _unequal_share(output: OutputParity) -> float | None:
 
 
 def _contradiction(stated: Role, output: OutputParity) -> str | None:
-    """Why the output can't be what the policy says, with the ways out."""
-    floats = output.dtype.startswith("float")
+    """Return the code of why the output cannot have the role that the policy states."""
     if stated in ("logits", "probabilities") and output.classification is None:
-        return (
-            f"its role is '{stated}', which is for floats of shape (batch, classes >= 2), and "
-            f"this {output.dtype} output has another shape or dtype. Say indices for classes that "
-            "the model has chosen, scores for independent numbers, tensor for anything else."
-        )
+        return "wrong_shape"
     if stated == "probabilities" and output.rows and not output.rows.sum_error <= _SUM_ERROR:
-        return (
-            "its role is 'probabilities', and the reference's rows do not sum to 1 (off by up to "
-            f"{output.rows.sum_error:.3g}). Say logits if a softmax follows, scores if each column "
-            "stands for itself."
-        )
-    if stated in ("scores", "embedding") and not floats:
-        return (
-            f"its role is '{stated}', which is for floats, and it is {output.dtype}. Say indices, "
-            "mask or tensor."
-        )
+        return "wrong_sums"
+    if stated in ("scores", "embedding") and not output.dtype.startswith("float"):
+        return "not_float"
     if stated == "embedding" and output.rows is None:
-        return (
-            "its role is 'embedding', and no vectors of 2 to 65 536 numbers a sample were "
-            "measured. Say tensor, or measure again."
-        )
-    if stated == "indices" and output.unequal is None:
-        return (
-            f"its role is 'indices', which is for integers, and it is {output.dtype}. Say scores "
-            "or tensor."
-        )
-    return None
+        return "no_vectors"
+    return "not_integer" if stated == "indices" and output.unequal is None else None

@@ -192,6 +192,7 @@ def build_localization(
         whole_ratio=worst(measured.whole[limits.level]),
         cause=text,
         fault=divergences[0].text if divergences else None,
+        fault_code=divergences[0].code if divergences else None,
         faults=tuple(_independent(divergences)),
         optimiser=optimiser,
         blame=blame,

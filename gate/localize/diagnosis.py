@@ -21,7 +21,7 @@ from gate.localize.layer_weights import Floats, tensor_names, tensors_around, te
 from gate.localize.model_runner import ComputedValue
 from gate.localize.module_paths import computes
 from gate.localize.value_matching import ValueLayout
-from gate.records.localization import listed
+from gate.records.localization import FaultCode, listed
 from gate.storage.arrays import OutputArray
 
 _WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
@@ -322,10 +322,14 @@ class Fault:
     text: str
     """What is wrong, without a full stop."""
     remedy: str
+    code: FaultCode
     quantized: bool = False
     """True if what a few bits lose is all of it."""
-    of_inputs: bool = False
-    """True if inputs are exchanged, whatever the value is."""
+
+    @property
+    def of_inputs(self) -> bool:
+        """True if inputs are exchanged, whatever the value is."""
+        return self.code == "input_order"
 
 
 class Diagnoser:
@@ -359,7 +363,7 @@ class Diagnoser:
         """The first explanation that the evidence gives, from the most certain to the least."""
         if suspect.missing:
             text = f"no node of the file computes it: what follows reads {suspect.tensor}"
-            return Fault(suspect.value.path, text, _OTHER_MODEL)
+            return Fault(suspect.value.path, text, _OTHER_MODEL, code="missing_value")
         places, met = self._graph.segment(suspect.tensor, self._cuts)
         nodes = [self._graph.nodes[place] for place in places]
         for evidence in (
@@ -380,7 +384,12 @@ class Diagnoser:
         text = f"{shown} computes something else than {type(module).__name__}"
         another = another_function(module, nodes)
         if another is not None:
-            return Fault(path, f"{text}: these are the operators of {another}", _OTHER_MODEL)
+            return Fault(
+                path,
+                f"{text}: these are the operators of {another}",
+                _OTHER_MODEL,
+                code="operators",
+            )
         same, unfound = self._compared(suspect, places, nodes)
         if same:
             are = "is" if len(same) == 1 else "are"
@@ -395,7 +404,7 @@ class Diagnoser:
         excluded = ["training mode", "shape", *([] if self._reduced else ["16 bits"])]
         excluded += ["weights"] if same and not unfound else []
         text += f"; cause not found, excluded: {listed(excluded)}"
-        return Fault(path, text, _UNFOUND if unfound else _OPERATOR)
+        return Fault(path, text, _UNFOUND if unfound else _OPERATOR, code="operators")
 
     def reads_other_output(self, suspect: DivergentValue, faulty: Iterable[DivergentValue]) -> bool:
         """True if the suspect is computed from another output of a node with a faulty one, which
@@ -472,19 +481,19 @@ class Diagnoser:
         """The cause where no tensor has the value, and the first one behind is wrong."""
         places, _ = self._graph.segment(behind, self._cuts)
         for difference in self._parameters(value, places).differences:
-            return Fault(difference.module, difference.text, WEIGHTS)
+            return Fault(difference.module, difference.text, WEIGHTS, code="weights")
         settings = self._set_otherwise(value, places)
         if settings is not None:
-            return Fault(value.path, settings, _OTHER_MODEL)
+            return Fault(value.path, settings, _OTHER_MODEL, code="settings")
         text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
-        return Fault(value.path, text, _OTHER_MODEL)
+        return Fault(value.path, text, _OTHER_MODEL, code="missing_value")
 
     def left_out(self, places: Sequence[str]) -> Fault:
         """The cause where the model returns more than the file. `places`: of what is left out,
         counted from 1; empty where that is not known."""
         what = "is" if len(places) == 1 else "are"
         which = f"output {listed(places)} of the model {what}" if places else "outputs are"
-        return Fault("", f"{which} left out of the file", _OUTPUTS)
+        return Fault("", f"{which} left out of the file", _OUTPUTS, code="not_returned")
 
     def output(self, name: str, right: str) -> Fault:
         """The cause where an output of the file is another tensor than the right one, although
@@ -493,11 +502,13 @@ class Diagnoser:
             text = (
                 f"output {name} is what the model returns elsewhere, and {right} is what it returns"
             )
-            return Fault("", f"{text} there: the outputs are in another order", _OUTPUTS)
+            return Fault(
+                "", f"{text} there: the outputs are in another order", _OUTPUTS, code="output_order"
+            )
         places, _ = self._graph.segment(name, self._cuts)
         nodes = _operators([self._graph.nodes[place] for place in places])
         text = f"output {name} is not what the model returns, which is {right} in the file"
-        return Fault("", f"{text}: {nodes}" if nodes else text, _OUTPUTS)
+        return Fault("", f"{text}: {nodes}" if nodes else text, _OUTPUTS, code="output_order")
 
     def exchanged_inputs(self, moved: Mapping[str, str]) -> Fault:
         """The cause where the file reads inputs in the place of others."""
@@ -505,7 +516,7 @@ class Diagnoser:
         inputs = sorted({*moved, *moved.values()})
         how = "swapped" if len(inputs) == 2 else "in another order"
         text = f"the inputs {listed(inputs)} are {how} in the file: it reads {pairs}"
-        return Fault("", text, _INPUTS, of_inputs=True)
+        return Fault("", text, _INPUTS, code="input_order")
 
     def _unread(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
@@ -516,7 +527,7 @@ class Diagnoser:
             text = (
                 f"the model computes it from the input {names}, which the file does not read there"
             )
-            return Fault(suspect.paths[0], text, _UNREAD)
+            return Fault(suspect.paths[0], text, _UNREAD, code="unread_input")
         sums = {name for node in nodes if node.op_type == "ReduceSum" for name in node.output}
         for node in nodes:
             at = _KEY_MASKS.get(node.op_type) if node.domain == "com.microsoft" else None
@@ -525,13 +536,15 @@ class Diagnoser:
                     f"{_operators([node])} reads how many elements of the mask are set, and not "
                     "which: that is right for padding behind the tokens only"
                 )
-                return Fault(suspect.paths[0], text, _LENGTHS)
+                return Fault(suspect.paths[0], text, _LENGTHS, code="unread_input")
         return None
 
     def _training(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         if not training(nodes):
             return None
-        return Fault(suspect.value.path, "its nodes compute as in training", _EVAL)
+        return Fault(
+            suspect.value.path, "its nodes compute as in training", _EVAL, code="training_mode"
+        )
 
     def _weights(
         self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
@@ -565,7 +578,7 @@ class Diagnoser:
         first = min(differences, key=lambda one: (one.rounded_to is not None, -one.reordered))
         rounded = _BFLOAT16 if self._reduced else _ROUNDED
         remedy = rounded if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
-        return Fault(first.module, first.text, remedy)
+        return Fault(first.module, first.text, remedy, code="weights")
 
     @property
     def _format(self) -> str | None:
@@ -617,14 +630,14 @@ class Diagnoser:
         for path in suspect.paths:
             differences = list(differing(self._model.get_submodule(path), nodes))
             if differences:
-                return Fault(path, "; ".join(differences), _OTHER_MODEL)
+                return Fault(path, "; ".join(differences), _OTHER_MODEL, code="settings")
         return None
 
     def _shape(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         if suspect.alone.mismatch is None:
             return None
         text = f"its shape is {suspect.alone.mismatch}; it comes from {_operators(nodes)}"
-        return Fault(suspect.paths[0], text, _OTHER_MODEL)
+        return Fault(suspect.paths[0], text, _OTHER_MODEL, code="shape")
 
     def _precision(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         narrow = {onnx.TensorProto.BFLOAT16: "bfloat16"}
@@ -634,12 +647,17 @@ class Diagnoser:
             for attribute in node.attribute:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
-                    return Fault(suspect.paths[0], text, _BFLOAT16 if self._reduced else _ROUNDED)
+                    return Fault(
+                        suspect.paths[0],
+                        text,
+                        _BFLOAT16 if self._reduced else _ROUNDED,
+                        code="precision_cast",
+                    )
         size = suspect.alone.relative
         if self._cuda and not self._reduced and _TF32 / 8 <= size <= _TF32 * 8:
             text = f"its relative error, {size:.2g}, is that of TF32"
             remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
-            return Fault(suspect.paths[0], text, remedy)
+            return Fault(suspect.paths[0], text, remedy, code="tf32")
         return None
 
     def _quantization(
@@ -657,9 +675,13 @@ class Diagnoser:
         text = f"the file computes it from {bits} bits: it is quantized ({_operators(quantized)})"
         if not lost <= _LOST:
             text += f" and off by {lost:.2g} of its values, more than rounding to these bits"
-            return Fault(path, text, _CALIBRATION)
+            return Fault(path, text, _CALIBRATION, code="int8")
         return Fault(
-            path, text, _CALIBRATION if self._quantized else _QUANTIZED_FILE, quantized=True
+            path,
+            text,
+            _CALIBRATION if self._quantized else _QUANTIZED_FILE,
+            quantized=True,
+            code="int8",
         )
 
     def _constants(self, suspect: DivergentValue, places: Sequence[int]) -> dict[str, OutputArray]:
@@ -702,7 +724,7 @@ class Diagnoser:
                     f"the file reads {tensor} as it was before {who} overwrote it in place, the "
                     f"model what was left there"
                 )
-                return Fault(suspect.paths[0], text, _IN_PLACE)
+                return Fault(suspect.paths[0], text, _IN_PLACE, code="in_place")
         return None
 
     def _code(
@@ -715,7 +737,7 @@ class Diagnoser:
         place = f" before {value.before}" if value.before != value.path else ""
         between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
         text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
-        return Fault(value.path, text, _CODE)
+        return Fault(value.path, text, _CODE, code="code")
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:

@@ -19,10 +19,16 @@ from gate.errors import (
 )
 from gate.measure.cost_meter import CostMeter
 from gate.measure.noise_floor import NoiseFloor, OutlierTracker, RoundingErrors, to_floor_units
-from gate.measure.session_runner import OutputCheck, RoundingVariants, SessionRunner, failure_of
+from gate.measure.session_runner import (
+    OutputCheck,
+    RoundingVariants,
+    SessionRunner,
+    batch_sizes_of,
+    classify_failure,
+)
 from gate.measure.work_units import RunProof, RuntimeUnitResult
 from gate.policy.policy import Policy
-from gate.records.evidence import RuntimeEvidence
+from gate.records.evidence import FailureCode, RuntimeEvidence
 from gate.records.instruments import ProbeResult, StabilityParity
 from gate.records.outputs import OutputParity
 from gate.reference.choices import ReplayedReference
@@ -288,6 +294,8 @@ class Track:
         self.name = chosen.name
         self.absent_reason: str | None = None
         self.failure: str | None = None
+        self.failure_code: FailureCode | None = None
+        self.failure_params: dict[str, Any] = {}
         self.plain_failure: str | None = None
         self.unusable = False
         """Whether the failure is none of the file's."""
@@ -475,6 +483,7 @@ class Track:
             self.absent_reason = str(error)
         else:
             self.failure = describe_failure(error)
+            self.failure_code, self.failure_params = classify_failure(error)
             self.unusable = isinstance(error, RuntimeUnusable | ImportError)
             if isinstance(error, PlainSessionFailed):
                 self.plain_failure = self.failure
@@ -485,7 +494,13 @@ class Track:
     ) -> None:
         """As `fail`, of an error that came with a batch: the batch sizes that `compute` takes are
         noted, too, where it takes some only."""
-        self.failure = failure_of(error, batch, compute)
+        sizes = batch_sizes_of(error, batch, compute)
+        self.failure = describe_failure(error)
+        self.failure_code, self.failure_params = classify_failure(error)
+        if sizes:
+            detail = self.failure_params.get("detail", f"fails: {self.failure}")
+            self.failure_params = {"batch_sizes": list(sizes), "detail": detail}
+            self.failure_code = "only_batches"
         self.close()
 
     def close(self) -> None:
@@ -510,6 +525,8 @@ class Track:
             provider_requested=self.chosen.promises.provider,
             absent_reason=self.absent_reason,
             failure=self.failure,
+            failure_code=self.failure_code,
+            failure_params=self.failure_params,
             plain_failure=self.plain_failure,
             unusable=self.unusable,
             identity=self.chosen.identity(),
@@ -575,7 +592,11 @@ def part_of(track: Track) -> RuntimeUnitResult:
     if proof is not None:
         return RuntimeUnitResult(proof=proof, seconds=seconds, compared=compared.state())
     return RuntimeUnitResult(
-        absent_reason=track.absent_reason, failure=track.failure, unusable=track.unusable
+        absent_reason=track.absent_reason,
+        failure=track.failure,
+        failure_code=track.failure_code,
+        failure_params=track.failure_params,
+        unusable=track.unusable,
     )
 
 
@@ -601,6 +622,8 @@ def take(track: Track, part: RuntimeUnitResult, *, own: RunProof | None, anywher
         track.comparison.take(part.compared)
     except Exception as error:
         track.fail(error)
+        if part.failure is not None:
+            track.failure_code, track.failure_params = part.failure_code, part.failure_params
         return
     track.meter.add(part.seconds)
     track.end_unit()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from gate.data.input_binding import InputBinding
-from gate.errors import GateError, OutputMismatch, describe_failure
+from gate.errors import GateError, OutputMismatch
 from gate.policy.policy import Policy
-from gate.records.evidence import ONLY_BATCHES, Subject
+from gate.records.evidence import FailureCode, Subject
 from gate.records.instruments import EPSILON, UNDERFLOW
 from gate.reference.cache import OutputCache
 from gate.runtimes.recording_format import row_digests
@@ -122,26 +124,41 @@ _SIZES = (*range(1, 17), 24, 32, 48, 64)
 
 _SECONDS = 10.0
 
-_NAMED = 4
+
+def classify_failure(error: Exception) -> tuple[FailureCode | None, dict[str, Any]]:
+    """Return the kind of a failure of a runtime, with its parameters: the only code that reads the
+    messages of ONNX Runtime."""
+    text = str(error)
+    if isinstance(error, OutputMismatch):
+        mismatch, _, advice = text.rstrip(". ").rpartition(". ")
+        return "wrong_outputs", {"mismatch": mismatch, "advice": f"{advice}."}
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+        return "out_of_memory", {}
+    if "requested shape" in text:
+        shapes = text.find("Input shape:")
+        detail = f". {text[shapes:]}" if shapes >= 0 else ""
+        return "reshape", {"detail": f"cannot reshape{detail}"}
+    return ("unregistered_operator", {}) if "is not a registered" in text else (None, {})
 
 
-def failure_of(error: Exception, batch: Batch, compute: Callable[[Batch], object]) -> str:
-    """The failure in one line, and the batch sizes that `compute` takes, where it takes some and
-    refuses others as small.
+_NO_MEMORY = re.compile(
+    "failed to allocate memory|out of memory|bad allocation|std::bad_alloc", re.I
+)
+
+
+def batch_sizes_of(
+    error: Exception, batch: Batch, compute: Callable[[Batch], object]
+) -> tuple[int, ...]:
+    """Return the batch sizes that `compute` takes, where it takes some and refuses others as small.
 
     A file that breaks on all of them says nothing of batches, and one that breaks on large ones
-    alone may lack memory: then it is `describe_failure` alone, as for the gate's own errors.
+    alone may lack memory; the gate's own errors say nothing of them either. Then there are none.
     """
-    failure = describe_failure(error)
-    if isinstance(error, GateError | MemoryError) or "memory" in failure.lower():
-        return failure
+    if isinstance(error, GateError | MemoryError) or "memory" in str(error).lower():
+        return ()
     taken = _taken(batch, compute)
-    sizes = [size for size, computed in taken.items() if computed]
-    if not sizes or len(sizes) == len(taken):
-        return failure
-    shown = ", ".join(str(size) for size in sizes[:_NAMED])
-    more = ", ..." if len(sizes) > _NAMED else ""
-    return f"{failure.rstrip('.')}. {ONLY_BATCHES}{shown}{more}."
+    sizes = tuple(size for size, computed in taken.items() if computed)
+    return sizes if len(sizes) < len(taken) else ()
 
 
 def _taken(batch: Batch, compute: Callable[[Batch], object]) -> dict[int, bool]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from gate.records.evidence import CrewRecord, Environment
+from gate.records.evidence import CrewRecord, Environment, FailureCode
 from gate.records.instruments import ReferenceValidity
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
@@ -88,6 +88,8 @@ class RuntimeUnitResult(Record):
 
     absent_reason: str | None = None
     failure: str | None = None
+    failure_code: FailureCode | None = added_field(None)
+    failure_params: dict[str, JsonValue] = added_field({})
     unusable: bool = added_field(False)
     """As `RuntimeEvidence.unusable`."""
     proof: RunProof | None = None

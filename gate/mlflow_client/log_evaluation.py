@@ -416,6 +416,6 @@ def _row(check: CheckResult) -> dict[str, Any]:
         "observed": render.observed(check),
         "allowed": render.allowed(check),
         "samples": check.samples,
-        "explanation": check.explanation,
-        "remedy": check.remedy,
+        "explanation": render.render_check(check),
+        "remedy": render.render_check(check, "remedy"),
     }

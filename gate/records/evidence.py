@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from gate.records.export import LintFinding
 from gate.records.instruments import (
@@ -210,12 +210,10 @@ class BatchAxes(Record):
         return all(axis is None for axis in self.inputs.values())
 
     @property
-    def text(self) -> str:
-        """In one line."""
-        if self.one_call:
-            return "one call is one sample"
+    def listed(self) -> list[str]:
+        """Name and axis of each input and output: `image 0`."""
         axes = {**self.inputs, **self.outputs}
-        return ", ".join(f"{n} {'none' if axis is None else axis}" for n, axis in axes.items())
+        return [f"{name} {'none' if axis is None else axis}" for name, axis in axes.items()]
 
     def canonical(self, spec: TensorSpec) -> TensorSpec:
         """An input of the file with the samples on axis 0, as the gate has it."""
@@ -269,8 +267,10 @@ class ExportRecord(Record):
     """The model's source files when it was exported."""
 
 
-ONLY_BATCHES = "It computes batches of "
-"""In the failure of a runtime: what follows are the batch sizes that it takes, unlike others."""
+FailureCode = Literal[
+    "only_batches", "reshape", "unregistered_operator", "wrong_outputs", "out_of_memory"
+]
+"""Why a runtime failed on a file."""
 
 
 class RuntimeEvidence(Record):
@@ -313,6 +313,10 @@ class RuntimeEvidence(Record):
     """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None
     failure: str | None = None
+    failure_code: FailureCode | None = added_field(None)
+    """The kind of `failure`. None: none of these, or of before it was recorded."""
+    failure_params: dict[str, JsonValue] = added_field({})
+    """The parameters of its text, such as the `batch_sizes` that it computes."""
     plain_failure: str | None = added_field(None)
     """Why ONNX Runtime does not open the file with optimizations off, which this runtime promises.
     With `outputs` it was measured with ORT_ENABLE_BASIC instead."""

@@ -15,6 +15,26 @@ from gate.storage.record import Count, Measured, Record, Sha256, added_field
 _SHOWN = 6
 """Operators in a sentence."""
 
+FaultCode = Literal[
+    "training_mode",
+    "weights",
+    "settings",
+    "shape",
+    "precision_cast",
+    "int8",
+    "tf32",
+    "in_place",
+    "code",
+    "input_order",
+    "output_order",
+    "not_returned",
+    "unread_input",
+    "missing_value",
+    "operators",
+]
+"""The kind of a fault. `code`: code of forward between modules differs. `operators`: the nodes
+compute something else, and nothing more is known."""
+
 LayerVerdict = Literal["ok", "source", "propagated", "unmapped"]
 
 
@@ -131,6 +151,8 @@ class Localization(Record):
     """What diverges and what is known of it, in sentences."""
     fault: str | None = added_field(None)
     """Of the first source alone: what is wrong with it, without a full stop."""
+    fault_code: FaultCode | None = added_field(None)
+    """The kind of `fault`. None: there is no fault, or the record is older."""
     faults: tuple[LayerFault, ...] = added_field(())
     """The first five independent faults, most upstream first: each layer is computed from the
     model's own values before it, so that no fault hides or makes another one."""

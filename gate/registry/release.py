@@ -24,6 +24,7 @@ from gate.registry.interface import Draft, Tag
 from gate.sandbox.limits import SandboxLimits
 from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
+from gate.summary.render import render_check
 
 _CLOCKS_APART = timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
@@ -93,8 +94,7 @@ class EvaluatedFile:
             self._verify_code(origin, what=vectors)
             self._verify_vectors_of_parts(self.golden.golden, what=vectors)
         self._verify_preprocessing()
-        # By digest: NaN is not equal to itself.
-        if again.digest() != decision.digest():
+        if again.conclusion() != decision.conclusion():
             raise EvidenceError(
                 f"the decision says {decision.verdict} in {len(decision.checks)} checks; its own "
                 f"evidence and policy give {again.verdict} in {len(again.checks)} checks, not the "
@@ -120,7 +120,7 @@ class EvaluatedFile:
         problems = decision.problems
         # A part that fails is why the whole does.
         check = next((check for check in problems if check.part), next(iter(problems), None))
-        first = "no runtime passed" if check is None else check.explanation
+        first = "no runtime passed" if check is None else render_check(check)
         if check is not None and check.part:
             first = f"in the part {check.part}: {first}"
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"

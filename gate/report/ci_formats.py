@@ -24,7 +24,7 @@ from gate.lint.lint import LintReport
 from gate.lint.rules import RULES
 from gate.records.export import LintFinding
 from gate.storage.safe_text import make_printable
-from gate.summary.render import format_bound_usage
+from gate.summary.render import format_bound_usage, render_check
 from gate.summary.summary import CheckRow, Summary
 
 Colour = Literal["passed", "rejected", "not judged"]
@@ -181,7 +181,7 @@ def _case(word: CheckRow, causes: Mapping[str, str]) -> ElementTree.Element:
     title = " / ".join(place for place in places if place)
     case = ElementTree.Element("testcase", name=make_printable(title))
     if check.verdict in _ELEMENTS:
-        short = make_printable(format_bound_usage(check) or check.explanation)
+        short = make_printable(format_bound_usage(check)) or render_check(check)
         found = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
         found.set("type", check.name)
         found.text = "\n".join(_sentences(word, causes.get(check.title)))
@@ -193,12 +193,12 @@ def _sentences(word: CheckRow, cause: str | None) -> Iterator[str]:
     check = word.check
     if cause is not None:
         yield make_printable(cause)
-    yield make_printable(check.explanation)
+    yield render_check(check)
     yield f"Asks: {make_printable(word.meaning)}"
     if check.bound is not None:
         yield f"Why this bound: {make_printable(word.why)}"
-    if check.remedy:
-        yield f"Try: {make_printable(check.remedy)}"
+    if remedy := render_check(check, "remedy"):
+        yield f"Try: {remedy}"
 
 
 def _riddle(result: CiResult) -> ElementTree.Element:

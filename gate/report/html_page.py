@@ -137,7 +137,7 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
     labelled = "labelled" if evidence.dataset.labelled else "without labels"
     yield "samples", f"{evidence.dataset.samples}, {labelled}, {evidence.dataset.sha256}"
     if evidence.dataset.batch_axes is not None:
-        yield "batch axes", evidence.dataset.batch_axes.text
+        yield "batch axes", ", ".join(evidence.dataset.batch_axes.listed)
     for name, part in subject.parts.items():
         yield f"part {name}", f"{part.file}, {part.sha256}{_measured_on(evidence.parts.get(name))}"
     if export is not None:

@@ -9,7 +9,7 @@ from gate.decision.check_result import Verdict
 from gate.records.champion_comparison import TrendRow
 from gate.report.ci_formats import CiResult, Colour
 from gate.storage.safe_text import make_printable
-from gate.summary.render import format_bound_usage, format_number
+from gate.summary.render import format_bound_usage, format_number, render_check
 from gate.summary.summarize import COST_HEADINGS
 from gate.summary.summary import Finding, RuntimeProof, Summary
 
@@ -90,7 +90,7 @@ def _findings(story: Summary) -> Iterator[str]:
         if finding.verdict is Verdict.WAIVED:
             continue
         for check in finding.checks[:_CHECKS]:
-            shown = format_bound_usage(check) or check.explanation
+            shown = format_bound_usage(check) or render_check(check)
             yield f"  - {literal(check.title)}: {literal(shown)}"
         if len(finding.checks) > _CHECKS:
             yield f"  - and {len(finding.checks) - _CHECKS} more in the report"

@@ -13,7 +13,7 @@ from gate.lint.lint import LintReport
 from gate.records.export import LEVELS, LintFinding, LintLevel
 from gate.records.localization import Explanation, LayerRow, Localization
 from gate.storage.safe_text import make_printable
-from gate.summary.render import cells, format_bound_usage, format_number
+from gate.summary.render import cells, format_bound_usage, format_number, render_check
 from gate.summary.summarize import COST_HEADINGS
 from gate.summary.summary import CheckRow, Finding, RuntimeProof, Summary
 
@@ -266,7 +266,7 @@ def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]
 
 def _short(check: CheckResult) -> str:
     """What a check saw, on a line."""
-    text = format_bound_usage(check) or make_printable(check.explanation)
+    text = format_bound_usage(check) or render_check(check)
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     return f"{make_printable(check.title)}: {text}"
 

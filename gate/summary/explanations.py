@@ -6,14 +6,21 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gate.decision.catalog import OPTIMISER, REMEDIES, TITLES, Cause
+from gate.decision.catalog import LIMITS, OPTIMISER, TITLES, Cause
 from gate.decision.check_result import CheckResult, Verdict
-from gate.records.evidence import ONLY_BATCHES, Evidence
+from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, Localization, OptimizerFault, listed
 from gate.records.runtime import traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.grouping import CheckGroup, worst_of
-from gate.summary.render import broken, capital, clean, format_bound_usage, short
+from gate.summary.render import (
+    broken,
+    capital,
+    clean,
+    format_bound_usage,
+    render_check,
+    short,
+)
 from gate.summary.summary import Finding
 
 _WHOLE = 1000
@@ -81,8 +88,7 @@ def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
     blamed, text = _fault(found, found.fault)
     if found.probe is not None:
         # Code that is right on the samples: what only shows beyond them is a limit of it.
-        limits = found.fault.startswith("code in")
-        remedy = REMEDIES["probe_beyond"] if limits else found.remedy
+        remedy = LIMITS if found.fault_code == "code" else found.remedy
         return GroupExplanation(blamed, _on_probe(scene, text, found.probe), remedy)
     if scene.group.cause == "optimiser":
         text = f"{blamed or 'The file'}: ONNX Runtime's optimiser changes what it computes"
@@ -125,18 +131,19 @@ def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
 def nonfinite(scene: Scene) -> GroupExplanation:
     """How much is NaN or infinite, and where that begins."""
     check = worst_of(scene.group.checks, "finite") or scene.shown
-    text, found = (
-        capital(check.explanation.partition(";")[0].rstrip(".")),
-        scene.group.localisation,
-    )
+    text, found = render_check(check, "headline"), scene.group.localisation
     if found is None:
-        return GroupExplanation(check.output, clean(text), check.remedy)
+        return _of(check, check.output, text)
     if found.fault is None:
         return GroupExplanation(check.output, clean(f"{text}. {found.cause}"), found.remedy)
     blamed, fault = _fault(found, found.fault)
-    return GroupExplanation(
-        blamed or check.output, clean(f"{text}. It begins here: {fault}"), check.remedy
-    )
+    return _of(check, blamed or check.output, f"{text}. It begins here: {fault}")
+
+
+def _of(check: CheckResult, blamed: str | None, text: str | None = None) -> GroupExplanation:
+    """Return the account of one check: its sentence, or `text`, and its remedy."""
+    sentence = render_check(check, "headline") if text is None else text
+    return GroupExplanation(blamed, clean(sentence), render_check(check, "remedy"))
 
 
 # Its numbers are those of the check that shows it best.
@@ -181,11 +188,11 @@ def finding_of(group: CheckGroup, account: GroupExplanation) -> Finding:
 
 def _weights(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "graph_") or scene.shown
-    blamed, _, rest = check.explanation.partition(": ")
-    text = f"{blamed} {rest.replace('`', '')}".rstrip(".")
-    return GroupExplanation(
-        make_printable(blamed), with_number(text, _numbers_only(scene)), check.remedy
-    )
+    findings = check.params.get("findings")
+    first = str(findings[0]) if isinstance(findings, list) else render_check(check)
+    blamed = first.partition(": ")[0]
+    more = f" (the first of {len(findings)})" if isinstance(findings, list) and findings[1:] else ""
+    return _of(check, make_printable(blamed), with_number(f"{first}{more}", _numbers_only(scene)))
 
 
 def _numbers_only(scene: Scene) -> str:
@@ -195,63 +202,45 @@ def _numbers_only(scene: Scene) -> str:
 
 def _batch(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "probe_batch") or scene.shown
-    if check.name == "runtime":
-        text = f"A batch size was baked in: {_breaks(check)}"
-        return GroupExplanation(None, clean(text), REMEDIES["probe_batch"])
     if not check.name.startswith("probe_batch"):
-        return _as_explained(scene)
+        return _of(check, None if check.name == "runtime" else check.output)
     size = "one sample" if check.samples == 1 else f"{check.samples} samples"
     text = f"A batch size was baked in: with {size} in a batch "
-    text += format_bound_usage(check) or short(check.explanation)
-    return GroupExplanation(None, clean(text), check.remedy)
+    return _of(check, None, text + _off_by(check))
 
 
-def _breaks(check: CheckResult) -> str:
-    """What a runtime says that does not compute batches of every size."""
-    why, _, sizes = check.explanation.partition(ONLY_BATCHES)
-    shapes = why.find("Input shape:")
-    if shapes >= 0:
-        why = f"can't reshape. {why[shapes:]}"
-    else:
-        why = f"breaks: {broken(why.partition('it failed: ')[2])}"
-    only = f"computes batches of {sizes.rstrip('. ')} only, and else " if sizes else ""
-    return f"{check.runtime} {only}{short(why.rstrip('. '))}"
+def _off_by(check: CheckResult) -> str:
+    """Return how far the file is off on a probe, or why it has no number."""
+    usage = format_bound_usage(check)
+    return f"the file is off by {usage}" if usage else f"the runtime fails: {_shortly(check)}"
+
+
+def _shortly(check: CheckResult) -> str:
+    return short(broken(render_check(check)))
 
 
 def _baked_in(scene: Scene) -> GroupExplanation:
     check = scene.shown
-    place = check.name.removeprefix("probe_")
-    text = f"Something was baked in by the trace: the samples agree, and on the input '{place}' "
-    text += (
-        f"the file is off by {format_bound_usage(check)}"
-        if format_bound_usage(check)
-        else short(check.explanation)
-    )
+    probe = check.name.removeprefix("probe_")
+    text = f"The trace baked in a value: the samples agree, and on the input '{probe}' "
+    text += _off_by(check)
     found = scene.explanation.localisation
     if found is not None and found.probe is not None and found.fault is not None:
         text += (
             f". On '{found.probe}' it begins here: {make_printable(found.fault).replace('`', '')}"
         )
-    warning = _warning(scene.evidence)
-    return GroupExplanation(None, clean(f"{text}{warning}"), check.remedy)
+    return _of(check, None, f"{text}{_warning(scene.evidence)}")
 
 
 def _beyond(scene: Scene) -> GroupExplanation:
     check = scene.shown
-    if check.code == "beyond_range":
-        place = check.name.removeprefix("probe_")
-        text = f"The samples agree. On the input '{place}': {check.explanation}"
-        return GroupExplanation(None, clean(text), check.remedy)
-    place = check.name.removeprefix("probe_")
-    text = f"The samples agree, and on the input '{place}', where none of them is, the file is off "
-    text += (
-        f"by {format_bound_usage(check)}"
-        if format_bound_usage(check)
-        else f"({short(check.explanation)})"
-    )
-    text += ". A trace of the model agrees with it on every input that was tried: the file is of "
-    text += "other code than the model's"
-    return GroupExplanation(None, clean(text), REMEDIES["probe_beyond"])
+    probe = check.name.removeprefix("probe_")
+    if check.code in ("beyond_range", "beyond_range_no_rows"):
+        return _of(check, None, f"The samples agree. On the input '{probe}': {_shortly(check)}")
+    text = f"The samples agree. On the input '{probe}', which is outside of their range, "
+    text += f"{_off_by(check)}. A trace of the model agrees with the model on every input that was "
+    text += "tried: the file has other code than the model"
+    return GroupExplanation(None, clean(text), LIMITS)
 
 
 def _warning(evidence: Evidence) -> str:
@@ -268,14 +257,8 @@ def _warning(evidence: Evidence) -> str:
 
 
 def _outputs(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "runtime")
-    if check is None:
-        return _as_explained(scene)
-    why = check.explanation.partition("it failed: ")[2] or check.explanation
-    text, _, remedy = why.rstrip(". ").rpartition(". ")
-    return GroupExplanation(
-        check.output, clean(text or why), f"{remedy}." if text else check.remedy
-    )
+    check = worst_of(scene.group.checks, "runtime") or scene.shown
+    return _of(check, check.output)
 
 
 def _accounts_optimiser(scene: Scene) -> GroupExplanation:
@@ -286,23 +269,15 @@ def _accounts_optimiser(scene: Scene) -> GroupExplanation:
 
 def _runtime(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "runtime") or scene.shown
-    why = check.explanation.partition("it failed: ")[2] or check.explanation
-    text = f"{check.runtime} can't run the file: {short(broken(why))}"
-    lacks = "not a registered" in why
-    return GroupExplanation(
-        check.runtime, clean(text), REMEDIES["graph_domain"] if lacks else check.remedy
-    )
+    return _of(check, check.runtime)
 
 
 def _device(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "precision") or scene.shown
     if check.name == "runtime":
-        why = check.explanation.rpartition("always asks for it: ")[2].partition(": ")[0]
-        text = f"{capital(why)}, and the policy always asks for {scene.where}"
-        return GroupExplanation(check.runtime, clean(text), check.remedy)
+        return _of(check, check.runtime)
     if check.name in ("provider", "device", "precision"):
-        text = f"{check.runtime}: {short(check.explanation)}"
-        return GroupExplanation(check.runtime, clean(text), check.remedy)
+        return _of(check, check.runtime, f"{check.runtime}: {short(render_check(check))}")
     alone = " alone" if scene.group.cpu_agrees else ""
     text = f"Off on CUDA{alone}: {scene.number} on {scene.where}"
     if check.runtime is not None and not traits_of(check.runtime).cuda:
@@ -310,21 +285,16 @@ def _device(scene: Scene) -> GroupExplanation:
     if alone:
         text += "; on the CPU the file agrees"
     device = next((c for c in scene.group.checks if c.name == "device"), check)
-    return GroupExplanation(check.runtime, clean(text), device.remedy)
+    return _of(device, check.runtime, text)
 
 
 def _preprocessing(scene: Scene) -> GroupExplanation:
     check = scene.shown
-    blamed = check.name.removeprefix("preprocessing_").removeprefix("flips_")
-    blamed = "" if blamed == "preprocessing" else blamed
-    text = f"{blamed}: {check.explanation}" if blamed else check.explanation
-    if blamed and check.observed is not None and not check.name.startswith("preprocessing_flips_"):
-        values = (v for v in (check.observed, check.bound) if isinstance(v, float))
-        steps = ", allowed ".join(f"{value:.4g}/255" for value in values)
-        cause = check.explanation.partition("Cause: ")[2].rstrip(".")
-        text = f"{blamed} makes other pixels than in training: {steps}"
-        text += f" ({cause})" if cause else ""
-    return GroupExplanation(blamed or None, clean(text), check.remedy)
+    consumer = check.params.get("consumer")
+    if not isinstance(consumer, str):
+        return _of(check, None)
+    text = render_check(check, "headline")
+    return _of(check, consumer, text if consumer in text else f"{consumer}: {text}")
 
 
 def _numbers(scene: Scene) -> GroupExplanation:
@@ -336,79 +306,51 @@ def _numbers(scene: Scene) -> GroupExplanation:
     elif found is not None:
         text += f". {found.cause}"
     seam = found.remedy if found is not None and found.seam else None
-    return GroupExplanation(check.output, clean(text), seam or check.remedy)
+    account = _of(check, check.output, text)
+    return replace(account, remedy=seam) if seam else account
 
 
 def _export(scene: Scene) -> GroupExplanation:
     check = scene.shown
     who = _WARNED.get(check.name, "the export")
-    text = f"{capital(who)} warned, and the policy refuses that: {short(check.explanation)}"
-    return GroupExplanation(who, clean(text), check.remedy)
+    text = f"{capital(who)} warned, and the policy refuses that: {short(render_check(check))}"
+    return _of(check, who, text)
 
 
 def _champion(scene: Scene) -> GroupExplanation:
-    check = scene.shown
-    beside = _BESIDE.get(check.name)
-    text = check.explanation if beside is None else beside.format(format_bound_usage(check))
-    return GroupExplanation("the champion", clean(capital(text)), check.remedy)
+    return _of(scene.shown, "the champion")
 
 
 def _cost(scene: Scene) -> GroupExplanation:
-    check = scene.shown
-    what = "is slower than the policy allows" if check.name == "latency_ratio" else (
-        "takes more memory than the policy allows"
-    )  # fmt: skip
-    text = f"{check.runtime} {what}: {check.name} {format_bound_usage(check)}"
-    return GroupExplanation(check.runtime, clean(text), check.remedy)
+    return _of(scene.shown, scene.shown.runtime)
 
 
 def _waived(scene: Scene) -> GroupExplanation:
-    """What was not measured, and what was measured where nobody can judge it."""
-    checks = scene.group.checks
-    beyond = [c for c in checks if c.code is not None]
-    judged = [c for c in checks if c.name.startswith("probe_") and c.observed is not None]
-    judged = [check for check in judged if check not in beyond]
-    lacking = [check for check in checks if check not in judged and check not in beyond]
-    texts = [_shown(beyond, code) for code in dict.fromkeys(c.code for c in beyond)]
-    if lacking:
-        why = lacking[0].explanation.rpartition("only when present: ")[2].partition(": ")[0]
-        names = ", ".join(dict.fromkeys(c.runtime or c.name for c in lacking))
-        texts.append(f"{names}: not measured, as the policy allows ({short(why)})")
-    if judged:
-        names = ", ".join(dict.fromkeys(c.name for c in judged))
-        texts.append(f"{names}: measured, and not judged ({short(judged[0].explanation)})")
+    """What was not measured, and what does not refuse the file; one sentence a code."""
+    texts = []
+    for code in dict.fromkeys(check.code for check in scene.group.checks):
+        checks = [check for check in scene.group.checks if check.code == code]
+        titles = dict.fromkeys(c.runtime if c.name == "runtime" else c.name for c in checks)
+        names = ", ".join(filter(None, titles))
+        text = short(render_check(checks[0], "headline"))
+        texts.append(text if text.startswith(names) else f"{names}: {text}")
     return GroupExplanation(None, clean("; ".join(texts)), None)
-
-
-def _shown(checks: list[CheckResult], code: str | None) -> str:
-    """The checks of one code, and what the first of them says."""
-    of_code = [check for check in checks if check.code == code]
-    names = ", ".join(dict.fromkeys(check.name for check in of_code))
-    return f"{names}: {short(of_code[0].explanation.rstrip('.'))}"
 
 
 def _model(scene: Scene) -> GroupExplanation:
     checks = scene.group.checks
     check = worst_of(checks, "repeats") or worst_of(checks, "fast_path") or scene.shown
-    text = check.explanation.rstrip(".")
-    if check.name == "near_ties":
-        text = f"The model leaves answers to rounding: {text.partition(':')[0]}"
-    if check.name == "repeats" and not scene.evidence.state_spread:
-        text += ": the model draws random numbers, or changes itself, in eval mode"
-    return GroupExplanation("the model", clean(capital(text)), check.remedy)
+    return _of(check, "the model")
 
 
 def _samples(scene: Scene) -> GroupExplanation:
-    check = scene.shown
-    return GroupExplanation("samples", clean(capital(check.explanation)), check.remedy)
+    return _of(scene.shown, "samples")
 
 
 def _as_explained(scene: Scene) -> GroupExplanation:
-    """What the check itself says, with its number."""
+    """Return what the check itself says."""
     check = scene.shown
-    blamed = check.output or (check.name if check.runtime is None else None)
-    text = capital(check.explanation)
-    return GroupExplanation(blamed, clean(text), check.remedy)
+    return _of(check, check.output or (check.name if check.runtime is None else None))
 
 
 _WARNED = {
@@ -416,13 +358,6 @@ _WARNED = {
     "export_hazards": "the exporter",
     "export_lint": "the lint",
 }
-
-_BESIDE = {
-    "incumbent_agreement": "Other answers than the champion's; the same on {}",
-    "incumbent_accuracy_drop": "Right less often than the champion, by {}",
-    "incumbent_latency_ratio": "Slower than the champion, by a factor of {}",
-}
-"""Of a check, what its number means."""
 
 _BY_CAUSE: dict[Cause, Callable[[Scene], GroupExplanation]] = {
     "weights": _weights,

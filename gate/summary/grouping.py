@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from gate.decision.catalog import SYMPTOMS, Cause, cause_for
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import Decision
-from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, Localization
 from gate.records.runtime import RuntimeName, traits_of
 from gate.summary.render import bound_usage
@@ -69,11 +68,20 @@ _ALONE = ("runtime", "graph_fixed_batch")
 """What is no symptom of another fault: it would be there without it."""
 
 
-def groups_of(decision: Decision, evidence: Evidence, explanation: Explanation) -> list[CheckGroup]:
+_BY_FAULT: dict[str, Cause] = {
+    "training_mode": "training_mode",
+    "output_order": "outputs",
+    "not_returned": "outputs",
+    "tf32": "device",
+}
+"""Causes of faults that are none of a single layer."""
+
+
+def groups_of(decision: Decision, explanation: Explanation) -> list[CheckGroup]:
     """The groups: what explains most first, what is waived last."""
     alone: dict[Cause, CheckGroup] = {}
     for check in (*decision.problems, *decision.waived):
-        cause = cause_for(check, evidence)
+        cause = cause_for(check)
         alone.setdefault(cause, CheckGroup(cause)).checks.append(check)
     groups = list(_rooted(alone, decision, explanation.localisation))
     return sorted((group for group in groups if group.checks), key=_rank)
@@ -115,8 +123,7 @@ def _root(
 
 def _probed(alone: dict[Cause, CheckGroup], found: Localization) -> CheckGroup:
     """The layer that only a probe shows. Code that is another may be what the trace kept of it."""
-    code = (found.fault or "").startswith("code in")
-    if code and "baked_in" in alone and "beyond" not in alone:
+    if found.fault_code == "code" and "baked_in" in alone and "beyond" not in alone:
         return alone["baked_in"]
     return CheckGroup("beyond", localisation=found)
 
@@ -166,13 +173,9 @@ def _refuses_nonfinite(alone: dict[Cause, CheckGroup]) -> bool:
 
 def _located(found: Localization, decision: Decision) -> Cause:
     """What a localisation blames."""
-    fault = found.fault or ""
-    if "as in training" in fault:
-        return "training_mode"
-    if "another order" in fault or fault.startswith("output "):
-        return "outputs"
-    if "TF32" in fault:
-        return "device"
+    cause = _BY_FAULT.get(found.fault_code or "")
+    if cause is not None:
+        return cause
     if found.optimiser or _only_on(decision) == "optimiser":
         return "optimiser"
     return "layer" if found.first_divergence is not None else "numbers"

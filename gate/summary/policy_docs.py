@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, JsonValue
 
-from gate.decision.catalog import CheckSpec, row_of
+from gate.decision.catalog import CheckSpec, in_words, row_of
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, PolicyRecord
 
@@ -80,7 +80,7 @@ class PolicyField:
 
     def to_plain(self) -> dict[str, Any]:
         """JSON-compatible dict."""
-        check = self.check._asdict() if self.check else {}
+        check = in_words(self.check) if self.check else {}
         return {
             "place": self.place,
             "takes": self.takes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any, Literal
 
 from gate.decision.bound_rules import agreement_lower_bound
-from gate.decision.catalog import ROUNDING, meaning_of
+from gate.decision.catalog import NOTES, PROBLEMS, ROUNDING, code_for, meaning_of, row_for
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import Decision
 from gate.records.evidence import Evidence
@@ -19,7 +21,7 @@ _LONGEST = 240
 
 def broken(failure: str) -> str:
     """What ONNX Runtime raised, without how it counts and where in its source that was."""
-    text = re.sub(r"^\w+: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", failure)
+    text = re.sub(r"\b\w+: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", failure)
     return re.sub(r"/\S+/core/\S+:\d+ .*?\) (?:const )?(?=\S)", "", text)
 
 
@@ -39,7 +41,115 @@ def short(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
-# Names of inputs and outputs come from the judged file, so every text goes through `printable`.
+# Names of inputs and outputs come from the judged file: every text goes through `make_printable`.
+
+
+_LISTED = 3
+"""Items of a list in a sentence."""
+
+
+_SAMPLES = 5
+
+
+class _Template(Formatter):
+    """Formats a text of the catalog. Beyond Python's format specifications it has `FORMATS`."""
+
+    def get_value(self, key: int | str, _: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key), "unknown")  # of a record that was edited
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if spec in FORMATS:
+            return FORMATS[spec](value)
+        return str(value) if isinstance(value, str) else format(value, spec)  # NaN is a word
+
+
+def _list(items: Sequence[Any]) -> str:
+    more = len(items) - _LISTED
+    shown = ", ".join(map(str, items[:_LISTED]))
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _sample_numbers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SAMPLES]))
+    return f", samples {shown}{', ...' if len(numbers) > _SAMPLES else ''}" if numbers else ""
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "list": _list,
+    "or": lambda items: " or ".join(map(str, items)),
+    "short": lambda text: short(broken(str(text))),
+    "brief": lambda text: short(str(text).partition(": ")[0]),
+    "samples": _sample_numbers,
+    "sentences": lambda notes: " ".join(_notes(notes)),
+}
+"""`short` cuts what a library says, `brief` leaves out its details, `samples` lists the numbers of
+samples after a comma, `sentences` joins notes."""
+
+_TEMPLATE = _Template()
+
+
+def _notes(notes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for note in notes:
+        yield _TEMPLATE.vformat(NOTES[note["code"]], (), note)
+
+
+def _problems(problems: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(
+        _TEMPLATE.vformat(PROBLEMS[problem["code"]], (), problem) for problem in problems
+    )
+
+
+def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"] = "text") -> str:
+    """Return what a check says, from the texts of `gate.decision.catalog`: one line without control
+    characters. `headline`: the sentence of a finding, without a full stop at its end."""
+    code = code_for(check)
+    if code is None:  # of a record before codes, or of a newer version
+        stored = check.remedy if part == "remedy" else check.explanation
+        template, values = "{stored}", {"stored": stored or f"The result is {check.code}."}
+    else:
+        values = _values(check)
+        template = code.text
+        if part == "headline" and code.headline is not None:
+            template = code.headline
+        elif part == "remedy":
+            template = code.remedy or row_for(check).remedy
+    text = _TEMPLATE.vformat(template, (), values)
+    problems = check.params.get("problems")
+    if template.startswith("{problems}") and problems:
+        is_name = PROBLEMS[problems[0]["code"]].startswith("{")
+        text = text if is_name else capital(text)
+    if part == "text" and check.params.get("warns"):
+        text = f"Warning, which does not refuse the file (exceeded: warn). {text}"
+    return clean(text) if part == "headline" else make_printable(text)
+
+
+def _values(check: CheckResult) -> dict[str, Any]:
+    """Return the fields that a text may have."""
+    relation = "at least" if check.relation == ">=" else "at most"
+    bound = f"{check.bound:.6g}" if isinstance(check.bound, float) else str(check.bound)
+    notes, problems = check.params.get("notes", []), check.params.get("problems", [])
+    values = {name: getattr(check, name) for name in CheckResult.model_fields}
+    return {
+        **values,
+        "label": check.label,
+        "allowed": f"{relation} {bound}",
+        "usage": format_bound_usage(check),
+        **check.params,
+        "notes": notes if check.name == "device" else "".join(f" {t}" for t in _notes(notes)),
+        "problems": _problems(problems),
+        "problem": capital(_problems(problems[:1])),
+    }
+
+
+def with_texts(decision: Decision) -> dict[str, Any]:
+    """Return a decision as JSON, each check with `explanation` and `remedy`, which are not
+    stored."""
+    plain = decision.to_plain()
+    for check, row in zip(decision.checks, plain["checks"], strict=True):
+        row |= {"explanation": render_check(check), "remedy": render_check(check, "remedy")}
+        if check.observed is None:
+            row["observed"] = observed(check) or None
+    return plain
 
 
 _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
@@ -53,7 +163,8 @@ def format_number(value: float) -> str:
 def observed(check: CheckResult) -> str:
     """What the check saw. A number that only rounds to its bound is written in full."""
     if not isinstance(check.observed, float):
-        return make_printable(check.observed or "")
+        code = code_for(check)
+        return make_printable(check.observed or (code and code.observed) or "")
     short = format_number(check.observed)
     rounds_to_bound = isinstance(check.bound, float) and short == format_number(check.bound)
     if rounds_to_bound and check.observed != check.bound:
@@ -104,16 +215,16 @@ def agreement_sentences(
                 f"{n - parity.top1_disagreements} of {n} samples; "
                 f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
             )
-    notices = {c.output: c.explanation for c in decision.checks if c.name == "agreement"}
-    for name, explanation in notices.items():
-        yield f"{make_printable(name or '')}: {make_printable(explanation)}"
+    notices = {c.output: render_check(c) for c in decision.checks if c.name == "agreement"}
+    for name, text in notices.items():
+        yield f"{make_printable(name or '')}: {text}"
 
 
 def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
-    """Yield the explanations of the checks of these names."""
+    """Yield the texts of the checks of these names."""
     for check in decision.checks:
         if check.name in names:
-            yield make_printable(check.explanation)
+            yield render_check(check)
 
 
 _IMPRECISE = 1e-5
@@ -206,7 +317,8 @@ def format_bound_usage(check: CheckResult) -> str:
     if unit is not None and unit.startswith("share of "):
         least = "at least " if check.relation == ">=" else ""
         return f"{_percent(check.observed)}, allowed {least}{_percent(check.bound)}"
-    suffix = f" {ROUNDING}" if unit == ROUNDING and "relative_diff" not in check.explanation else ""
+    relative = check.params.get("metric") == "relative_diff"
+    suffix = f" {ROUNDING}" if unit == ROUNDING and not relative else ""
     return f"{format_number(check.observed)}{suffix}, allowed {format_number(check.bound)}"
 
 

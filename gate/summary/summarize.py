@@ -31,6 +31,7 @@ from gate.summary.render import (
     format_number,
     imprecision_sentences,
     is_about_samples,
+    render_check,
     weight_sentences,
 )
 from gate.summary.summary import (
@@ -148,7 +149,7 @@ def _reason(checks: list[CheckResult], runtime: RuntimeEvidence | None) -> str |
     """Why it has no numbers."""
     if runtime is not None and runtime.measured:
         return None
-    why = next((check.explanation for check in checks if check.name == "runtime"), None)
+    why = next((render_check(check) for check in checks if check.name == "runtime"), None)
     if runtime is not None:
         why = runtime.failure or runtime.absent_reason or why
     return make_printable(why) if why else "the policy asks for none"
@@ -231,7 +232,7 @@ def _runtime(decision: Decision, cause: Cause) -> str:
 def word(check: CheckResult, evidence: Evidence) -> CheckRow:
     """One check in words, with why its bound is what it is here."""
     row = meaning_of(check.name)
-    relative = check.name.startswith("probe_") and "relative_diff" in check.explanation
+    relative = check.params.get("metric") == "relative_diff"
     return CheckRow(
         check=check,
         meaning=row.meaning,
@@ -279,7 +280,7 @@ def summarize(
     """The story. `explanation`: what localisation found; `change`: against the champion;
     `confidence`: of what agreement proves."""
     explanation = explanation or Explanation()
-    groups = groups_of(decision, evidence, explanation)
+    groups = groups_of(decision, explanation)
     accounts = [account_of(group, evidence, explanation) for group in groups]
     findings = tuple(map(finding_of, groups, accounts))
     headline = _headline(decision, evidence, findings[0].cause if findings else None, accounts)

@@ -11,6 +11,7 @@ from gate.decision.decide import Decision, decide
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES
+from gate.summary.render import render_check
 from tests import builders
 from tests.builders import absent, class_parity, output_parity, runtime_evidence
 
@@ -125,8 +126,8 @@ def test_a_bad_metric_fails_its_own_check(name, value):
     problem = {c.name: c for c in decision.problems}[name]
     assert problem.runtime == "ort-cpu"
     assert problem.output == "logits"
-    assert problem.remedy
-    assert name in problem.explanation
+    assert render_check(problem, "remedy")
+    assert name in render_check(problem)
     assert "ort-cpu" not in decision.runtimes
 
 
@@ -188,7 +189,7 @@ def test_spoiled_evidence_never_passes(evidence, name, verdict):
     problems = [c for c in decision.problems if c.name == name]
     assert problems
     assert {c.verdict for c in problems} == {verdict}
-    assert all(c.remedy for c in problems)
+    assert all(render_check(c, "remedy") for c in problems)
 
 
 def test_cuda_that_fell_back_fails_even_where_it_is_optional():

@@ -26,6 +26,7 @@ from gate.export.export import Exported, export_model
 from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
 from gate.records.export import ExportSettings
+from gate.summary.render import render_check
 from tests.exhaustive import exhaustive
 from tests.export import custom_example
 
@@ -48,7 +49,7 @@ def judged(
 
 
 def assert_passes(verdicted: EvaluationResult) -> None:
-    problems = [f"{c.name}: {c.observed} {c.explanation}" for c in verdicted.decision.problems]
+    problems = [f"{c.name}: {c.observed} {render_check(c)}" for c in verdicted.decision.problems]
     assert verdicted.decision.verdict is Verdict.PASS, problems
 
 

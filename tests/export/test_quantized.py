@@ -23,6 +23,7 @@ from gate.onnx_file.tested_file import QUANTIZED_FROM, quantized_from
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
+from gate.summary.render import render_check
 from tests.registry.releases import onnx_file
 
 SETTINGS = QuantizeSettings(samples=32, batch_size=8)
@@ -186,7 +187,7 @@ def names(decision, *verdicts: Verdict) -> set[str]:
 @pytest.mark.proof
 def test_its_own_policy_lets_it_pass_and_the_exact_one_does_not(twin: Path) -> None:
     own = judged(twin, LENIENT)
-    assert own.passed, [check.explanation for check in own.problems]
+    assert own.passed, [render_check(check) for check in own.problems]
     exact = judged(twin, None)
     assert not exact.passed
     assert {"graph_quantized", "noise_ratio"} <= names(exact, Verdict.FAIL)

@@ -19,6 +19,7 @@ from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.evidence import Source
+from gate.summary.render import render_check
 
 PASS, FAIL, ERROR, WAIVED = Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED
 
@@ -142,7 +143,7 @@ def test_one_sample_without_probes_asks_for_them(judge) -> None:
     result = judge(plain, x=normal(1), policy=without_probes())
     assert verdict_of(result) is ERROR
     assert problems(result) == {("samples", ERROR)}
-    assert "probes" in named(result, "samples").explanation
+    assert "probes" in render_check(named(result, "samples"))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -198,7 +199,7 @@ def test_a_detector_that_finds_nothing_at_all_is_an_error(judge) -> None:
     assert problems(result) == {("empty", ERROR)}
     lacking = named(result, "empty")
     assert lacking.output == "y"
-    assert "'y' has no element in any of 24 samples" in lacking.explanation
+    assert "'y' has no element in any of 24 samples" in render_check(lacking)
 
 
 @pytest.mark.parametrize("waive", WAIVE_EMPTY)

@@ -21,6 +21,7 @@ from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
+from gate.summary.render import render_check
 from tests.guesses import nets
 from tests.guesses.nets import HEADS, Net, exported, judged
 
@@ -67,8 +68,8 @@ def test_what_is_not_claimed_is_said(files, head: str) -> None:
     assert not named(verdicted, "top1_agreement")
     for check in named(verdicted, "agreement"):
         assert (check.verdict, check.observed) == (Verdict.PASS, "not claimed")
-        assert check.explanation.startswith("no agreement is claimed: every sample has the same ")
-        assert "--role output=logits" in check.explanation
+        assert render_check(check).startswith("no agreement is claimed: every sample has the same ")
+        assert "--role output=logits" in render_check(check)
 
 
 def test_agreement_is_claimed_where_the_samples_prove_it(files) -> None:
@@ -133,7 +134,7 @@ def test_a_file_none_of_whose_outputs_varies_proves_nothing(tmp_path: Path, task
     verdicted = judged(net, path, 48, policy)
     assert verdicted.decision.verdict is Verdict.ERROR
     assert "no output varies over the samples" in " ".join(
-        check.explanation for check in verdicted.decision.problems
+        render_check(check) for check in verdicted.decision.problems
     )
 
 
@@ -144,7 +145,7 @@ def test_where_the_policy_demands_classes_one_class_is_an_error_with_ways_out(fi
     problem = verdicted.decision.problems[0]
     assert problem.name == "reference"
     for way in ("samples of several classes", "outputs: {output: tensor}", "--role output=tensor"):
-        assert way in problem.explanation
+        assert way in render_check(problem)
 
 
 ROLES = [
@@ -171,7 +172,7 @@ ROLES = [
 def test_a_role_is_checked_as_what_it_is(files, head, outputs, verdict: Verdict, says) -> None:
     verdicted = judged(*files[head], 48, quick(outputs=outputs))
     assert verdicted.decision.verdict is verdict, verdicted.decision.problems
-    told = " ".join(f"{check.name} {check.explanation}" for check in verdicted.decision.checks)
+    told = " ".join(f"{check.name} {render_check(check)}" for check in verdicted.decision.checks)
     assert says is None or says in told
     if verdict is Verdict.PASS:
         roles = {c.output: c.observed for c in named(verdicted, "role")}
@@ -212,7 +213,7 @@ def test_nan_in_the_same_places_passes_where_the_policy_says_so(tmp_path: Path) 
     path = exported(net, tmp_path / "model.onnx")
     refused = judged(net, path, 48, quick())
     assert refused.decision.verdict is Verdict.FAIL
-    assert "nonfinite: same_places" in named(refused, "finite")[0].explanation
+    assert "nonfinite: same_places" in render_check(named(refused, "finite")[0])
     allowed = judged(net, path, 48, quick(nonfinite="same_places"))
     assert allowed.decision.verdict is Verdict.PASS, allowed.decision.problems
     golden = tmp_path / "golden"

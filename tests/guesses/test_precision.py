@@ -20,6 +20,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.evidence import Source, Subject, TensorSpec
 from gate.records.export import ExportSettings
+from gate.summary.render import render_check
 from tests import builders
 
 POLICY = Policy.default().model_copy(
@@ -116,7 +117,7 @@ def test_a_model_of_float64_judges_its_file_in_float32(tmp_path: Path) -> None:
 def test_a_file_that_narrows_is_told_which_dtypes_differ(tmp_path: Path) -> None:
     path = exported(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
     problems = judged(Net(cast), path).decision.problems
-    told = " ".join(problem.explanation for problem in problems)
+    told = " ".join(render_check(problem) for problem in problems)
     assert "returned float32 (1, 5)" in told
     assert "the model returns float64" in told
     assert "cast it in forward" in told

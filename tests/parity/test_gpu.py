@@ -11,6 +11,7 @@ from gate.measure.job import MeasurementJob
 from gate.policy.policy import Policy
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES
 from gate.runtimes.ort import cuda_absent_reason
+from gate.summary.render import render_check
 from tests.parity import tiny
 
 ABSENT = cuda_absent_reason()
@@ -27,7 +28,7 @@ def test_every_runtime_is_proven_and_passes(tmp_path):
     )
     evidence = tiny.evidence(candidate, measurement)
     decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00")
-    assert decision.verdict is Verdict.PASS, [check.explanation for check in decision.problems]
+    assert decision.verdict is Verdict.PASS, [render_check(check) for check in decision.problems]
     assert decision.runtimes == tuple(RUNTIMES)
     assert decision.waived == ()
     on_device = evidence.runtime("ort-cuda")

@@ -23,6 +23,7 @@ from gate.policy.policy import Policy as Policy_
 from gate.policy.sections import Bounds, Instruments
 from gate.policy.sections import RuntimePolicy as RuntimePolicy_
 from gate.storage.digest import Digest
+from gate.summary.render import render_check
 from tests.parity import tiny
 
 CPU = ("ort-cpu", "ort-cpu-optimized")
@@ -66,7 +67,7 @@ def test_a_correct_export_passes(model, good):
         assert output.classification.predicted_classes > 1
         assert output.classification.accuracy is not None
     decision = judged(good, measurement, policy)
-    assert decision.verdict is Verdict.PASS, [c.explanation for c in decision.problems]
+    assert decision.verdict is Verdict.PASS, [render_check(c) for c in decision.problems]
 
 
 def test_numbers_are_those_of_a_plain_loop(model, good):

@@ -27,6 +27,7 @@ from gate.policy.sections import Instruments
 from gate.probes.branches import TracedReference
 from gate.records.evidence import Source
 from gate.reference.torch_session import TorchSession
+from gate.summary.render import render_check
 from tests.parity.probes import benches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -222,7 +223,7 @@ def test_a_count_that_feeds_the_output_is_named(kind, tmp_path: Path) -> None:
     result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
     (repeats,) = [c for c in result.decision.checks if c.name == "repeats"]
     assert repeats.verdict is Verdict.ERROR
-    assert "changes seen and" in repeats.explanation
+    assert "changes seen and" in render_check(repeats)
     spread = result.evidence.state_spread
     assert spread["seen"] > 0.1
     assert spread.get("scale", 0.0) == 0.0

@@ -31,6 +31,7 @@ from gate.records.evidence import Evidence
 from gate.registry.release import EvaluatedFile, GoldenFolder
 from gate.report.error_charts import bound_usage_chart
 from gate.report.model_charts import depth_chart
+from gate.summary.render import render_check
 from gate.summary.summarize import summarize
 from tests.parts import tiny
 
@@ -129,7 +130,7 @@ def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
     (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
         :1
     ]
-    assert broken.remedy == CHAIN
+    assert render_check(broken, "remedy") == CHAIN
 
 
 def test_a_recording_is_of_one_file(folder: Path) -> None:
@@ -181,7 +182,9 @@ def test_evidence_without_a_part_is_no_pass(good: EvaluationResult, lost: str) -
     parts = {name: part for name, part in good.evidence.parts.items() if name != lost}
     decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
     assert decision.verdict is Verdict.ERROR
-    assert any(c.part == lost and "nobody measured it" in c.explanation for c in decision.problems)
+    assert any(
+        c.part == lost and "nobody measured it" in render_check(c) for c in decision.problems
+    )
 
 
 def test_evidence_of_another_file_is_no_pass(good: EvaluationResult) -> None:

@@ -34,6 +34,7 @@ from gate.signing.subjects import registered
 from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
+from gate.summary.render import render_check
 from gate.summary.summary import Change
 from pipelines import beside, export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
@@ -218,7 +219,7 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
     decision = Decision.load(paths.DECISION)
     failed = {check.name for check in decision.problems}
     assert "max_abs_diff" in failed
-    assert all(check.remedy for check in decision.problems)
+    assert all(render_check(check, "remedy") for check in decision.problems)
     assert Evidence.load(paths.EVIDENCE).export is None
     assert str(champion().version) == "1"
     assert len(client().search_model_versions("name = 'tiny'")) == 1

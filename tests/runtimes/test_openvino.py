@@ -17,6 +17,7 @@ from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import openvino as module
 from gate.runtimes.selection import listed
+from gate.summary.render import render_check
 from tests.parity import tiny
 from tests.runtimes import strange_files
 from tests.runtimes.strange_files import made, opened
@@ -47,7 +48,7 @@ def judged(model, candidate, wanted: Policy):
     """The records and the failed checks by name of the runtime, and the verdict."""
     measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
     decision = decide(wanted, tiny.evidence(candidate, measured), decided_at="now")
-    problems = {(check.runtime, check.name): check.explanation for check in decision.problems}
+    problems = {(check.runtime, check.name): render_check(check) for check in decision.problems}
     return {record.runtime: record for record in measured.runtimes}, problems, decision.verdict
 
 

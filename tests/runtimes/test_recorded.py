@@ -22,6 +22,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.runtimes.recorded import RecordedSession, with_recordings
 from gate.runtimes.recording_format import Recording, RecordingSource
+from gate.summary.render import render_check
 from tests.parity import tiny
 from tests.runtimes import consumer
 
@@ -96,7 +97,7 @@ def test_a_right_recording_passes_and_says_what_was_not_measured(judged, made):
     instruments = INSTRUMENTS.model_copy(update={"noise_samples": 8})
     by = policy(noise_ratio=32.0, instruments=instruments)
     phone, checks, decision = judged(made / "phone", by=by, batch_size=3)
-    assert decision.verdict is Verdict.PASS, [c.explanation for c in decision.problems]
+    assert decision.verdict is Verdict.PASS, [render_check(c) for c in decision.problems]
     assert set(decision.runtimes) == {"ort-cpu", "phone"}
     assert not decision.waived
     assert (phone.latency, phone.memory_bytes, phone.cost, phone.unprobed) == (None, None, None, ())
@@ -105,7 +106,7 @@ def test_a_right_recording_passes_and_says_what_was_not_measured(judged, made):
     assert phone.identity.versions == {"TensorRT": "10.3"}
     assert len(phone.probes) > 10
     assert checks["noise_ratio"].verdict is Verdict.PASS
-    said = checks["recording"].explanation
+    said = render_check(checks["recording"])
     assert "by TensorRT 10.3 on Jetson Orin Nano" in said
     assert "batch invariance, latency and memory are unmeasured" in said
 
@@ -164,7 +165,7 @@ def test_a_probe_that_failed_there_fails_here(judged, made, tmp_path):
     Packing(subject, made / "sent", outputs, WHENCE).write(tmp_path / "phone")
     _, checks, decision = judged(tmp_path / "phone")
     assert decision.verdict is Verdict.FAIL
-    assert "profile 0 allows batches up to 4" in checks["probe_batch_7"].explanation
+    assert "profile 0 allows batches up to 4" in render_check(checks["probe_batch_7"])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_probes_that_were_not_recorded(judged, made, tmp_path, probes, verdict, 
     phone, checks, decision = judged(tmp_path / "phone", by=policy(probes))
     assert (checks["probes"].verdict, decision.verdict) == (verdict, of_all)
     assert "batch_1" in phone.unprobed
-    assert "it has no outputs for batch_1" in checks["probes"].explanation
+    assert "it has no outputs for batch_1" in render_check(checks["probes"])
     assert (checks["probes"] in decision.waived) == (verdict is Verdict.WAIVED)
 
 
@@ -269,7 +270,7 @@ def test_without_a_recording_it_is_absent(model, made):
     measured = measure_job(MeasurementJob(model, good, tiny.samples(COUNT), by))
     decision = decide(by, tiny.evidence(good, measured), decided_at="now")
     assert decision.verdict is Verdict.ERROR
-    assert "no recording was given" in " ".join(c.explanation for c in decision.problems)
+    assert "no recording was given" in " ".join(render_check(c) for c in decision.problems)
 
 
 def test_a_precision_that_is_not_exact_is_refused(judged, made, tmp_path):
@@ -278,7 +279,7 @@ def test_a_precision_that_is_not_exact_is_refused(judged, made, tmp_path):
     Packing(subject, made / "sent", made / "outputs", half).write(tmp_path / "phone")
     _, checks, decision = judged(tmp_path / "phone")
     assert decision.verdict is Verdict.FAIL
-    assert "it reports float16 precision" in checks["precision"].explanation
+    assert "it reports float16 precision" in render_check(checks["precision"])
 
 
 def test_recordings_get_built_in_bounds_without_what_they_cannot_show():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.catalog import REMEDIES, cause_for
+from gate.decision.catalog import CHECKS
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import Decision, decide
-from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, LayerRow, Localization, OptimizerFault
 from gate.summary.explanations import account_of
 from gate.summary.grouping import CheckGroup, groups_of
-from tests.builders import digest, evidence, policy, runtime_evidence
+from tests.builders import digest, evidence, policy
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
 
@@ -26,7 +25,7 @@ def check(
         name=name,
         runtime=runtime,
         verdict=verdict,
-        **{"remedy": REMEDIES.get(name), "explanation": f"{name} is wrong.", **about},
+        **{"code": "beyond", **about},
     )  # type: ignore[arg-type]
 
 
@@ -34,20 +33,12 @@ def grouped(
     *checks: CheckResult,
     passed: tuple[str, ...] = (),
     explanation: Explanation | None = None,
-    broken: str | None = None,
-    failure: str = "it broke",
 ) -> list[CheckGroup]:
-    """`broken`: the runtime that fails."""
-    measured: Evidence = evidence()
-    if broken is not None:
-        (other, *_) = measured.runtimes
-        failed = other.model_copy(update={"runtime": broken, "failure": failure, "outputs": ()})
-        measured = measured.model_copy(update={"runtimes": (failed,)})
-    plain: Decision = decide(policy(), measured, decided_at="now")
+    plain: Decision = decide(policy(), evidence(), decided_at="now")
     decision = plain.model_copy(
         update={"checks": checks, "verdict": Verdict.FAIL, "runtimes": passed}
     )
-    return groups_of(decision, measured, explanation or Explanation())
+    return groups_of(decision, explanation or Explanation())
 
 
 def located(
@@ -86,19 +77,21 @@ def test_what_has_nothing_to_do_with_the_layer_stays_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "fields", "cause"),
+    ("code", "fields", "cause"),
     [
-        ("its nodes compute as in training", {}, "training_mode"),
-        ("output a is what the model returns elsewhere", {}, "outputs"),
-        ("its relative error, 1e-4, is that of TF32", {}, "device"),
-        ("`a.weight` of the file is another", {"optimiser": True}, "optimiser"),
+        ("training_mode", {}, "training_mode"),
+        ("output_order", {}, "outputs"),
+        ("not_returned", {}, "outputs"),
+        ("tf32", {}, "device"),
+        ("weights", {}, "layer"),
+        ("weights", {"optimiser": True}, "optimiser"),
     ],
 )
 def test_a_localisation_may_blame_something_else_than_a_layer(
-    fault: str, fields: dict[str, object], cause: str
+    code: str, fields: dict[str, object], cause: str
 ) -> None:
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
-    (group,) = grouped(noisy, explanation=located(fault, **fields))
+    (group,) = grouped(noisy, explanation=located(fault_code=code, **fields))
     assert group.cause == cause
 
 
@@ -119,9 +112,15 @@ CODE = "code in the model's own forward is another in the file"
 def test_a_layer_that_only_a_probe_shows(
     fault: str, probe: str, beside: tuple[str, ...], cause: str, is_located: bool
 ) -> None:
-    shows = check(f"probe_{probe}", remedy=REMEDIES["probe_value"])
+    kind = "value" if probe == "zeros" else "size"
+    shows = check(
+        f"probe_{probe}",
+        code="beyond_untraced" if kind == "value" else "beyond",
+        params={"kind": kind, "metric": "noise_ratio"},
+    )
     others = [check(name, runtime=None) for name in beside]
-    found = located(fault, probe="zeros", first_divergence="act")
+    code = "code" if fault == CODE else "operators"
+    found = located(fault, probe="zeros", first_divergence="act", fault_code=code)
     (group,) = grouped(shows, *others, explanation=found)
     assert (group.cause, group.localisation is not None) == (cause, is_located)
     sentence = account_of(group, evidence(), found).sentence
@@ -145,7 +144,7 @@ def test_a_runtime_that_an_optimiser_breaks_is_told_with_it() -> None:
     explanation = blamed(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
     breaks = check("runtime", runtime="ort-cpu-optimized")
     others = check("runtime", runtime="ort-cpu")
-    both = grouped(breaks, others, explanation=explanation, broken="ort-cpu-optimized")
+    both = grouped(breaks, others, explanation=explanation)
     group = next(group for group in both if group.cause == "optimiser")
     assert group.checks == [breaks]
     account = account_of(group, evidence(), explanation)
@@ -161,7 +160,7 @@ def test_a_runtime_that_an_optimiser_breaks_is_told_with_it() -> None:
 def test_an_optimiser_that_answers_otherwise_breaks_no_session() -> None:
     breaks = check("runtime", runtime="ort-cpu-optimized")
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
-    groups = grouped(breaks, noisy, explanation=blamed(), broken="ort-cpu-optimized")
+    groups = grouped(breaks, noisy, explanation=blamed())
     assert {group.cause: group.checks for group in groups} == {
         "optimiser": [noisy],
         "runtime": [breaks],
@@ -218,55 +217,53 @@ def test_samples_that_prove_nothing_explain_that_no_output_is_one_of_classes() -
 
 def test_a_runtime_that_breaks_explains_no_number_of_another() -> None:
     broken = check("runtime", runtime="ort-cuda")
-    groups = grouped(broken, check("noise_ratio"), broken="ort-cuda")
+    groups = grouped(broken, check("noise_ratio"))
     assert {group.cause for group in groups} == {"runtime", "numbers"}
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
-    groups = grouped(broken, noisy, passed=("ort-cpu",), broken="ort-cuda")
+    groups = grouped(broken, noisy, passed=("ort-cpu",))
     assert {group.cause for group in groups} == {"runtime", "optimiser"}
 
 
 def test_a_runtime_that_breaks_explains_that_nothing_was_measured() -> None:
     measured = check("measured", runtime=None, verdict=Verdict.ERROR, output=None)
-    (group,) = grouped(check("runtime"), measured, broken="ort-cpu")
+    (group,) = grouped(check("runtime"), measured)
     assert group.cause == "runtime"
 
 
 @pytest.mark.parametrize(
-    ("failure", "cause", "words"),
+    ("code", "params", "cause", "words"),
     [
         (
-            "ort-cpu returned float32 (29, 4) for output 'y', the model returns float32 (28, 4). "
-            "Look there.",
+            "wrong_outputs",
+            {"mismatch": "ort-cpu returned (29, 4)", "advice": "Look there."},
             "outputs",
             ("(29, 4)", "Look there."),
         ),
         (
-            "ort-cpu returned the outputs ['a'], and the model has names of its own for some of "
-            "them only: its 'a.0' is 'a'. Name all.",
-            "outputs",
-            ("its 'a.0' is 'a'", "Name all."),
-        ),
-        (
-            "ort-cpu returned float16 (1, 4) for output 'y', and the model is judged as it "
-            "computes in float32. Say precision: reduced.",
-            "outputs",
-            ("float16", "Say precision: reduced."),
-        ),
-        (
-            "InvalidArgument: Gemm mismatch. It computes batches of 2.",
+            "only_batches",
+            {"detail": "fails: Gemm mismatch", "batch_sizes": [2]},
             "batch",
-            ("computes batches of 2 only", "Gemm mismatch"),
+            ("computes batches of 2 only", "Gemm mismatch", "x.shape[0]"),
         ),
+        (
+            "reshape",
+            {"detail": "cannot reshape. Input shape:{3,4}"},
+            "batch",
+            ("{3,4}", "x.shape[0]"),
+        ),
+        ("failed", {"failure": "it broke"}, "runtime", ("it broke", "gate doctor")),
+        ("unregistered_operator", {"failure": "X"}, "runtime", ("X", "standard operators")),
+        ("unusable", {"failure": "no CUDA"}, "device", ("no CUDA", "gate doctor")),
     ],
 )
 def test_a_runtime_that_breaks_on_the_samples_says_what_the_file_is(
-    failure: str, cause: str, words: tuple[str, ...]
+    code: str, params: dict[str, object], cause: str, words: tuple[str, ...]
 ) -> None:
-    found = check("runtime", explanation=f"ort-cpu was not measured; it failed: {failure}")
-    (group,) = grouped(found, broken="ort-cpu", failure=failure)
+    (group,) = grouped(check("runtime", code=code, params=params))
     account = account_of(group, evidence(), Explanation())
     assert group.cause == cause
-    assert all(word in f"{account.sentence} {account.remedy}" for word in words)
+    for word in words:
+        assert word in f"{account.sentence} {account.remedy}"
 
 
 @pytest.mark.parametrize("explanation", [None, located()])
@@ -299,10 +296,10 @@ def test_that_the_cpu_agrees_is_said_where_it_does(passed: tuple[str, ...], agre
 @pytest.mark.parametrize(
     ("name", "fields", "cause"),
     [
-        ("noise_ratio", {"observed": None}, "evidence"),
-        ("accuracy_drop", {"observed": None}, "evidence"),
-        ("top1_lower_bound", {"observed": 0.9, "bound": 0.99, "relation": ">="}, "samples"),
-        ("threshold_crossing", {"observed": None, "point": "0.5"}, "evidence"),
+        ("noise_ratio", {"observed": None, "code": "no_floor"}, "evidence"),
+        ("accuracy_drop", {"observed": None, "code": "unmeasured"}, "evidence"),
+        ("top1_lower_bound", {"observed": 0.9, "code": "too_few_samples"}, "samples"),
+        ("threshold_crossing", {"observed": None, "code": "unmeasured"}, "evidence"),
     ],
 )
 def test_what_could_not_be_judged_is_not_said_to_differ(
@@ -331,7 +328,7 @@ def test_failures_go_before_errors_and_waivers_are_last() -> None:
 def test_no_check_is_lost_or_shown_twice() -> None:
     checks = tuple(
         check(name, runtime=runtime)
-        for name in sorted(REMEDIES.keys() - {"unsure", "probe_as_samples"})
+        for name in sorted(CHECKS)
         for runtime in (*RUNTIMES, "torch-cuda")
     )
     shown = [c for group in grouped(*checks, explanation=located()) for c in group.checks]
@@ -374,22 +371,11 @@ def test_what_was_measured_and_waived_is_not_said_to_be_unmeasured() -> None:
         runtime="ort-cuda",
         verdict=Verdict.WAIVED,
         observed=None,
-        explanation="ort-cuda was not measured; the policy asks for it only when present: no GPU",
+        code="absent_waived",
+        params={"reason": "no GPU"},
     )
-    far = check("probe_value_far", verdict=Verdict.WAIVED, explanation="Nobody can judge it.")
+    params = {"kind": "value", "metric": "noise_ratio"}
+    far = check("probe_far", verdict=Verdict.WAIVED, code="out_of_calibration", params=params)
     (group,) = grouped(absent, far)
     sentence = account_of(group, evidence(), Explanation()).sentence
-    assert sentence == (
-        "ort-cuda: not measured, as the policy allows (no GPU); "
-        "probe_value_far: measured, and not judged (Nobody can judge it)"
-    )
-
-
-def test_the_other_outputs_of_a_part_are_read_from_its_own_evidence() -> None:
-    failure = "it failed: the model returns 1 output and the file 2. Export both."
-    broken = runtime_evidence("ort-cpu", outputs=(), failure=failure)
-    of_part = evidence(runtimes=(broken,))
-    whole = evidence().model_copy(update={"parts": {"head": of_part}})
-    shown = check("runtime", part="head", explanation=failure)
-    assert cause_for(shown, whole) == "outputs"
-    assert cause_for(shown.model_copy(update={"part": None}), whole) != "outputs"
+    assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")

@@ -83,8 +83,13 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     seen = evidence(runtimes=runtimes)
     decision = decide(Policy.default(), seen, decided_at="now")
     (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
-    assert sentence.startswith("logits: no agreement is claimed: every sample has the same largest")
-    assert summary_markdown(summarize(decision, seen), {}).count("no agreement is claimed") == 1
+    assert sentence.startswith(
+        "logits: Agreement of answers is not judged: every sample has the same"
+    )
+    assert (
+        summary_markdown(summarize(decision, seen), {}).count("Agreement of answers is not judged")
+        == 1
+    )
     tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
     assert not list(render.agreement_sentences(tensors, seen, confidence=0.95))
 

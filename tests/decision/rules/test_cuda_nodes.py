@@ -13,6 +13,7 @@ from gate.decision.cuda_kernels import cuda_kernels
 from gate.decision.decide import decide
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, CpuNode
+from gate.summary.render import render_check
 from tests import builders
 
 ATAN = CpuNode(name="Atan:/Atan", operator="Atan", since_version=7, inputs=("float",))
@@ -81,7 +82,7 @@ def test_only_nodes_without_a_kernel_may_run_on_the_cpu(nodes, passes):
     decision, check = provider(measured(ran(*nodes, shapes=9)))
     assert (check.verdict is Verdict.PASS) is passes
     assert (decision.verdict is Verdict.PASS) is passes
-    wording = check.explanation if passes else str(check.remedy)
+    wording = render_check(check) if passes else str(render_check(check, "remedy"))
     assert ("Warning" if passes else f"providers: [{CUDA_PROVIDER}, {CPU_PROVIDER}]") in wording
 
 
@@ -119,7 +120,7 @@ def test_a_file_that_was_optimized_for_the_cpu_has_that_cause(node):
     ):
         _, check = provider(evidence)
         assert check.verdict is Verdict.FAIL
-        assert cause_for(check, evidence) == cause
+        assert cause_for(check) == cause
 
 
 def test_the_table_is_that_of_the_pinned_version():

@@ -14,6 +14,7 @@ from gate.decision.decide import iter_checks
 from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CPU_PROVIDER, RUNTIMES, RuntimeName
+from gate.summary.render import render_check
 from tests import builders
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
@@ -47,10 +48,10 @@ def test_both_devices_are_stated_for_onnx_runtime_on_cuda_only():
     assert list(seen) == ["ort-cuda", "ort-cuda-optimized"]
     for check in seen.values():
         assert check.verdict is PASS
-        assert "PyTorch computed on CUDAExecutionProvider (device cuda)" in check.explanation
-        assert "ONNX Runtime on CUDAExecutionProvider" in check.explanation
-        assert "49 on CUDAExecutionProvider" in check.explanation
-        assert "times its bound" not in check.explanation
+        assert "PyTorch computed on CUDAExecutionProvider (device cuda)" in render_check(check)
+        assert "ONNX Runtime computed on CUDAExecutionProvider" in render_check(check)
+        assert "49 on CUDAExecutionProvider" in render_check(check)
+        assert "times its bound" not in render_check(check)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +65,18 @@ def test_both_devices_are_stated_for_onnx_runtime_on_cuda_only():
 @pytest.mark.parametrize(("diff", "verdict"), [(1e-5, PASS), (FAR, FAIL)])
 def test_a_reference_on_the_cpu_only_is_said_so(record, why, diff, verdict):
     check = checks(evidence({"ort-cuda": diff}, torch_cuda=record))["ort-cuda"]
-    assert f"PyTorch computed on the CPU only ({why})" in check.explanation
+    assert f"PyTorch computed on the CPU only ({why})" in render_check(check)
     assert check.verdict is verdict
-    assert ("it is open whether the device or the file moved" in check.explanation) is (diff == FAR)
-    assert "both ran on CUDA" not in check.explanation
+    assert ("it is open whether the device or the file is the cause" in render_check(check)) is (
+        diff == FAR
+    )
+    assert "both ran on CUDA" not in render_check(check)
 
 
 @pytest.mark.parametrize(
     ("diffs", "words"),
     [
-        ({}, "PyTorch on CUDA stays with its answer on the CPU, so ONNX Runtime moved"),
+        ({}, "PyTorch on CUDA agrees with its output on the CPU, so ONNX Runtime moved"),
         ({"torch-cuda": FAR}, "so both sides moved with the device: look at TF32"),
         ({"ort-cpu": FAR}, "The file is far off on the CPU too, so the device is not the cause"),
         ({"ort-cpu": FAR, "torch-cuda": FAR}, "the device is not the cause"),
@@ -84,12 +87,12 @@ def test_a_reference_on_the_cpu_only_is_said_so(record, why, diff, verdict):
 def test_a_large_difference_is_explained_by_the_other_runtimes(diffs, words):
     check = checks(evidence({"ort-cuda": FAR, **diffs}))["ort-cuda"]
     assert check.verdict is FAIL
-    assert words in check.explanation
-    assert (
-        "logits / max_abs_diff is 20 times its bound although both ran on CUDA" in check.explanation
+    assert words in render_check(check)
+    assert "logits / max_abs_diff is 20 times its bound although both ran on CUDA" in render_check(
+        check
     )
-    assert "so this is no fallback" in check.explanation
-    assert check.explanation.endswith(
+    assert "so this is no fallback" in render_check(check)
+    assert render_check(check).endswith(
         "Next: gate locate MODEL.onnx --reference torchvision:resnet18 --inputs SAMPLES "
         "--runtime ort-cuda."
     )
@@ -97,8 +100,8 @@ def test_a_large_difference_is_explained_by_the_other_runtimes(diffs, words):
 
 def test_only_with_optimisations_it_is_a_fusion():
     check = checks(evidence({"ort-cuda-optimized": FAR}))["ort-cuda-optimized"]
-    assert "ort-cuda is not, which points at a fusion" in check.explanation
-    assert "--runtime ort-cuda-optimized" in check.explanation
+    assert "ort-cuda is not, which points at a fusion" in render_check(check)
+    assert "--runtime ort-cuda-optimized" in render_check(check)
 
 
 def test_the_switches_in_force_are_told():
@@ -106,11 +109,11 @@ def test_the_switches_in_force_are_told():
     seen = evidence({}, ort_cuda=runtime("ort-cuda", FAR, session_options=options))
     determinism = seen.environment.determinism.model_copy(update={"tf32_matmul": True})
     environment = seen.environment.model_copy(update={"determinism": determinism})
-    told = checks(seen.model_copy(update={"environment": environment}))["ort-cuda"].explanation
+    told = render_check(checks(seen.model_copy(update={"environment": environment}))["ort-cuda"])
     assert "PyTorch with TF32 on for matmul and off for cuDNN, cudnn_deterministic on" in told
     assert "ONNX Runtime with use_tf32 1, cudnn_conv_algo_search EXHAUSTIVE" in told
     bare = evidence({}, ort_cuda=runtime("ort-cuda", FAR, session_options={}))
-    assert "use_tf32 not recorded" in checks(bare)["ort-cuda"].explanation
+    assert "use_tf32 not recorded" in render_check(checks(bare)["ort-cuda"])
 
 
 @pytest.mark.parametrize(
@@ -122,12 +125,12 @@ def test_a_side_that_is_not_on_its_device_fails(name, on):
         record = runtime(name, providers_active=active)
         check = checks(evidence({}, **{name.replace("-", "_"): record}))[on]
         assert check.verdict is FAIL
-        assert f"{name} is not on CUDA, see its check 'provider'" in check.explanation
+        assert f"{name} is not on CUDA, see its check 'provider'" in render_check(check)
 
 
 def test_a_fallback_is_not_called_none():
     record = runtime("ort-cuda", FAR, providers_active=(CPU_PROVIDER,))
-    told = checks(evidence({}, ort_cuda=record))["ort-cuda"].explanation
+    told = render_check(checks(evidence({}, ort_cuda=record))["ort-cuda"])
     assert "no fallback" not in told
     assert "20 times its bound." in told
 
@@ -156,7 +159,7 @@ def test_differences_in_units_of_rounding_count_too(field, bound):
         record = runtime("ort-cuda", outputs=(builders.output_parity(noise=noise),))
         check = checks(evidence({}, ort_cuda=record))["ort-cuda"]
         assert check.verdict is verdict
-        assert (f"noise_{field} is 1" in check.explanation) is (verdict is FAIL)
+        assert (f"noise_{field} is 1" in render_check(check)) is (verdict is FAIL)
 
 
 def test_no_noise_floor_is_no_difference():

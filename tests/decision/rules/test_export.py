@@ -13,6 +13,7 @@ from gate.decision.decide import Decision, decide
 from gate.policy.sections import ExportFindings
 from gate.records.evidence import Evidence, ExportRecord, SubjectPart
 from gate.records.export import LEVELS, LintFinding
+from gate.summary.render import render_check
 from tests import builders
 
 AT = "2026-01-01T00:00:00+00:00"
@@ -75,7 +76,7 @@ def test_each_kind_has_its_verdict(asked, fields, expected):
     decision = judge(told(**fields), **asked)
     assert rows(decision) == expected
     assert decision.passed is (FAIL not in expected.values())
-    assert all(check.remedy for check in decision.checks if check.name in expected)
+    assert all(render_check(check, "remedy") for check in decision.checks if check.name in expected)
 
 
 @pytest.mark.parametrize(("record", "expected"), [("optional", {}), ("required", {"export_record": ERROR})])  # fmt: skip
@@ -90,9 +91,9 @@ def test_a_refusal_says_where_and_how_many():
     findings = (*(finding(),) * 5, finding(suppressed=True))
     (check,) = judge(told(lint=findings)).problems
     assert check.observed == 5.0
-    assert "TRC008 error at models/net.py:7 (x.sum() > 0)" in check.explanation
-    assert "and 2 more" in check.explanation
-    assert "1 silenced by noqa" in check.explanation
+    assert "TRC008 error at models/net.py:7 (x.sum() > 0)" in render_check(check)
+    assert "and 2 more" in render_check(check)
+    assert "1 silenced by noqa" in render_check(check)
 
 
 @given(

@@ -14,6 +14,7 @@ from gate.decision.decide import Decision, decide
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
 from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.summary.render import render_check
 from tests import builders
 
 NAN, INF = math.nan, math.inf
@@ -104,8 +105,8 @@ def test_what_is_worse_or_was_not_compared_never_passes(
     assert not decision.passed
     problems = {check.name: check for check in decision.problems}
     assert problems[name].verdict is verdict
-    assert problems[name].remedy
-    assert "None" not in problems[name].explanation
+    assert render_check(problems[name], "remedy")
+    assert "None" not in render_check(problems[name])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gate.decision.catalog import REMEDIES
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision, decide
 from gate.policy.overrides import with_overrides
@@ -20,6 +19,7 @@ from gate.records.evidence import Evidence, ExportRecord, TensorSpec
 from gate.records.instruments import GraphFinding, TraceSearch, WeightsReport
 from gate.records.runtime import RUNTIMES
 from gate.storage.record import Record
+from gate.summary.render import render_check
 from tests import builders
 
 NAN, INF = math.nan, math.inf
@@ -152,7 +152,7 @@ def test_every_spoiled_instrument_has_its_verdict(evidence, name, verdict):
     decision = judge(evidence)
     checks = [check for check in decision.checks if check.name == name]
     assert verdict in {check.verdict for check in checks}
-    assert all(check.remedy for check in checks)
+    assert all(render_check(check, "remedy") for check in checks)
     assert decision.passed is (verdict is PASS)
 
 
@@ -183,7 +183,7 @@ def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
     decision = judge(graph(weights=weights))
     assert decision.passed
     (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
-    assert check.explanation == (
+    assert render_check(check) == (
         "7 of 9 weights of the file are the model's (5 folded, 2 packed); 1 differ; 1 could not be "
         "matched: table. 1 tensors of the model are not in the file as such: alpha."
     )
@@ -195,18 +195,20 @@ def test_all_findings_of_a_kind_are_counted_and_three_are_shown():
     )
     (check,) = judge(graph(findings=findings)).problems
     assert check.observed == 5.0
-    assert "Dropout:2" in check.explanation
-    assert "Dropout:3" not in check.explanation
-    assert "and 2 more" in check.explanation
+    assert "Dropout:2" in render_check(check)
+    assert "Dropout:3" not in render_check(check)
+    assert "and 2 more" in render_check(check)
 
 
 def test_the_reasons_are_told():
     decision = judge(unmeasured(graph=None, graph_unread="it is no model"))
-    told = " ".join(check.explanation for check in decision.problems)
+    told = " ".join(render_check(check) for check in decision.problems)
     assert "the model can't run in float64" in told
     assert "it is no model" in told
     partly = judge(noise(samples=8).model_copy(update={"noise_unmeasured": "out of memory"}))
-    assert "8 of 32 samples were computed in float64: out of memory" in str(partly.problems)
+    assert "8 of 32 samples were computed in float64: out of memory" in " ".join(
+        render_check(check) for check in partly.problems
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_a_probe_that_fails_as_the_samples_do_blames_nothing_of_its_own(samples_
     decision = judge(bad)
     (found,) = [c for c in decision.checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
     assert found.verdict is FAIL
-    assert (found.remedy == REMEDIES["probe_as_samples"]) is samples_fail
+    assert (found.code == "fails_like_samples") is samples_fail
 
 
 def test_the_wider_floor_of_random_rounding_is_no_contradiction():
@@ -490,7 +492,9 @@ def test_a_probe_in_16_bits_is_shown_by_the_bound_that_it_misses_least(noise_rat
     policy = Policy.built_in("reduced").model_copy(update={"instruments": Instruments()})
     checks = decide(policy, probed(probe), decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
-    assert (found.verdict is PASS, shown in found.explanation) == (False, True), found.explanation
+    assert (found.verdict is PASS, shown in render_check(found)) == (False, True), render_check(
+        found
+    )
 
 
 @pytest.mark.parametrize(
@@ -516,4 +520,4 @@ def test_bfloat16_rounds_more_coarsely_than_float16(dtype, ratio, own, passes):
     measured = measured.model_copy(update={"subject": subject})
     checks = decide(policy, measured, decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
-    assert (found.verdict is PASS) is passes, found.explanation
+    assert (found.verdict is PASS) is passes, render_check(found)

@@ -14,6 +14,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Evidence, SubjectPart, TensorSpec
 from gate.records.outputs import OutputParity
+from gate.summary.render import render_check
 from tests import builders
 from tests.registry.releases import twin_policy
 
@@ -64,7 +65,7 @@ def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain() -> N
     decision = judge(release(measured(FEATURES)))
     assert decision.verdict is Verdict.PASS, problems(decision)
     check = found(decision, "bounds")
-    assert (check.verdict, check.observed) == (Verdict.PASS, "judged in the chain")
+    assert (check.verdict, check.code) == (Verdict.PASS, "checked_in_chain")
     names = {c.name for c in decision.checks if c.part == "encoder"}
     assert names.isdisjoint({"top1_agreement", "confidence_over_5_percent", "agreement"})
 
@@ -160,7 +161,7 @@ def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind: Any) ->
     far = {"noise_ratio": None, "relative_diff": 0.9}
     decision = judge(release(probed(**far)))
     assert decision.passed, problems(decision)
-    assert "judged in the chain" in found(decision, "probe_more").explanation
+    assert "judged in the chain" in render_check(found(decision, "probe_more"))
     named = twin_policy(logits=("features",))
     whole = measured(output("features"))
     steady = FEATURES.model_copy(update={"classification": builders.class_parity()})

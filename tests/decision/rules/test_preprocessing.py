@@ -21,6 +21,7 @@ from gate.records.preprocessing import (
     PreprocessingParity,
     TensorSummary,
 )
+from gate.summary.render import render_check
 from tests import builders
 
 NAN, INF = math.nan, math.inf
@@ -108,7 +109,7 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
     ("seen", "name", "verdict", "says"),
     [
         (None, "preprocessing", ERROR, "was not measured"),
-        (parity(spec_sha256=builders.digest("other")), "preprocessing", ERROR, "another spec"),
+        (parity(spec_sha256=builders.digest("other")), "preprocessing", ERROR, "spec is not the model"),
         (parity(reference="torchvision"), "preprocessing", ERROR, "not pillow"),
         (parity(model_sha256=None), "preprocessing", ERROR, "another file"),
         (parity(model_sha256=SPEC), "preprocessing", ERROR, "another file"),
@@ -118,9 +119,9 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
         (parity(tensor=tensor(64, 64, 3)), "preprocessing", ERROR, "spec makes float32 [batch, 64"),
         (parity(tensor=tensor(12)), "preprocessing", ERROR, "spec makes float32 [batch, 12]"),
         (parity(tensor=tensor(dtype="uint8")), "preprocessing", ERROR, "spec makes uint8"),
-        (parity(images=0, consumers=()), "preprocessing", ERROR, "0 distinct pictures, at least 50"),
-        (parity(images=49), "preprocessing", ERROR, "49 distinct pictures, at least"),
-        (parity(distinct=49), "preprocessing", ERROR, "49 distinct pictures, at least 50"),
+        (parity(images=0, consumers=()), "preprocessing", ERROR, "0 distinct pictures were measured, at least 50"),
+        (parity(images=49), "preprocessing", ERROR, "49 distinct pictures were measured, at least"),
+        (parity(distinct=49), "preprocessing", ERROR, "49 distinct pictures were measured, at least 50"),
         (parity(distinct=0), "preprocessing", ERROR, "0 distinct pictures"),
         (parity(images=49, distinct=60), "preprocessing", ERROR, "49 distinct pictures"),
         (parity(consumers=(consumer(),)), "preprocessing_phone", ERROR, "recorded 0 times"),
@@ -146,9 +147,9 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
         (with_consumer(decisions=decisions(images=10)), "preprocessing_flips_torchvision", ERROR,
          "not compared"),
         (with_consumer(decisions=decisions(flips=2)), "preprocessing_flips_torchvision", FAIL,
-         "2 of 60 answers flip"),
+         "2 of 60 answers change"),
         (with_consumer(decisions=decisions(confidence_diff_max=NAN)),
-         "preprocessing_flips_torchvision", FAIL, "nan"),
+         "preprocessing_flips_torchvision", FAIL, "NaN"),
     ],
 )  # fmt: skip
 def test_spoiled_evidence_never_passes(
@@ -158,8 +159,8 @@ def test_spoiled_evidence_never_passes(
     assert decision.verdict is not PASS
     found = {check.name: check for check in decision.checks}[name]
     assert found.verdict is verdict
-    assert says in found.explanation
-    assert found.remedy
+    assert says in render_check(found)
+    assert render_check(found, "remedy")
 
 
 def test_the_model_must_say_its_preprocessing() -> None:

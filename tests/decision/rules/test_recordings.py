@@ -9,6 +9,7 @@ from gate.decision.decide import decide
 from gate.policy.policy import Policy
 from gate.records.evidence import Cost, Evidence, Latency
 from gate.records.runtime import RuntimeIdentity
+from gate.summary.render import render_check
 from tests import builders
 from tests.policy.test_recorded import policy
 
@@ -49,7 +50,7 @@ REQUIRED, LENIENT = policy(), policy(options={"probes": "when_recorded"})
 def test_it_is_said_where_it_comes_from():
     decision, checks = judged(REQUIRED)
     assert decision.verdict is Verdict.PASS, decision.problems
-    assert "TensorRT 10.3 on Jetson Orin Nano" in checks["recording"].explanation
+    assert "TensorRT 10.3 on Jetson Orin Nano" in render_check(checks["recording"])
 
 
 @pytest.mark.parametrize("key", SAID)
@@ -71,10 +72,10 @@ def test_numbers_of_a_run_are_not_those_of_a_recording():
 def test_missing_probes_are_waived_where_the_policy_says_so(fields):
     decision, checks = judged(REQUIRED, **fields)
     assert (decision.verdict, checks["probes"].verdict) == (Verdict.ERROR, Verdict.ERROR)
-    assert "gate samples export" in checks["probes"].remedy
+    assert "gate samples export" in render_check(checks["probes"], "remedy")
     decision, checks = judged(LENIENT, **fields)
     assert (decision.verdict, checks["probes"].verdict) == (Verdict.PASS, Verdict.WAIVED)
-    assert "The policy says" in checks["probes"].explanation
+    assert "The policy allows" in render_check(checks["probes"])
 
 
 def test_a_probe_that_differs_is_never_waived():
@@ -102,4 +103,4 @@ def test_bounds_on_cost_are_an_error_that_says_what_a_recording_lacks():
     decision, checks = judged(asked)
     assert decision.verdict is Verdict.ERROR
     assert checks["latency_ratio"].verdict is checks["memory_mb"].verdict is Verdict.ERROR
-    assert "a recording has no times" in checks["latency_ratio"].explanation
+    assert "a recording has no times" in render_check(checks["latency_ratio"])

@@ -13,6 +13,7 @@ from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision, decide
 from gate.policy.policy import Policy
 from gate.records.outputs import OutputParity
+from gate.summary.render import render_check
 from tests import builders
 from tests.builders import class_parity, output_parity, row_parity, runtime_evidence
 
@@ -127,13 +128,13 @@ def test_a_role_that_contradicts_the_output_is_an_error_with_a_way_out(role, fie
     decision = judge(output_parity(**{"rows": row_parity()} | fields), outputs={"logits": role})
     assert decision.verdict is not Verdict.PASS
     assert Verdict.ERROR in {check.verdict for check in decision.problems}
-    assert all(check.remedy for check in decision.problems)
+    assert all(render_check(check, "remedy") for check in decision.problems)
 
 
 def test_a_role_of_an_output_that_the_file_does_not_have() -> None:
     decision = judge(output_parity(), outputs={"other": "tensor"})
     assert decision.verdict is Verdict.ERROR
-    assert "['logits']" in decision.problems[0].explanation
+    assert "has logits" in render_check(decision.problems[0])
 
 
 def test_probabilities_are_compared_as_they_are() -> None:
@@ -222,17 +223,17 @@ def test_a_constant_beside_what_varies(task, fields, verdict: Verdict) -> None:
     decision = judge_beside(output_parity(**CONSTANT | fields), task=task)
     assert decision.verdict is verdict, decision.problems
     assert {check.output for check in decision.problems} <= {"scale", None}
-    told = {c.observed for c in decision.checks if (c.name, c.output) == ("reference", "scale")}
+    codes = {c.code for c in decision.checks if (c.name, c.output) == ("reference", "scale")}
     equal = verdict is Verdict.PASS and "max_abs_diff" not in fields
-    assert (told == {"constant, equal bit for bit"}) is equal
+    assert (codes == {"proven_constant"}) is equal
 
 
 @pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
 def test_constants_alone_prove_nothing(task) -> None:
     decision = judge(output_parity(**CONSTANT | {"name": "logits"}), task=task)
     assert decision.verdict is Verdict.ERROR
-    assert "no output varies over the samples" in decision.problems[-1].explanation or any(
-        "no output varies" in check.explanation for check in decision.problems
+    assert "No output varies over the samples" in render_check(decision.problems[-1]) or any(
+        "output varies" in render_check(check) for check in decision.problems
     )
 
 
@@ -327,8 +328,8 @@ def test_answers_that_rounding_decides(task, fields, stated, guess) -> None:
     """A guess claims nothing where rounding decides; who says that it is a classifier is told."""
     decision = judge(output_parity(classification=class_parity(**fields)), task=task)
     assert decision.verdict is (guess if task == "auto" else stated), decision.problems
-    claims = {check.observed for check in decision.checks if check.name == "agreement"}
-    assert (claims == {"not claimed"}) is (task == "auto" and guess is not stated)
+    claims = {check.code for check in decision.checks if check.name == "agreement"}
+    assert (claims == {"not_claimed"}) is (task == "auto" and guess is not stated)
 
 
 @pytest.mark.parametrize(("ties", "verdict"), [(0, "PASS"), (40, "PASS"), (41, "FAIL")])

@@ -16,6 +16,7 @@ from gate.decision.decide import Decision, decide
 from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, TensorSpec
 from gate.records.outputs import LISTED, Crossing
+from gate.summary.render import render_check
 from tests import builders
 from tests.builders import SAMPLES, class_parity, output_parity, runtime_evidence
 
@@ -79,8 +80,8 @@ def test_few_that_cross_pass_and_are_shown_with_their_point():
         "ort-cpu / logits / threshold_crossing at 0.5", 0.01, 0.01, SAMPLES
     )  # fmt: skip
     assert upper.observed == pytest.approx(0.0227, abs=1e-4)
-    assert "4 of 400 samples" in share.explanation
-    assert "samples 0, 1, 2, 3;" in share.explanation
+    assert "4 of 400 samples" in render_check(share)
+    assert "samples 0, 1, 2, 3." in render_check(share)
     assert Decision.from_json(decision.to_json()) == decision
 
 
@@ -121,17 +122,19 @@ CONTRADICTIONS = {
 def test_counts_that_contradict_each_other_never_pass(name):
     decision = judge(evidence(CONTRADICTIONS[name]), share=1.0, upper=1.0)
     assert [c.verdict for c in of_points(decision)] == [Verdict.ERROR] * 2
-    assert all("contradict" in c.explanation and c.remedy for c in of_points(decision))
+    assert all(
+        "contradict" in render_check(c) and render_check(c, "remedy") for c in of_points(decision)
+    )
     assert decision.verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (evidence(), "no records of this point"),
-        (evidence(crossing(threshold=0.9)), "no records of this point"),
-        (evidence(crossing(threshold=math.nan)), "no records of this point"),
-        (evidence(crossing(label=3)), "no records of this point"),
+        (evidence(), "has 0 records of this point"),
+        (evidence(crossing(threshold=0.9)), "has 0 records of this point"),
+        (evidence(crossing(threshold=math.nan)), "has 0 records of this point"),
+        (evidence(crossing(label=3)), "has 0 records of this point"),
         (evidence(crossing(), crossing()), "2 records of this point"),
         (evidence(crossing(), normalised=True), "without a softmax"),
     ],
@@ -139,7 +142,7 @@ def test_counts_that_contradict_each_other_never_pass(name):
 def test_what_was_not_measured_is_an_error(record, words):
     checks = of_points(judge(record))
     assert [c.verdict for c in checks] == [Verdict.ERROR] * 2
-    assert all(words in c.explanation for c in checks)
+    assert all(words in render_check(c) for c in checks)
     assert not judge(record).passed
 
 
@@ -164,14 +167,14 @@ def test_a_point_of_a_class_is_judged_on_the_samples_of_that_class():
     empty = crossing(threshold=0.7, label=3, samples=0, reference_above=0, candidate_above=0)
     checks = of_points(judge(evidence(empty), **stated))
     assert {c.verdict for c in checks} == {Verdict.ERROR}
-    assert "no sample was compared" in checks[0].explanation
+    assert "no sample was compared" in render_check(checks[0])
 
 
 def test_a_class_that_no_output_has_is_an_error_and_one_of_another_output_is_not():
     decision = judge(evidence(THIRD), share=0.1, upper=0.2, **BY_CLASS)
     problems = [c for c in of_points(decision) if c.verdict is Verdict.ERROR]
     assert {c.point for c in problems} == {"0.5 of class 12"}
-    assert "no output has a class 12, this one has 10" in problems[0].explanation
+    assert "no output has a class 12; this one has 10" in render_check(problems[0])
 
     twelfth = crossing(label=12, samples=30, reference_above=9, candidate_above=9)
     wide = output_parity(
@@ -188,7 +191,7 @@ def test_a_class_that_no_output_has_is_an_error_and_one_of_another_output_is_not
     )
     both = good.model_copy(update={"subject": subject, "runtimes": runtimes})
     decision = judge(both, share=0.1, upper=0.2, **BY_CLASS)
-    assert decision.passed, [c.explanation for c in decision.problems]
+    assert decision.passed, [render_check(c) for c in decision.problems]
     assert [(c.output, c.point) for c in of_points(decision)[::2]] == [
         ("logits", "0.7 of class 3"), ("wide", "0.7 of class 3"), ("wide", "0.5 of class 12")
     ]  # fmt: skip

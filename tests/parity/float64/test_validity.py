@@ -13,7 +13,7 @@ from torch import nn
 from gate.api import measure_job
 from gate.data.reader import length
 from gate.data.samples import SampleSet
-from gate.decision.catalog import REMEDIES
+from gate.decision.catalog import CHECKS
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.localize.locate import locate
@@ -309,7 +309,7 @@ def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
     assert evidence.validity.fast_path
     assert {"noise_ratio", "fast_path"} <= names(decision, Verdict.FAIL)
     headline = summarize(decision, evidence).headline
-    assert (headline.cause, headline.remedy) == ("model", REMEDIES["fast_path"])
+    assert (headline.cause, headline.remedy) == ("model", CHECKS["fast_path"].remedy)
 
 
 @pytest.mark.parametrize("kind", [Encoder, Pooled])
