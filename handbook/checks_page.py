@@ -48,8 +48,9 @@ def _check(spec: CheckSpec, same: str | None) -> Iterator[str]:
         yield f"Its codes are those of `{same}`."
         yield ""
         return
-    yield from _table({code: each.text for code, each in spec.codes.items()})
-    for code, each in spec.codes.items():
+    codes = {name: each for name in spec.codes if (each := spec.code(name))}
+    yield from _table({code: each.text for code, each in codes.items()})
+    for code, each in codes.items():
         if each.remedy is not None:
             yield ""
             yield f"What to do for `{code}`: {_plain(each.remedy)}"

@@ -94,6 +94,10 @@ class CodeSpec:
     """What is shown in the column of the number, where there is none."""
 
 
+Code = CodeSpec | str
+"""A text alone is a `CodeSpec` with that text."""
+
+
 @dataclass(frozen=True)
 class CheckSpec:
     """One check, or a family of checks whose names begin with it."""
@@ -102,11 +106,16 @@ class CheckSpec:
     """The question that it answers."""
     cause: Cause
     remedy: str
-    codes: Mapping[str, CodeSpec] = field(default_factory=dict)
+    codes: Mapping[str, Code] = field(default_factory=dict)
     formula: str | None = None
     unit: str | None = None
     why: str = "It holds or not; there is no number."
     """The reason for the bound."""
+
+    def code(self, name: str) -> CodeSpec | None:
+        """Return what a code says; None: it is of a newer version."""
+        found = self.codes.get(name)
+        return CodeSpec(found) if isinstance(found, str) else found
 
 
 _Row = TypeVar("_Row")
@@ -125,16 +134,14 @@ _ANSWERS = "The policy sets how many answers may change."
 
 _NUMBER_TEXT = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
 
-_NUMBERS: dict[str, CodeSpec] = {
-    "within": CodeSpec(_NUMBER_TEXT),
-    "beyond": CodeSpec(_NUMBER_TEXT),
+_NUMBERS: dict[str, Code] = {
+    "within": _NUMBER_TEXT,
+    "beyond": _NUMBER_TEXT,
     "unmeasured": CodeSpec(
         "{label} was not measured; {allowed} is allowed (n = {samples}).", cause="evidence"
     ),
-    "unexamined": CodeSpec(
-        f"{_NUMBER_TEXT} Rounding was not measured on the samples in question, because another "
-        "policy refused the file without it. Measure again."
-    ),
+    "unexamined": f"{_NUMBER_TEXT} Rounding was not measured on the samples in question, because "
+    "another policy refused the file without it. Measure again.",
 }
 """Codes of checks that compare a number with a bound."""
 
@@ -160,8 +167,8 @@ _NEVER_ENOUGH = CodeSpec(
 )
 
 
-def _statement(holds: str, **codes: CodeSpec) -> dict[str, CodeSpec]:
-    return {"holds": CodeSpec(holds), "violated": CodeSpec("{problems}."), **codes}
+def _statement(holds: str, **codes: Code) -> dict[str, Code]:
+    return {"holds": CodeSpec(holds), "violated": "{problems}.", **codes}
 
 
 def _share_of_answers(meaning: str, formula: str, remedy: str) -> CheckSpec:
@@ -177,7 +184,7 @@ def _number(
     unit: str | None = None,
     why: str = "The policy sets it.",
     cause: Cause = "numbers",
-    **codes: CodeSpec,
+    **codes: Code,
 ) -> CheckSpec:
     return CheckSpec(
         meaning, cause, remedy, {**_NUMBERS, **codes}, formula=formula, unit=unit, why=why
@@ -187,10 +194,10 @@ def _number(
 def _noise(meaning: str, formula: str, why: str, remedy: str) -> CheckSpec:
     text = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
     unmeasured = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
-    codes = {
+    codes: dict[str, Code] = {
         **_NUMBERS,
-        "within": CodeSpec(text),
-        "beyond": CodeSpec(text),
+        "within": text,
+        "beyond": text,
         "no_floor": unmeasured,
         "no_floor_waived": unmeasured,
     }
@@ -248,11 +255,11 @@ _CUSTOM_OPERATOR = "Export with standard operators only, or ship the runtime tha
 
 _PROBE_TEXT = "{metric} is {observed:.6g} on this input, allowed {allowed}."
 
-_PROBE_CODES: dict[str, CodeSpec] = {
-    "within": CodeSpec(_PROBE_TEXT),
-    "beyond": CodeSpec(_PROBE_TEXT),
+_PROBE_CODES: dict[str, Code] = {
+    "within": _PROBE_TEXT,
+    "beyond": _PROBE_TEXT,
     "beyond_untraced": CodeSpec(_PROBE_TEXT, cause="beyond", remedy=LIMITS),
-    "failed": CodeSpec("{failure}"),
+    "failed": "{failure}",
     "failed_untraced": CodeSpec("{failure}", cause="beyond", remedy=LIMITS),
     "fails_like_samples": CodeSpec(
         _PROBE_TEXT,
@@ -263,18 +270,13 @@ _PROBE_CODES: dict[str, CodeSpec] = {
     "contradictory": CodeSpec(
         "The record has numbers and a reason why there are none.", cause="evidence"
     ),
-    "inapplicable": CodeSpec("The model does not accept this input: {reason}"),
+    "inapplicable": "The model does not accept this input: {reason}",
     "no_numbers": CodeSpec("The record has neither numbers nor a reason.", cause="evidence"),
-    "unexamined": CodeSpec(
-        f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again."
-    ),
-    "out_of_calibration": CodeSpec(
-        f"{_PROBE_TEXT} This input may lie outside of the calibrated range, where a quantized file "
-        "saturates. It does not refuse the file."
-    ),
-    "checked_in_chain": CodeSpec(
-        f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in the chain."
-    ),
+    "unexamined": f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again.",
+    "out_of_calibration": f"{_PROBE_TEXT} This input may lie outside of the calibrated range, "
+    "where a quantized file saturates. It does not refuse the file.",
+    "checked_in_chain": f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in "
+    "the chain.",
     "beyond_range": CodeSpec(
         "The file overflows at {factor:.3g} times the samples: {elements} elements are NaN or "
         "infinite where the model's are finite. It agrees everywhere else on this input.",
@@ -313,10 +315,10 @@ def _probe(remedy: str, cause: Cause) -> CheckSpec:
     )
 
 
-_GRAPH_CODES: dict[str, CodeSpec] = {
-    "findings": CodeSpec("{findings:list}."),
-    "no_findings": CodeSpec("The graph has none."),
-    "weights_equal": CodeSpec("{weights}"),
+_GRAPH_CODES: dict[str, Code] = {
+    "findings": "{findings:list}.",
+    "no_findings": "The graph has none.",
+    "weights_equal": "{weights}",
     "not_compared": CodeSpec(
         "The weights of the file were not compared with the model's: the evidence is from an older "
         "version.",
@@ -338,9 +340,9 @@ def _graph(remedy: str, cause: Cause = "graph") -> CheckSpec:
     )
 
 
-_EXPORT_CODES: dict[str, CodeSpec] = {
-    "findings": CodeSpec("{lines:list}.{notes}"),
-    "no_findings": CodeSpec("Nothing that refuses the file.{notes}"),
+_EXPORT_CODES: dict[str, Code] = {
+    "findings": "{lines:list}.{notes}",
+    "no_findings": "Nothing that refuses the file.{notes}",
     "no_record": CodeSpec("The evidence does not say how the file was exported.", cause="evidence"),
 }
 
@@ -364,10 +366,21 @@ _CROSSING = (
 )
 
 
+_NEAR_TIES = (
+    "{count} of {total} {what} differ where rounding alone decides between equals: the float64 "
+    "reference or PyTorch under random rounding agrees with the runtime. They are left out of the "
+    "other numbers; allowed {allowed}."
+)
+
+_FLIPS = (
+    "{flips} of {samples} answers change, and the confidence moves by at most {confidence:.3g}."
+)
+
+
 def _crossing(meaning: str, formula: str, remedy: str) -> CheckSpec:
-    codes = {
-        "within": CodeSpec(_CROSSING),
-        "beyond": CodeSpec(_CROSSING),
+    codes: dict[str, Code] = {
+        "within": _CROSSING,
+        "beyond": _CROSSING,
         "unmeasured": CodeSpec(
             "{label} cannot be judged: {problems}.",
             cause="evidence",
@@ -390,8 +403,8 @@ def _champion(
 
 
 def _cost(spec: CheckSpec, text: str, headline: str) -> CheckSpec:
-    codes = {
-        "within": CodeSpec(text),
+    codes: dict[str, Code] = {
+        "within": text,
         "beyond": CodeSpec(text, headline=headline),
         "unmeasured": CodeSpec(
             "{label} was not measured: {problems}.",
@@ -410,11 +423,10 @@ CHECKS: dict[str, CheckSpec] = {
         "evidence",
         "Measure the release again.",
         {
-            "measured": CodeSpec("{file} was measured."),
-            "unmeasured": CodeSpec("The part {part} ({file}, {sha256}) was not measured."),
-            "wrong_file": CodeSpec(
-                "The part {part} is {file} ({sha256}), but the evidence is about {measured}."
-            ),
+            "measured": "{file} was measured.",
+            "unmeasured": "The part {part} ({file}, {sha256}) was not measured.",
+            "wrong_file": "The part {part} is {file} ({sha256}), but the evidence is about "
+            "{measured}.",
         },
     ),
     "samples": CheckSpec(
@@ -423,12 +435,10 @@ CHECKS: dict[str, CheckSpec] = {
         "Give more evaluation samples, or lower gate.min_samples. One sample is enough only with "
         "probes (gate.instruments.probes).",
         {
-            "enough": CodeSpec("{samples} samples were measured, {allowed} are required."),
-            "too_few": CodeSpec("{samples} samples were measured, {allowed} are required."),
-            "unprobed": CodeSpec(
-                "One sample was measured, and {runtimes:list} computed no probe with other values. "
-                "Give a second sample, or set instruments.probes: true."
-            ),
+            "enough": "{samples} samples were measured, {allowed} are required.",
+            "too_few": "{samples} samples were measured, {allowed} are required.",
+            "unprobed": "One sample was measured, and {runtimes:list} computed no probe with other "
+            "values. Give a second sample, or set instruments.probes: true.",
         },
         formula="n",
         unit="samples",
@@ -454,10 +464,8 @@ CHECKS: dict[str, CheckSpec] = {
         "and any state that forward changes.",
         _statement(
             "Two runs of the model on the same samples agree.",
-            holds_with_state=CodeSpec(
-                "Two runs of the model on the same samples agree. Its forward changes "
-                "{names:list}; the gate restores them before each run."
-            ),
+            holds_with_state="Two runs of the model on the same samples agree. Its forward changes "
+            "{names:list}; the gate restores them before each run.",
         ),
         formula="max|a - b| / max|a|",
         unit="of the largest output",
@@ -474,7 +482,7 @@ CHECKS: dict[str, CheckSpec] = {
         "model",
         "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on the "
         "dtype, so that float64 computes the same function.",
-        {"not_used": CodeSpec("{problems}.")},
+        {"not_used": "{problems}."},
     ),
     "fast_path": CheckSpec(
         "Does PyTorch's fused path return what the layers compute?",
@@ -482,11 +490,9 @@ CHECKS: dict[str, CheckSpec] = {
         "Call torch.backends.mha.set_fastpath_enabled(False) in the factory of the model, and zero "
         "padded positions in forward where that is wanted.",
         {
-            "violated": CodeSpec(
-                "In eval mode PyTorch takes the fast path of nn.TransformerEncoder, which returns "
-                "different numbers than its layers (zeros at padded positions). No exporter writes "
-                "it to a file."
-            )
+            "violated": "In eval mode PyTorch takes the fast path of nn.TransformerEncoder, which "
+            "returns different numbers than its layers (zeros at padded positions). No exporter "
+            "writes it to a file."
         },
     ),
     "not_measurable": CheckSpec(
@@ -496,18 +502,12 @@ CHECKS: dict[str, CheckSpec] = {
         "function depends on the dtype: keep torch.finfo and branches on the dtype out of forward, "
         "or raise instruments.max_floor.",
         {
-            "no_reference": CodeSpec(
-                "{output} cannot be judged: neither float64 nor random rounding computes the "
-                "model's function, so its rounding error was not measured."
-            ),
-            "no_reference_waived": CodeSpec(
-                "{output} cannot be judged: neither float64 nor random rounding computes the "
-                "model's function, so its rounding error was not measured."
-            ),
-            "hidden": CodeSpec(
-                "{output} cannot be judged: rounding alone moves it by {observed:.3g} of its "
-                "spread, allowed at most {bound:.3g}. A fault of that size would be hidden."
-            ),
+            "no_reference": "{output} cannot be judged: neither float64 nor random rounding "
+            "computes the model's function, so its rounding error was not measured.",
+            "no_reference_waived": "{output} cannot be judged: neither float64 nor random rounding "
+            "computes the model's function, so its rounding error was not measured.",
+            "hidden": "{output} cannot be judged: rounding alone moves it by {observed:.3g} of its "
+            "spread, allowed at most {bound:.3g}. A fault of that size would be hidden.",
         },
         formula="floor / std(r)",
         unit="of the spread",
@@ -518,8 +518,8 @@ CHECKS: dict[str, CheckSpec] = {
         "evidence",
         "If an axis is wrong, state it: --batch-axis NAME=AXIS, or NAME=none.",
         {
-            "holds": CodeSpec("Batch axes: {axes:list}."),
-            "one_call": CodeSpec("No input has a batch axis: one sample is one call."),
+            "holds": "Batch axes: {axes:list}.",
+            "one_call": "No input has a batch axis: one sample is one call.",
         },
     ),
     "inputs": CheckSpec(
@@ -527,10 +527,8 @@ CHECKS: dict[str, CheckSpec] = {
         "outputs",
         "An exporter drops an input that changes no output. Export again if this one should.",
         {
-            "model_only": CodeSpec(
-                "The model takes {names:list}, the file does not. The model received the values of "
-                "the samples and of the probes, so an input that changes the outputs shows."
-            )
+            "model_only": "The model takes {names:list}, the file does not. The model received the "
+            "values of the samples and of the probes, so an input that changes the outputs shows."
         },
     ),
     "role": CheckSpec(
@@ -539,32 +537,21 @@ CHECKS: dict[str, CheckSpec] = {
         "State what the output is: outputs: {{NAME: ROLE}} in the policy, or --role NAME=ROLE. "
         "docs/roles.md lists the roles and their checks.",
         {
-            "matches": CodeSpec("The output can have the role '{role}'."),
-            "unknown_outputs": CodeSpec(
-                "The policy names the outputs {names:list}, but the file has {outputs:list}."
-            ),
-            "wrong_shape": CodeSpec(
-                "The role '{role}' is for floats of shape (batch, classes >= 2); this {dtype} "
-                "output has another shape or dtype. Say indices for classes that the model has "
-                "chosen, scores for independent numbers, tensor for anything else."
-            ),
-            "wrong_sums": CodeSpec(
-                "The role is 'probabilities', but the model's rows do not sum to 1 (off by up to "
-                "{sum_error:.3g}). Say logits if a softmax follows, scores if each column stands "
-                "for itself."
-            ),
-            "not_float": CodeSpec(
-                "The role '{role}' is for floats, but the output is {dtype}. Say indices, mask or "
-                "tensor."
-            ),
-            "no_vectors": CodeSpec(
-                "The role is 'embedding', but no vectors of 2 to 65 536 numbers per sample were "
-                "measured. Say tensor, or measure again."
-            ),
-            "not_integer": CodeSpec(
-                "The role 'indices' is for integers, but the output is {dtype}. Say scores or "
-                "tensor."
-            ),
+            "matches": "The output can have the role '{role}'.",
+            "unknown_outputs": "The policy names the outputs {names:list}, but the file has "
+            "{outputs:list}.",
+            "wrong_shape": "The role '{role}' is for floats of shape (batch, classes >= 2); this "
+            "{dtype} output has another shape or dtype. Say indices for classes that the model has "
+            "chosen, scores for independent numbers, tensor for anything else.",
+            "wrong_sums": "The role is 'probabilities', but the model's rows do not sum to 1 (off "
+            "by up to {sum_error:.3g}). Say logits if a softmax follows, scores if each column "
+            "stands for itself.",
+            "not_float": "The role '{role}' is for floats, but the output is {dtype}. Say indices, "
+            "mask or tensor.",
+            "no_vectors": "The role is 'embedding', but no vectors of 2 to 65 536 numbers per "
+            "sample were measured. Say tensor, or measure again.",
+            "not_integer": "The role 'indices' is for integers, but the output is {dtype}. Say "
+            "scores or tensor.",
         },
     ),
     "agreement": CheckSpec(
@@ -609,11 +596,9 @@ CHECKS: dict[str, CheckSpec] = {
                 "{reason}",
                 headline="not measured ({reason:brief})",
             ),
-            "not_plain": CodeSpec(
-                "{runtime} was not measured: the file does not open with optimizations off "
-                "({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
-                "served with optimizations.",
-            ),
+            "not_plain": "{runtime} was not measured: the file does not open with optimizations "
+            "off ({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
+            "served with optimizations.",
             "failed": CodeSpec(
                 "{runtime} was not measured; it failed: {failure}",
                 headline="{runtime} cannot run the file: {failure:short}",
@@ -672,11 +657,9 @@ CHECKS: dict[str, CheckSpec] = {
         _MEASURE_AGAIN,
         _statement(
             "The session options were set as the policy asks.",
-            basic=CodeSpec(
-                "The file does not open with optimizations off ({plain_failure}), and was measured "
-                "with ORT_ENABLE_BASIC. {served} decides, because files are served with "
-                "optimizations."
-            ),
+            basic="The file does not open with optimizations off ({plain_failure}), and was "
+            "measured with ORT_ENABLE_BASIC. {served} decides, because files are served with "
+            "optimizations.",
         ),
     ),
     "provider": CheckSpec(
@@ -686,7 +669,7 @@ CHECKS: dict[str, CheckSpec] = {
         "libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
         _statement(
             "{wanted} is active.{notes}",
-            ran=CodeSpec("{wanted} is active and ran the nodes.{notes}"),
+            ran="{wanted} is active and ran the nodes.{notes}",
             cpu_nodes=CodeSpec(
                 "{problems}.",
                 remedy="Run gate doctor, and avoid operators that ONNX Runtime has no CUDA kernel "
@@ -710,9 +693,8 @@ CHECKS: dict[str, CheckSpec] = {
         "or judge the file by --precision reduced.",
         _statement(
             "It computed in {precision}, as it reports.",
-            unreported=CodeSpec(
-                "ONNX Runtime does not report the precision of this provider. The numbers decide."
-            ),
+            unreported="ONNX Runtime does not report the precision of this provider. The numbers "
+            "decide.",
         ),
     ),
     "device": CheckSpec(
@@ -721,9 +703,9 @@ CHECKS: dict[str, CheckSpec] = {
         "Run gate locate on this runtime to see the first layer that diverges; set "
         "determinism.tf32: false, and measure torch-cuda too.",
         {
-            "same": CodeSpec("{notes:sentences}"),
-            "misplaced": CodeSpec("{notes:sentences}"),
-            "large": CodeSpec("{notes:sentences}"),
+            "same": "{notes:sentences}",
+            "misplaced": "{notes:sentences}",
+            "large": "{notes:sentences}",
         },
     ),
     "outputs": CheckSpec(
@@ -746,7 +728,7 @@ CHECKS: dict[str, CheckSpec] = {
         "answer prove nothing.",
         _statement(
             "The model's output is finite and varies over the samples.",
-            constant=CodeSpec("The model's output is constant. The numbers decide."),
+            constant="The model's output is constant. The numbers decide.",
             proven_constant=CodeSpec(
                 "The output is constant and equal bit for bit.",
                 observed="constant, equal bit for bit",
@@ -760,14 +742,10 @@ CHECKS: dict[str, CheckSpec] = {
         "value above the threshold), leave the output out of the export, or say waive: "
         "{{NAME: [empty]}} in the policy.",
         {
-            "no_numbers": CodeSpec(
-                "The output '{output}' has no element in any of {samples} samples, so nothing was "
-                "compared."
-            ),
-            "no_numbers_waived": CodeSpec(
-                "The output '{output}' has no element in any of {samples} samples, so nothing was "
-                "compared. The policy waives this."
-            ),
+            "no_numbers": "The output '{output}' has no element in any of {samples} samples, so "
+            "nothing was compared.",
+            "no_numbers_waived": "The output '{output}' has no element in any of {samples} "
+            "samples, so nothing was compared. The policy waives this.",
         },
     ),
     "nonfinite": CheckSpec(
@@ -776,14 +754,10 @@ CHECKS: dict[str, CheckSpec] = {
         "Add samples for which the model returns finite values, leave the output out of the "
         "export, or say waive: {{NAME: [nonfinite]}} in the policy.",
         {
-            "no_numbers": CodeSpec(
-                "The output '{output}' has no finite element in any of {samples} samples, so "
-                "nothing was compared."
-            ),
-            "no_numbers_waived": CodeSpec(
-                "The output '{output}' has no finite element in any of {samples} samples, so "
-                "nothing was compared. The policy waives this."
-            ),
+            "no_numbers": "The output '{output}' has no finite element in any of {samples} "
+            "samples, so nothing was compared.",
+            "no_numbers_waived": "The output '{output}' has no finite element in any of {samples} "
+            "samples, so nothing was compared. The policy waives this.",
         },
     ),
     "finite": CheckSpec(
@@ -794,7 +768,7 @@ CHECKS: dict[str, CheckSpec] = {
         _statement(
             "No NaN, and no infinity on one side only.",
             violated=CodeSpec("{problems}.", headline="{problem}"),
-            same_places=CodeSpec("NaN in the same {count} places on both sides."),
+            same_places="NaN in the same {count} places on both sides.",
         ),
     ),
     "bounds": CheckSpec(
@@ -803,9 +777,8 @@ CHECKS: dict[str, CheckSpec] = {
         "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff. It applies to "
         "every output; bounds on classes apply only to logits.",
         {
-            "no_bound": CodeSpec(
-                "No bound of the policy applies to this output, so any value in it would pass."
-            ),
+            "no_bound": "No bound of the policy applies to this output, so any value in it would "
+            "pass.",
             "no_bound_quantized": CodeSpec(
                 "No bound of the policy applies to this output, so any value in it would pass.",
                 remedy="This policy is for quantized classifiers. Judge the file by a policy with "
@@ -824,19 +797,10 @@ CHECKS: dict[str, CheckSpec] = {
         "Too many answers depend on the last bit. Look at what the model decides there (equal "
         "scores, rounding to integers), or judge the numbers before that decision.",
         {
-            code: CodeSpec(
-                "{count} of {total} {what} differ where rounding alone decides between equals: the "
-                "float64 reference or PyTorch under random rounding agrees with the runtime. They "
-                "are left out of the other numbers; allowed {allowed}.",
-                headline=headline,
-            )
-            for code, headline in (
-                ("few", None),
-                (
-                    "too_many",
-                    "{count} of {total} {what} differ where rounding alone decides",
-                ),
-            )
+            "few": _NEAR_TIES,
+            "too_many": CodeSpec(
+                _NEAR_TIES, headline="{count} of {total} {what} differ where rounding alone decides"
+            ),
         },
         formula="count",
         unit="answers",
@@ -1021,11 +985,9 @@ CHECKS: dict[str, CheckSpec] = {
         "Give samples that the model can compute. Without a probe, the file may have baked in what "
         "the samples do not show.",
         {
-            "missing": CodeSpec("{problems}. Behavior that was baked in would not be noticed."),
-            "missing_waived": CodeSpec(
-                "{problems}. Behavior that was baked in would not be noticed. The policy allows "
-                "this recording to lack probes."
-            ),
+            "missing": "{problems}. Behavior that was baked in would not be noticed.",
+            "missing_waived": "{problems}. Behavior that was baked in would not be noticed. The "
+            "policy allows this recording to lack probes.",
             "missing_recorded": CodeSpec(
                 "{problems}. Behavior that was baked in would not be noticed.",
                 remedy="Record what gate samples export --reference wrote, including the probes, "
@@ -1047,15 +1009,11 @@ CHECKS: dict[str, CheckSpec] = {
         "evidence",
         "Measure again with this version. It reads the graph of the file.",
         {
-            "unread": CodeSpec("The graph of the file was not read: {reason}."),
-            "unread_count": CodeSpec(
-                "The graph of the file was not read: the report counts {nodes} nodes and names "
-                "{operators} operators."
-            ),
-            "unread_files": CodeSpec(
-                "The graph of the file was not read: the report is about the data files "
-                "{reported:list}, the file has {files:list}."
-            ),
+            "unread": "The graph of the file was not read: {reason}.",
+            "unread_count": "The graph of the file was not read: the report counts {nodes} nodes "
+            "and names {operators} operators.",
+            "unread_files": "The graph of the file was not read: the report is about the data "
+            "files {reported:list}, the file has {files:list}.",
         },
     ),
     "graph_training_mode": _graph(
@@ -1131,16 +1089,11 @@ CHECKS: dict[str, CheckSpec] = {
         "Run gate preprocess compare --model to see which pictures change their answer, and make "
         "the consumer follow the spec.",
         {
-            code: CodeSpec(
-                "{flips} of {samples} answers change, and the confidence moves by at most "
-                "{confidence:.3g}."
-            )
-            for code in ("within", "beyond")
-        }
-        | {
+            "within": _FLIPS,
+            "beyond": _FLIPS,
             "unmeasured": CodeSpec(
                 "The answers on these pictures were not compared.", cause="evidence"
-            )
+            ),
         },
         formula="flips / pictures",
         unit="share of pictures",
@@ -1153,23 +1106,21 @@ CHECKS: dict[str, CheckSpec] = {
         "half-pixel shift, channel order, mean/std). Or ship the preprocessing in the file: gate "
         "preprocess prepend.",
         {
-            "within": CodeSpec(
-                "The largest difference is {observed:.6g}/255, allowed at most {bound:.6g}/255 "
-                "(n = {samples}).{notes}"
-            ),
+            "within": "The largest difference is {observed:.6g}/255, allowed at most "
+            "{bound:.6g}/255 (n = {samples}).{notes}",
             "beyond": CodeSpec(
                 "The largest difference is {observed:.6g}/255, allowed at most {bound:.6g}/255 "
                 "(n = {samples}).{notes}",
                 headline="{consumer} computes other pixels than in training: {observed:.4g}/255, "
                 "allowed {bound:.4g}/255.{notes}",
             ),
-            "failed": CodeSpec("It failed: {failure}"),
-            "wrong_shape": CodeSpec("The tensor has another shape or dtype: {detail}"),
-            "incomplete": CodeSpec("{samples} of {images} pictures were compared."),
-            "nonfinite": CodeSpec("{count} values are NaN or infinite."),
-            "unsupported": CodeSpec("{consumer} cannot follow the spec on any machine: {reason}"),
-            "unavailable": CodeSpec("{consumer} was not measured: {reason}"),
-            "unavailable_waived": CodeSpec("{consumer} was not measured: {reason}"),
+            "failed": "It failed: {failure}",
+            "wrong_shape": "The tensor has another shape or dtype: {detail}",
+            "incomplete": "{samples} of {images} pictures were compared.",
+            "nonfinite": "{count} values are NaN or infinite.",
+            "unsupported": "{consumer} cannot follow the spec on any machine: {reason}",
+            "unavailable": "{consumer} was not measured: {reason}",
+            "unavailable_waived": "{consumer} was not measured: {reason}",
             "recorded_times": CodeSpec(
                 "{consumer} is recorded {count} times, expected once.", cause="evidence"
             ),
@@ -1186,34 +1137,22 @@ CHECKS: dict[str, CheckSpec] = {
         "a file that cannot be compared with the champion, use a policy without the section "
         "incumbent once.",
         {
-            "compared": CodeSpec("Compared with version {version}, the champion."),
-            "same_file": CodeSpec("Version {version}, the champion, is this very file."),
-            "first_release_allowed": CodeSpec(
-                "There is no champion. The policy allows a first release."
-            ),
-            "first_release_refused": CodeSpec(
-                "There is no champion, and the policy refuses a first release."
-            ),
-            "left_to_service": CodeSpec(
-                "The file was not compared with the champion here. The service compares it by its "
-                "own policy and ledger before it serves (promotion: by_service)."
-            ),
-            "not_read": CodeSpec("The champion was not looked up, so nothing was compared."),
-            "not_compared": CodeSpec(
-                "The champion (version {version}) was not compared: {reason}."
-            ),
-            "other_file": CodeSpec(
-                "The champion (version {version}) was compared with another file: {sha256}."
-            ),
-            "no_digests": CodeSpec(
-                "The comparison with the champion (version {version}) lacks the digests of its "
-                "file and evidence."
-            ),
-            "other_samples": CodeSpec(
-                "The champion (version {version}) is not comparable: other samples. It was "
-                "measured on {champion_samples} of {champion_data}, this file on {file_samples} of "
-                "{file_data}."
-            ),
+            "compared": "Compared with version {version}, the champion.",
+            "same_file": "Version {version}, the champion, is this very file.",
+            "first_release_allowed": "There is no champion. The policy allows a first release.",
+            "first_release_refused": "There is no champion, and the policy refuses a first "
+            "release.",
+            "left_to_service": "The file was not compared with the champion here. The service "
+            "compares it by its own policy and ledger before it serves (promotion: by_service).",
+            "not_read": "The champion was not looked up, so nothing was compared.",
+            "not_compared": "The champion (version {version}) was not compared: {reason}.",
+            "other_file": "The champion (version {version}) was compared with another file: "
+            "{sha256}.",
+            "no_digests": "The comparison with the champion (version {version}) lacks the digests "
+            "of its file and evidence.",
+            "other_samples": "The champion (version {version}) is not comparable: other samples. "
+            "It was measured on {champion_samples} of {champion_data}, this file on {file_samples} "
+            "of {file_data}.",
         },
     ),
     "incumbent_accuracy_drop": _champion(
@@ -1444,7 +1383,7 @@ def row_for(check: CheckResult) -> CheckSpec:
 
 def code_for(check: CheckResult) -> CodeSpec | None:
     """Return what the code of a check says; None: it has none, or one of a newer version."""
-    return row_for(check).codes.get(check.code or "")
+    return row_for(check).code(check.code or "")
 
 
 def in_words(spec: CheckSpec) -> dict[str, str | None]:

@@ -47,7 +47,7 @@ def examples(template: str) -> dict[str, Any]:
     }
 
 
-CODES = [(name, code, spec) for name, check in CHECKS.items() for code, spec in check.codes.items()]
+CODES = [(name, code, check.code(code)) for name, check in CHECKS.items() for code in check.codes]
 
 
 @pytest.mark.parametrize(("name", "code", "spec"), CODES, ids=lambda value: str(value)[:40])
