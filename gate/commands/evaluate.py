@@ -18,7 +18,6 @@ from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
 from gate.errors import GateError, PolicyError, StorageError
 from gate.installation import is_installed
-from gate.summary.render import with_texts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -541,6 +540,8 @@ def evaluate(
         signing=signing,
         compared=question["against"] is not None,
     )
+    from gate.summary.render import with_texts
+
     story = judgement.story
     return CommandResult(
         ExitCode.of_verdict(decision.verdict.value),
