@@ -325,7 +325,8 @@ def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
     measurement = measure_job(
         MeasurementJob(Rows(), baked, tiny.samples(4), policy=tiny.policy(), batch_size=2)
     )
-    assert str(measurement.runtimes[0].failure).endswith("It computes batches of 3.")
+    first = measurement.runtimes[0]
+    assert (first.failure_code, first.failure_params["batch_sizes"]) == ("only_batches", [3])
 
 
 def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):

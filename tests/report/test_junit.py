@@ -83,7 +83,7 @@ def test_a_failure_says_the_cause_first_then_the_number_and_what_to_try() -> Non
     assert found is not None
     assert found.get("message") == "34 × rounding, allowed 3.335"
     first, *rest = str(found.text).splitlines()
-    assert first.startswith("A layer computes something else: The weight of layer3.0.conv1")
+    assert first.startswith("A layer differs: The weight of layer3.0.conv1")
     assert any(line.startswith("Try: ") for line in rest)
 
 
