@@ -258,20 +258,40 @@ class NamedRole(click.ParamType):  # type: ignore[type-arg]
 
 
 class ModelName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a registered model."""
+    """The name of a registered model, or `WORKSPACE:NAME`.
+
+    A command about one model works in that workspace; then the value is the name alone. `several`:
+    the value is the key of the model (`gate.storage.workspace`).
+    """
 
     name = "text"
+
+    def __init__(self, *, several: bool = False) -> None:
+        self._several = several
 
     def convert(
         self,
         value: Any,
-        param: click.Parameter | None,  # noqa: ARG002 - click's interface
-        ctx: click.Context | None,  # noqa: ARG002
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> str:
         """The name. Raises StorageError where a command could not work with it."""
-        from gate.storage.safe_text import check_model_name
+        from gate.storage.workspace import DEFAULT, ModelKey, current_workspace, working_in
 
-        return check_model_name(str(value))
+        key = ModelKey.parse(str(value), workspace=current_workspace())
+        if self._several:
+            return str(key)
+        if ctx is not None:
+            before = ctx.meta.setdefault("gate.workspace", key.workspace)
+            if before != key.workspace:
+                self.fail(
+                    f"one command works in one workspace, and names '{before or DEFAULT}' and "
+                    f"'{key.workspace or DEFAULT}'.",
+                    param,
+                    ctx,
+                )
+            ctx.with_resource(working_in(key.workspace))
+        return key.name
 
 
 class NamedAxis(click.ParamType):  # type: ignore[type-arg]

@@ -369,10 +369,11 @@ def command(
         raise click.UsageError("--checkpoint goes with --verify.")
     ledger = existing_ledger(state)
     entries, rows = ledger.entries(), ledger.rows()
+    key = None if model is None else _key(model)
     lines = [
         _Line(entry, row.number, _key_id(row.signature))
         for entry, row in zip(entries, rows, strict=False)  # one may have come meanwhile
-        if model is None or entry.model == model
+        if key is None or entry.key == key
     ]
     shown = lines[-limit:] if limit else lines
     return CommandResult(
@@ -386,6 +387,15 @@ def command(
         },
         lambda console: (_show_all if verbose else _history_show)(shown, console),
     )
+
+
+def _key(model: str) -> str:
+    """Of any name: the ledger may have lines of one that is no longer allowed."""
+    from gate.storage.workspace import SEPARATOR, ModelKey, current_workspace
+
+    if SEPARATOR in model:
+        return str(ModelKey.parse(model))
+    return str(ModelKey(current_workspace(), model))
 
 
 def _key_id(signature: str | None) -> str | None:
@@ -405,7 +415,7 @@ def _history_show(lines: list[_Line], console: Console) -> None:
     from gate.storage.safe_text import make_printable
 
     entries = [line.entry for line in lines]
-    several, wide = len({entry.model for entry in entries}) > 1, console.width >= _WIDE
+    several, wide = len({entry.key for entry in entries}) > 1, console.width >= _WIDE
     rows = [_cells(entry, several=several, wide=wide) for entry in entries]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
     for entry, row in zip(entries, rows, strict=True):
@@ -423,7 +433,7 @@ def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
     from gate.storage.safe_text import make_printable
 
     cells = [minute if wide else minute[5:], entry.action]
-    cells += [_cut(entry.model, 20 if wide else 8)] if several else []
+    cells += [_cut(entry.key, 20 if wide else 8)] if several else []
     cells.append(entry.version or "-")
     cells += [entry.sha256.short if entry.sha256 else ""] if wide else []
     return [make_printable(cell) for cell in cells]
@@ -444,7 +454,7 @@ def _show_all(lines: list[_Line], console: Console) -> None:
         before = f", before: {entry.previous_version}" if entry.previous_version else ""
         version = f" version {entry.version}{before}" if entry.version else ""
         rows = (
-            ("", f"{entry.at} {entry.action} {entry.model}{version}"),
+            ("", f"{entry.at} {entry.action} {entry.key}{version}"),
             ("  file      ", str(entry.sha256 or "")),
             ("  policy    ", str(entry.policy_sha256 or "")),
             ("  actor     ", f"{entry.actor}, {entry.cause}" if entry.cause else entry.actor),

@@ -211,8 +211,9 @@ class Signing:
 def _resource(registry: str, model: str) -> str:
     from gate.ledger.entry import plain  # which imports the ledger's database
     from gate.signing.subjects import resource_uri
+    from gate.storage.workspace import current_workspace, in_workspace
 
-    return resource_uri(plain(registry), model)
+    return resource_uri(plain(in_workspace(registry, current_workspace())), model)
 
 
 def signatory(key: SigningKey) -> Signatory:

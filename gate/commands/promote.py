@@ -140,10 +140,12 @@ def version_page(uri: str, name: str, version: str | None) -> str | None:
     Straight to the page: newer MLflows hide the list of models below another entry.
     """
     from gate.storage.safe_text import redacted
+    from gate.storage.workspace import page_address
 
     if version is None or not uri.startswith(("http://", "https://")):
         return None
-    return f"{redacted(uri).rstrip('/')}/#/models/{quote(name, safe='')}/versions/{version}"
+    page = page_address(f"models/{quote(name, safe='')}/versions/{version}")
+    return f"{redacted(uri).rstrip('/')}/{page}"
 
 
 def _show(
@@ -424,7 +426,9 @@ def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
 
     if is_handed_in(policy, request["handing_in"]):
         return ()
-    shown = shlex.quote(request["name"])
+    from gate.storage.workspace import ModelKey, current_workspace
+
+    shown = shlex.quote(str(ModelKey(current_workspace(), request["name"])))
     look = Step(label="See what became of it", command=f"gate history --model {shown}")
     if policy.review != "automatic":
         return (look,)
@@ -481,6 +485,7 @@ def _roll_back(model: str, reason: str, *, options: _Options, address: str | Non
     from gate.policy.policy import Policy
     from gate.registry.promotion import rollback
     from gate.registry.reviews import ReviewSettings
+    from gate.storage.workspace import key_in
 
     policy = options["policy"]
     uri, written = tracking_uri(address), written_ledger(place_of(options))
@@ -489,8 +494,7 @@ def _roll_back(model: str, reason: str, *, options: _Options, address: str | Non
     with spinner("rolling back"):
         registry = MlflowRegistry(uri)
         done = rollback(registry, model, ledger=written, reason=reason, reviews=rule)
-    about = (
-        e for e in reversed(written.entries()) if (e.model, e.version) == (model, done.version)
-    )
+    key = key_in(registry.identity, model)
+    about = (e for e in reversed(written.entries()) if (e.key, e.version) == (key, done.version))
     digest = next((entry.sha256 for entry in about if entry.sha256), None)
     return promoted(done, name=model, digest=digest, uri=uri)

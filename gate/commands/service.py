@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
-@click.argument("models", type=ModelName(), nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
 @click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
 @TRUST
 @SERVICE_KEY
@@ -169,8 +169,9 @@ def _environment(name: str) -> dict[str, Any]:
 
 @click.command("serve", short_help="Act on what happens in the registry.")
 @click.option(
-    "--model", "models", type=ModelName(), multiple=True, **_environment("MODELS"),
-    help="A registered model to look after; repeat it for more. Others are left alone.",
+    "--model", "models", type=ModelName(several=True), multiple=True, **_environment("MODELS"),
+    help="A registered model to look after; repeat it for more. Others are left alone. "
+    "WORKSPACE:NAME for one of another workspace than MLFLOW_WORKSPACE names.",
 )  # fmt: skip
 @click.option(
     "--alias", "aliases", multiple=True, **_environment("ALIASES"),

@@ -382,5 +382,9 @@ def _registered(registry: str | None, name: str | None) -> tuple[frozenset[str],
     if registry is None or name is None:
         return None
     from gate.ledger.entry import plain
+    from gate.storage.workspace import current_workspace, in_workspace, split_identity
 
-    return frozenset({plain(address(registry) or registry)}), name
+    identity = plain(address(registry) or registry)
+    if split_identity(identity)[1] is None:
+        identity = in_workspace(identity, current_workspace())
+    return frozenset({identity}), name

@@ -20,6 +20,7 @@ from gate.deploy.store import (
     ReleaseDamaged,
     Slot,
     StoredFile,
+    check_deployed_name,
     discard,
     fsync_tree,
     make_folder,
@@ -385,7 +386,7 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
     Two at once wait for each other. Killed at any moment, the name points at a whole release,
     and the next call finishes the job. Raises StorageError, and whatever fetching raises.
     """
-    check_name(name, what="deployed model")
+    check_deployed_name(name)
     for slot in slots:
         check_name(slot, what="slot")
     if EXACT not in slots:
@@ -427,7 +428,7 @@ def rollback_deployment(
     `refused`: there is none, or its bytes are not (any more) good. `limits`: within which a child
     process computes them; None: in this process. Raises StorageError.
     """
-    check_name(name, what="deployed model")
+    check_deployed_name(name)
     with storage_errors(store.root), store.alone():
         store.prune(name)  # what somebody who died did not get done
         live = store.live(name)

@@ -23,11 +23,18 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gate.deploy.store import EXACT, MANIFEST, Manifest, ModelStore, ReleaseDamaged, Slot
+from gate.deploy.store import (
+    EXACT,
+    MANIFEST,
+    Manifest,
+    ModelStore,
+    ReleaseDamaged,
+    Slot,
+    check_deployed_name,
+)
 from gate.errors import DigestMismatch, GateError, StorageError
 from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.storage.digest import Digest
-from gate.storage.safe_text import check_name
 from gate.storage.untrusted_files import OURS, read_untrusted
 
 # Starlette's own file response tags a file by its time and size, and answers 304 for bytes that
@@ -423,7 +430,7 @@ class _Serving:
     async def _answer(self, request: Request, find: _Find) -> Response:
         given, trouble = request.path_params, None
         try:
-            check_name(given["name"], what="deployed model")
+            check_deployed_name(given["name"])
         except StorageError:
             return _absent()
         live = self._store.live_link(given["name"]) / find.__name__

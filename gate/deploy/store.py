@@ -22,6 +22,7 @@ from gate.storage.files import make_folders, open_inside, private_lock, sync
 from gate.storage.record import Record, Sha256, added_field
 from gate.storage.safe_text import check_name
 from gate.storage.untrusted_files import RECORD_LIMIT, read_untrusted
+from gate.storage.workspace import check_workspace
 
 
 def fsync_tree(folder: Path) -> None:
@@ -176,6 +177,16 @@ class Manifest(Record):
         return frozenset(digest.hex for digest in needed if digest is not None)
 
 
+def check_deployed_name(name: str) -> str:
+    """`name`, if a file can be deployed under it: that of a model, or `WORKSPACE:NAME`. Raises
+    StorageError."""
+    workspace, mark, rest = name.rpartition(":")
+    if mark:
+        check_workspace(workspace)
+    check_name(rest, what="deployed model")
+    return name
+
+
 def url_of(folder: Digest, name: str) -> str:
     """The address of a file of the store, relative to the manifest's."""
     return f"sha256/{folder.hex}/{quote(name)}"
@@ -245,11 +256,11 @@ class ModelStore:
 
     def live_link(self, name: str) -> Path:
         """The link that is replaced when another release goes live."""
-        return self.root / "live" / check_name(name, what="deployed model")
+        return self.root / "live" / check_deployed_name(name)
 
     def releases(self, name: str) -> dict[int, Path]:
         """Folders of the releases that are there, by number, oldest first."""
-        folder = self.root / "releases" / check_name(name, what="deployed model")
+        folder = self.root / "releases" / check_deployed_name(name)
         found = folder.iterdir() if folder.is_dir() else iter(())
         numbered = [
             (int(number), path)

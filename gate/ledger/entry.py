@@ -22,6 +22,7 @@ from gate.records.layout import VersionSize
 from gate.storage.digest import Digest
 from gate.storage.record import Prose, Record, Sha256, added_field
 from gate.storage.safe_text import redacted
+from gate.storage.workspace import in_workspace, key_in, split_identity
 
 # A server and the database behind it, or a server's old and new name, are the same registry under
 # two identities. Whoever knows says so once (`gate serve --same-registry`); the ledger has a line
@@ -34,12 +35,13 @@ _PORTS = {"http": 80, "https": 443}
 @functools.lru_cache(maxsize=256)
 def plain(address: str) -> str:
     """An identity without what makes no difference: user, trailing slash, case of the host."""
-    text = redacted(address).rstrip("/")
+    address, workspace = split_identity(redacted(address))
+    text = address.rstrip("/")
     parts = urlsplit(text)
-    if parts.scheme not in _PORTS or not parts.hostname:
-        return text
-    port = f":{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else ""
-    return f"{parts.scheme}://{parts.hostname.lower()}{port}{parts.path}"
+    if parts.scheme in _PORTS and parts.hostname:
+        port = f":{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else ""
+        text = f"{parts.scheme}://{parts.hostname.lower()}{port}{parts.path}"
+    return in_workspace(text, workspace)
 
 
 # Each line holds the SHA-256 of the line before it. The last line that was read is read again each
@@ -290,6 +292,11 @@ class LedgerEntry(Record):
     """Ids of the keys by which reviewers approved."""
     parent: Sha256 | None = None
     """Digest of the line before; None in the first line. `append` sets it."""
+
+    @property
+    def key(self) -> str:
+        """The registered model with its workspace, as commands take it."""
+        return key_in(self.registry, self.model)
 
     @classmethod
     def of_line(cls, line: bytes, *, where: str) -> Self:

@@ -30,6 +30,7 @@ from gate.signing.statement import CamelCaseRecord, SignedStatement, Statement, 
 from gate.signing.trust import Trust, time_of
 from gate.storage.digest import Digest, canonical_json
 from gate.storage.record import Sha256
+from gate.storage.workspace import in_workspace, split_identity
 
 # A server and the database behind it, or a server's old and new name, are the same registry under
 # two identities. Whoever knows says so once (`gate serve --same-registry`); the ledger has a line
@@ -46,16 +47,17 @@ _Group = frozenset[str]
 def same(ledger: Ledger, identity: str) -> frozenset[str]:
     """All identities of this registry, as `plain` writes them. Raises as `Ledger.entries`;
     EvidenceError and Untrusted for an older version's note, too."""
-    name = plain(identity)
+    name, workspace = split_identity(plain(identity))
     groups = [group for group in _groups(ledger) if name in group]
-    return frozenset({name}.union(*groups))
+    return frozenset(in_workspace(each, workspace) for each in {name}.union(*groups))
 
 
 def declare_addresses(ledger: Ledger, identity: str, others: Iterable[str]) -> None:
     """Write down that these are the same registry, if no line says so. What an older version kept
     goes with it, and is forgotten where it is damaged, or not believed. Raises as
     `Ledger.append`."""
-    wanted = frozenset({plain(identity), *(plain(other) for other in others)})
+    # Whole servers are the same; their workspaces are, too.
+    wanted = frozenset(split_identity(plain(each))[0] for each in (identity, *others))
     written, groups = _written(ledger), [wanted]
     if not written:
         with contextlib.suppress(EvidenceError, Untrusted):
@@ -69,9 +71,12 @@ def _line(identity: str, group: _Group) -> LedgerEntry:
     addresses = tuple(sorted(group))
     reason = f"these are one registry: {', '.join(addresses)}"
     return LedgerEntry(
-        action="same_registry", registry=plain(identity), model="", addresses=addresses,
+        action="same_registry",
+        registry=split_identity(plain(identity))[0],
+        model="",
+        addresses=addresses,
         reason=reason,
-    )  # fmt: skip
+    )
 
 
 def _groups(ledger: Ledger) -> Sequence[_Group]:

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +26,7 @@ from gate.errors import (
 )
 from gate.ledger.database import WAIT, trouble
 from gate.storage.safe_text import redacted, without_passwords
+from gate.storage.workspace import DEFAULT, VARIABLE, current_workspace
 
 _STORAGE = {
     errno.ENOSPC: "the disk is full",
@@ -39,6 +40,9 @@ _STORAGE = {
 _STORAGE_WORDS = ("disk is full", "no space left", "readonly database", "read-only file system")
 
 _DENIED_CODES = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
+
+_NO_WORKSPACE = ("RESOURCE_DOES_NOT_EXIST", "FEATURE_DISABLED")
+"""What a server answers to each request that names a workspace which it does not have."""
 
 _UNAVAILABLE_CODES = ("TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED")
 
@@ -284,19 +288,24 @@ def quiet_process() -> None:
 
 
 @contextmanager
-def lent(tracking_uri: str) -> Iterator[None]:
-    """Lend MLflow our tracking URI, and put all back as it was.
+def lent(tracking_uri: str, *, workspace: str | None = None) -> Iterator[None]:
+    """Lend MLflow our tracking URI, and put all back as it was. `workspace`: which one is meant;
+    None: that of the environment.
 
     Parts of MLflow know only the process-wide one: `log_model`, `create_model_version` and
     downloads, even through a client that was given another. The public `mlflow.set_tracking_uri`
     can't put back "never set", so MLflow's own context manager is used; it forgets the
-    environment variable, which is put back here. Not for several threads with several URIs.
+    environment variable, which is put back here. A workspace is in the environment, too, for the
+    threads that MLflow starts. Not for several threads with several URIs or workspaces.
     """
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+    from mlflow.utils.workspace_context import WorkspaceContext
 
     before = os.environ.get(_URI)
+    bound = None if workspace in (None, DEFAULT) else workspace
+    inside = nullcontext() if workspace is None else WorkspaceContext(bound)
     try:
-        with warnings.catch_warnings(), _use_tracking_uri(tracking_uri):
+        with warnings.catch_warnings(), _use_tracking_uri(tracking_uri), inside:
             for message in _NOISE:
                 warnings.filterwarnings("ignore", message)
             yield
@@ -328,6 +337,35 @@ def check_server(tracking_uri: str) -> None:
     else:
         installation.require_module(installation.WHOLE_MLFLOW)
         usable(tracking_uri)
+    workspace = current_workspace()
+    if workspace is not None:
+        require_workspaces(tracking_uri, workspace)
+
+
+def require_workspaces(uri: str, workspace: str) -> None:
+    """Raise RegistryError unless the registry has workspaces. One that has none ignores which is
+    meant, and its models would be taken for those of this workspace. Raises as `check_server`,
+    too."""
+    from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
+
+    shown = redacted(uri)
+    if urlsplit(uri).scheme not in ("http", "https"):
+        enabled = bool(MLFLOW_ENABLE_WORKSPACES.get())  # type: ignore[no-untyped-call]
+        remedy = "Set MLFLOW_ENABLE_WORKSPACES=true"
+    else:
+        enabled, remedy = _has_workspaces(uri), "Start the server with --enable-workspaces"
+    if not enabled:
+        raise RegistryError(
+            f"{shown} has no workspaces, and '{workspace}' is asked for. {remedy}, or leave the "
+            f"workspace out ({VARIABLE})."
+        )
+
+
+def _has_workspaces(uri: str) -> bool:
+    answer = _get(uri, "/api/3.0/mlflow/server-info", doing="read which features the server has")
+    if answer.status_code not in (200, 404):
+        raise RegistryUnavailable(f"{redacted(uri)} answers {answer.status_code}. Repeat later.")
+    return _field(answer, "workspaces_enabled") is True  # an older server does not say it
 
 
 def reach(uri: str) -> None:
@@ -339,29 +377,50 @@ def reach(uri: str) -> None:
         usable(uri)
 
 
-def _ask_health(uri: str) -> None:
+def _get(uri: str, endpoint: str, *, doing: str) -> Any:
+    """The response of a server. Raises RegistryUnavailable, RegistryDenied."""
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
-    shown = redacted(uri)
-    doing = "reach the registry"
     with translate_errors(uri, doing):
         credentials = get_default_host_creds(uri.rstrip("/"))  # type: ignore[no-untyped-call]
         answer = http_request(  # type: ignore[no-untyped-call]
             credentials,
-            "/health",
+            endpoint,
             "GET",
             timeout=_TIMEOUT_S,
             max_retries=0,
             raise_on_status=False,
         )
     if answer.status_code in (401, 403):
-        raise RegistryDenied(denied(shown, doing))
+        raise RegistryDenied(denied(redacted(uri), doing))
+    return answer
+
+
+def _ask_health(uri: str) -> None:
+    shown = redacted(uri)
+    answer = _get(uri, "/health", doing="reach the registry")
+    if (
+        answer.status_code != 200
+        and current_workspace()
+        and _field(answer, "error_code") in _NO_WORKSPACE
+    ):
+        raise RegistryError(
+            f"{shown} has no workspace '{current_workspace()}'. Name one that it has with "
+            f"{VARIABLE}, or make it."
+        )
     if answer.status_code != 200:
         raise RegistryUnavailable(
             f"GET {shown}/health answers {answer.status_code}, an MLflow server answers 200. "
             f"Check the address. {START}"
         )
+
+
+def _field(answer: Any, name: str) -> object:
+    try:
+        return answer.json()[name]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _preflight_server(uri: str) -> None:

@@ -32,6 +32,7 @@ from gate.registry.release import PromotionResult
 from gate.report import markdown
 from gate.storage.record import Record
 from gate.storage.safe_text import redacted
+from gate.storage.workspace import page_address
 from gate.summary import render
 from gate.summary.summarize import SummaryInputs, costs_of
 
@@ -368,11 +369,11 @@ def links(page: RunLogger, *, version: tuple[str, str] | None = None) -> dict[st
     its report, and the registered model's `version` (name and number)."""
     addresses = {
         "MLflow run": page.address,
-        "report with figures": f"{page.address}/artifacts/{PAGE}",
+        "report with figures": page.report_address,
     }
     if version is not None:
         name, number = version
-        addresses["model version"] = f"#/models/{name}/versions/{number}"
+        addresses["model version"] = page_address(f"models/{name}/versions/{number}")
     return addresses
 
 

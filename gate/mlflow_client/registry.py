@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, StorageError, TooLarge
-from gate.mlflow_client.connection import is_gone, lent, quiet_process, translate_errors, usable
+from gate.mlflow_client.connection import (
+    is_gone,
+    lent,
+    quiet_process,
+    require_workspaces,
+    translate_errors,
+    usable,
+)
 from gate.onnx_file.release_file import is_release_file
 from gate.records.layout import MAX_EXTENT, VersionSize
 from gate.registry.interface import Alias, Draft, Tag, Version
@@ -24,6 +31,14 @@ from gate.storage.files import temporary_folder
 from gate.storage.record import encodable
 from gate.storage.safe_text import redacted
 from gate.storage.untrusted_files import parse_plain_yaml, read_untrusted
+from gate.storage.workspace import (
+    DEFAULT,
+    VARIABLE,
+    check_workspace,
+    current_workspace,
+    in_workspace,
+    split_identity,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -110,15 +125,31 @@ _MLMODEL_LIMIT = 1 << 18
 class MlflowRegistry:
     """A registry at an MLflow tracking URI: `http(s)://…` of a server, or `sqlite:///…`."""
 
-    def __init__(self, tracking_uri: str) -> None:
+    def __init__(self, tracking_uri: str, *, workspace: str | None = None) -> None:
+        """`workspace`: whose registered models are meant; None: that of MLFLOW_WORKSPACE, else
+        `default`. Raises StorageError where MLflow allows no such name."""
         quiet_process()
+        if split_identity(redacted(tracking_uri))[1] is not None:
+            raise RegistryError(
+                f"{redacted(tracking_uri)} is not an address of MLflow. Name the workspace with "
+                f"{VARIABLE}."
+            )
         self._uri = tracking_uri
+        self._workspace = (
+            current_workspace() if workspace is None else check_workspace(workspace)
+        ) or DEFAULT
         self._opened: MlflowClient | None = None
 
     @property
     def identity(self) -> str:
-        """The tracking URI without user and password."""
-        return redacted(self._uri)
+        """The tracking URI without user and password, with the workspace unless that is
+        `default`."""
+        workspace = None if self._workspace == DEFAULT else self._workspace
+        return in_workspace(redacted(self._uri), workspace)
+
+    def in_workspace(self, workspace: str) -> MlflowRegistry:
+        """The registry of another workspace of the same server. Raises StorageError."""
+        return MlflowRegistry(self._uri, workspace=workspace)
 
     def ensure_model(self, name: str) -> None:
         """Make the registered model if it is not there; another process may make it first."""
@@ -250,11 +281,16 @@ class MlflowRegistry:
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
         _steps.debug(doing)
-        with translate_errors(self._uri, doing), lent(self._uri):
+        with (
+            translate_errors(self._uri, doing),
+            lent(self._uri, workspace=self._workspace),
+        ):
             if self._opened is None:
                 from mlflow import MlflowClient
 
                 usable(self._uri)  # MLflow tries for minutes, without a word
+                if self._workspace != DEFAULT:
+                    require_workspaces(self._uri, self._workspace)
                 self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
             yield self._opened
 

@@ -17,11 +17,12 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, ResourceGone
 from gate.mlflow_client.connection import calling, check_server
 from gate.mlflow_client.registry import experiment_id
-from gate.records.layout import RUN
+from gate.records.layout import PAGE, RUN
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import Record, encodable
 from gate.storage.safe_text import redacted
+from gate.storage.workspace import page_address
 from gate.summary.summary import Headline
 
 if TYPE_CHECKING:
@@ -58,7 +59,16 @@ class RunLogger:
     @property
     def address(self) -> str:
         """The run's page within MLflow's user interface, whatever its host and port."""
-        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return page_address(self._path)
+
+    @property
+    def report_address(self) -> str:
+        """Of the report's page among the run's artifacts."""
+        return page_address(f"{self._path}/artifacts/{PAGE}")
+
+    @property
+    def _path(self) -> str:
+        return f"experiments/{self.experiment_id}/runs/{self.run_id}"
 
     @property
     def location(self) -> str:

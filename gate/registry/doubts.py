@@ -20,7 +20,7 @@ PAUSE_S = 5.0
 """How long a command waits before it downloads once more."""
 
 Key = tuple[str, str, Hashable]
-"""Model, version, and what was expected of it."""
+"""Model with its workspace, version, and what was expected of it."""
 
 _PAUSES = 3
 """For how many mismatches one command waits: others wait for its lock, and not for ever."""

@@ -139,7 +139,7 @@ def veto(
     """What ledger and tags say, without a download. Raises the RegistryErrors."""
     found = model.registry.version(model.name, version)
     vouched = history.vouching_for(version)
-    _report_strange(model.name, found, history)
+    _report_strange(model.key, found, history)
     problem = _objection(found, history, model.reviews.tag)
     waits = _wait(found, vouched, terms) if problem is None else None
     return Eligibility(found, vouched, problem or waits, unreviewed=waits is not None)

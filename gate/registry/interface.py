@@ -98,6 +98,10 @@ class Registry(Protocol):
         """Which registry this is, without credentials: version numbers mean nothing without it."""
         ...
 
+    def in_workspace(self, workspace: str) -> Registry:
+        """The registry of another workspace of the same server."""
+        ...
+
     def ensure_model(self, name: str) -> None:
         """Make the registered model if it is not there."""
         ...

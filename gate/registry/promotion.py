@@ -47,6 +47,7 @@ from gate.registry.version_page import WAITS_FOR_SERVICE, outcome_on, way_back, 
 from gate.signing.statement import SignedStatement
 from gate.signing.trust import Trust
 from gate.storage.files import temporary_folder
+from gate.storage.workspace import key_in
 
 # It takes neither the ledger nor the right to move `champion`, so that whoever measures can be
 # another machine than the one that decides.
@@ -129,7 +130,7 @@ class _HandingIn:
         if found is not None and closed is not None:
             reason = (
                 f"it was handed in before as version {found.number}, and {closed}. "
-                f"{way_back(name, found.number)}."
+                f"{way_back(key_in(registry.identity, name), found.number)}."
             )
             return PromotionResult("refused", found.number, champion, reason)
         if found is None:
@@ -385,7 +386,7 @@ class _Attempt:
 
     def _hand_in(self, number: str, champion: str | None) -> PromotionResult:
         """Have the version wait for its review."""
-        waits = self.model.reviews.waits(shlex.quote(self.model.name), number)
+        waits = self.model.reviews.waits(shlex.quote(self.model.key), number)
         reason = f"{_why(self.release)}; {waits}"
         standing = self.history.standing(number)
         if standing is None or standing.action != "passed":

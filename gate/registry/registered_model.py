@@ -34,6 +34,7 @@ from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.safe_text import check_model_name
+from gate.storage.workspace import key_in
 
 # One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
 # pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that
@@ -94,6 +95,11 @@ class RegisteredModel:
 
     def __post_init__(self) -> None:
         check_model_name(self.name)
+
+    @property
+    def key(self) -> str:
+        """The name with the workspace, as commands take it."""
+        return key_in(self.registry.identity, self.name)
 
     def history(self) -> ModelHistory:
         """What the ledger says of this model in this registry now.
@@ -158,7 +164,7 @@ class RegisteredModel:
         written down as a violation before. MismatchUnconfirmed where nothing says so yet; the
         RegistryErrors, StorageError.
         """
-        key = (self.name, number, expected)
+        key = (self.key, number, expected)
         for first in (True, False):
             download = Download.into(into, self.registry, of=(self.name, number, expected))
             try:
@@ -182,7 +188,7 @@ class RegisteredModel:
         """Look whether the store gives what it should of another version, and of all that are in
         doubt. Raises MismatchUnconfirmed where it does not: then it is no witness against this one;
         the RegistryErrors, StorageError."""
-        history, doubtful = self.history(), self.reading.doubts.about(self.name)
+        history, doubtful = self.history(), self.reading.doubts.about(self.key)
         is_witness = False
         for other in sorted(history.sound, key=lambda version: version not in doubtful):
             vouched = history.vouching_for(other)

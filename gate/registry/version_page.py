@@ -228,7 +228,7 @@ def _left(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None
 
 
 def _waits(line: LedgerEntry, rule: ReviewSettings) -> str:
-    waits = _plain(rule.waits(shlex.quote(line.model), line.version or ""))
+    waits = _plain(rule.waits(shlex.quote(line.key), line.version or ""))
     if rule.signed:
         return f"{waits}."
     return f"{waits} (and before it {Tag.REVIEW_COMMENT}), on this page under Tags."
@@ -298,7 +298,7 @@ def write_status(model: RegisteredModel, versions: Iterable[str | None]) -> tupl
             continue
         except GateError as error:
             _log.warning(
-                "the page of version %s of %s is out of date: %s", number, model.name, error
+                "the page of version %s of %s is out of date: %s", number, model.key, error
             )
             if isinstance(error, RegistryUnavailable):  # the others neither
                 return wanted[place:]
@@ -377,15 +377,15 @@ class Pages:
 
         Raises EvidenceError and StorageError where the ledger can't be read.
         """
-        history, followed = model.history(), self._lines.get(model.name)
+        history, followed = model.history(), self._lines.get(model.key)
         number = len(history.entries)
         if followed is None or thoroughly or followed > number:
             versions = _recent(history)
         else:
             versions = _named(history.entries[followed:])
-        wanted = (*self._left.get(model.name, ()), *versions)
-        self._left[model.name] = write_status(model, wanted)
-        self._lines[model.name] = number
+        wanted = (*self._left.get(model.key, ()), *versions)
+        self._left[model.key] = write_status(model, wanted)
+        self._lines[model.key] = number
 
 
 def _recent(history: ModelHistory) -> Iterator[str]:

@@ -53,7 +53,7 @@ from gate.service.places import Places
 from gate.service.reconcile_loop import Intervals, ReconcileLoop
 from gate.service.reconciler import kept_ledger
 from gate.service.settings import ServiceSettings, WebhookSecrets, replayable_s
-from gate.storage.safe_text import EXAMPLE_MODEL, Redaction
+from gate.storage.safe_text import Redaction
 
 # What came of it counts for a moment, so that whoever asks often costs little. A disk or a database
 # that hangs holds one thread, and never one of those that take deliveries.
@@ -326,7 +326,7 @@ class Receiver:
         if not isinstance(event, Event):
             return Answer("ignored", 200, "is about nothing of ours", delivery=delivery)
         fields = {"delivery": delivery, "event": event.kind, "model": event.model[:256]}
-        if event.model == EXAMPLE_MODEL:
+        if event.is_test:
             return Answer("test", 200, "is a test of the server's", **fields)
         if event.model not in self._settings.models:
             return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)

@@ -14,6 +14,8 @@ from gate.mlflow_client.webhooks import EVENTS
 from gate.policy.sections import ReviewTag
 from gate.registry import reviews
 from gate.registry.interface import Tag
+from gate.storage.safe_text import EXAMPLE_MODEL
+from gate.storage.workspace import DEFAULT, ModelKey
 
 _OUR_TAGS = "gate."
 
@@ -27,9 +29,12 @@ class Event:
 
     kind: str
     model: str
+    """With its workspace, as the settings name it."""
     detail: str | None = None
     hint: str | None = field(default=None, compare=False)
     """For the log alone: what the sender may have done by mistake."""
+    is_test: bool = field(default=False, compare=False)
+    """Whether the server was asked to try a delivery."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,11 @@ def read(body: bytes, tag: ReviewTag) -> Event | Unknown | Malformed:
     entity, action, data = message.get("entity"), message.get("action"), message.get("data")
     if not isinstance(entity, str) or not isinstance(action, str):
         return Malformed("entity and action are not both text")
+    workspace = message.get("workspace")  # only where they are enabled
+    if not isinstance(workspace, str | None):
+        return Malformed("workspace is not text")
     kind = f"{entity}.{action}"
-    return _event(kind, data, tag) if kind in EVENTS else Unknown()
+    return _event(kind, workspace, data, tag) if kind in EVENTS else Unknown()
 
 
 def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
@@ -72,21 +80,23 @@ def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | 
     return None
 
 
-def _event(kind: str, data: Any, tag: ReviewTag) -> Event | Malformed:
+def _event(kind: str, workspace: str | None, data: Any, tag: ReviewTag) -> Event | Malformed:
     if not isinstance(data, dict):
         return Malformed("data is not a JSON object")
-    model = data.get("name")
-    if not isinstance(model, str) or not model:
+    name = data.get("name")
+    if not isinstance(name, str) or not name:
         return Malformed("data.name is not a model's name")
+    model = str(ModelKey(None if workspace == DEFAULT else workspace, name))
     place = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
+    is_test = name == EXAMPLE_MODEL
     if place is None:
-        return Event(kind, model)
+        return Event(kind, model, is_test=is_test)
     detail = data.get(place)
     if not isinstance(detail, str):
         return Malformed(f"data.{place} is not text")
     value = data.get("value")
     hint = _hint(detail, str(value), tag) if kind == "model_version_tag.set" else None
-    return Event(kind, model, detail, hint)
+    return Event(kind, model, detail, hint, is_test)
 
 
 def _hint(key: str, value: str, tag: ReviewTag) -> str | None:

@@ -38,6 +38,7 @@ from gate.service.submissions import process_reviews, process_submission
 from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust
 from gate.storage.digest import Digest
+from gate.storage.workspace import DEFAULT, ModelKey
 
 
 def deploy_champion(
@@ -63,11 +64,11 @@ def deploy_champion(
     refused = last is not None and last.action == "not_deployed"
     if refused and not thoroughly:
         return []
-    if last and not refused and serves(store, model.name, slots, thoroughly=thoroughly):
+    if last and not refused and serves(store, model.key, slots, thoroughly=thoroughly):
         return []
     reason = _unsigned(vouched, history, terms)
     if reason is None:
-        done = deploy(store, model.name, slots)
+        done = deploy(store, model.key, slots)
         if done.outcome != "refused":
             return [_tell(model, vouched, action="deployed", reason=done.reason)]
         reason = done.reason
@@ -239,20 +240,27 @@ class Reconciler:
         self._reading = reading
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion whose bytes were looked at, and when."""
+        self._workspaces: dict[str, Registry] = {}
         self._pages = Pages()
         self._doubts: Counter[str] = Counter()
         """By model: how often what is deployed was found damaged."""
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
-        """As `Reconcile`. Every action is a line in the ledger, with `cause`.
+        """As `Reconcile`. Every action is a line in the ledger, with `cause`. `model`: as the
+        settings name it, with its workspace.
 
         Raises ResourceGone where the gate passed something of a model that is no more.
         """
-        reading = self._reading or Reading()
+        reading, key = self._reading or Reading(), ModelKey.parse(model)
+        registry = self._registry
+        if key.workspace is not None:
+            registry = self._workspaces.setdefault(
+                key.workspace, registry.in_workspace(key.workspace)
+            )
         registered = RegisteredModel(
-            self._registry,
+            registry,
             self._ledger,
-            model,
+            key.name,
             cause=cause,
             reviews=ReviewSettings.of(self._policy),
             reading=reading,
@@ -260,9 +268,9 @@ class Reconciler:
         self._trust.follow(self._ledger)
         history = registered.history()
         self._ledger.verify()  # also where it did not change: others may have seen more of it
-        if history.passed_any and not self._registry.has_model(model):
+        if history.passed_any and not registry.has_model(key.name):
             raise ResourceGone(
-                f"{self._registry.identity} has no registered model {model} any more, and the "
+                f"{registry.identity} has no registered model {key.name} any more, and the "
                 f"ledger {self._ledger.place} tells of it: it was deleted or renamed. What is "
                 "deployed stays. Give it its name back, or take it off the service's models."
             )
@@ -315,7 +323,8 @@ def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Recon
     """The reconciler of a command; of a service if it `comes_again`: that waits for nothing under
     the lock, and remembers. Raises PolicyError, and as `written_ledger`."""
     policy = settings.policy_in_force()
-    registry = MlflowRegistry(settings.tracking_uri)
+    # The names of models say which workspace, and those of `default` do not.
+    registry = MlflowRegistry(settings.tracking_uri, workspace=DEFAULT)
     trust = TrustFile.named(settings.trust, policy=settings.policy)
     # A service does not start with a trust that can't be read.
     ledger = written_ledger(settings, trust())

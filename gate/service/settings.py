@@ -16,7 +16,8 @@ from gate.ledger.database import DEFAULT, state_url
 from gate.policy.policy import Policy
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
 from gate.storage.files import MODE, read_private, replacing
-from gate.storage.safe_text import check_model_name, redacted
+from gate.storage.safe_text import redacted
+from gate.storage.workspace import ModelKey
 
 # One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
 # pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that
@@ -163,7 +164,8 @@ class ServiceSettings(BaseModel):
     )
 
     models: tuple[Name, ...] = Field(min_length=1)
-    """The registered models that it looks after; it does nothing to others."""
+    """The registered models that it looks after, in another workspace than `default` as
+    `WORKSPACE:NAME`; it does nothing to others."""
     aliases: tuple[Name, ...] = (CANDIDATE, CHAMPION, PREVIOUS)
     """Aliases whose moving is a reason to look."""
     host: str = "127.0.0.1"
@@ -218,12 +220,10 @@ class ServiceSettings(BaseModel):
     @field_validator("models")
     @classmethod
     def _deployable(cls, models: tuple[str, ...]) -> tuple[str, ...]:
-        for model in models:
-            try:
-                check_model_name(model)
-            except StorageError as error:
-                raise ValueError(str(error)) from error
-        return tuple(dict.fromkeys(models))
+        try:
+            return tuple(dict.fromkeys(str(ModelKey.parse(model)) for model in models))
+        except StorageError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("state")
     @classmethod

@@ -100,7 +100,7 @@ def process_submission(
         if history.judged(number, made_at=version.made_at):
             fate = VersionStatus.of(history, number)
             if fate is not None and fate.kind not in ("champion", "waits"):
-                _log_once(model.name, number, fate.status_line(model.reviews))
+                _log_once(model.key, number, fate.status_line(model.reviews))
             return []
         terms = Terms.now(policy, trust)
         if terms.trust is None:
@@ -396,7 +396,7 @@ class _Look:
         tags, tag = version.tags, self.model.reviews.tag
         if not reviews.speaks(tags, tag) and reviews.correction(tags, tag) is None:
             return None
-        name, number = shlex.quote(self.model.name), version.number
+        name, number = shlex.quote(self.model.key), version.number
         return f"{ballot}. A tag approves nothing here: gate approve {name} {number} --key KEY"
 
     def _problem(self, number: str, *, approved: Digest | None = None) -> str | None:

@@ -12,14 +12,17 @@ from gate.signing.statement import SignedStatement
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, wrong_name
 from gate.storage.untrusted_files import read_untrusted
+from gate.storage.workspace import split_identity
 
-_MODELS = "#/models/"
+_MODELS = "/models/"
 
 
 def resource_uri(registry: str, model: str) -> str:
-    """The address of a registered model: `<registry>#/models/<name>`. `registry`: its identity as
-    `gate.ledger.maintenance.plain` writes it."""
-    return f"{registry}{_MODELS}{quote(model, safe='')}"
+    """The address of a registered model: `<registry>#/models/<name>`, or
+    `<registry>#/workspaces/<workspace>/models/<name>`. `registry`: its identity as
+    `gate.ledger.entry.plain` writes it."""
+    place = registry if split_identity(registry)[1] else f"{registry}#"
+    return f"{place}{_MODELS}{quote(model, safe='')}"
 
 
 def file_resource(sha256: Digest) -> str:
@@ -28,9 +31,11 @@ def file_resource(sha256: Digest) -> str:
 
 
 def registered(resource: str) -> tuple[str, str] | None:
-    """Registry and name of a registered model; None for another resource."""
-    registry, found, name = resource.rpartition(_MODELS)
-    return (registry, unquote(name)) if found else None
+    """Identity of the registry and name of a registered model; None for another resource."""
+    place, _, name = resource.rpartition(_MODELS)
+    if place.endswith("#"):
+        return place.removesuffix("#"), unquote(name)
+    return (place, unquote(name)) if split_identity(place)[1] else None
 
 
 GOLDEN = f"{layout.GOLDEN}/golden.json"

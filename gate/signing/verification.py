@@ -37,6 +37,7 @@ from gate.signing.trust import Trust, time_of
 from gate.storage.digest import Digest, canonical_json
 from gate.storage.files import write_bytes
 from gate.storage.untrusted_files import read_untrusted
+from gate.storage.workspace import split_identity
 
 T = TypeVar("T", MeasurementPredicate, VerificationSummary)
 
@@ -159,10 +160,12 @@ def verify_resource(
     if place is None or place[0] not in registries or place[1] != model:
         remedy = ""
         if place is not None and place[1] == model:
-            remedy = (
-                f" If {place[0]} is another address of this registry, whoever runs the service "
-                f"says so: gate serve --same-registry {shlex.quote(place[0])}"
-            )
+            address, workspace = split_identity(place[0])
+            if workspace in {split_identity(each)[1] for each in registries}:
+                remedy = (
+                    f" If {address} is another address of this registry, whoever runs the service "
+                    f"says so: gate serve --same-registry {shlex.quote(address)}"
+                )
         raise Untrusted(
             f"the statement on the decision is for {summary.resource_uri}, expected {model} in "
             f"{' or '.join(sorted(registries))}. Sign it for this one: gate check --name, or gate "

@@ -64,6 +64,16 @@ def test_what_is_malformed(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("workspace", "model"),
+    [(None, "digits"), ("default", "digits"), ("team-a", "team-a:digits"), ("", ":digits")],
+)
+def test_an_event_is_about_the_model_of_its_workspace(workspace: str | None, model: str) -> None:
+    found = read(raw(workspace=workspace), TAG)
+    assert isinstance(found, Event)
+    assert found.model == model
+
+
+@pytest.mark.parametrize(
     ("entity", "action"), [("prompt", "created"), ("model_version", "exploded"), ("", ""), ("a.b", "c")]
 )  # fmt: skip
 def test_what_is_unknown(entity: str, action: str) -> None:

@@ -1,0 +1,320 @@
+"""Registered models of one name in several workspaces of a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+
+from gate import cli
+from gate.deploy.store import EXACT, ModelStore
+from gate.errors import RegistryError, StorageError
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.connection import check_server, lent
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.mlflow_client.webhooks import WebhookSubscription
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CHAMPION, Tag
+from gate.registry.promotion import promote, rollback, submit
+from gate.registry.release import Release
+from gate.service.app import WEBHOOK_PATH
+from gate.service.monitoring import StepResult
+from gate.service.reconciler import Reconciler
+from gate.signing.keys import SigningKey
+from gate.signing.subjects import registered, resource_uri
+from gate.storage.digest import Digest
+from gate.storage.workspace import VARIABLE, working_in
+from tests import builders
+from tests.registry.releases import NAME, onnx_file, release
+from tests.registry.servers import Server, make_run, serving
+from tests.registry.signed import Signing, save, trust_in
+from tests.service.deliveries import SECRET, running, settings, until
+
+POLICY = builders.policy()
+TEAM = "team-a"
+KEY = f"{TEAM}:{NAME}"
+
+pytestmark = pytest.mark.usefixtures("_no_workspace")
+
+
+@pytest.fixture
+def _no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("registry", "resource"),
+    [
+        ("https://a/x", "https://a/x#/models/my%20model"),
+        ("https://a#/workspaces/team-a", "https://a#/workspaces/team-a/models/my%20model"),
+        ("sqlite:///m.db#/workspaces/b2", "sqlite:///m.db#/workspaces/b2/models/my%20model"),
+    ],
+)
+def test_a_statement_names_the_workspace(registry: str, resource: str) -> None:
+    assert resource_uri(registry, "my model") == resource
+    assert registered(resource) == (registry, "my model")
+
+
+def test_no_model_of_the_default_workspace_is_one_of_another() -> None:
+    assert registered("https://a#/workspaces/default/models/digits") is None
+    assert registered("https://a/workspaces/team-a/models/digits") is None
+    name = "workspaces/team-a/models/digits"
+    assert registered(resource_uri("https://a", name)) == ("https://a", name)
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "suffix"),
+    [
+        (None, None, ""),
+        ("", None, ""),
+        ("default", None, ""),
+        (TEAM, None, "#/workspaces/team-a"),
+        (TEAM, "default", ""),
+        ("team-b", TEAM, "#/workspaces/team-a"),
+    ],
+)
+def test_the_workspace_is_part_of_the_identity(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, given: str | None, suffix: str
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(VARIABLE, variable)
+    registry = MlflowRegistry("http://user:secret@a.example:5000", workspace=given)
+    assert registry.identity == f"http://a.example:5000{suffix}"
+    assert registry.in_workspace("team-b").identity == "http://a.example:5000#/workspaces/team-b"
+
+
+@pytest.mark.parametrize("name", ["Team", "a", "a/b", "../x", "-a", "a b", "x" * 64])
+def test_a_name_that_mlflow_does_not_allow_is_refused(name: str) -> None:
+    with pytest.raises(StorageError):
+        MlflowRegistry("http://a.example", workspace=name)
+
+
+def test_a_tracking_uri_can_not_name_a_workspace() -> None:
+    with pytest.raises(RegistryError):
+        MlflowRegistry("http://a.example#/workspaces/team-a")
+
+
+def test_a_database_without_workspaces_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow ignores the workspace there: what is `default`'s would count as the team's."""
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    make_run(uri, artifacts=tmp_path / "artifacts")
+    MlflowRegistry(uri).ensure_model(NAME)
+    with pytest.raises(RegistryError, match="MLFLOW_ENABLE_WORKSPACES"):
+        MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
+    monkeypatch.setenv(VARIABLE, TEAM)
+    with pytest.raises(RegistryError, match="MLFLOW_ENABLE_WORKSPACES"):
+        check_server(uri)
+
+
+@contextmanager
+def _old_server(answers: dict[str, Any]) -> Iterator[str]:
+    """A server that knows no workspaces and ignores the header, as MLflow before 3.10 does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = answers.get(self.path.partition("?")[0])
+            data = json.dumps(found or {"error_code": "RESOURCE_DOES_NOT_EXIST"}).encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_without_workspaces_is_not_taken_for_one() -> None:
+    place = "/api/2.0/mlflow/registered-models/get"
+    with _old_server({place: {"registered_model": {"name": NAME}}}) as uri:
+        assert MlflowRegistry(uri).has_model(NAME)  # the stores of the client are opened now
+        with pytest.raises(RegistryError, match="enable-workspaces"):
+            MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One workspace, and what is released there."""
+
+    workspace: str
+    registry: MlflowRegistry
+    run_id: str
+
+    @property
+    def key(self) -> str:
+        return NAME if self.workspace == "default" else f"{self.workspace}:{NAME}"
+
+    def here(self, of: Release) -> Release:
+        return replace(of, run_id=self.run_id)
+
+    @property
+    def champion(self) -> str | None:
+        return self.registry.alias(NAME, CHAMPION)
+
+
+@pytest.fixture(scope="module")
+def enabled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environment = {
+        "MLFLOW_ENABLE_WORKSPACES": "true",
+        "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
+        "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
+        "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": Fernet.generate_key().decode(),
+        # Its cache is by event alone: it would hold the webhooks of whichever workspace came first.
+        "MLFLOW_WEBHOOK_CACHE_TTL": "0",
+    }
+    with serving(tmp_path_factory.mktemp("workspaces"), environment=environment) as server:
+        with lent(server.uri):
+            from mlflow import MlflowClient
+
+            MlflowClient(server.uri).create_workspace(TEAM)
+        yield server
+
+
+@pytest.fixture
+def sides(enabled: Server) -> tuple[Side, Side]:
+    made = []
+    for workspace in ("default", TEAM):
+        with working_in(None if workspace == "default" else workspace):
+            run = make_run(enabled.uri)
+            with lent(enabled.uri):
+                from mlflow import MlflowClient
+                from mlflow.exceptions import MlflowException
+
+                with suppress(MlflowException):
+                    MlflowClient(enabled.uri, enabled.uri).delete_registered_model(NAME)
+        made.append(Side(workspace, MlflowRegistry(enabled.uri, workspace=workspace), run))
+    return made[0], made[1]
+
+
+def _outcomes(done: Any) -> list[tuple[str, str, str | None]]:
+    assert all(isinstance(one, StepResult) for one in done), done
+    return [(one.kind, one.outcome, one.version) for one in done]
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_the_same_name_in_two_workspaces_is_two_models(
+    sides: tuple[Side, Side], ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, team = sides
+    first, second, third = (release(onnx_file(tmp_path / f"{n}.onnx", seed=n)) for n in (1, 2, 3))
+    for side, made in ((plain, first), (team, second), (team, third)):
+        done = promote(side.registry, side.here(made), policy=POLICY, ledger=ledger)
+        assert done.outcome == "promoted", done.reason
+    assert (plain.champion, team.champion) == ("1", "2")
+
+    store = ModelStore(tmp_path / "store")
+    reconcile = Reconciler(plain.registry, ledger, POLICY, store=store)
+    assert _outcomes(reconcile(NAME, cause="test")) == [("deploy", "deployed", "1")]
+    assert _outcomes(reconcile(KEY, cause="test")) == [("deploy", "deployed", "2")]
+    served = {name: store.live(name) for name in store.names()}
+    assert {name: live.slots[EXACT].sha256 for name, live in served.items() if live} == {
+        NAME: Digest.of_file(first.onnx_path),
+        KEY: Digest.of_file(third.onnx_path),
+    }
+    for _ in range(2):  # a promotion in one workspace takes no champion from the other
+        assert _outcomes(reconcile(NAME, cause="test")) == []
+        assert _outcomes(reconcile(KEY, cause="test")) == []
+    assert (plain.champion, team.champion) == ("1", "2")
+
+    # The guard of one sees only what is said of its own versions.
+    team.registry.set_tag(NAME, "2", key=Tag.REVIEW, value="rejected")
+    assert _outcomes(reconcile(NAME, cause="test")) == []
+    assert _outcomes(reconcile(KEY, cause="test"))[0] == ("guard", "reverted", "1")
+    assert (plain.champion, team.champion) == ("1", "1")
+
+    with pytest.raises(RegistryError):  # one promotion: there is nothing to go back to
+        rollback(plain.registry, NAME, ledger=ledger, reason="test")
+
+    registries = {entry.registry.partition("#")[2] for entry in ledger.entries()}
+    assert registries == {"", "/workspaces/team-a"}
+    shown = {}
+    for name in (NAME, KEY):
+        arguments = ["history", "--model", name, "--state", str(tmp_path / "gate" / "ledger.db")]
+        assert cli.main([*arguments, "--json"]) == 0
+        entries = json.loads(capsys.readouterr().out)["entries"]
+        shown[name] = [(one["action"], one["version"]) for one in entries]
+    assert ("promoted", "2") in shown[KEY]
+    assert ("promoted", "2") not in shown[NAME]
+    assert ("promoted", "1") in shown[NAME]
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_a_statement_for_one_workspace_is_refused_in_another(
+    sides: tuple[Side, Side], ledger: Ledger, first: Release, tmp_path: Path
+) -> None:
+    key = SigningKey.make(tmp_path / "ci.pem")
+    trust = trust_in(key)
+    plain, team = sides
+    for signed_for, other in ((plain, team), (team, plain)):
+        signed = Signing(key, registry=signed_for.registry.identity).signed(first, POLICY)
+        options: dict[str, Any] = {"policy": POLICY, "trust": trust}
+        assert submit(other.registry, other.here(signed), **options).outcome == "refused"
+        done = promote(other.registry, other.here(signed), ledger=ledger, **options)
+        assert (done.outcome, "same-registry" in done.reason) == ("refused", False)
+
+    signed = Signing(key, registry=team.registry.identity).signed(first, POLICY)
+    done = submit(team.registry, team.here(signed), policy=POLICY, trust=trust)
+    assert done.outcome == "handed_in", done.reason
+    reconcile = Reconciler(
+        plain.registry,
+        ledger,
+        POLICY,
+        store=ModelStore(tmp_path / "store"),
+        trust=TrustFile(save(trust, tmp_path / "trust.yaml")),
+    )
+    assert _outcomes(reconcile(KEY, cause="test"))[-1] == ("deploy", "deployed", "1")
+    assert team.champion == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_a_webhook_tells_of_the_workspace_that_it_is_registered_in(
+    enabled: Server, sides: tuple[Side, Side], tmp_path: Path
+) -> None:
+    plain, team = sides
+    hooks = WebhookSubscription(enabled.uri)
+    chosen = settings(tmp_path, tracking_uri=enabled.uri, models=(NAME, KEY))
+    with running(chosen) as service:
+        with working_in(TEAM):
+            url = service.address + WEBHOOK_PATH
+            made = hooks.register("gate", url, secret=SECRET)[1]
+            assert [hook.name for hook in hooks.all()] == ["gate"]
+            assert {trial.answer for trial in hooks.test(made)} == {'{"outcome":"test"}'}
+        assert hooks.all() == ()
+        plain.registry.ensure_model(NAME)
+        team.registry.ensure_model(NAME)
+        until(lambda: service.recorder.causes)
+        time.sleep(1)
+        told = {model for model, cause in service.recorder.calls if cause != "timer"}
+        assert told == {KEY}
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_a_workspace_that_is_not_there_is_told(
+    enabled: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "team-z")
+    with pytest.raises(RegistryError, match="team-z"):
+        check_server(enabled.uri)
