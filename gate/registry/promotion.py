@@ -460,24 +460,26 @@ def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
         _refuse(model, _nothing_serves(model, history))
     last = history.last_move
     rolled_back = last is not None and (last.action, last.version) == ("rolled_back", champion)
-    if champion == previous and last is not None and rolled_back:
+    if last is not None and rolled_back and _is_left_behind(model, previous, last, history):
         return _resumed(model, last)
     left = _left_by_hand(history, champion)
     if left is not None and champion == previous and history.served_before(champion, left):
         return _rolled_back_by_hand(model, left, champion=champion, reason=reason)
-    target = _target(model, history, champion=champion, preferred=(left, previous))
-    if target is None:
+    vouched = _target(model, history, champion=champion, preferred=(left, previous))
+    if vouched is None:
         _refuse(
             model,
             f"{model.name} can't be rolled back: '{CHAMPION}' points at version {champion}, "
             f"'{PREVIOUS}' at {previous or 'none'}, and the ledger knows no other version that "
             "served and may serve again. There must have been two promotions.",
         )
-    vouched = _checked(model, target, history)
+    target = _proven(model, vouched)
     _mark(model, champion, reason)
     if champion != history.serving:
         reason = f"{reason} ({_by_hand(history, champion)})"
-    entry = model.entry("rolled_back", reason, version=target, previous=champion, about=vouched)
+    entry = model.entry(
+        "rolled_back", reason, version=target.version, previous=champion, about=target
+    )
     return _outcome(move_alias(model, entry))
 
 
@@ -493,22 +495,38 @@ def _left_by_hand(history: ModelHistory, champion: str) -> str | None:
     return last.previous_version if accepted else None
 
 
+def _is_left_behind(
+    model: RegisteredModel, previous: str | None, last: LedgerEntry, history: ModelHistory
+) -> bool:
+    """Whether `previous` did not follow the last rollback: it points at what serves since, or still
+    at a version that was left before."""
+    if previous in (None, last.previous_version):
+        return False
+    return previous == last.version or isinstance(_eligible(model, previous, history), GateError)
+
+
 def _target(
     model: RegisteredModel,
     history: ModelHistory,
     *,
     champion: str,
     preferred: tuple[str | None, ...],
-) -> str | None:
-    """Where to go back to: the first of these, if it may serve; else what `previous` says, whose
-    trouble is told; without that, what served last by the ledger and may serve."""
+) -> LedgerEntry | GateError | None:
+    """The line that vouches for the version to go back to: the first of these, if it may serve;
+    else what `previous` says, if it may be gone back to; else what served last by the ledger and
+    may serve. Without any, what is said against the version of `previous`."""
     left, previous = preferred
+    found: LedgerEntry | GateError | None = None
     if left not in (None, champion) and _may_serve(model, left, history):
-        return left
+        return _eligible(model, left, history)
     if previous not in (None, champion):
-        return previous
-    others = (version for version in history.served if version != champion)
-    return next((version for version in others if _may_serve(model, version, history)), None)
+        found = _eligible(model, previous, history)
+        if isinstance(found, LedgerEntry):
+            return found
+    for version in history.served:
+        if version not in (champion, previous) and _may_serve(model, version, history):
+            return _eligible(model, version, history)
+    return found
 
 
 def _may_serve(model: RegisteredModel, version: str | None, history: ModelHistory) -> bool:
@@ -521,8 +539,7 @@ def _may_serve(model: RegisteredModel, version: str | None, history: ModelHistor
 def _rolled_back_by_hand(
     model: RegisteredModel, left: str, *, champion: str, reason: str
 ) -> PromotionResult:
-    history = model.history()
-    vouched = _checked(model, champion, history)
+    vouched = _proven(model, _eligible(model, champion, model.history()))
     why = f"{reason} ('{CHAMPION}' had been pointed back at version {champion} by hand)"
     with contextlib.suppress(ResourceGone):
         _mark(model, left, reason)
@@ -571,35 +588,48 @@ def _outcome(line: LedgerEntry) -> PromotionResult:
     return PromotionResult("rolled_back", line.version, line.previous_version, line.reason)
 
 
-def _checked(model: RegisteredModel, target: str, history: ModelHistory) -> LedgerEntry:
-    """The line that vouches for the version to go back to, with proven bytes."""
+def _eligible(
+    model: RegisteredModel, target: str | None, history: ModelHistory
+) -> LedgerEntry | GateError:
+    """The line that vouches for a version to go back to, or why it can't be gone back to. Its bytes
+    are not proven yet. Raises the RegistryErrors but ResourceGone."""
+    assert target is not None
     line = history.rollback_of(target)
-    if line is not None and Tag.ROLLED_BACK in model.registry.version(model.name, target).tags:
-        _refuse(
-            model,
-            f"version {target} of {model.name} was itself rolled back ({line.at}: {line.reason}). "
-            f"To return to it, delete its tag {Tag.ROLLED_BACK}, then repeat.",
-        )
-    if line is not None:
-        history = history.without(line)
-    vouched = history.vouching_for(target) if history.was_served(target) else None
-    if vouched is None:
-        _refuse(
-            model,
-            f"the ledger {model.ledger.place} has no line that version {target} of {model.name} "
-            "was ever promoted, so nothing says which bytes it should hold. Roll back where the "
-            "ledger is, or promote a measured file.",
-            error=EvidenceError,
-        )
-    problem = veto(model, target, history=history).problem
+    try:
+        if line is not None and Tag.ROLLED_BACK in model.registry.version(model.name, target).tags:
+            return RegistryError(
+                f"version {target} of {model.name} was itself rolled back ({line.at}: "
+                f"{line.reason}), and no earlier version may serve. To return to it, delete its "
+                f"tag {Tag.ROLLED_BACK}, then repeat."
+            )
+        if line is not None:
+            history = history.without(line)
+        vouched = history.vouching_for(target) if history.was_served(target) else None
+        if vouched is None:
+            return EvidenceError(
+                f"the ledger {model.ledger.place} has no line that version {target} of "
+                f"{model.name} was ever promoted, so nothing says which bytes it should hold. Roll "
+                "back where the ledger is, or promote a measured file."
+            )
+        problem = veto(model, target, history=history).problem
+    except ResourceGone as error:
+        return error
     if problem is not None:
-        _refuse(model, f"{model.name} can't be rolled back to version {target}: {problem}.")
-    model.prove(target, ExpectedDigests.needed(vouched))
+        return RegistryError(f"{model.name} can't be rolled back to version {target}: {problem}.")
     return vouched
 
 
-def _refuse(
-    model: RegisteredModel, reason: str, *, error: type[GateError] = RegistryError
-) -> NoReturn:
+def _proven(model: RegisteredModel, found: LedgerEntry | GateError) -> LedgerEntry:
+    """The line of a version whose bytes are proven; else what is said against it is written down
+    and raised."""
+    if isinstance(found, GateError):
+        model.write("refused", str(found))
+        raise found
+    assert found.version is not None
+    model.prove(found.version, ExpectedDigests.needed(found))
+    return found
+
+
+def _refuse(model: RegisteredModel, reason: str) -> NoReturn:
     model.write("refused", reason)
-    raise error(reason)
+    raise RegistryError(reason)

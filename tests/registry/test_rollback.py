@@ -126,6 +126,66 @@ def test_a_second_rollback_does_not_return_to_the_bad_version(
     assert registry.inner.aliases[CHAMPION] == "1"
 
 
+def test_each_further_rollback_goes_one_version_back(
+    registry: Watched, ledger: Ledger, third: Release, tmp_path: Path
+) -> None:
+    promote(registry, third, policy=POLICY, ledger=ledger)
+    fourth = release(onnx_file(tmp_path / "fourth.onnx", seed=4))
+    promote(registry, fourth, policy=POLICY, ledger=ledger)
+    for champion, left in (("3", "4"), ("2", "3"), ("1", "2")):
+        outcome = back(registry, ledger)
+        assert (outcome.version, outcome.previous_version) == (champion, left)
+        aliases = registry.inner.aliases
+        assert (aliases[CHAMPION], aliases[PREVIOUS]) == (champion, left)
+    with pytest.raises(RegistryError, match=f"delete its tag {Tag.ROLLED_BACK}"):
+        back(registry, ledger)
+    del registry.inner.versions[1].tags[Tag.ROLLED_BACK]  # of version 2, which `previous` names
+    assert back(registry, ledger).version == "2"
+
+
+def _rejected(registry: Watched, _ledger: Ledger) -> None:
+    registry.inner.set_tag(NAME, "2", key=Tag.REVIEW, value="rejected")
+
+
+def _violated(registry: Watched, ledger: Ledger) -> None:
+    model = RegisteredModel(registry, ledger, NAME)
+    model.write("violation", "other bytes", version="2", about=history(ledger).vouching_for("2"))
+
+
+def _unknown(registry: Watched, _ledger: Ledger) -> None:
+    registry.inner.aliases[PREVIOUS] = registry.inner.create_version(NAME, registry.third.draft())
+
+
+def _gone(registry: Watched, _ledger: Ledger) -> None:
+    registry.inner.aliases[PREVIOUS] = "17"
+
+
+@pytest.mark.parametrize("spoil", [_rejected, _violated, _unknown, _gone])
+def test_what_can_not_serve_is_passed_over(
+    registry: Watched, ledger: Ledger, third: Release, spoil
+) -> None:
+    promote(registry, third, policy=POLICY, ledger=ledger)
+    registry.third = third
+    assert registry.inner.aliases[PREVIOUS] == "2"
+    spoil(registry, ledger)
+    expected = "1" if spoil in (_rejected, _violated) else "2"
+    assert back(registry, ledger).version == expected
+
+
+def test_a_second_rollback_that_could_not_move_previous_is_finished_once(
+    registry: Watched, ledger: Ledger, third: Release
+) -> None:
+    promote(registry, third, policy=POLICY, ledger=ledger)
+    back(registry, ledger)
+    back(registry, ledger)
+    registry.inner.aliases[PREVIOUS] = "3"  # as the first rollback had left it
+    outcome = back(registry, ledger)
+    assert (outcome.version, outcome.previous_version) == ("1", "2")
+    assert registry.inner.aliases[CHAMPION] == "1"
+    assert registry.inner.aliases[PREVIOUS] == "2"
+    assert [e.action for e in ledger.entries()].count("rolled_back") == 2
+
+
 @pytest.mark.rows(5)
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("index", range(len(CALLS_OF_A_ROLLBACK)))
