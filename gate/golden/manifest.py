@@ -201,11 +201,16 @@ class GoldenManifest(Record):
         return arrays | {picture.file: picture.sha256 for picture in pictures}
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Every file beside golden.json, with its bytes."""
+        arrays = {tensor.file: tensor.size_bytes for tensor in self.arrays}
+        pictures = self.pictures.files if self.pictures else ()
+        return arrays | {picture.file: picture.size_bytes for picture in pictures}
+
+    @property
     def size_bytes(self) -> int:
         """Of all files beside golden.json."""
-        return sum(tensor.size_bytes for tensor in self.arrays) + sum(
-            file.size_bytes for file in (self.pictures.files if self.pictures else ())
-        )
+        return sum(self.sizes.values())
 
     @model_validator(mode="after")
     def _has_a_picture_for_each_sample(self) -> Self:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON
+from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.onnx_file.release_file import is_release_file
 from gate.preprocess.spec import spec_beside
 from gate.records.layout import (
@@ -101,12 +101,13 @@ def _around(path: Path, expected: ExpectedDigests | None) -> Iterator[tuple[str,
     evidence = None if expected is None else expected.evidence
     data = [path.parent / name for name in external_data_of(path, evidence)]
     arrays = [file for file in islice(golden.rglob("*"), _MOST) if file.name != GOLDEN_JSON]
+    sizes = _sizes_of_arrays(golden)
     records = [path.parent / RECORDS / name for name in (EVIDENCE, DECISION)]
     statements = [path.parent / RECORDS / name for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)]
     kinds = (
         (_no_list if is_release_file(path) else _no_model, [path]),
         (_no_data, data),
-        (_no_array, arrays),
+        (lambda file: _no_array(file, sizes.get(file)), arrays),
         (_no_record, [*records, golden / GOLDEN_JSON, spec_beside(path)]),
         (_no_envelope, statements),
     )
@@ -153,12 +154,30 @@ def _no_data(path: Path) -> str | None:
     return "is a text" if _is_text(head) else None
 
 
-def _no_array(path: Path) -> str | None:
-    """Samples may be a text."""
+def _sizes_of_arrays(golden: Path) -> dict[Path, int]:
+    """Of the files beside golden.json in bytes, as that says; nothing where it is not whole."""
+    try:
+        record, _ = read_record(golden)
+    except (DigestMismatch, EvidenceError):
+        return {}
+    return {golden / name: size for name, size in record.sizes.items()}
+
+
+def _no_array(path: Path, size: int | None) -> str | None:
+    """Samples may be a text, but not one of another size. `size`: in bytes; None: not known."""
     head = _head(path)
     if head is None:
         return None
-    return "is a page" if _is_page(head) and _is_text(head) else None
+    if _is_page(head) and _is_text(head):
+        return "is a page"
+    actual = path.stat().st_size
+    if actual == size:
+        return None
+    if not head:
+        return "is empty"
+    if size is not None and _is_text(head):
+        return "is a text"
+    return "is cut off" if size is not None and actual < size else None
 
 
 def _no_record(path: Path) -> str | None:

@@ -141,15 +141,16 @@ class ExpectedDigests:
     @classmethod
     def from_entry(cls, line: LedgerEntry) -> ExpectedDigests:
         """What a line of the ledger says that vouches for a version."""
-        return replace(cls.needed(line), golden=_hex(line.golden_sha256))
+        return replace(cls.needed(line), golden=_hex(line.golden_sha256), twin=line.twin)
 
     @classmethod
     def needed(cls, line: LedgerEntry) -> ExpectedDigests:
         """What a version can't serve without; golden vectors prove, and nothing needs them."""
         assert line.sha256 is not None
+        twin = line.twin
         return cls(
             sha256=line.sha256,
-            twin=line.twin,
+            twin=None if twin is None else twin.model_copy(update={"golden_sha256": None}),
             preprocessing=line.preprocess_sha256,
             evidence=line.evidence_sha256,
             extent=line.extent or MAX_EXTENT,

@@ -159,12 +159,8 @@ def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest)
             f"the golden vectors in {folder} are of {golden.model.sha256}, the verdict is on "
             f"{model}. {_REMEDY}"
         )
-    sizes = {tensor.file: tensor.size_bytes for tensor in golden.arrays}
-    sizes |= {
-        file.file: file.size_bytes for file in (golden.pictures and golden.pictures.files) or ()
-    }
     for name, digest in golden.files.items():
-        read_untrusted(folder / name, limit=sizes[name], sha256=digest)
+        read_untrusted(folder / name, limit=golden.sizes[name], sha256=digest)
 
 
 def _data_beside(path: Path, name: str) -> Digest | None:
