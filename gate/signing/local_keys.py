@@ -14,7 +14,7 @@ from filelock import Timeout
 from gate.errors import KeyUnusable
 from gate.signing.keys import KEY_VARIABLE, PublicKey, SigningKey
 from gate.signing.trust import SECTION, Trust, TrustedKey
-from gate.storage.files import private_lock, write_bytes
+from gate.storage.files import make_state_folder, private_lock, write_bytes
 
 # Its word is worth what the folder is worth: nobody changed what was measured on this machine.
 
@@ -113,7 +113,7 @@ class LocalKeys:
                     f"{self.key_path} is being made by another process for {_TIMEOUT_S:.0f} s. "
                     "Let it finish (or end it), then repeat."
                 ) from error
-            self._ignore()
+            make_state_folder(self.folder)
             is_new = not self.key_path.exists()
             key = (SigningKey.make if is_new else SigningKey.of_file)(self.key_path)
             # After the key: whoever finds both needs no lock.
@@ -124,12 +124,6 @@ class LocalKeys:
                 f"made {self.key_path}: what is measured here is {self.word_of(key.public)}"
             )
         return key
-
-    def _ignore(self) -> None:
-        """Keep Git from taking the folder along, unless somebody says otherwise there."""
-        path = self.folder / ".gitignore"
-        if not path.exists():
-            write_bytes(path, b"*\n")
 
 
 def _text(key: PublicKey) -> bytes:

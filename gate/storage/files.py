@@ -238,11 +238,22 @@ def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
 
 
 def make_folders(path: Path, *, mode: int = 0o777) -> None:
-    """Make a folder with its parents, as `mkdir -p`. A folder `.gate` is for this user alone.
+    """Make a folder with its parents, as `mkdir -p`; a folder `.gate` as `make_state_folder`.
     Raises OSError."""
     if not path.is_dir():
         make_folders(path.parent, mode=mode)
-        path.mkdir(mode=0o700 if path.name == _STATE_FOLDER else mode, exist_ok=True)
+        if path.name == _STATE_FOLDER:
+            make_state_folder(path)
+        else:
+            path.mkdir(mode=mode, exist_ok=True)
+
+
+def make_state_folder(path: Path) -> None:
+    """Make the folder of the gate's state, for this user alone. Git leaves it out, unless its
+    .gitignore says otherwise. Raises OSError."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError), (path / ".gitignore").open("xb") as stream:
+        stream.write(b"*\n")
 
 
 def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> None:

@@ -74,7 +74,7 @@ def test_nobody_else_may_open_what_is_made(tmp_path: Path) -> None:
     engine = database_module.open_database(f"sqlite:///{folder}/state.db")
     with engine.connect() as connection:  # holds the files beside it
         connection.exec_driver_sql("CREATE TABLE t (n INTEGER)")
-        made = {path.name: mode(path) for path in folder.iterdir()}
+        made = {path.name: mode(path) for path in folder.iterdir() if path.name != ".gitignore"}
     engine.dispose()
     assert made == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)
     assert mode(folder) == 0o700
@@ -89,6 +89,17 @@ def test_the_gates_folder_is_private_whoever_makes_it(
 ) -> None:
     make(tmp_path / ".gate" / "store" / "digits")
     assert mode(tmp_path / ".gate") == 0o700
+    assert (tmp_path / ".gate" / ".gitignore").read_text() == "*\n"
+
+
+def test_git_does_not_take_the_gates_folder_along_whoever_makes_it(tmp_path: Path) -> None:
+    write(StateDatabase(tmp_path / ".gate" / "state.db"))
+    ignored = tmp_path / ".gate" / ".gitignore"
+    assert ignored.read_text() == "*\n"
+    ignored.write_text("!trust.yaml\n")
+    write(StateDatabase(tmp_path / ".gate" / "state.db"))
+    make_folder(tmp_path / ".gate" / "store")
+    assert ignored.read_text() == "!trust.yaml\n"
 
 
 def test_what_an_earlier_version_left_open_is_closed_to_others(tmp_path: Path) -> None:
