@@ -253,6 +253,11 @@ CHAIN = (
 
 _CUSTOM_OPERATOR = "Export with standard operators only, or ship the runtime that has them."
 
+_CLAMP = (
+    "If such values can occur, clamp them in forward to the range of the integer type before the "
+    "conversion."
+)
+
 _PROBE_TEXT = "{metric} is {observed:.6g} on this input, allowed {allowed}."
 
 _PROBE_CODES: dict[str, Code] = {
@@ -296,8 +301,7 @@ _PROBE_CODES: dict[str, Code] = {
         "The input makes the model convert floats that the integer type does not hold: "
         "{conversions:list}. ONNX and PyTorch both leave the result open. What depends on it was "
         "not compared.",
-        remedy="If such values can occur, clamp them in forward to the range of the integer type "
-        "before the conversion.",
+        remedy=_CLAMP,
     ),
 }
 
@@ -483,6 +487,16 @@ CHECKS: dict[str, CheckSpec] = {
         "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on the "
         "dtype, so that float64 computes the same function.",
         {"not_used": "{problems}."},
+    ),
+    "undefined_casts": CheckSpec(
+        "Do the integer types hold what is converted to them?",
+        "model",
+        _CLAMP,
+        {
+            "undefined": "The first samples make the model convert floats that the integer type does "
+            "not hold: {conversions:list}. ONNX and PyTorch both leave the result open; it may "
+            "differ on another device."
+        },
     ),
     "fast_path": CheckSpec(
         "Does PyTorch's fused path return what the layers compute?",

@@ -42,6 +42,7 @@ def iter_checks(
     yield from evidence_rules.repeats(evidence)
     yield from evidence_rules.half_precision(policy, evidence)
     yield from evidence_rules.validity(evidence)
+    yield from instrument_rules.undefined(evidence)
     yield from evidence_rules.inputs(evidence)
     yield from provenance_rules.export_checks(policy, evidence)
     yield from output_rules.named(policy, evidence)

@@ -15,6 +15,7 @@ from gate.records.instruments import (
     BeyondRange,
     GraphReport,
     ProbeResult,
+    UndefinedCast,
     drawn_batch_sizes,
 )
 from gate.records.outputs import OutputParity
@@ -171,8 +172,7 @@ def _probe(
         code = f"{code}_untraced"
     elif probe.undefined and verdict is Verdict.PASS:
         code, verdict = "undefined", Verdict.WAIVED
-        shown = [f"{c.elements} to {c.dtype} ({c.tensor})" for c in probe.undefined]
-        params["conversions"] = shown
+        params["conversions"] = _converted(probe.undefined)
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -196,6 +196,22 @@ def _trace_agrees(evidence: Evidence) -> bool:
         export.tracer_warnings
         or any(finding.level == "error" and not finding.suppressed for finding in export.lint)
     )
+
+
+def undefined(evidence: Evidence) -> Iterator[CheckResult]:
+    """Warn of conversions on the samples that ONNX leaves undefined."""
+    if evidence.undefined:
+        yield CheckResult(
+            name="undefined_casts",
+            verdict=Verdict.WAIVED,
+            samples=evidence.dataset.samples,
+            code="undefined",
+            params={"conversions": _converted(evidence.undefined)},
+        )
+
+
+def _converted(casts: tuple[UndefinedCast, ...]) -> list[str]:
+    return [f"{cast.elements} to {cast.dtype} ({cast.tensor})" for cast in casts]
 
 
 def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:

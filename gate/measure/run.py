@@ -35,6 +35,7 @@ from gate.measure.outliers import RoundingFloor, analyze_outliers
 from gate.measure.reference_assessment import ReferenceAssessment
 from gate.measure.runtime_measurement import Track, floor_of, judge_by, part_of, proof_of, take
 from gate.measure.session_runner import SessionRunner, conditions
+from gate.measure.undefined_values import casts_on_samples
 from gate.measure.work_units import (
     Crew,
     FirstUnitState,
@@ -62,7 +63,7 @@ from gate.records.evidence import (
     Subject,
     differences,
 )
-from gate.records.instruments import GraphReport, ReferenceValidity, TraceSearch
+from gate.records.instruments import GraphReport, ReferenceValidity, TraceSearch, UndefinedCast
 from gate.reference.environment import cublas_reason, describe_environment, deterministic
 from gate.reference.float64 import Truth
 from gate.reference.torch_session import TorchSession, copy_model
@@ -556,6 +557,7 @@ class Measurement:
     state_spread: dict[str, float]
     noise_unmeasured: str | None
     validity: ReferenceValidity | None = None
+    undefined: tuple[UndefinedCast, ...] = ()
     trace_search: TraceSearch | None = None
     sample_bytes: int | None = None
     graph: GraphReport | None = None
@@ -581,6 +583,7 @@ class Measurement:
             state_spread=self.state_spread,
             noise_unmeasured=self.noise_unmeasured,
             validity=self.validity,
+            undefined=self.undefined,
             trace_search=self.trace_search,
             sample_bytes=self.sample_bytes,
             graph=self.graph,
@@ -660,6 +663,7 @@ def measure(
             state_spread=state_spread,
             noise_unmeasured=sample_pass.truth.unmeasured,
             validity=sample_pass.truth.validity.evidence(),
+            undefined=casts_on_samples(sample_pass.stand),
             crew=_record(crew, sample_pass) if crew is not None and others else None,
             samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
             **dict(chain.from_iterable(fields.items() for fields in measured)),

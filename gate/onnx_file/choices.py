@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from gate.onnx_file.sessions import session_options
 from gate.onnx_file.tested_file import EditableFile, TestedFile
@@ -39,7 +39,11 @@ class Choice:
     operator: str
     """ONNX operator type."""
     chosen: NDArray[Any]
-    """Indices (int64), or the bools of a comparison."""
+    """Indices (int64), the bools of a comparison, or the integers of a conversion."""
+    operand: NDArray[Any] | None = None
+    """The floats that are converted (`Cast`)."""
+    tensor: str = ""
+    """The name of the decision in the file."""
 
 
 class ChoiceSession:
@@ -54,14 +58,20 @@ class ChoiceSession:
     ) -> None:
         file = EditableFile(candidate)
         model = file.model
+        self._casts = {node.output[0]: node.input[0] for node in model.graph.node if _rounds(node)}
+        """What is converted to integers, by the result."""
         self._operators = _expose(model.graph)
         """By the name of the tensor, in the order of the nodes."""
         self._session: Any = None
         if not self._operators:
             return
+        produced = {name for node in model.graph.node for name in node.output}
+        self._names = list(
+            dict.fromkeys([*self._operators, *(produced & set(self._casts.values()))])
+        )
         stated = {value.name for value in model.graph.output}
         model.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in self._operators if name not in stated
+            onnx.ValueInfoProto(name=name) for name in self._names if name not in stated
         )
         options = session_options(setup, threads=threads, deterministic=deterministic)
         self._session = file.session(model, options, setup)
@@ -71,22 +81,43 @@ class ChoiceSession:
         nodes."""
         if self._session is None:
             return []
-        arrays = self._session.run(list(self._operators), dict(feed))
+        returned = self._session.run(self._names, dict(feed))
+        arrays = {**feed, **dict(zip(self._names, returned, strict=True))}
         return [
-            Choice(operator, np.asarray(array))
-            for operator, array in zip(self._operators.values(), arrays, strict=True)
-            if array.size
+            Choice(operator, np.asarray(arrays[name]), arrays.get(self._casts.get(name, "")), name)
+            for name, operator in self._operators.items()
+            if arrays[name].size and (operator != "Cast" or self._is_of_floats(name, arrays))
         ]
 
+    def _is_of_floats(self, name: str, arrays: Mapping[str, OutputArray]) -> bool:
+        operand = arrays.get(self._casts[name])
+        return operand is not None and operand.dtype.kind == "f"
 
-def _expose(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return the operators by the name of their decision. Branches get decisions as outputs."""
+
+_INTEGERS = frozenset({
+    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+})  # fmt: skip
+
+
+def _rounds(node: onnx.NodeProto) -> bool:
+    """Whether a node converts something to integers."""
+    return node.op_type == "Cast" and any(
+        a.name == "to" and a.i in _INTEGERS for a in node.attribute
+    )
+
+
+def _expose(graph: onnx.GraphProto, *, casts: bool = True) -> dict[str, str]:
+    """Return the operators by the name of their decision. Branches get decisions as outputs, but
+    for `casts`."""
     operators: dict[str, str] = {}
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type in _CHOOSERS:
             operators[node.output[_CHOOSERS[node.op_type]]] = node.op_type
+        elif casts and _rounds(node):
+            operators[node.output[0]] = node.op_type
         elif node.op_type == "If":
             operators |= _expose_branches(node)
     return operators
@@ -97,7 +128,7 @@ def _expose_branches(node: onnx.NodeProto) -> dict[str, str]:
     operators = {}
     branches = [attribute.g for attribute in node.attribute]
     for taken in branches:
-        for name, operator in _expose(taken).items():
+        for name, operator in _expose(taken, casts=False).items():
             exposed = f"{name} of {node.output[0]}"
             dtype = np.int64 if operator in _INDICES else np.bool_
             for branch in branches:

@@ -115,6 +115,11 @@ class OpenCasts:
         nodes = [n for n in self._file.model.graph.node if n.op_type == "Cast" and _target(n)]
         self._traced = _Traced(self._file, nodes)
 
+    @property
+    def exist(self) -> bool:
+        """Return True if the main graph converts anything to an integer type."""
+        return bool(self._traced.nodes)
+
     def on(self, feed: Feed) -> list[OpenCast]:
         """Return the conversions with such elements. Raises what ONNX Runtime raises."""
         arrays = self._traced.run(feed)
@@ -181,9 +186,15 @@ def _open(node: NodeProto, arrays: Mapping[str, OutputArray]) -> Iterator[OpenCa
             yield OpenCast(node.output[0], dtype, beyond)
 
 
-def not_held(values: OutputArray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Return which floats an integer type does not hold after truncation; NaN among them."""
+def not_held(
+    values: OutputArray, dtype: np.dtype[Any], *, margin: float = 0.0
+) -> NDArray[np.bool_]:
+    """Return which floats an integer type does not hold after truncation; NaN among them.
+
+    `margin`: share of a float by which it may be larger or smaller.
+    """
     limits = np.iinfo(dtype)
     with np.errstate(invalid="ignore"):
-        whole = np.trunc(values.astype(np.float64))
-        return np.asarray(~((whole >= float(limits.min)) & (whole < float(int(limits.max) + 1))))
+        real = values.astype(np.float64)
+        low, high = (np.trunc(real + sign * margin * np.abs(real)) for sign in (-1.0, 1.0))
+        return np.asarray(~((low >= float(limits.min)) & (high < float(int(limits.max) + 1))))

@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 from gate.errors import GateError, OutputMismatch, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
+from gate.measure.undefined_values import (
+    attends_nothing,
+    explained,
+    nan_is_lost,
+    undefined_casts,
+)
 from gate.probes.branches import PROBE_SCALE, perturb_rounding
 from gate.probes.probe import Probe, SampleProfile
-from gate.probes.undefined_values import attends_nothing, nan_is_lost, undefined_casts
 from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult, UndefinedCast
 from gate.records.runtime import RuntimeName
 from gate.reference.validity import is_near
@@ -199,7 +204,10 @@ class ExpectedOutputs:
         except Exception:
             return None
         with np.errstate(all="ignore"):
-            return own._judged(outputs, own._numbers(outputs))
+            record = own._judged(outputs, own._numbers(outputs))
+        if not found.undefined or record.undefined:
+            return record
+        return record.model_copy(update={"undefined": found.undefined})
 
     def _unexamined(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """The record without further runs under random rounding."""
@@ -257,7 +265,7 @@ class ExpectedOutputs:
             return [np.zeros(r.shape, np.bool_) for r in self._reference], ()
         if depends:
             pairs = zip(self._pairs(outputs), depends, masks, strict=True)
-            masks = [mask | _explained(r, c, runs) for (r, c), runs, mask in pairs]
+            masks = [mask | explained(r, c, runs) for (r, c), runs, mask in pairs]
         return masks, casts
 
     def _rows_of(self, masks: list[Mask]) -> Mask:
@@ -496,18 +504,6 @@ def _is_lost(r: OutputArray, c: OutputArray) -> Mask:
     if r.dtype.kind != "f":
         return np.zeros(r.shape, np.bool_)
     return np.asarray(np.isnan(r) & ~np.isnan(c))
-
-
-def _explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> Mask:
-    """Where results that are open move an element as far as a runtime is off."""
-    if any(run.shape != r.shape for run in runs):
-        return np.ones(r.shape, np.bool_)
-    values = np.stack([run.astype(np.float64) for run in runs])
-    spread = values.max(axis=0) - values.min(axis=0)
-    apart = np.abs(c.astype(np.float64) - r.astype(np.float64))
-    classes = np.isfinite(values).any(axis=0) & ~np.isfinite(values).all(axis=0)
-    moved = np.isfinite(spread) & (spread > 0.0) & (apart <= _LEEWAY * spread)
-    return np.asarray(moved | classes)
 
 
 def _distance(r: OutputArray, c: OutputArray) -> float:

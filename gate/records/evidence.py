@@ -13,6 +13,7 @@ from gate.records.instruments import (
     ProbeResult,
     ReferenceValidity,
     TraceSearch,
+    UndefinedCast,
 )
 from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
@@ -360,6 +361,8 @@ class Evidence(Record):
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
     validity: ReferenceValidity | None = added_field(None)
     """None: nothing differs, or of before it was measured."""
+    undefined: tuple[UndefinedCast, ...] = added_field(())
+    """Conversions of the first samples to integers that do not hold them."""
     preprocessing: PreprocessingParity | None = added_field(None)
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
     crew: CrewRecord | None = added_field(None)

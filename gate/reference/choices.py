@@ -15,16 +15,17 @@ import torch
 from numpy.typing import NDArray
 
 from gate.onnx_file.choices import Choice
-from gate.records.instruments import EPSILON, UNDERFLOW
+from gate.onnx_file.value_trace import not_held
+from gate.records.instruments import EPSILON, UNDERFLOW, UndefinedCast
 from gate.reference.error_models import bare
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import OutputArray
 
 # A runtime may order equal scores differently than PyTorch. Then it keeps different boxes, and its
 # outputs cannot be compared with the model's. So the model runs again with the decisions of the
-# file (topk, sort, argmax, nms, comparisons) in place of its own. Each of them must be possible
-# within the rounding of the model's own operands; otherwise nothing is excused. The outputs are
-# then compared as always.
+# file (topk, sort, argmax, nms, comparisons, conversions of floats to integers) in place of its
+# own. Each of them must be possible within the rounding of the model's own operands; otherwise
+# nothing is excused. The outputs are then compared as always.
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +33,10 @@ Run = Callable[[], list[OutputArray]]
 
 _LEEWAY = 4.0
 """An operand may be so many times as far off as the farthest of the rounding runs."""
+
+_LEEWAY_OF_CASTS = 16.0
+"""The same of a float that is converted to an integer: sums cancel, and their terms round more than
+the result does."""
 
 _MOST_BOXES = 4096
 """Boxes whose overlaps are compared in pairs."""
@@ -48,12 +53,15 @@ _ONNX = {
     "ge": "GreaterOrEqual",
     "lt": "Less",
     "le": "LessOrEqual",
+    "to": "Cast",
 }
 
 _BY_CLASS, _AT_ONCE = "_batched_nms_vanilla", "_batched_nms_coordinate_trick"
 """How torchvision suppresses boxes of several classes."""
 
 _COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
+
+_CONVERSIONS = frozenset({"to", "_to_copy", "type_as"})
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class Call:
     """Of the indices; None: into the flat operand."""
     threshold: float = 0.0
     """Of the overlaps (`nms`)."""
+    cast: Choice | None = None
+    """The node of the file that converts floats to integers (`to`)."""
 
     @property
     def differs(self) -> bool:
@@ -84,7 +94,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, choices: Sequence[Choice]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._left = {
-            operator: [c.chosen for c in choices if c.operator == operator]
+            operator: [c for c in choices if c.operator == operator]
             for operator in {c.operator for c in choices}
         }
         self.calls: list[Call] = []
@@ -92,11 +102,14 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         name = bare(func._schema.name).removeprefix("torchvision::")
+        name = "to" if name in _CONVERSIONS else name
         if name not in _ONNX or not isinstance(args[0], torch.Tensor):
             return returned
         result = returned[-1] if isinstance(returned, tuple) else returned
         if name in ("max", "min") and not isinstance(returned, tuple):
             return returned  # of two tensors, or of all elements
+        if name == "to" and not (args[0].is_floating_point() and _holds_integers(returned.dtype)):
+            return returned
         stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)}
         stated |= kwargs or {}
         own = result.detach().cpu().numpy()
@@ -118,25 +131,35 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(v, torch.Tensor) or (name in _COMPARISONS and key == "other")
         )
         axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
-        chosen = self._next(name, own, boxes=len(operands[0]) if name == "nms" else 0)
+        chosen, of_node = self._next(name, own, boxes=len(operands[0]) if name == "nms" else 0)
         limit = float(stated.get("iou_threshold", 0.0))
-        return Call(name, operands, own, own if chosen is None else chosen, axis, limit)
+        cast = of_node if name == "to" else None
+        operands = operands[:1] if name == "to" else operands
+        return Call(name, operands, own, chosen, axis, limit, cast)
 
-    def _next(self, name: str, own: NDArray[Any], *, boxes: int) -> NDArray[Any] | None:
-        """The decision of the next node that can be the counterpart."""
+    def _next(
+        self, name: str, own: NDArray[Any], *, boxes: int
+    ) -> tuple[NDArray[Any], Choice | None]:
+        """The decision of the next node that can be the counterpart, and the node; else `own`."""
         left = self._left.get(_ONNX[name], [])
-        for place, array in enumerate(left):
+        for place, choice in enumerate(left):
+            array = choice.chosen
             if name == "nms":
                 of_file = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
                 found = array[:, 2] if of_file else array
                 fits = found.ndim == 1 and bool((found < boxes).all())
             else:
                 fits = _bare(array.shape) == _bare(own.shape)
+                fits = fits and (name != "to" or array.dtype == own.dtype)
                 found = array.reshape(own.shape) if fits else array
             if fits:
                 del left[: place + 1]
-                return np.ascontiguousarray(found.astype(own.dtype))
-        return None
+                return np.ascontiguousarray(found.astype(own.dtype)), choice
+        return own, None
+
+
+def _holds_integers(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,11 +167,11 @@ def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def own_choices(run: Run) -> list[Choice]:
-    """Return what the model decides in a run, in the order of its calls."""
+    """Return what the model decides in a run, in the order of its calls; conversions apart."""
     mode = ChoiceReplay(())
     with mode:
         run()
-    return [Choice(_ONNX[call.name], call.own) for call in mode.calls]
+    return [Choice(_ONNX[c.name], c.own) for c in mode.calls if c.name != "to"]
 
 
 @dataclass(frozen=True)
@@ -160,6 +183,8 @@ class ReplayedReference:
     """The same under random rounding, by run."""
     truth: list[OutputArray] | None = None
     """The same in float64; None where the model cannot run in it."""
+    undefined: tuple[UndefinedCast, ...] = ()
+    """Conversions of the file with another result than the model's, and no defined one."""
 
 
 def replay(
@@ -176,23 +201,43 @@ def replay(
     `run`: the model's forward; `rounded`: runs it under random rounding, seeded by a number;
     `truth`: runs it in float64 inside a mode.
     """
-    for way in _suppressions(choices):
+    for way, replayed in _ways(choices):
         with way:
-            mode = ChoiceReplay(choices)
+            mode = ChoiceReplay(replayed)
             outputs = _inside(mode, run)
             if not any(call.differs for call in mode.calls):
                 continue
-            errors = [[_rounding(x) for x in call.operands] for call in mode.calls]
-            runs = []
+            errors = [
+                [_rounding(x, exact=call.name != "to") for x in call.operands]
+                for call in mode.calls
+            ]
+            differing = [
+                (call, error)
+                for call, error in zip(mode.calls, errors, strict=True)
+                if call.differs
+            ]
+            runs: list[list[OutputArray]] = []
             for draw in range(draws):
-                moved = ChoiceReplay(choices)
+                moved = ChoiceReplay(replayed)
                 runs.append(rounded(partial(_inside, moved, run), draw))
                 for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
                     _widen(call, other, widest)
-            pairs = zip(mode.calls, errors, strict=True)
-            if all(is_open(call, error) for call, error in pairs if call.differs):
-                return ReplayedReference(outputs, runs, truth(ChoiceReplay(choices)))
+            if all(is_open(call, error) for call, error in differing):
+                double = truth(ChoiceReplay(replayed))
+                return ReplayedReference(
+                    outputs, runs, double, tuple(_undefined(mode.calls, errors))
+                )
     return None
+
+
+def _ways(
+    choices: Sequence[Choice],
+) -> Iterator[tuple[AbstractContextManager[object], Sequence[Choice]]]:
+    """Yield contexts, and the choices that are replayed: all, then those that are no conversion."""
+    yield from ((way, choices) for way in _suppressions(choices))
+    others = [choice for choice in choices if choice.operator != "Cast"]
+    if others and len(others) < len(choices):
+        yield from ((way, others) for way in _suppressions(others))
 
 
 def _suppressions(choices: Sequence[Choice]) -> Iterator[AbstractContextManager[object]]:
@@ -213,9 +258,9 @@ def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
         return run()
 
 
-def _rounding(operand: Floats) -> Floats:
-    whole = bool((operand == np.round(operand)).all())
-    if whole:
+def _rounding(operand: Floats, *, exact: bool) -> Floats:
+    """`exact`: whether whole numbers are taken for counts, which rounding does not move."""
+    if exact and bool((operand == np.round(operand)).all()):
         return np.zeros_like(operand)
     return np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
 
@@ -224,8 +269,21 @@ def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
     for place, (x, y) in enumerate(zip(call.operands, moved.operands, strict=False)):
         if call.name == moved.name and x.shape == y.shape:
             with np.errstate(all="ignore"):
-                error = _LEEWAY * np.abs(x - y)
-            widest[place] = np.fmax(widest[place], np.where(np.isfinite(error), error, 0.0))
+                error = np.abs(x - y)
+                if call.name == "to" and x.ndim > 1:
+                    error = np.fmax(error, _typical(x, error))
+            leeway = _LEEWAY_OF_CASTS if call.name == "to" else _LEEWAY
+            error = np.where(np.isfinite(error), leeway * error, 0.0)
+            widest[place] = np.fmax(widest[place], error)
+
+
+def _typical(x: Floats, error: Floats) -> Floats:
+    """The rms error at each place over the rows, in units of the largest value of a row: few draws
+    move some of many elements little by chance."""
+    sizes = np.abs(x).max(axis=tuple(range(1, x.ndim)), initial=0.0, keepdims=True)
+    squares = np.square(error / sizes)
+    squares = np.where(np.isfinite(squares), squares, 0.0)
+    return np.asarray(sizes * np.sqrt(squares.mean(axis=0, keepdims=True)))
 
 
 def is_open(call: Call, errors: Sequence[Floats]) -> bool:
@@ -235,12 +293,41 @@ def is_open(call: Call, errors: Sequence[Floats]) -> bool:
     """
     if call.name == "nms":
         return len(call.operands[1]) <= _MOST_BOXES and _keeps(call, errors)
+    if call.name == "to":
+        return bool((_near(call, errors[0]) | _has_no_result(call, errors[0])).all())
     if call.name in _COMPARISONS:
         left, right = call.operands
         with np.errstate(all="ignore"):
             near = np.abs(left - right) <= errors[0] + errors[1]
         return bool((near | (call.own == call.chosen)).all())
     return _picks(call, errors[0])
+
+
+def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
+    """Where rounding of a float leaves the integer of the file."""
+    (x, *_), chosen = call.operands, call.chosen.astype(np.float64)
+    with np.errstate(all="ignore"):
+        near = (chosen >= np.trunc(x - error)) & (chosen <= np.trunc(x + error))
+    return np.asarray(near | (call.own == call.chosen))
+
+
+def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
+    """Where the type holds neither the float of the model nor that of the file, within rounding:
+    ONNX and PyTorch define no result then."""
+    if call.cast is None or call.cast.operand is None:
+        return np.zeros(call.own.shape, np.bool_)
+    of_file = np.asarray(call.cast.operand, np.float64).reshape(call.own.shape)
+    dtype, ends = call.own.dtype, []
+    for x in (call.operands[0], of_file):
+        with np.errstate(all="ignore"):
+            ends.append(not_held(x - error, dtype) | not_held(x + error, dtype))
+    return np.asarray(ends[0] & ends[1])
+
+
+def _undefined(calls: Sequence[Call], errors: Sequence[list[Floats]]) -> Iterator[UndefinedCast]:
+    for call, error in zip(calls, errors, strict=True):
+        if call.cast is not None and (count := int((~_near(call, error[0])).sum())):
+            yield UndefinedCast(tensor=call.cast.tensor, dtype=call.own.dtype.name, elements=count)
 
 
 def _picks(call: Call, error: Floats) -> bool:

@@ -17,9 +17,10 @@ from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
+from gate.onnx_file.choices import Choice
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
-from gate.reference.choices import Call, is_open
+from gate.reference.choices import Call, is_open, replay
 from tests.parity import tiny
 
 _DEFAULT = Policy.default()
@@ -311,3 +312,45 @@ def test_suppression(chosen, scores, threshold, open_):
 def test_thresholds(value, open_):
     made = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
     assert is_open(made, [np.full(2, 2e-7), np.zeros(())]) is open_
+
+
+@pytest.mark.parametrize(
+    ("x", "of_file", "chosen", "open_"),
+    [
+        (3.0 - 1e-7, 3.0, 3, True),
+        (3.0 + 1e-7, 3.0 - 1e-7, 2, True),
+        (3.4, 3.4, 4, False),
+        (300.0, 300.0, 255, True),
+        (300.0, 255.0, 255, False),  # the file clamps
+        (255.0, 300.0, 44, False),  # the model clamps
+        (-1.0, -1.0, 0, True),
+        (np.nan, np.nan, 0, True),
+        (np.nan, 7.0, 7, False),
+        (np.inf, np.inf, 255, True),
+        (256.0 - 1e-6, 256.0, 0, True),
+    ],
+)
+def test_conversions(x, of_file, chosen, open_):
+    cast = Choice("Cast", np.array([chosen], np.uint8), np.array([of_file], np.float32), "y")
+    own = np.array([9], np.uint8)
+    made = Call("to", (np.array([x]),), own, cast.chosen, cast=cast)
+    assert is_open(made, [np.full(1, 1e-6)]) is open_
+
+
+@pytest.mark.parametrize(("in_range", "found"), [(0, True), (1, False)])
+def test_the_model_runs_with_the_conversions_of_the_file(in_range, found):
+    """A device that saturates, where the CPU wraps."""
+    x = torch.tensor([[3.0, 300.0], [-4.0, 7.5]])
+    saturated = np.array([[3, 255], [0, 7 + in_range]], np.uint8)
+    made = replay(
+        lambda: [(x.to(torch.uint8).float() * 2.0).numpy()],
+        [Choice("Cast", saturated, x.numpy(), "pixels")],
+        lambda run, _draw: run(),
+        lambda _mode: None,
+        draws=1,
+    )
+    assert (made is not None) is found
+    if made is not None:
+        np.testing.assert_array_equal(made.outputs[0], saturated * 2.0)
+        (cast,) = made.undefined
+        assert (cast.tensor, cast.dtype, cast.elements) == ("pixels", "uint8", 2)

@@ -1,4 +1,4 @@
-"""Probes without an answer: NaN of an empty mask, and conversions that ONNX leaves open."""
+"""Inputs without an answer: NaN of an empty mask, and conversions that ONNX leaves open."""
 
 from __future__ import annotations
 
@@ -278,3 +278,80 @@ def test_a_clamp_that_the_file_lacks_is_a_difference(tmp_path):
     clamped = Pixels(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
     decision = two(clamped, Pixels(torch.uint8), tmp_path, PIXELS)
     assert decision.verdict is Verdict.FAIL
+
+
+ROWS = {"x": RANDOM.normal(size=(24, 6)).astype(np.float32)}
+FAR = {"x": np.where(np.arange(24)[:, None] % 3 == 0, 1e10, 1.0).astype(np.float32) * ROWS["x"]}
+
+
+class Counts(nn.Module):
+    """The integers of a layer whose floats leave the range of the type, or are NaN."""
+
+    def __init__(self, dtype, gain: float, *, change=None, counted: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dtype, self.gain, self.change, self.counted = dtype, gain, change, counted
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x):
+        given = self.layer(x) * self.gain
+        whole = (self.change(given) if self.change else given).to(self.dtype)
+        return whole.to(torch.float32) if self.counted else whole, x * 2.0
+
+
+def checks_of(model, file_model, tmp_path, arrays):
+    decision = two(model, file_model, tmp_path, arrays)
+    return decision.verdict, {check.name: check.code for check in decision.checks}
+
+
+def logarithm(given):
+    return given.log() * 10.0
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "gain", "change"),
+    [
+        (torch.uint8, 1000.0, None),
+        (torch.int8, 200.0, None),
+        (torch.int32, 2.0**31, None),
+        (torch.int64, 2.0**63, None),
+        (torch.int64, 2.0**80, None),
+        (torch.uint8, 1.0, logarithm),
+        (torch.int32, 1.0, logarithm),
+    ],
+)
+def test_undefined_conversions_of_samples_are_a_warning(tmp_path, dtype, gain, change, counted):
+    model = Counts(dtype, gain, change=change, counted=counted)
+    verdict, codes = checks_of(model, model, tmp_path, ROWS)
+    assert verdict is Verdict.PASS
+    assert codes["undefined_casts"] == "undefined"
+
+
+def test_defined_conversions_of_samples_are_no_warning(tmp_path):
+    model = Counts(torch.int32, 100.0)
+    verdict, codes = checks_of(model, model, tmp_path, ROWS)
+    assert verdict is Verdict.PASS
+    assert "undefined_casts" not in codes
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("change", [torch.round, torch.floor, lambda v: v * 1.001])
+def test_samples_in_range_beside_others_are_compared(tmp_path, change, counted):
+    right = Counts(torch.int32, 100.0, counted=counted)
+    wrong = Counts(torch.int32, 100.0, change=change, counted=counted)
+    verdict, _ = checks_of(right, wrong, tmp_path, FAR)
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "gain"),
+    [(torch.uint8, torch.int32, 100.0), (torch.uint8, torch.int8, 100.0),
+     (torch.int64, torch.int32, 2.0**33)],
+)  # fmt: skip
+def test_another_type_is_refused(tmp_path, dtype, other, gain):
+    right, wrong = (Counts(each, gain, counted=True) for each in (dtype, other))
+    verdict, _ = checks_of(right, wrong, tmp_path, ROWS)
+    assert verdict is Verdict.FAIL

@@ -1,11 +1,14 @@
-"""Differences on a probe that are no fault of the file: a lost NaN, an undefined conversion."""
+"""Differences that are no fault of the file: a lost NaN, an undefined conversion."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
@@ -21,7 +24,13 @@ _LOSING = (
 )  # fmt: skip
 """Parts of the names of operators that keep NaN in PyTorch, and may lose it in a runtime."""
 
-_CONVERSIONS = {"aten::_to_copy", "aten::to", "aten::copy_"}
+_MARGIN = 2.0**-16
+"""Of a float: how near to the limits of the integer type rounding may decide what it holds."""
+
+_LEEWAY = 16.0
+"""How many times as far as other results move an element may a runtime be off."""
+
+_CONVERSIONS = {"aten::_to_copy", "aten::to", "aten::type_as", "aten::copy_"}
 
 
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
@@ -31,7 +40,8 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.meets_nan = False
         self.attends_nothing = False
-        self.conversions: list[tuple[str, int]] = []
+        self.conversions: list[tuple[str, NDArray[np.bool_], int]] = []
+        """The type, which floats it may not hold, and how many it does not hold."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
@@ -51,8 +61,9 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
     def _convert(self, given: torch.Tensor, into: torch.dtype) -> None:
         dtype = torch.empty(0, dtype=into).numpy().dtype
         if dtype.kind in "iu":
-            count = int(not_held(given.detach().double().numpy(), dtype).sum())
-            self.conversions.append((dtype.name, count))
+            values = given.detach().double().numpy()
+            beyond = not_held(values, dtype, margin=_MARGIN)
+            self.conversions.append((dtype.name, beyond, int(not_held(values, dtype).sum())))
 
 
 def _has_nan(value: Any) -> bool:
@@ -122,6 +133,50 @@ def undefined_casts(
 
 
 def _are_the_model_s(casts: list[OpenCast], watch: _Watch) -> bool:
-    """Whether each conversion is one of the model's too, by its type and number of elements."""
-    left = Counter(watch.conversions)
-    return all(left[cast.dtype.name, int(cast.open.sum())] > 0 for cast in casts)
+    """Whether each conversion is one of the model's too: of the same floats to the same type."""
+    return all(any(map(partial(_is_same, cast), watch.conversions)) for cast in casts)
+
+
+def _is_same(cast: OpenCast, conversion: tuple[str, NDArray[np.bool_], int]) -> bool:
+    name, beyond, count = conversion
+    if name != cast.dtype.name or beyond.size != cast.open.size:
+        return False
+    inside = not (cast.open.ravel() & ~beyond.ravel()).any()
+    return inside or count == int(cast.open.sum())  # in another layout
+
+
+def explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> NDArray[np.bool_]:
+    """Return where results that are open move an element as far as a runtime is off."""
+    if any(run.shape != r.shape for run in runs):
+        return np.ones(r.shape, np.bool_)
+    values = np.stack([run.astype(np.float64) for run in runs])
+    spread = values.max(axis=0) - values.min(axis=0)
+    apart = np.abs(c.astype(np.float64) - r.astype(np.float64))
+    classes = np.isfinite(values).any(axis=0) & ~np.isfinite(values).all(axis=0)
+    moved = np.isfinite(spread) & (spread > 0.0) & (apart <= _LEEWAY * spread)
+    return np.asarray(moved | classes)
+
+
+def casts_on_samples(stand: MeasurementContext) -> tuple[UndefinedCast, ...]:
+    """Return the conversions of the first samples that are undefined in the file and in the model.
+
+    The outputs on the samples are compared all the same: the model runs with the results of the
+    file where they differ (`gate.reference.choices`).
+    """
+    found = stand.open_casts
+    if found is None or not found.exist:
+        return ()
+    elements: dict[tuple[str, str], int] = {}
+    for batch in stand.batches_with_truth():
+        try:
+            casts = found.on(stand.binding.by_input(batch))
+        except Exception:  # a runtime that cannot run the file fails by itself
+            return ()
+        if casts and _are_the_model_s(casts, _watched(stand, batch)):
+            for cast in casts:
+                key = cast.node, cast.dtype.name
+                elements[key] = elements.get(key, 0) + int(cast.open.sum())
+    return tuple(
+        UndefinedCast(tensor=tensor, dtype=dtype, elements=count)
+        for (tensor, dtype), count in elements.items()
+    )
