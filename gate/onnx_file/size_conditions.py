@@ -37,7 +37,8 @@ class SizeConditions:
     """The conditions of one file, and what decides them.
 
     Shapes of intermediate tensors are measured at a few sizes and extended linearly; conditions on
-    shapes that do not grow so, and those inside a loop, are left out. Raises whatever onnx raises.
+    shapes that do not grow so are left out. Inside a loop, conditions are those of its last counter
+    and of the tensors that it begins with. Raises whatever onnx raises.
     """
 
     def __init__(self, candidate: TestedFile) -> None:
@@ -127,7 +128,7 @@ class SizeConditions:
             node.output[0]
             for name, _ in self._conditions
             for node in self._sources(name)
-            if not self._is_direct(node)
+            if not self._is_direct(node) and not self._flat.is_unbound(node.output[0])
         )
         if not names:
             return {}
@@ -222,6 +223,8 @@ class _Flattened:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.initializers: dict[str, TensorProto] = {}
         self._taken = {value.name for value in model.graph.input}
+        self._unbound: set[str] = set()
+        """What loops give their nodes, and nothing before them has."""
         self.nodes = list(self._flat(model.graph, {}, depth=0))
         self._producers = {
             name: at for at, node in enumerate(self.nodes) for name in node.output if name
@@ -257,13 +260,27 @@ class _Flattened:
         nodes = [self.nodes[at] for at in sorted(places)]
         return nodes, [tensor for name, tensor in self.initializers.items() if name in visited]
 
+    def is_unbound(self, name: str) -> bool:
+        """Return True if a tensor depends on what only the inside of a loop has."""
+        return name in self._inside
+
+    @cached_property
+    def _inside(self) -> set[str]:
+        inside = set(self._unbound)
+        for node in self.nodes:
+            if inside.intersection(node.input):
+                inside |= set(node.output)
+        return inside
+
     def model(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         """Return the flat graph with these tensors as its only outputs."""
         made = onnx.ModelProto()
         made.CopyFrom(model)
         for field in ("node", "output", "value_info"):
             made.graph.ClearField(field)
-        made.graph.node.extend(self.nodes)
+        made.graph.node.extend(
+            node for node in self.nodes if not self._inside.intersection(node.input)
+        )
         stated = {tensor.name for tensor in model.graph.initializer}
         made.graph.initializer.extend(t for n, t in self.initializers.items() if n not in stated)
         made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -272,7 +289,7 @@ class _Flattened:
     def _flat(
         self, graph: onnx.GraphProto, names: Mapping[str, str], *, depth: int
     ) -> Iterator[NodeProto]:
-        """`names`: those of the scopes around; what a loop gives has none."""
+        """`names`: those of the scopes around."""
         names = dict(names)
         for tensor in graph.initializer:
             names[tensor.name] = self._own(tensor.name, depth)
@@ -284,6 +301,7 @@ class _Flattened:
         for node in graph.node:
             for inner in subgraphs(node):
                 given = {value.name: self._own(value.name, depth + 1) for value in inner.input}
+                yield from self._given(node, list(given.values()), names)
                 yield from self._flat(inner, {**names, **given}, depth=depth + 1)
             own_node = NodeProto()
             own_node.CopyFrom(node)
@@ -293,6 +311,26 @@ class _Flattened:
                 names[name] = self._own(name, depth)
             own_node.output[:] = [names.get(name, name) for name in node.output]
             yield own_node
+
+    def _given(
+        self, node: NodeProto, given: Sequence[str], names: Mapping[str, str]
+    ) -> Iterator[NodeProto]:
+        """Yield nodes that make what a loop gives its body: the last counter, and the tensors that
+        the loop begins with."""
+        sources = [names.get(name, name) for name in node.input]
+        if node.op_type == "Scan":
+            scanned = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
+            sources = sources[: len(sources) - scanned]
+        for place, own in enumerate(given):
+            source = sources[place] if place < len(sources) else ""
+            if not source:
+                self._unbound.add(own)
+            elif node.op_type == "Loop" and place == 0:
+                one = numpy_helper.from_array(np.asarray(1), "one of loops")
+                self.initializers[one.name] = one
+                yield helper.make_node("Sub", [source, one.name], [own])
+            else:
+                yield helper.make_node("Identity", [source], [own])
 
     def _own(self, name: str, depth: int) -> str:
         """A name that no other scope has; those of the main graph stay."""

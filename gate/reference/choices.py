@@ -266,24 +266,39 @@ def _rounding(operand: Floats, *, exact: bool) -> Floats:
 
 
 def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
+    leeway = _LEEWAY_OF_CASTS if call.name == "to" else _LEEWAY
     for place, (x, y) in enumerate(zip(call.operands, moved.operands, strict=False)):
-        if call.name == moved.name and x.shape == y.shape:
-            with np.errstate(all="ignore"):
-                error = np.abs(x - y)
-                if call.name == "to" and x.ndim > 1:
-                    error = np.fmax(error, _typical(x, error))
-            leeway = _LEEWAY_OF_CASTS if call.name == "to" else _LEEWAY
-            error = np.where(np.isfinite(error), leeway * error, 0.0)
-            widest[place] = np.fmax(widest[place], error)
+        if call.name != moved.name or x.shape != y.shape:
+            continue
+        with np.errstate(all="ignore"):
+            error = np.abs(x - y)
+            error = np.where(np.isfinite(error), error, 0.0)
+            typical = _typical_of_rows(x, error) if call.name == "to" else _typical(call, x, error)
+            widest[place] = np.fmax(widest[place], leeway * np.fmax(error, typical))
 
 
-def _typical(x: Floats, error: Floats) -> Floats:
-    """The rms error at each place over the rows, in units of the largest value of a row: few draws
+def _typical_of_rows(x: Floats, error: Floats) -> Floats:
+    """The rms error at each place over the rows, in units of the largest value of a row. Few draws
     move some of many elements little by chance."""
+    if x.ndim < 2:
+        return np.zeros_like(error)
     sizes = np.abs(x).max(axis=tuple(range(1, x.ndim)), initial=0.0, keepdims=True)
-    squares = np.square(error / sizes)
-    squares = np.where(np.isfinite(squares), squares, 0.0)
-    return np.asarray(sizes * np.sqrt(squares.mean(axis=0, keepdims=True)))
+    return np.asarray(sizes * _rms(error / sizes, 0))
+
+
+def _typical(call: Call, x: Floats, error: Floats) -> Floats:
+    """The smaller of the rms error, and of the rms error in units of the values, over those that
+    are compared."""
+    if not x.ndim:
+        return np.zeros_like(error)
+    index = call.axis is not None and call.name not in _COMPARISONS and call.name != "nms"
+    axis = call.axis if index else 0
+    return np.asarray(np.fmin(_rms(error, axis), np.abs(x) * _rms(error / np.abs(x), axis)))
+
+
+def _rms(error: Floats, axis: int | None) -> Floats:
+    squares = np.where(np.isfinite(error), np.square(error), 0.0)
+    return np.asarray(np.sqrt(squares.mean(axis=axis, keepdims=True)))
 
 
 def is_open(call: Call, errors: Sequence[Floats]) -> bool:

@@ -90,7 +90,53 @@ NESTED = (
     ),
 )
 
+
+def loop(*nodes):
+    """Of as many steps as the batch has samples; each may change the factor."""
+    body = helper.make_graph(
+        [*nodes, node("Identity", "go", "again"), node("Identity", "state", "next")],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("kept", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("changed", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+        ],
+    )
+    ends = helper.make_node("Loop", ["size", "", "right", "hidden"], ["factor", "last_state"], body=body)
+    return (*SIZE, ends)
+
+
+OF_STATE = loop(
+    node("Shape", "state", "s"),
+    node("Gather", "s axis", "n"),
+    node("Equal", "n limit", "e"),
+    node("Where", "e wrong kept", "changed"),
+)
+
+OF_OUTER = loop(
+    node("Shape", "x", "s"),
+    node("Gather", "s axis", "n"),
+    node("Equal", "n limit", "e"),
+    helper.make_node(
+        "If",
+        ["e"],
+        ["changed"],
+        then_branch=graph_of(node("Identity", "wrong", "y")),
+        else_branch=graph_of(node("Identity", "kept", "y")),
+    ),
+)
+
+OF_STEP = loop(node("Equal", "step limit", "e"), node("Where", "e wrong kept", "changed"))
+
 WAYS = {
+    "loop over a state": OF_STATE,
+    "loop around": OF_OUTER,
     "where": WHERE,
     "of an intermediate": OF_HIDDEN,
     "if": IF,
@@ -168,6 +214,14 @@ def test_a_fault_at_one_length(tmp_path, way, limit):
 def test_a_fault_above_a_batch_size(tmp_path, limit):
     decision = judged(tmp_path, ABOVE, VECTORS, limit=limit, wrong=1.5)
     assert failed(decision) == {f"probe_batch_{limit + 1}"}
+
+
+@pytest.mark.parametrize("limit", [20, 70])
+def test_a_fault_at_one_step_of_a_loop(tmp_path, limit):
+    """It shows where the loop makes more steps than that."""
+    decision = judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.5)
+    assert f"probe_batch_{limit + 1}" in failed(decision)
+    assert judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.0).verdict is Verdict.PASS
 
 
 def test_a_limit_without_a_comparison(tmp_path):
