@@ -493,9 +493,9 @@ CHECKS: dict[str, CheckSpec] = {
         "model",
         _CLAMP,
         {
-            "undefined": "The first samples make the model convert floats that the integer type does "
-            "not hold: {conversions:list}. ONNX and PyTorch both leave the result open; it may "
-            "differ on another device."
+            "undefined": "The first samples make the model convert floats that the integer type "
+            "does not hold: {conversions:list}. ONNX and PyTorch both leave the result open; it "
+            "may differ on another device."
         },
     ),
     "fast_path": CheckSpec(
