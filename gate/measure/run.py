@@ -149,6 +149,7 @@ class SamplePass:
             case.candidate,
         )
         self.truth.decisions = self.stand.decisions
+        self.truth.part_size = self.stand.part_size
         self.rounding = RoundingFloor(self.stand, self.tracks)
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
         """This one, and others that units were measured in."""
@@ -215,6 +216,8 @@ class SamplePass:
             span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch)
             _check_classes(expected, self._names, span, policy=self.case.policy)
+            if not self.truth.is_done:
+                self.stand.answers.note_reference(batch, expected)
             true = self.truth.of_first(batch)
             if true is None:  # the samples from here on are judged by the floor of those before
                 self.rounding.widen()

@@ -40,7 +40,7 @@ def perturb_rounding(
         random = np.random.default_rng(seed(stand.policy.determinism, draw))
         moved = {name: _input(array, random) for name, array in batch.items()}
         try:
-            runs.append(stand.rounded_run(moved, draw=draw, scale=PROBE_SCALE))
+            runs.append(stand.rounded_run(moved, draw=draw, scale=PROBE_SCALE, near=batch))
         except Exception:
             return []
     return runs

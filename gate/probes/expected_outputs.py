@@ -26,7 +26,9 @@ from gate.probes.branches import PROBE_SCALE, perturb_rounding
 from gate.probes.probe import Probe, SampleProfile
 from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult, UndefinedCast
 from gate.records.runtime import RuntimeName
+from gate.reference.cache import agree
 from gate.reference.validity import is_near
+from gate.runtimes.recording_format import row_digests
 from gate.statistics.error_groups import representable
 from gate.storage.arrays import Batch, OutputArray
 
@@ -48,6 +50,9 @@ _FEW_ELEMENTS = 2**22
 
 _MORE_DRAWS = 32
 """Runs in all, where so few differ."""
+
+_SHARED_ELEMENTS = 2**20
+"""Of the outputs of samples up to which their runs are kept for several probes: 128 MiB of 32."""
 
 _LEEWAY = 16.0
 """How many times what rounding moves may a runtime be off, where no float64 reference runs."""
@@ -84,6 +89,62 @@ class _Numbers(NamedTuple):
         return not self.ratio <= _SUSPICIOUS_RATIO
 
 
+class SampleRuns:
+    """Runs of a few samples under random rounding, for all probes that are made of them.
+
+    A batch of 48 may hold each of 8 samples six times. Where the company does not matter to the
+    model, its float32 outputs show it, and then rounding does the same to every copy.
+    """
+
+    def __init__(self, stand: MeasurementContext, rows: Batch) -> None:
+        """`rows`: the samples."""
+        self._stand = stand
+        self._rows = rows
+        self._runs: dict[int, list[OutputArray]] = {}
+
+    def of(
+        self, batch: Batch, reference: list[OutputArray], draws: range
+    ) -> list[list[OutputArray]]:
+        """Return the outputs of these runs for a batch; empty where it holds other inputs, its
+        samples do not have the answers that they have here, or the runs take too much memory.
+        `reference`: its outputs."""
+        places = self._places(batch)
+        alone = self._reference
+        if not places or not alone or len(alone) != len(reference):
+            return []
+        if not all(agree(r[places], own) for r, own in zip(alone, reference, strict=True)):
+            return []
+        missing = [draw for draw in draws if draw not in self._runs]
+        made = perturb_rounding(self._stand, self._rows, draws=missing)
+        if len(made) < len(missing) or any(
+            run.shape != r.shape for runs in made for run, r in zip(runs, alone, strict=True)
+        ):
+            return []
+        self._runs.update(zip(missing, made, strict=True))
+        return [[output[places] for output in self._runs[draw]] for draw in draws]
+
+    def _places(self, batch: Batch) -> list[int]:
+        """Where each sample of a batch is among these; empty where one is not."""
+        places = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
+        known = [place for place in places if place is not None]
+        return known if len(known) == len(places) else []
+
+    @cached_property
+    def _by_digest(self) -> dict[bytes, int]:
+        return {digest.tobytes(): place for place, digest in enumerate(row_digests(self._rows))}
+
+    @cached_property
+    def _reference(self) -> list[OutputArray]:
+        """The reference's outputs; empty where they are large, or no row is one sample's."""
+        try:
+            outputs = self._stand.answers.reference(self._rows)
+        except GateError:
+            return []
+        count = len(self._by_digest)
+        by_sample = all(r.ndim > 0 and len(r) == count for r in outputs)
+        return outputs if by_sample and sum(r.size for r in outputs) <= _SHARED_ELEMENTS else []
+
+
 class ExpectedOutputs:
     """What the model makes of a probe.
 
@@ -105,10 +166,17 @@ class ExpectedOutputs:
     """
 
     def __init__(
-        self, stand: MeasurementContext, probe: Probe, observed: SampleProfile | None = None
+        self,
+        stand: MeasurementContext,
+        probe: Probe,
+        observed: SampleProfile | None = None,
+        *,
+        shared: SampleRuns | None = None,
     ) -> None:
-        """`observed`: the range of the samples; None: nothing counts as beyond it."""
+        """`observed`: the range of the samples; None: nothing counts as beyond it. `shared`: runs
+        under random rounding for all probes that are made of the samples."""
         self.probe = probe
+        self._shared = shared
         self._observed = observed
         self.inapplicable: str | None = None
         self._stand = stand
@@ -328,21 +396,21 @@ class ExpectedOutputs:
     def _compared(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
-            unsure = (
-                self._narrow(numbers)
-                or (numbers.torn and self._nearly_equal(outputs))
-                or (self._is_small and not numbers.torn and self._unsteady(outputs))
-            )
-            if unsure and len(self._runs) == DRAWS and self._more:
-                self._runs += perturb_rounding(
-                    self._stand, self.probe.batch, draws=range(DRAWS, _MORE_DRAWS)
-                )
+            while self._more and self._is_unsure(outputs, numbers) and self._run_more():
                 numbers = self._numbers(outputs, self._draws)
             if numbers.ratio is None and not numbers.torn and self._wobbles(outputs):
                 return self._record(inapplicable="rounding alone moves its answer as far")
         if numbers.relative == 0.0 and not any(np.isfinite(r).any() for r in self._reference):
             return self._record(inapplicable="it returns no finite number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
+
+    def _is_unsure(self, outputs: list[OutputArray], numbers: _Numbers) -> bool:
+        """True if more runs may excuse what the runtime made."""
+        return numbers.suspicious and (
+            self._narrow(numbers)
+            or (numbers.torn and self._nearly_equal(outputs))
+            or (self._is_small and not numbers.torn and self._unsteady(outputs))
+        )
 
     def _record(self, **numbers: float | str | BeyondRange | None) -> ProbeResult:
         probe = self.probe
@@ -390,7 +458,19 @@ class ExpectedOutputs:
     @cached_property
     def _runs(self) -> list[list[OutputArray]]:
         """The outputs of each run with random rounding."""
-        return perturb_rounding(self._stand, self.probe.batch, draws=range(DRAWS))
+        return self._perturbed(range(DRAWS))
+
+    def _run_more(self) -> bool:
+        """Make as many runs again, up to 32 in all; False if there are no more."""
+        count = len(self._runs)
+        more = self._perturbed(range(count, min(2 * count, _MORE_DRAWS)))
+        self._runs += more
+        return bool(more)
+
+    def _perturbed(self, draws: range) -> list[list[OutputArray]]:
+        batch = self.probe.batch
+        runs = self._shared and self._shared.of(batch, self._reference, draws)
+        return runs or perturb_rounding(self._stand, batch, draws=draws)
 
     @property
     def examined(self) -> bool:

@@ -15,7 +15,7 @@ from gate.measure.context import MeasurementContext, ProbeSource
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import Track
 from gate.measure.session_runner import SessionRunner
-from gate.probes.expected_outputs import ExpectedOutputs
+from gate.probes.expected_outputs import ExpectedOutputs, SampleRuns
 from gate.probes.integer_probes import integer_probes
 from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import (
@@ -52,6 +52,7 @@ class ProbeInstrument:
         self._stand = stand
         self._observed = SampleProfile.of(stand)
         self._axes = DynamicAxes.of(stand, self._observed, subject.inputs)
+        self._shared = SampleRuns(stand, self._observed.rows)
         self._digests: set[bytes] = set()
         self._examined: Counter[RuntimeName] = Counter()
         """Probes that got a second look."""
@@ -132,7 +133,7 @@ class ProbeInstrument:
         if digest in self._digests:
             return
         self._digests.add(digest)
-        expected = ExpectedOutputs(self._stand, probe, self._observed)
+        expected = ExpectedOutputs(self._stand, probe, self._observed, shared=self._shared)
         breaking = []
         for track in tracks:
             if track.takes_probe(probe.name, probe.batch):

@@ -17,7 +17,7 @@ from gate.errors import ModelError, first_line
 from gate.records.instruments import CodeLocation
 from gate.reference.code_location import where_they_part
 from gate.reference.environment import default_dtype
-from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
+from gate.reference.torch_session import DispatchMode, TorchSession, copy_model, run_in_parts
 from gate.reference.validity import UNRESTRICTED, Validity
 from gate.storage.arrays import Batch, OutputArray
 
@@ -27,7 +27,7 @@ from gate.storage.arrays import Batch, OutputArray
 
 
 _MOST_PLACES = 4096
-"""Of a larger output a sample alone is work enough for one product."""
+"""Of a larger output a sample alone is work enough for one product, and is computed by rows."""
 
 _MOST_ELEMENTS = 2**20
 """Of what is unfolded at a time: 8 MiB, as much as caches hold."""
@@ -42,7 +42,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Convolution:
-    """One call, of several pictures, without groups and not transposed."""
+    """One call, of several pictures or a large one, without groups and not transposed."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -53,7 +53,7 @@ class Convolution:
 
     @classmethod
     def of(cls, func: Any, args: Sequence[Any]) -> Convolution | None:
-        """The call of an ATen operator, if it is one of several small pictures in float64."""
+        """The call of an ATen operator in float64, unless it is of one small picture."""
         aten = torch.ops.aten
         if func is aten.convolution.default:
             *call, transposed, _output_padding, groups = args
@@ -64,12 +64,13 @@ class Convolution:
             return None
         x, weight, bias, *steps, groups = call
         wide = x.dtype == weight.dtype == torch.float64
-        if transposed or groups != 1 or not wide or x.dim() != 4 or len(x) < 2:
+        if transposed or groups != 1 or not wide or x.dim() != 4 or not len(x):
             return None
         if not (_is_plain(x) and _is_plain(weight)):
             return None
         found = cls(x, weight, bias, *map(_pair, steps))
-        return found if 0 < found.sizes[0] * found.sizes[1] <= _MOST_PLACES else None
+        places = found.sizes[0] * found.sizes[1]
+        return found if places > _MOST_PLACES or (places > 0 and len(x) > 1) else None
 
     @property
     def sizes(self) -> Pair:
@@ -93,23 +94,29 @@ class Convolution:
         (above, left), channels = self.padding, len(self.weight)
         padded = functional.pad(self.x, (left, left, above, above)) if above or left else self.x
         flat = self.weight.reshape(channels, -1)
-        sample = flat.shape[1] * self.sizes[0] * self.sizes[1]
-        made = []
-        for part in torch.split(padded, max(1, _MOST_ELEMENTS // sample)):
-            product = flat @ self._unfolded(part).reshape(flat.shape[1], -1)
-            made.append(product.view(channels, len(part), *self.sizes).transpose(0, 1))
-        whole = torch.cat(made)
-        return whole if self.bias is None else whole + self.bias.view(1, -1, 1, 1)
+        rows, columns = self.sizes
+        samples = max(1, _MOST_ELEMENTS // (flat.shape[1] * rows * columns))
+        # Unfolded as a whole, a large picture takes pages that the kernel has to clear each time.
+        height = rows if samples > 1 else max(1, _MOST_ELEMENTS // (flat.shape[1] * columns))
+        whole = self.x.new_empty(len(self.x), channels, rows, columns)
+        for start in range(0, len(padded), samples):
+            part = padded[start : start + samples]
+            for top in range(0, rows, height):
+                made = whole[start : start + samples, :, top : top + height]
+                unfolded = self._unfolded(part[:, :, top * self.stride[0] :], made.shape[2])
+                product = flat @ unfolded.reshape(flat.shape[1], -1)
+                made.copy_(product.view(channels, len(part), *made.shape[2:]).transpose(0, 1))
+        return whole if self.bias is None else whole.add_(self.bias.view(1, -1, 1, 1))
 
-    def _unfolded(self, x: torch.Tensor) -> torch.Tensor:
-        """What each element of the kernel meets: a view of shape (channels, kernel's rows,
-        kernel's columns, samples, rows, columns)."""
+    def _unfolded(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        """What each element of the kernel meets in the first rows of the output: a view of shape
+        (channels, kernel's rows, kernel's columns, samples, rows, columns)."""
         sample, channel, row, column = x.stride()
         strides = (
             channel, row * self.dilation[0], column * self.dilation[1],
             sample, row * self.stride[0], column * self.stride[1],
         )  # fmt: skip
-        shape = (*self.weight.shape[1:], len(x), *self.sizes)
+        shape = (*self.weight.shape[1:], len(x), rows, self.sizes[1])
         return x.as_strided(shape, strides, x.storage_offset())
 
 
@@ -207,6 +214,8 @@ class Truth:
         """Whether what it computes is the model's function; known after the first unit."""
         self.decisions: Callable[[Batch], DispatchMode | None] = lambda _: None
         """Makes the mode in which a batch is computed."""
+        self.part_size: Callable[[Batch], int] = length
+        """Says how many samples of a batch are computed at a time."""
         if not samples:
             self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
             return
@@ -224,7 +233,7 @@ class Truth:
         if self._float64 is None:
             return None
         try:
-            return self._float64.run(batch, mode=self.decisions(batch))
+            return self._run(self._float64, batch, self.decisions(batch))
         except ModelError as error:
             self._float64, self.unmeasured = None, str(error)
             return None
@@ -249,9 +258,22 @@ class Truth:
         if self._float64 is None:
             return None
         try:
-            return self._float64.run(batch, mode=mode or self.decisions(batch))
+            return self._run(self._float64, batch, mode or self.decisions(batch))
         except ModelError:
             return None
+
+    def _run(
+        self, double: Float64Reference, batch: Batch, mode: DispatchMode | None
+    ) -> list[OutputArray]:
+        """All outputs. A `mode` sees the whole batch at once."""
+        if mode is not None:
+            return double.run(batch, mode=mode)
+        return run_in_parts(double.run, batch, size=self.part_size(batch))
+
+    @property
+    def is_done(self) -> bool:
+        """True once `of_first` has computed all first samples."""
+        return self._done >= self._samples
 
     def rewind(self) -> None:
         """Begin with the first sample again."""
@@ -259,7 +281,7 @@ class Truth:
 
     def of_first(self, batch: Batch) -> list[OutputArray] | None:
         """The same, in whole batches until the first `samples` are computed; then None."""
-        if self._done >= self._samples:
+        if self.is_done:
             return None
         self._done += length(batch)
         return self.of(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,26 @@ class TorchSession(Session):
         kept = self._binding.double and tensor.dtype == torch.float64
         dtype = self._dtype if tensor.is_floating_point() and not kept else tensor.dtype
         return tensor.to(device=self._device, dtype=dtype)
+
+
+def run_in_parts(
+    run: Callable[[Batch], list[OutputArray]], batch: Batch, *, size: int
+) -> list[OutputArray]:
+    """Return all outputs, computed for `size` samples at a time and joined along axis 0; of the
+    whole batch where the parts have no outputs that can be joined."""
+    count = len(next(iter(batch.values())))
+    edges = np.linspace(0, count, -(-count // size) + 1).astype(int).tolist()
+    if len(edges) == 2:
+        return run(batch)
+    parts = []
+    for start, stop in pairwise(edges):
+        parts.append(run({name: array[start:stop] for name, array in batch.items()}))
+        if any(not output.ndim or len(output) != stop - start for output in parts[-1]):
+            return run(batch)
+    columns = list(zip(*parts, strict=False))
+    if any(len({output.shape[1:] for output in column}) > 1 for column in columns):
+        return run(batch)
+    return [np.concatenate(column) for column in columns]
 
 
 class _AutogradEnabled(BaseException):

@@ -424,7 +424,7 @@ def test_many_integers_that_rounding_decides_are_decided_by_more_runs(far, excus
 
 @pytest.mark.parametrize(
     ("ratio", "few_elements", "runs"),
-    [(4.0, 36, [3]), (50.0, 36, [3, 32]), (50.0, 35, [3]), (1e5, 36, [3])],
+    [(4.0, 36, [3]), (50.0, 36, [3, 6, 12, 24, 32]), (50.0, 35, [3]), (1e5, 36, [3])],
 )
 def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
     ratio, few_elements, runs, monkeypatch
