@@ -115,7 +115,7 @@ class SampleRuns:
         if not all(agree(r[places], own) for r, own in zip(alone, reference, strict=True)):
             return []
         missing = [draw for draw in draws if draw not in self._runs]
-        made = perturb_rounding(self._stand, self._rows, draws=missing)
+        made = perturb_rounding(self._stand, self._rows, draws=missing) if missing else []
         if len(made) < len(missing) or any(
             run.shape != r.shape for runs in made for run, r in zip(runs, alone, strict=True)
         ):
@@ -463,7 +463,8 @@ class ExpectedOutputs:
     def _run_more(self) -> bool:
         """Make as many runs again, up to 32 in all; False if there are no more."""
         count = len(self._runs)
-        more = self._perturbed(range(count, min(2 * count, _MORE_DRAWS)))
+        draws = range(count, min(2 * count, _MORE_DRAWS))
+        more = self._perturbed(draws) if draws else []
         self._runs += more
         return bool(more)
 

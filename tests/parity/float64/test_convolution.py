@@ -51,6 +51,30 @@ def test_it_is_the_convolution_of_pytorch(
         torch.testing.assert_close(made, expected, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 3), (1, 2))])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_some_rows_at_a_time_give_the_same(
+    samples: int,
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = (drawn(samples, 2, 11, 9), drawn(3, 2, 3, 2), drawn(3), stride, (1, 2), dilation)
+    monkeypatch.setattr("gate.reference.float64._MOST_PLACES", 8)
+    monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
+    whole = Convolution.of(aten.conv2d.default, call)
+    assert whole is not None
+    unfolded: list[int] = []
+    original = Convolution._unfolded
+    monkeypatch.setattr(
+        Convolution,
+        "_unfolded",
+        lambda self, x, rows: unfolded.append(rows) or original(self, x, rows),
+    )
+    torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
+    assert max(unfolded) < whole.sizes[0]
+
+
 def test_some_samples_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     call = (drawn(5, 2, 8, 8), drawn(3, 2, 3, 3))
     whole = Convolution.of(aten.conv2d.default, call)

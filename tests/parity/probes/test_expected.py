@@ -11,7 +11,7 @@ from torch import nn
 
 from gate.errors import OutputMismatch
 from gate.probes import expected_outputs
-from gate.probes.expected_outputs import ExpectedOutputs
+from gate.probes.expected_outputs import ExpectedOutputs, SampleRuns
 from gate.probes.probe import Probe
 from tests.parity.probes import benches
 
@@ -443,6 +443,36 @@ def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
     seen = judged(Linear(), off_by(1e-5 * ratio / unit))
     assert asked == runs
     assert seen.noise_ratio > 0.3 * ratio
+
+
+class InCompany(Linear):
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8]), (InCompany(), [20, 3])])
+def test_batches_of_the_same_samples_share_their_runs(model, runs, monkeypatch):
+    """Unless their company matters to the model."""
+    made, real = [], expected_outputs.perturb_rounding
+
+    def perturbed(stand, batch, *, draws):
+        made.append(len(batch["x"]))
+        return real(stand, batch, draws=draws)
+
+    monkeypatch.setattr(expected_outputs, "perturb_rounding", perturbed)
+    stand = benches.stand(model, X)
+    shared = SampleRuns(stand, {"x": X["x"][:8]})
+    for places in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
+        batch = {"x": X["x"][places]}
+        probe = Probe("p", "batch", len(places), lambda batch=batch: batch)
+        of_probe = ExpectedOutputs(stand, probe, shared=shared)
+        (r,) = of_probe._reference
+        seen = of_probe.parity(lambda *_, r=r: [r + np.float32(1e-1)])
+        assert seen.noise_ratio > 1000.0
+        runs_of_probe = of_probe._runs
+        assert len(runs_of_probe) == 3
+        assert all(np.allclose(run[0], r, atol=1e-5) for run in runs_of_probe)
+    assert made == runs
 
 
 class Taken(nn.Module):
