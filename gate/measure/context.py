@@ -370,12 +370,19 @@ class MeasurementContext:
             return UNLIMITED
         return self.binding.batch_size + _ROOM // self.sample_bytes
 
+    @property
+    def part(self) -> int:
+        """The samples of the largest part in which a batch is computed."""
+        if not self.sample_bytes:
+            return UNLIMITED
+        least = 2 * self.smallest - 1  # of more samples each part has at least `smallest`
+        return max(least, _PART // self.sample_bytes)
+
     def part_size(self, batch: Batch) -> int:
         """Return how many samples of a batch to compute at a time in float64 or under random
         rounding: all, unless the tensors are large and each sample has its own answer."""
         count = length(batch)
-        least = 2 * self.smallest - 1  # of more samples each part has at least `smallest`
-        size = max(least, _PART // self.sample_bytes) if self.sample_bytes else count
+        size = self.part
         if size >= count:
             return count
         key = row_digests(batch).tobytes()

@@ -125,7 +125,8 @@ class ProbeInstrument:
         shapes = {name: (1, *array.shape[1:]) for name, array in rows.items()}
         alone = [probe.batch for probe in self.probes if probe.size == 1]
         alike = [b for b in alone if {name: array.shape for name, array in b.items()} == shapes]
-        answers.ask_together(alike, most=self._stand.binding.batch_size)
+        most = min(self._stand.binding.batch_size, self._stand.part)
+        answers.ask_together(alike, most=most)
 
     def _judge(self, probe: Probe, tracks: Sequence[Track]) -> None:
         """An input that another probe had already is not computed again."""
