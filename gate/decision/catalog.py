@@ -283,19 +283,12 @@ _PROBE_CODES: dict[str, Code] = {
     "checked_in_chain": f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in "
     "the chain.",
     "beyond_range": CodeSpec(
-        "The file overflows at {factor:.3g} times the samples: {elements} elements are NaN or "
-        "infinite where the model's are finite. It agrees everywhere else on this input.",
+        "{notes:alone}",
         cause="beyond",
         remedy="If such values can occur, export the operator as the model computes it (softplus "
-        "with its threshold, logsumexp with its maximum subtracted). "
-        "instruments.probe_beyond_range decides whether this refuses the file.",
-    ),
-    "beyond_range_no_rows": CodeSpec(
-        "The runtime fails at {factor:.3g} times the samples, where the model returns an output "
-        "without elements (no box, no row): {failure}",
-        cause="beyond",
-        remedy="If such values can occur, handle the empty output in forward. "
-        "instruments.probe_beyond_range decides whether this refuses the file.",
+        "with its threshold, logsumexp with its maximum subtracted), and handle an output without "
+        "elements in forward. instruments.probe_beyond_range decides whether this refuses the "
+        "file.",
     ),
     "undefined": CodeSpec(
         "The input makes the model convert floats that the integer type does not hold: "
@@ -717,9 +710,9 @@ CHECKS: dict[str, CheckSpec] = {
         "Run gate locate on this runtime to see the first layer that diverges; set "
         "determinism.tf32: false, and measure torch-cuda too.",
         {
-            "same": "{notes:sentences}",
-            "misplaced": "{notes:sentences}",
-            "large": "{notes:sentences}",
+            "same": "{notes:alone}",
+            "misplaced": "{notes:alone}",
+            "large": "{notes:alone}",
         },
     ),
     "outputs": CheckSpec(
@@ -1348,6 +1341,10 @@ NOTES: dict[str, str] = {
     "no_kernel": "Warning: {count} nodes without a CUDA kernel ran on the CPU "
     "({operators:list}), {share:.2g} % of the time of one run.",
     "silenced": "{count} silenced by noqa.",
+    "overflow": "The file overflows at {factor:.3g} times the samples: {elements} elements are NaN "
+    "or infinite where the model's are finite. It agrees everywhere else on this input.",
+    "no_rows": "The runtime fails at {factor:.3g} times the samples, where the model returns an "
+    "output without elements (no box, no row): {failure}",
     "causes": "Cause: {causes:list}.",
     "other_threads": "The runtime had {threads} threads, PyTorch {reference_threads}.",
     "no_single": "Single samples were not timed: {reason}.",

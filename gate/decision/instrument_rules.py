@@ -164,8 +164,8 @@ def _probe(
             verdict, code = Verdict.WAIVED, why
     breaks = probe.beyond_range
     if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, breaks):
-        code = "beyond_range_no_rows" if breaks.kind == "no_rows" else "beyond_range"
-        params |= {"factor": breaks.factor, "elements": breaks.elements, "failure": probe.failure}
+        note = {"factor": breaks.factor, "elements": breaks.elements, "failure": probe.failure}
+        code, params["notes"] = "beyond_range", [{"code": breaks.kind, **note}]
         if instruments.probe_beyond_range == "warn":
             verdict = Verdict.WAIVED
     elif verdict is Verdict.FAIL and probe.kind == "value" and _trace_agrees(evidence):

@@ -235,7 +235,7 @@ def _baked_in(scene: Scene) -> GroupExplanation:
 def _beyond(scene: Scene) -> GroupExplanation:
     check = scene.shown
     probe = check.name.removeprefix("probe_")
-    if check.code in ("beyond_range", "beyond_range_no_rows"):
+    if check.code == "beyond_range":
         return _of(check, None, f"The samples agree. On the input '{probe}': {_shortly(check)}")
     text = f"The samples agree. On the input '{probe}', which is outside of their range, "
     text += f"{_off_by(check)}. A trace of the model agrees with the model on every input that was "

@@ -80,10 +80,10 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "short": lambda text: short(broken(str(text))),
     "brief": lambda text: short(str(text).partition(": ")[0]),
     "samples": _sample_numbers,
-    "sentences": lambda notes: " ".join(_notes(notes)),
+    "alone": str.strip,
 }
 """`short` cuts what a library says, `brief` leaves out its details, `samples` lists the numbers of
-samples after a comma, `sentences` joins notes."""
+samples after a comma, `alone` is for notes that are the whole text."""
 
 _TEMPLATE = _Template()
 
@@ -135,7 +135,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
         "allowed": f"{relation} {bound}",
         "usage": format_bound_usage(check),
         **check.params,
-        "notes": notes if check.name == "device" else "".join(f" {t}" for t in _notes(notes)),
+        "notes": "".join(f" {note}" for note in _notes(notes)),
         "problems": _problems(problems),
         "problem": capital(_problems(problems[:1])),
     }

@@ -125,7 +125,7 @@ def test_a_policy_that_is_weaker_than_the_service_s_deploys_nothing(shop: Shop) 
     shop.promote(3)
     assert shop.look(STRICT) == [("guard", "reverted", "2")]
     assert "judged by another policy" in shop.reason
-    assert "400 samples were measured, at least 500 are asked for" in shop.reason
+    assert "400 samples were measured, at least 500 are required" in shop.reason
     assert shop.look(STRICT) == []
     assert shop.champion == "2"
 

@@ -401,7 +401,7 @@ def test_what_the_guard_did_not_get_to_judge_is_not_deployed(service):
     place = service.place
     place.promote(2)
     before = place.lines()
-    with pytest.raises(EvidenceError, match="at least 500 are asked for"):
+    with pytest.raises(EvidenceError, match="at least 500 are required"):
         deploy_champion(place.model(), service.store, STRICT, thoroughly=True)
     assert deploy_champion(place.model(), service.store, REVIEWED, thoroughly=True) == []
     assert (service.live, place.lines()) == ("1", before)

@@ -108,7 +108,9 @@ def loop(*nodes):
             helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
         ],
     )
-    ends = helper.make_node("Loop", ["size", "", "right", "hidden"], ["factor", "last_state"], body=body)
+    ends = helper.make_node(
+        "Loop", ["size", "", "right", "hidden"], ["factor", "last_state"], body=body
+    )
     return (*SIZE, ends)
 
 
