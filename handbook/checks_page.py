@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.decision.catalog import CHECKS, NOTES, PROBLEMS, TITLES, CheckSpec
+from gate.decision.catalog import CHECKS, COMMON, NOTES, PROBLEMS, TITLES, CheckSpec
 
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
 
@@ -29,6 +29,8 @@ def page() -> str:
         same = next((other for other, one in shown.items() if one.codes == spec.codes), None)
         shown.setdefault(same or name, spec)
         lines += [f"## {name}{'…' if name.endswith('_') else ''}", "", *_check(spec, same)]
+    common = {code: spec.text for code, spec in COMMON.items()}
+    lines += ["## All checks with a number", "", *_table(common), ""]
     lines += ["## Problems", "", "What a text lists as problems:", "", *_table(PROBLEMS), ""]
     lines += ["## Notes", "", "Sentences that follow a text:", "", *_table(NOTES)]
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from gate.decision.check_result import CheckResult, Problem, Verdict
@@ -356,6 +356,28 @@ def not_measurable(
         verdict=verdict,
         code=code,
     )
+
+
+_OF_CHOICES = {
+    "noise_ratio", "noise_peak", "noise_diff", "unequal_share", "near_ties", "top1_agreement",
+    "batch_invariance", "batch_invariance_ratio",
+}  # fmt: skip
+"""Checks whose numbers are large where two sides choose differently, as are those of probes."""
+
+
+def left_to_rounding(evidence: Evidence, checks: Sequence[CheckResult]) -> list[CheckResult]:
+    """Return the checks of a runtime with an ERROR in place of a FAIL that compares choices, where
+    rounding changes the choices of the model and an output is `not_measurable`."""
+    changes = evidence.validity is not None and evidence.validity.own_choices
+    hidden = any(c.name == "not_measurable" and c.verdict is Verdict.ERROR for c in checks)
+    return [_undetermined(check) if changes and hidden else check for check in checks]
+
+
+def _undetermined(check: CheckResult) -> CheckResult:
+    of_probe = check.name.startswith("probe_") and check.observed is not None
+    if check.verdict is not Verdict.FAIL or not (of_probe or check.name in _OF_CHOICES):
+        return check
+    return check.with_code("left_to_rounding", Verdict.ERROR)
 
 
 _DIGITS = 8.0

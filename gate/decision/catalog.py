@@ -114,7 +114,7 @@ class CheckSpec:
 
     def code(self, name: str) -> CodeSpec | None:
         """Return what a code says; None: it is of a newer version."""
-        found = self.codes.get(name)
+        found = self.codes.get(name, COMMON.get(name))
         return CodeSpec(found) if isinstance(found, str) else found
 
 
@@ -133,6 +133,22 @@ _AS_ROUNDING = "Rounding alone gives about 1. The policy allows this much more."
 _ANSWERS = "The policy sets how many answers may change."
 
 _NUMBER_TEXT = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
+
+_AMPLIFIES = (
+    "The file may be correct. The model amplifies rounding (are its weights trained?), or its "
+    "function depends on the dtype: keep torch.finfo and branches on the dtype out of forward, or "
+    "raise instruments.max_floor."
+)
+
+COMMON: dict[str, CodeSpec] = {
+    "left_to_rounding": CodeSpec(
+        "{label} is {observed:.6g}, allowed {allowed}. Rounding decides what the model chooses, so "
+        "this says nothing about the file.",
+        remedy=_AMPLIFIES,
+        cause="model",
+    )
+}
+"""Codes of all checks with a number."""
 
 _NUMBERS: dict[str, Code] = {
     "within": _NUMBER_TEXT,
@@ -505,9 +521,7 @@ CHECKS: dict[str, CheckSpec] = {
     "not_measurable": CheckSpec(
         "Is the noise floor small enough to show a fault?",
         "model",
-        "The file may be correct. The model amplifies rounding (are its weights trained?), or its "
-        "function depends on the dtype: keep torch.finfo and branches on the dtype out of forward, "
-        "or raise instruments.max_floor.",
+        _AMPLIFIES,
         {
             "no_reference": "{output} cannot be judged: neither float64 nor random rounding "
             "computes the model's function, so its rounding error was not measured.",

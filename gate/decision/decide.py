@@ -56,9 +56,10 @@ def iter_checks(
     for name in (*RUNTIMES, *others):
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
-            checks = _of_runtime(policy, runtime_policy, evidence, name)
+            measured = list(_of_runtime(policy, runtime_policy, evidence, name))
+            checks = bound_rules.left_to_rounding(evidence, measured)
             if runtime_policy.exceeded == "warn" and evidence.runtime(name) is not None:
-                checks = (_as_warning(runtime_policy, check) for check in checks)
+                checks = [_as_warning(runtime_policy, check) for check in checks]
             yield from checks
 
 

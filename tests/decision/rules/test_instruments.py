@@ -16,7 +16,12 @@ from gate.policy.overrides import with_overrides
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Evidence, ExportRecord, TensorSpec
-from gate.records.instruments import GraphFinding, TraceSearch, WeightsReport
+from gate.records.instruments import (
+    GraphFinding,
+    ReferenceValidity,
+    TraceSearch,
+    WeightsReport,
+)
 from gate.records.runtime import RUNTIMES
 from gate.storage.record import Record
 from gate.summary.render import render_check
@@ -521,3 +526,29 @@ def test_bfloat16_rounds_more_coarsely_than_float16(dtype, ratio, own, passes):
     checks = decide(policy, measured, decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
     assert (found.verdict is PASS) is passes, render_check(found)
+
+
+@pytest.mark.parametrize(
+    ("own_choices", "floor", "verdict"),
+    [(True, 0.1, ERROR), (False, 0.1, FAIL), (True, 1e-6, FAIL)],
+)
+def test_what_rounding_chooses_is_not_refused(own_choices, floor, verdict):
+    """Where rounding changes the model's choices and hides faults, nothing is known of the file."""
+    runtime = builders.runtime_evidence(
+        outputs=(
+            builders.output_parity(
+                noise=builders.noise_parity(ratio=8.0, peak=9.0, reference_rms=floor)
+            ),
+        ),
+    )
+    probe = builders.probe_parity("far", noise_ratio=INF)
+    broken = builders.probe_parity(
+        "broken", failure="it raised", noise_ratio=None, relative_diff=None
+    )
+    evidence = builders.evidence(
+        runtimes=(runtime.model_copy(update={"probes": (*runtime.probes, probe, broken)}),),
+        validity=ReferenceValidity(own_choices=own_choices),
+    )
+    found = {check.name: check.verdict for check in judge(evidence).checks}
+    assert found["noise_ratio"] is found["noise_peak"] is found["probe_far"] is verdict
+    assert found["probe_broken"] is FAIL
