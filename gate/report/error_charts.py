@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scipy.special import betaincinv
 
 from gate.decision.bound_rules import agreement_lower_bound
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
 from gate.records.evidence import Evidence
 from gate.records.outputs import PER_OCTAVE, ClassParity, ConfidenceOfClass, Histogram, OutputParity
@@ -30,7 +31,7 @@ from gate.report.chart import (
 )
 from gate.report.chart import label as drawing_label
 from gate.storage.safe_text import make_printable
-from gate.summary.render import allowed, format_number, observed
+from gate.summary.render import format_bound_usage, format_number, short_name
 from gate.summary.summary import CheckRow
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> Non
     axes.xaxis.set_major_formatter(FuncFormatter(_change))
     axes.set_yticks(range(len(shown)), [str(one.label) for one in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_ylabel("class that PyTorch predicts")
+    axes.set_ylabel("PyTorch's class")
     axes.set_xlabel("file - PyTorch" if signed else "|file - PyTorch|")
     axes.grid(visible=True, axis="x")
 
@@ -348,24 +349,21 @@ def _off(output: OutputParity) -> float:
     return math.inf if math.isnan(value) else value
 
 
-# A row has its name above its mark, so that the whole width is left for the axis: a name beside the
-# axis would take half a telephone.
-
-
 MOST_ROWS = 25
 """More rows than this nobody reads; the table has all."""
 
-_STRAIN_PITCH, _AXIS = 25, 46
+_STRAIN_PITCH, _AXIS, _LEGEND_PITCH = 27, 50, 15
+
+_MOST_LETTERS = 32
+"""Of a label at the left of the axis, which leaves half of the width for the marks."""
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""By the runtimes of a chart, in the order in which the checks name them."""
 
 _LEAST, _MOST = 1e-4, 1e7
 """Where the axis ends; what is beyond is drawn at its end with an arrow."""
 
-_LOOKS = {
-    Verdict.PASS: (BLUE, "o"),
-    Verdict.FAIL: (RED, "X"),
-    Verdict.ERROR: (PINK, "D"),
-    Verdict.WAIVED: (GREY, "s"),
-}
+_COLORS = {Verdict.PASS: BLUE, Verdict.FAIL: RED, Verdict.ERROR: PINK, Verdict.WAIVED: GREY}
 
 
 def worst_first(words: Iterable[CheckRow]) -> list[CheckRow]:
@@ -376,62 +374,83 @@ def worst_first(words: Iterable[CheckRow]) -> list[CheckRow]:
 
 
 def bound_usage_chart(
-    words: Iterable[CheckRow], *, name: str = "strain", most: int = MOST_ROWS
+    words: Iterable[CheckRow],
+    *,
+    name: str = "strain",
+    most: int = MOST_ROWS,
+    several_outputs: bool = False,
 ) -> Chart | None:
-    """The chart of the worst `most`; None: nothing has a bound."""
-    ranked = worst_first(words)
-    rows = ranked[:most]
+    """The chart of the worst `most` checks, a row each with a mark per runtime; None: nothing has a
+    bound. A filled mark failed, a hollow one did not."""
+    words, by_check = list(words), dict[str, list[CheckRow]]()
+    for word in worst_first(words):
+        label = short_name(word.check, several_outputs=several_outputs)
+        by_check.setdefault(label, []).append(word)
+    rows = list(by_check.items())[:most]
     if not rows:
         return None
+    shown = [word for word in words if any(word in row for _, row in rows)]
+    runtimes = list(dict.fromkeys(word.check.runtime or _FILE for word in shown))
+    columns = 2 if max(map(len, runtimes)) > 16 else 3
 
     def paint(drawn: Figure) -> None:
         axes: Axes = drawn.add_subplot()
-        strains = [_place(word) for word in rows]
-        ends = [place for place in strains if place < _MOST]
+        ends = [place for place in map(_place, shown) if place < _MOST]
         low, high = min([0.1, *ends]) / 2.5, max([10.0, *ends]) * 2.5
         logarithmic(axes, low, high)
         axes.axvspan(1.0, high, color=RED, alpha=0.07, linewidth=0)
         axes.axvline(1.0, color=TEXT, linewidth=1.2)
-        for row, (word, place) in enumerate(zip(rows, strains, strict=True)):
-            _mark(axes, row, word, min(place, high))
-        axes.set_ylim(len(rows) - 0.4, -0.75)
-        axes.set_yticks([])
+        for at, (_, row) in enumerate(rows):
+            for word in row:
+                _mark(axes, at, word, runtimes)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_yticks(range(len(rows)), [_bound_label(label, row[0]) for label, row in rows])
+        axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel("observed ÷ bound (1: exactly at its bound)")
+        axes.set_xlabel("observed ÷ bound")
+        for runtime, marker in zip(runtimes, itertools.cycle(_MARKERS), strict=False):
+            axes.plot([], [], marker, color=TEXT, fillstyle="none", label=literal(runtime, 24))
+        drawn.legend(loc="outside lower center", ncols=columns, handletextpad=0.1)
 
-    beyond = sum(word.check.verdict is Verdict.FAIL for word in rows)
-    more = f"; {len(ranked) - len(rows)} more in the table" if len(ranked) > len(rows) else ""
+    beyond = sum(any(word.check.verdict is Verdict.FAIL for word in row) for _, row in rows)
+    more = f"; {len(by_check) - len(rows)} more in the table" if len(by_check) > len(rows) else ""
     return chart(
         name,
         paint,
         title=f"How much of its bound each number has used{more}",
-        alternative=f"{len(rows)} numbers, {beyond} beyond their bound. The worst: "
-        + "; ".join(f"{word.check.title} {_of_bound(word)}" for word in rows[:5]),
-        height=_AXIS + _STRAIN_PITCH * len(rows),
+        alternative=f"{len(rows)} checks, {beyond} beyond their bound. The worst: "
+        + "; ".join(f"{label} {_of_bound(row[0])}" for label, row in rows[:5]),
+        height=_AXIS + _STRAIN_PITCH * len(rows) + _LEGEND_PITCH * -(-len(runtimes) // columns),
     )
 
 
-def _mark(axes: Axes, row: int, word: CheckRow, place: float) -> None:
-    color, marker = _LOOKS[word.check.verdict]
-    low, high = axes.get_xlim()
-    axes.hlines(row + 0.2, low, place, color=color, linewidth=1.5, alpha=0.7)
-    end = {"marker": ">", "clip_on": False} if place >= high else {"marker": marker}
-    axes.plot(place, row + 0.2, color=color, markersize=6.5, linestyle="none", **end)
-    named, numbers = literal(_named(word.check)), literal(_numbers(word.check), 24)
-    drawing_label(axes, row - 0.26, name=named, value=numbers)
+_FILE = "the file"
+"""Instead of a runtime, of a check that is of none."""
 
 
-def _named(check: CheckResult) -> str:
-    return " / ".join(part for part in (check.part, check.runtime, check.name) if part)
+def _bound_label(label: str, worst: CheckRow) -> str:
+    """The name of a check with its output, and below it the worst number beside its bound."""
+    usage = format_bound_usage(worst.check, unit=False)
+    return f"{literal(label, _MOST_LETTERS)}\n{literal(usage, _MOST_LETTERS)}"
 
 
-def _numbers(check: CheckResult) -> str:
-    return f"{observed(check)} {allowed(check)}".strip()
+def _mark(axes: Axes, row: int, word: CheckRow, runtimes: list[str]) -> None:
+    """The marks of one row lie below each other, so that equal ones can be told apart."""
+    color, (low, high) = _COLORS[word.check.verdict], axes.get_xlim()
+    series = runtimes.index(word.check.runtime or _FILE)
+    at = row + 0.6 * ((series + 0.5) / len(runtimes) - 0.5)
+    place = min(_place(word), high)
+    axes.hlines(at, low, place, color=color, linewidth=1.2, alpha=0.6)
+    fill: Any = "full" if word.check.verdict is Verdict.FAIL else "none"
+    marker = ">" if place >= high else _MARKERS[series % len(_MARKERS)]
+    axes.plot(place, at, marker, color=color, fillstyle=fill, markersize=5.5, clip_on=False)
 
 
 def _of_bound(word: CheckRow) -> str:
     value = word.strain or 0.0
-    return f"{format_number(value)} times its bound" if math.isfinite(value) else "no finite number"
+    if math.isfinite(value):
+        return f"{format_number(value)} times its bound"
+    return format_bound_usage(word.check)
 
 
 def _place(word: CheckRow) -> float:

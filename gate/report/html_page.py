@@ -29,7 +29,7 @@ from gate.report.error_charts import (
 )
 from gate.report.model_charts import depth_chart, latency, memory, trend_charts
 from gate.storage.safe_text import make_printable
-from gate.summary.render import allowed, format_number, observed
+from gate.summary.render import allowed, format_bound_usage, format_number, observed
 from gate.summary.summarize import COST_HEADINGS
 from gate.summary.summary import CheckRow, Summary
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NAMES = ("strain", "differences", "confidence", "agreement", "localisation", "latency", "memory")
 
-_CAUSE_ROWS, _CAUSE_HEIGHT = 6, 195
+_CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 """Of the first chart, which has to fit on a telephone's first screen."""
 
 
@@ -61,8 +61,9 @@ def of_report(
     """All charts of a report."""
     found = explanation.localisation
     layers = depth_chart(found) if found is not None else None
+    bounds = bound_usage_chart(story.words, several_outputs=story.has_several_outputs)
     return (
-        *(chart for chart in (bound_usage_chart(story.words), layers) if chart is not None),
+        *(chart for chart in (bounds, layers) if chart is not None),
         *of_evidence(evidence, decision),
     )
 
@@ -78,9 +79,10 @@ def of_cause(story: Summary, explanation: Explanation) -> Chart | None:
     blamed = {check for finding in story.findings[:1] for check in finding.checks}
     words = [word for word in story.words if word.check in blamed]
     measured = [word for word in story.words if word.check.runtime is not None]
-    return bound_usage_chart(words, name="cause", most=_CAUSE_ROWS) or bound_usage_chart(
-        measured, name="cause", most=_CAUSE_ROWS
-    )
+    several = story.has_several_outputs
+    return bound_usage_chart(
+        words, name="cause", most=_CAUSE_ROWS, several_outputs=several
+    ) or bound_usage_chart(measured, name="cause", most=_CAUSE_ROWS, several_outputs=several)
 
 
 _GRAPHICS = ("GPU", "driver", "CUDA", "cuDNN")
@@ -393,6 +395,7 @@ def _templates() -> Environment:
         "when": _when,
         "figure": _figure,
         "times": _times,
+        "usage": format_bound_usage,
         "linked": _is_linked,
     }
     return made
@@ -459,9 +462,13 @@ def _figure(drawn: Chart) -> Any:
 
 
 def _times(strain: float) -> str:
-    """How much of a bound is used."""
+    """How much of a bound is used; nothing of a bound that allows no difference at all."""
+    if not math.isfinite(strain):
+        return ""
     if strain < 0.01:
         return "< 0.01 ×"
+    if strain >= 1e4:
+        return f"{strain:.1e} ×".replace("e+0", "e").replace("e+", "e")
     return f"{strain:.3g} ×" if strain >= 1.0 else f"{strain:.2g} ×"
 
 

@@ -9,7 +9,12 @@ from gate.decision.check_result import Verdict
 from gate.records.champion_comparison import TrendRow
 from gate.report.ci_formats import CiResult, Colour
 from gate.storage.safe_text import make_printable
-from gate.summary.render import format_bound_usage, format_number, render_check
+from gate.summary.render import (
+    format_bound_usage,
+    format_number,
+    render_check,
+    short_name,
+)
 from gate.summary.summarize import COST_HEADINGS
 from gate.summary.summary import Finding, RuntimeProof, Summary
 
@@ -46,7 +51,8 @@ def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
     if story.headline.remedy:
         lines += [f"**Try:** {literal(story.headline.remedy)}", ""]
     lines += [*_findings(story), *_change(story)]
-    lines += [*_HEADER, *map(_row, story.proof), ""]
+    several = story.has_several_outputs
+    lines += [*_HEADER, *(_row(row, several=several) for row in story.proof), ""]
     lines += [*_costs(story)]
     lines += [*_listed("Also to be known:", map(literal, (*story.warnings, *story.notes)))]
     lines += [*_listed("Next:", _steps(story))]
@@ -139,11 +145,11 @@ def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
     yield ""
 
 
-def _row(row: RuntimeProof) -> str:
+def _row(row: RuntimeProof, *, several: bool) -> str:
     observed = allowed = worst = ""
     if row.worst is not None:
         value, bound = row.worst.observed, row.worst.bound
-        worst = row.worst.name
+        worst = short_name(row.worst, several_outputs=several)
         observed = format_number(value) if isinstance(value, float) else ""
         allowed = format_number(bound) if isinstance(bound, float) else ""
     elif row.reason is not None:

@@ -13,7 +13,13 @@ from gate.lint.lint import LintReport
 from gate.records.export import LEVELS, LintFinding, LintLevel
 from gate.records.localization import Explanation, LayerRow, Localization
 from gate.storage.safe_text import make_printable
-from gate.summary.render import cells, format_bound_usage, format_number, render_check
+from gate.summary.render import (
+    cells,
+    format_bound_usage,
+    format_number,
+    render_check,
+    short_name,
+)
 from gate.summary.summarize import COST_HEADINGS
 from gate.summary.summary import CheckRow, Finding, RuntimeProof, Summary
 
@@ -227,19 +233,20 @@ def _lines(story: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
 def _runtimes(story: Summary, *, width: int) -> Iterator[_Line]:
     """Those that were to be measured; the waived ones share a finding."""
     rows = [row for row in story.proof if row.state not in ("waived", "not measured")]
+    several = story.has_several_outputs
     longest = max((len(row.runtime) for row in rows), default=0) if width >= _NARROW else 0
     for row in rows:
-        facts = [row.runtime.ljust(longest), row.state, *_facts(row, width=width)]
+        facts = [row.runtime.ljust(longest), row.state, *_facts(row, width=width, several=several)]
         yield _Line("ran", "  ".join(facts), _STATES.get(row.state, ""))
 
 
-def _facts(row: RuntimeProof, *, width: int) -> Iterator[str]:
+def _facts(row: RuntimeProof, *, width: int, several: bool) -> Iterator[str]:
     if row.reason is not None:
         yield row.reason.partition(": ")[0]
     if row.worst is not None:
-        value, bound = row.worst.observed, row.worst.bound
-        if isinstance(value, float) and isinstance(bound, float):
-            yield f"{row.worst.name} {format_number(value)} of {format_number(bound)}"
+        usage = format_bound_usage(row.worst, unit=False)
+        if usage:
+            yield f"{short_name(row.worst, several_outputs=several)} {usage}"
     if width >= _NARROW and row.agreement is not None:
         yield f"top-1 {100 * row.agreement:.4g} %"
     if width >= _WIDE and row.latency_ms is not None:

@@ -152,10 +152,12 @@ def _measured(
 ) -> Iterator[ChangeRow]:
     """What the evidence of each says of itself."""
     before, now = TrendRow.of(old), TrendRow.of(new)
-    yield _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse")
-    yield _numbers(
-        "agreement with its own model", before.agreement, now.agreement, more_is="better"
+    rows = (
+        _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
+        _numbers("agreement with its own model", before.agreement, now.agreement, more_is="better"),
     )
+    for row in rows:
+        yield row if old.dataset.sha256 == new.dataset.sha256 else _incomparable(row)
     if incumbent is None or incumbent.latency is None:
         # Of two machines, or two moods of one: neither better nor worse.
         yield _numbers(
@@ -246,6 +248,12 @@ def _numbers(
     if changed and before is not None and now is not None and more_is is not None:
         sense = _sense(before, now, more_is)
     return ChangeRow(name=name, before=texts[0], now=texts[1], changed=changed, sense=sense)
+
+
+def _incomparable(row: ChangeRow) -> ChangeRow:
+    """The row of a number that each file has of samples of its own: neither better nor worse."""
+    before = f"{row.before} (not comparable: other samples)"
+    return row.model_copy(update={"before": before, "changed": True, "sense": None})
 
 
 def _sense(before: float, now: float, more_is: Sense) -> Sense | None:

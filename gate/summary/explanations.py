@@ -59,10 +59,9 @@ class Scene:
 
     @property
     def number(self) -> str:
-        """The farthest noise ratio beyond its bound, else the number of the first check, named
-        where its unit does not say what it is."""
-        failed = [c for c in self.group.checks if c.verdict is Verdict.FAIL]
-        best = worst_of(failed, "noise_ratio") or worst_of(failed, "noise_") or self.shown
+        """The number of the group's headline check, named where its unit does not say what it
+        is."""
+        best = self.group.headline_check
         text = format_bound_usage(best)
         return text if not text or best.name.startswith("noise_") else f"{best.name} {text}"
 
@@ -101,9 +100,8 @@ def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
 
 def _on_probe(scene: Scene, text: str, probe: str) -> str:
     """What no sample shows, with the number of the input that does."""
-    check = next((c for c in scene.group.ordered if c.name == f"probe_{probe}"), scene.shown)
     text = f"{text}; the samples agree, and the input '{probe}' shows it"
-    return with_number(text, format_bound_usage(check))
+    return with_number(text, format_bound_usage(scene.group.headline_check))
 
 
 def _located_optimiser(scene: Scene, blame: OptimizerFault) -> GroupExplanation:
@@ -326,13 +324,18 @@ def _cost(scene: Scene) -> GroupExplanation:
 
 
 def _waived(scene: Scene) -> GroupExplanation:
-    """What was not measured, and what does not refuse the file; one sentence a code."""
+    """What was not measured, and what does not refuse the file; one sentence a code and, of
+    runtimes, a reason."""
+    groups: dict[tuple[str | None, str], dict[str, None]] = {}
+    shown: dict[tuple[str | None, str], str] = {}
+    for check in scene.group.checks:
+        text = short(render_check(check, "headline"))
+        key = (check.code, text if check.name == "runtime" else "")
+        shown.setdefault(key, text)
+        groups.setdefault(key, {})[check.runtime if key[1] and check.runtime else check.name] = None
     texts = []
-    for code in dict.fromkeys(check.code for check in scene.group.checks):
-        checks = [check for check in scene.group.checks if check.code == code]
-        titles = dict.fromkeys(c.runtime if c.name == "runtime" else c.name for c in checks)
-        names = ", ".join(filter(None, titles))
-        text = short(render_check(checks[0], "headline"))
+    for key, text in shown.items():
+        names = ", ".join(groups[key])
         texts.append(text if text.startswith(names) else f"{names}: {text}")
     return GroupExplanation(None, clean("; ".join(texts)), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gate.decision.catalog import SYMPTOMS, Cause, cause_for
 from gate.decision.check_result import CheckResult, Verdict
@@ -36,6 +36,31 @@ class CheckGroup:
     def ordered(self) -> tuple[CheckResult, ...]:
         """What fails first, then what can't be judged; each the farthest beyond its bound first."""
         return tuple(sorted(self.checks, key=_place))
+
+    @property
+    def headline_check(self) -> CheckResult:
+        """The check whose number the sentence about this group shows: on a probe that of the probe,
+        of a layer, of weights, an optimiser or a device the noise ratio farthest beyond its bound,
+        else the first check."""
+        first, found = self.ordered[0], self.localisation
+        if found is not None and found.probe is not None:
+            return next((c for c in self.ordered if c.name == f"probe_{found.probe}"), first)
+        if self.cause in _BY_NAME:
+            return worst_of(self.checks, _BY_NAME[self.cause]) or first
+        if found is None and self.cause not in _BY_NOISE:
+            return first
+        failed = [check for check in self.checks if check.verdict is Verdict.FAIL]
+        return worst_of(failed, "noise_ratio") or worst_of(failed, "noise_") or first
+
+    def on_runtime(self, name: RuntimeName) -> CheckGroup | None:
+        """Return the part of the group that one runtime shows; None: it shows nothing of it."""
+        checks = [check for check in self.checks if check.runtime == name]
+        return replace(self, checks=checks) if checks else None
+
+
+_BY_NAME: dict[Cause, str] = {"batch": "probe_batch", "nonfinite": "finite"}
+
+_BY_NOISE: tuple[Cause, ...] = ("weights", "optimiser", "device", "cpu_optimized")
 
 
 def _place(check: CheckResult) -> tuple[int, int, float]:

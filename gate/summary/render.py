@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any, Literal
 
@@ -184,6 +184,17 @@ def allowed(check: CheckResult) -> str:
     return f"{_SYMBOLS.get(check.relation or '', '')} {bound}".strip()
 
 
+def has_several_outputs(checks: Iterable[CheckResult]) -> bool:
+    """Whether the checks are of more than one output."""
+    return len({check.output for check in checks if check.output}) > 1
+
+
+def short_name(check: CheckResult, *, several_outputs: bool) -> str:
+    """The name of a check, with its part of a release, and its output where there are several."""
+    places = (check.part, check.output if several_outputs else None, check.label)
+    return make_printable(" / ".join(place for place in places if place))
+
+
 def cells(check: CheckResult) -> tuple[str, str, str, str]:
     """Name with the output, observed, allowed, number of samples."""
     name = f"{check.output} / {check.label}" if check.output else check.label
@@ -309,17 +320,20 @@ def is_about_samples(check: CheckResult) -> bool:
     return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
-def format_bound_usage(check: CheckResult) -> str:
-    """What a check saw and what is allowed, in its unit: `33.7 × rounding, allowed 1.67`."""
-    unit = meaning_of(check.name).unit
+def format_bound_usage(check: CheckResult, *, unit: bool = True) -> str:
+    """What a check saw and what is allowed, with its unit: `33.7 × rounding, allowed 1.67`."""
+    of = meaning_of(check.name).unit
     if not isinstance(check.observed, float) or not isinstance(check.bound, float):
         return ""
-    if unit is not None and unit.startswith("share of "):
-        least = "at least " if check.relation == ">=" else ""
-        return f"{_percent(check.observed)}, allowed {least}{_percent(check.bound)}"
-    relative = check.params.get("metric") == "relative_diff"
-    suffix = f" {ROUNDING}" if unit == ROUNDING and not relative else ""
-    return f"{format_number(check.observed)}{suffix}, allowed {format_number(check.bound)}"
+    least = "at least " if check.relation == ">=" else ""
+    if of is not None and of.startswith("share of "):
+        shown = [_percent(share) for share in (check.observed, check.bound)]
+        if shown[0] == shown[1] and check.observed != check.bound:
+            shown[0] = f"{100.0 * check.observed!r} %"
+        return f"{shown[0]}, allowed {least}{shown[1]}"
+    rounding = unit and of == ROUNDING and check.params.get("metric") != "relative_diff"
+    suffix = f" {ROUNDING}" if rounding else ""
+    return f"{observed(check)}{suffix}, allowed {least}{format_number(check.bound)}"
 
 
 def _percent(share: float) -> str:

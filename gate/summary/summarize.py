@@ -21,7 +21,7 @@ from gate.records.runtime import RUNTIMES, traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.champion_changes import unasked
 from gate.summary.explanations import GroupExplanation, account_of, finding_of
-from gate.summary.grouping import groups_of
+from gate.summary.grouping import CheckGroup, groups_of
 from gate.summary.render import (
     agreement_sentences,
     bound_usage,
@@ -29,9 +29,11 @@ from gate.summary.render import (
     code_sentences,
     format_bound_usage,
     format_number,
+    has_several_outputs,
     imprecision_sentences,
     is_about_samples,
     render_check,
+    short_name,
     weight_sentences,
 )
 from gate.summary.summary import (
@@ -86,23 +88,34 @@ def _costs_row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
 State = Literal["passed", "failed", "not judged", "waived", "not measured"]
 
 
-def proof_of(decision: Decision, evidence: Evidence) -> tuple[RuntimeProof, ...]:
-    """One row for each runtime that was judged or measured, in the order of their names."""
+def proof_of(
+    decision: Decision, evidence: Evidence, first: CheckGroup | None = None
+) -> tuple[RuntimeProof, ...]:
+    """One row for each runtime that was judged or measured, in the order of their names.
+
+    `first`: the group that the headline is about. Its runtime comes first, with the number of the
+    headline; of a file that passed that is the runtime with the number nearest to its bound.
+    """
     shown = {check.runtime for check in decision.checks if check.runtime}
     shown |= {runtime.runtime for runtime in evidence.runtimes}
-    return tuple(
-        _proof_row(name, decision, evidence.runtime(name))
+    rows = [
+        _proof_row(name, decision, evidence.runtime(name), first)
         for name in (*RUNTIMES, *sorted(shown - set(RUNTIMES)))
         if name in shown
-    )
+    ]
+    if decision.passed:
+        leading = max(rows, key=lambda row: row.strain or 0.0, default=None)
+    else:
+        check = None if first is None else first.headline_check
+        leading = next((row for row in rows if row.worst is check), None)
+    return tuple(sorted(rows, key=lambda row: row is not leading))
 
 
-def _proof_row(name: str, decision: Decision, runtime: RuntimeEvidence | None) -> RuntimeProof:
+def _proof_row(
+    name: str, decision: Decision, runtime: RuntimeEvidence | None, first: CheckGroup | None
+) -> RuntimeProof:
     checks = [check for check in decision.checks if check.runtime == name]
-    judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
-    strained = [(bound_usage(check), check) for check in judged if not is_about_samples(check)]
-    numbered = [(used, check) for used, check in strained if used is not None]
-    used, worst = max(numbered, key=lambda pair: _rank(*pair), default=(None, None))
+    used, worst = _worst(checks, first.on_runtime(name) if first is not None else None)
     agreements = [c.observed for c in checks if c.name == "top1_agreement"]
     numbers = [value for value in agreements if isinstance(value, float)]
     return RuntimeProof(
@@ -116,6 +129,19 @@ def _proof_row(name: str, decision: Decision, runtime: RuntimeEvidence | None) -
         latency_ms=runtime.latency.median_ms if runtime and runtime.latency else None,
         reason=_reason(checks, runtime),
     )
+
+
+def _worst(
+    checks: list[CheckResult], first: CheckGroup | None
+) -> tuple[float | None, CheckResult | None]:
+    """The check that a row shows, with how much of its bound it has used: what the headline says of
+    this runtime, else what fails, else what is nearest to its bound."""
+    if first is not None and bound_usage(first.headline_check) is not None:
+        return bound_usage(first.headline_check), first.headline_check
+    judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
+    strained = [(bound_usage(check), check) for check in judged if not is_about_samples(check)]
+    numbered = [(used, check) for used, check in strained if used is not None]
+    return max(numbered, key=lambda pair: _rank(*pair), default=(None, None))
 
 
 def _rank(used: float, check: CheckResult) -> tuple[bool, float]:
@@ -283,12 +309,16 @@ def summarize(
     groups = groups_of(decision, explanation)
     accounts = [account_of(group, evidence, explanation) for group in groups]
     findings = tuple(map(finding_of, groups, accounts))
-    headline = _headline(decision, evidence, findings[0].cause if findings else None, accounts)
+    first = groups[0] if groups and groups[0].verdict is not Verdict.WAIVED else None
+    proof = proof_of(decision, evidence, first)
+    headline = _headline(
+        decision, evidence, findings[0].cause if findings else None, accounts, proof
+    )
     return Summary(
         headline=headline,
         subject=_subject(decision, evidence),
         findings=findings,
-        proof=proof_of(decision, evidence),
+        proof=proof,
         costs=costs_of(evidence),
         change=change or unasked(),
         steps=steps_of(decision, evidence, headline.cause),
@@ -299,10 +329,14 @@ def summarize(
 
 
 def _headline(
-    decision: Decision, evidence: Evidence, cause: Cause | None, accounts: list[GroupExplanation]
+    decision: Decision,
+    evidence: Evidence,
+    cause: Cause | None,
+    accounts: list[GroupExplanation],
+    proof: tuple[RuntimeProof, ...],
 ) -> Headline:
     if decision.passed:
-        sentence = _passed(decision, evidence)
+        sentence = _passed(decision, evidence, proof)
         return Headline(verdict=decision.verdict, cause="passed", sentence=sentence)
     if cause in (None, "waived"):
         sentence = "No measured runtime passed all its checks"
@@ -317,15 +351,15 @@ def _headline(
     )
 
 
-def _passed(decision: Decision, evidence: Evidence) -> str:
-    """On how many samples, where, and what came nearest to its bound."""
-    text = f"Within every bound on {evidence.dataset.samples} samples, on "
+def _passed(decision: Decision, evidence: Evidence, proof: tuple[RuntimeProof, ...]) -> str:
+    """On how many samples, where, and what came nearest to its bound: as the first row says."""
+    samples = evidence.dataset.samples
+    text = f"Within every bound on {samples} sample{'' if samples == 1 else 's'}, on "
     text += ", ".join(decision.runtimes)
-    measured = [c for c in decision.checks if c.runtime and not is_about_samples(c)]
-    used = [(bound_usage(check) or 0.0, check) for check in measured]
-    nearest = max((pair for pair in used if 0.0 < pair[0] <= 1.0), key=lambda p: p[0], default=None)
-    if nearest is not None and format_bound_usage(nearest[1]):
-        text += f"; the nearest is {nearest[1].name}, {format_bound_usage(nearest[1])}"
+    nearest = proof[0].worst if proof and proof[0].strain else None
+    if nearest is not None and format_bound_usage(nearest):
+        name = short_name(nearest, several_outputs=has_several_outputs(decision.checks))
+        text += f"; the nearest is {name}, {format_bound_usage(nearest)}"
     return make_printable(text)
 
 

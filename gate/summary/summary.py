@@ -11,6 +11,7 @@ from gate.decision.check_result import CheckResult, Verdict
 from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Latency
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
+from gate.summary.render import has_several_outputs
 
 _MB = 1e6
 
@@ -190,6 +191,7 @@ class SummarySubject(Record):
     opset: int
     producer: str
     factory: str
+    """The callable that returns the PyTorch model."""
     samples: int
     measured_at: str
     decided_at: str
@@ -202,6 +204,11 @@ class SummarySubject(Record):
     data_sha256: Sha256 | None = None
     checkpoint_sha256: Sha256 | None = None
     """None: the model was built by code alone."""
+
+    @property
+    def title(self) -> str:
+        """The registered model, else the factory."""
+        return self.name or self.factory
 
 
 class Summary(Record):
@@ -222,6 +229,11 @@ class Summary(Record):
     """What else is to be known: what agreement proves, weights."""
     words: tuple[CheckRow, ...] = ()
     """Every check, in the order of the decision."""
+
+    @property
+    def has_several_outputs(self) -> bool:
+        """Whether names of checks need their output."""
+        return has_several_outputs(word.check for word in self.words)
 
     def about(self, *, name: str | None, version: str | None = None) -> Self:
         """The same of a registered model, and of its version."""

@@ -115,7 +115,7 @@ def test_a_part_of_yesterday_is_named(folder: Path) -> None:
     ).words
     numbers = bound_usage_chart(words)
     assert numbers is not None
-    assert "head / ort-cpu / " in numbers.svg
+    assert "head / noise_ratio" in numbers.svg
 
 
 def test_another_layout_at_the_seam_is_named(folder: Path) -> None:

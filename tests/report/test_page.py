@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from html.parser import HTMLParser
 
@@ -8,10 +9,21 @@ import pytest
 
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
-from gate.records.outputs import ConfidenceOfClass
+from gate.records.outputs import ConfidenceOfClass, OutputParity
 from gate.report import html_page
 from gate.report.html_page import Report, render_page
-from tests.builders import policy
+from gate.report.markdown import summary_markdown
+from gate.summary.render import format_bound_usage
+from gate.summary.summarize import summarize
+from gate.summary.summary import Summary
+from tests.builders import (
+    class_parity,
+    evidence,
+    noise_parity,
+    output_parity,
+    policy,
+    runtime_evidence,
+)
 from tests.report import stories
 from tests.report.stories import HOSTILE, LAYER
 
@@ -212,4 +224,86 @@ def test_reasons_are_short_and_names_of_runtimes_whole() -> None:
 def test_the_title_tells_the_verdict_and_the_cause(pages: dict[str, str]) -> None:
     title = re.search(r"<title>(.*?)</title>", pages["rejected"])
     assert title is not None
-    assert title[1].startswith(f"FAIL {LAYER}.weight")
+    assert title[1].startswith(f"FAIL resnet-digits: {LAYER}.weight")
+
+
+@pytest.mark.parametrize("name", [None, "digits"])
+def test_the_page_names_the_model(name: str | None) -> None:
+    case = stories.passed()
+    page = render_page(Report(case.story.about(name=name), case.evidence, case.decision))
+    shown = name or case.evidence.source.factory
+    title = re.search(r"<title>(.*?)</title>", page)
+    assert title is not None
+    assert title[1].startswith(f"PASS {shown} ")
+    assert f'<b id="name">{shown}</b>' in page
+
+
+def _told(*outputs: OutputParity) -> tuple[Summary, str]:
+    """The summary and the first screen of files whose runtimes compute these outputs."""
+    good = evidence()
+    (spec,) = good.subject.outputs
+    specs = tuple(spec.model_copy(update={"name": output.name}) for output in outputs)
+    of = {"ort-cpu": outputs, "ort-cpu-optimized": tuple(map(_slightly_worse, outputs))}
+    seen = good.model_copy(
+        update={
+            "subject": good.subject.model_copy(update={"outputs": specs}),
+            "runtimes": tuple(
+                runtime_evidence(each.runtime, outputs=of[each.runtime]) if each.measured else each
+                for each in good.runtimes
+            ),
+        }
+    )
+    decision = decide(policy(), seen, decided_at="2026-01-01T00:00:00+00:00")
+    story = summarize(decision, seen)
+    return story, render_page(Report(story, seen, decision)).partition("</header>")[0]
+
+
+def _slightly_worse(output: OutputParity) -> OutputParity:
+    assert output.noise is not None
+    noise = output.noise.model_copy(update={"ratio": 1.01 * output.noise.ratio})
+    return output.model_copy(update={"noise": noise})
+
+
+@pytest.mark.parametrize("ratio", [1.1, 194.8])
+def test_the_headline_and_the_first_row_show_the_same_number(ratio: float) -> None:
+    story, first = _told(output_parity(noise=noise_parity(ratio=ratio)))
+    worst = story.proof[0].worst
+    assert worst is not None
+    assert (worst.name, worst.runtime) == ("noise_ratio", "ort-cpu-optimized")
+    assert worst.observed == 1.01 * ratio
+    assert format_bound_usage(worst) in story.headline.sentence
+    assert first.index(format_bound_usage(worst)) < first.index('<table class="matrix"')
+    assert first.count(format_bound_usage(worst)) == 2
+    assert story.proof[0].runtime == "ort-cpu-optimized"
+    assert "ort-cpu" in [row.runtime for row in story.proof]
+
+
+def test_a_row_says_what_is_allowed_and_claims_no_false_relation() -> None:
+    _, first = _told(output_parity(noise=noise_parity(ratio=194.8)))
+    assert "194.8 × rounding, allowed " in first
+    assert not re.search("194.8[^<]*≤", first)
+
+
+def test_a_bound_that_allows_nothing_is_not_used_by_an_infinite_factor() -> None:
+    wrong = class_parity(top1_disagreements=3)
+    case = stories.rejected()
+    story, first = _told(output_parity(classification=wrong))
+    assert story.headline.verdict == "FAIL"
+    agreement = next(w for w in story.words if w.check.name == "top1_agreement")
+    assert agreement.strain == math.inf
+    assert "inf ×" not in first
+    assert "inf ×" not in case.page()
+    assert "99.25 %, allowed at least 100 %" in first
+
+
+def test_rows_name_the_output_where_there_are_several() -> None:
+    boxes, scores = output_parity(name="boxes"), output_parity(name="scores")
+    far = _slightly_worse(scores)
+    story, first = _told(boxes, far)
+    rows = first.partition('<table class="matrix"')[2].partition("</table>")[0]
+    assert re.findall('<span class="output">(.*?)</span>', rows) == ["scores", "scores"]
+    assert "scores / noise_ratio" in story.headline.sentence
+    assert "scores / noise" in summary_markdown(story, {})
+    alone, first = _told(output_parity(name="scores"))
+    assert 'class="output"' not in first
+    assert "scores / " not in alone.headline.sentence

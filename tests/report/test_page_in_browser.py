@@ -3,12 +3,15 @@ colours, and in the frame in which MLflow shows it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
+from gate.records.evidence import Evidence
 from tests.browser import chromium
 from tests.report import stories
 
@@ -119,6 +122,31 @@ def test_charts_are_readable_on_a_telephone(browser: Browser, pages: dict[str, s
     )
     assert len(sizes) > 100
     assert [text for height, text in sizes if height < 9.0] == []
+
+
+CLIPPED = """() => Array.from(document.querySelectorAll("figure")).flatMap(figure => {
+  const edge = figure.querySelector("svg").getBoundingClientRect();
+  return Array.from(figure.querySelectorAll("svg text")).filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.left < edge.left - 1 || box.right > edge.right + 1
+      || box.top < edge.top - 1 || box.bottom > edge.bottom + 1;
+  }).map(text => `${figure.id}: ${text.textContent}`);
+})"""
+
+
+@pytest.mark.parametrize("size", [TELEPHONE, (1440, 900)])
+def test_no_text_of_a_chart_is_clipped(browser: Browser, size: tuple[int, int]) -> None:
+    case = stories.rejected()
+    one_class = json.loads(case.evidence.to_json())
+    for runtime in one_class["runtimes"]:
+        for output in runtime["outputs"]:
+            confidence = output["classification"]["confidence"]
+            confidence["per_class"] = confidence["per_class"][:1]
+    seen = Evidence.from_json(json.dumps(one_class))
+    for shown in (case, replace(case, evidence=seen)):
+        page = opened(browser, shown.page(), size)
+        assert page.locator("#chart-confidence").count() == 1
+        assert page.evaluate(CLIPPED) == []
 
 
 def test_texts_of_charts_follow_the_scheme(browser: Browser, pages: dict[str, str]) -> None:

@@ -76,6 +76,26 @@ def test_what_changed_comes_first() -> None:
     ]  # fmt: skip
 
 
+def test_numbers_of_other_samples_are_not_compared() -> None:
+    old = old_evidence()
+    dataset = old.dataset.model_copy(update={"sha256": builders.digest("other samples")})
+    noise = builders.noise_parity(ratio=0.5)
+    output = builders.output_parity(noise=noise)
+    runtimes = tuple(
+        builders.runtime_evidence(each.runtime, outputs=(output,)) if each.outputs else each
+        for each in old.runtimes
+    )
+    other = old.model_copy(update={"dataset": dataset, "runtimes": runtimes})
+    for data, sense in ((old.dataset, "worse"), (dataset, None)):
+        before = other.model_copy(update={"dataset": data})
+        made = row(change(champion(before)), "noise ratio")
+        assert made.sense == sense
+        assert made.changed
+        assert ("not comparable: other samples" in made.before) is (sense is None)
+    made = row(change(champion(other)), "agreement with its own model")
+    assert (made.changed, made.sense) == (True, None)
+
+
 @pytest.mark.parametrize(
     ("now", "sense"), [(20.5, None), (19.5, None), (22.0, "worse"), (18.0, "better")]
 )

@@ -379,3 +379,16 @@ def test_what_was_measured_and_waived_is_not_said_to_be_unmeasured() -> None:
     (group,) = grouped(absent, far)
     sentence = account_of(group, evidence(), Explanation()).sentence
     assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")
+
+
+def test_each_absent_runtime_is_waived_for_its_own_reason() -> None:
+    checks = [
+        check("runtime", runtime=name, verdict=Verdict.WAIVED, observed=None, code="absent_waived",
+              params={"reason": reason})
+        for name, reason in (("ort-cuda", "no GPU: none at all"), ("browser-wasm", "no Chromium"),
+                             ("torch-cuda", "no GPU: none at all"))
+    ]  # fmt: skip
+    (group,) = grouped(*checks)
+    assert account_of(group, evidence(), Explanation()).sentence == (
+        "ort-cuda, torch-cuda: not measured (no GPU); browser-wasm: not measured (no Chromium)"
+    )
