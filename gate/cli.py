@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -189,7 +189,8 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
             )
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
-        code = _printed(outcome, machine=machine)
+        with _finished(outcome, machine=machine):
+            code = _printed(outcome, machine=machine)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
@@ -203,6 +204,21 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
         _print_error(error, arguments, machine=machine)
         return ExitCode.NOT_JUDGED
     return code
+
+
+@contextlib.contextmanager
+def _finished(outcome: CommandResult | Printed, *, machine: bool) -> Iterator[None]:
+    """Do what the command has left for after its result; before it where the result is for a
+    machine, which waits for all of it."""
+    finish = outcome.finish if isinstance(outcome, CommandResult) else str
+    if machine:
+        finish()
+    try:
+        yield
+    finally:
+        text = "" if machine else finish()
+        if text:
+            click.echo(text)
 
 
 def _open_closed_streams() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -327,29 +327,72 @@ def runs_of_check(
     return None
 
 
-def tracked(
-    runs: Runs, judgement: SummaryInputs, *, folder: Path, inputs: str, remember: bool
-) -> dict[str, Any]:
-    """Write the record on a new run; gives what `--json` says of it.
+@dataclass
+class TrackedRun:
+    """The run of `gate check --track`: the numbers are written before the verdict is printed, the
+    files after it.
 
-    The judgement stands whatever becomes of its record: a server that fails now is told, and
-    `gate promote` writes the record anew. `remember`: name the run in the folder of the report.
+    The judgement stands whatever becomes of its record: a server that fails is told, and `gate
+    promote` writes the record anew.
     """
-    from gate.mlflow_client.log_evaluation import log_evaluation
 
-    try:
-        with runs.new("gate check") as page:
-            log_evaluation(page, judgement, folder=folder, inputs=inputs)
-        if remember:
-            runs.remember(page, folder)
-    except GateError as error:
-        return {"run_id": None, "experiment_id": None, "address": None, "error": str(error)}
-    return {
-        "run_id": page.run_id,
-        "experiment_id": page.experiment_id,
-        "address": page.location,
-        "error": None,
-    }
+    runs: Runs
+    page: RunLogger
+    judgement: SummaryInputs
+    folder: Path
+    """Of the report."""
+    opened: ExitStack
+    """Ends the run; removes the folder where nobody asked for a report."""
+    remember: bool
+    """Name the run in the folder."""
+    failure: GateError | None = None
+    plain: dict[str, Any] = field(default_factory=dict)
+    """What `--json` says of it."""
+
+    def write_numbers(self, *, inputs: str) -> None:
+        """Log params, tags and metrics."""
+        from gate.mlflow_client.log_evaluation import log_numbers
+
+        try:
+            log_numbers(self.page, self.judgement, inputs=inputs)
+        except GateError as error:
+            self.failure = error
+        self._describe()
+
+    def finish(self) -> str:
+        """Upload the files and end the run; gives what there is to say of a failure."""
+        from gate.mlflow_client.log_evaluation import log_files
+
+        told = self.failure is not None
+        try:
+            with self.opened:
+                if self.failure is not None:
+                    raise self.failure
+                log_files(self.page, self.judgement, folder=self.folder)
+            if self.remember:
+                self.runs.remember(self.page, self.folder)
+        except GateError as error:
+            self.failure = error
+        self._describe()
+        return "" if told or self.failure is None else f"run     {self.text}"
+
+    @property
+    def text(self) -> str:
+        """The address, or why it is of no use."""
+        from gate.storage.safe_text import make_printable
+
+        if self.failure is None:
+            return make_printable(self.page.location)
+        return make_printable(f"not written, the verdict stands: {self.failure}")
+
+    def _describe(self) -> None:
+        page, failed = self.page, self.failure is not None
+        self.plain |= {
+            "run_id": None if failed else page.run_id,
+            "experiment_id": None if failed else page.experiment_id,
+            "address": None if failed else page.location,
+            "error": str(self.failure) if failed else None,
+        }
 
 
 @contextmanager
@@ -397,25 +440,24 @@ class Checked:
         self,
         reference: Reference,
         *,
-        inputs: str,
-        runs: Runs | None,
+        opened: ExitStack | None,
         signing: Signing | None,
         compared: bool,
-    ) -> dict[str, Any] | None:
-        """The report where one is asked for, and the run; gives what there is to say of the run.
-        `compared`: with the champion. Raises as `write_for_others` and `tracked`."""
-        wanted = self.report is not None
-        if not wanted and runs is None:
+    ) -> Path | None:
+        """Write the report where one is asked for, or where a run needs it; then into a folder that
+        `opened` removes. Return its folder. `compared`: with the champion. Raises as
+        `write_for_others`."""
+        if self.report is None and opened is None:
             return None
-        with report_folder(self.report) as report:
-            if wanted and signing is not None:
+        with contextlib.ExitStack() as stack:
+            keeping = stack if self.report is not None or opened is None else opened
+            report = keeping.enter_context(report_folder(self.report))
+            if self.report is not None and signing is not None:
                 write_for_others(report, self.verdicted, compared=compared, signing=signing)
             write_report(report, self.verdicted, story=self.judgement.story, spec=reference.spec)
-            if runs is None:
-                return None
-            return tracked(runs, self.judgement, folder=report, inputs=inputs, remember=wanted)
+        return self.report or report
 
-    def show(self, console: Console, *, run: dict[str, Any] | None, verbose: bool) -> None:
+    def show(self, console: Console, *, run: TrackedRun | None, verbose: bool) -> None:
         """Print it. `run`: what there is to say of the run."""
         from gate.report.terminal import print_summary
         from gate.storage.safe_text import make_printable
@@ -435,8 +477,7 @@ class Checked:
             console.print(f"report  {self.report / 'report.html'}")
             console.print(f"signed  by {make_printable(subject.signed_by or 'nobody')}")
         if run is not None:
-            shown = run["address"] or f"not written, the verdict stands: {run['error']}"
-            console.print(f"run     {make_printable(shown)}")
+            console.print(f"run     {run.text}")
 
 
 def evaluate(
@@ -448,6 +489,17 @@ def evaluate(
 
     Raises GateError where nothing can be judged.
     """
+    with contextlib.ExitStack() as opened:
+        return _evaluated(question, policy, measured_by, opened)
+
+
+def _evaluated(
+    question: CheckRequest,
+    policy: Policy,
+    measured_by: AbstractContextManager[SharedOut],
+    opened: ExitStack,
+) -> CommandResult:
+    """As `evaluate`; `opened` ends the run unless the outcome is left to do so."""
     from gate.preprocess.pictures import read_dumped_tensors
 
     if question["report"] is not None and not question["overwrite"]:
@@ -507,6 +559,9 @@ def evaluate(
                 data = replace(data, against=champion)
             checked_file = CheckedFile(question["model"], reference, data, policy)
             with shared_out(checked_file) as shared, progress_bar("measuring") as progress:
+                page = None
+                if runs is not None:
+                    page = opened.enter_context(runs.new("gate check", ends_process=True))
                 verdicted = check(
                     question["model"],
                     reference=reference,
@@ -533,13 +588,19 @@ def evaluate(
         verdicted=verdicted,
         judgement=judgement,
     )
-    run = checked.write(
+    folder = checked.write(
         reference,
-        inputs=question["inputs"],
-        runs=runs,
+        opened=opened if runs is not None else None,
         signing=signing,
         compared=question["against"] is not None,
     )
+    run = None
+    if runs is not None and page is not None and folder is not None:
+        run = TrackedRun(
+            runs, page, judgement, folder, opened.pop_all(), question["report"] is not None
+        )
+        run.write_numbers(inputs=question["inputs"])
+
     from gate.summary.render import with_texts
 
     story = judgement.story
@@ -552,10 +613,11 @@ def evaluate(
             "evidence": evidence.to_plain(),
             "explanation": verdicted.explanation.to_plain(),
             "story": story.to_plain(),
-            **({"run": run} if run is not None else {}),
+            **({"run": run.plain} if run is not None else {}),
         },
         lambda console: checked.show(console, run=run, verbose=question["verbose"]),
         record=story,
+        finish=run.finish if run is not None else str,
     )
 
 

@@ -102,6 +102,9 @@ class CommandResult:
     """What it is about: the story of a decision, or what the lint found."""
     sentence: str = ""
     """What came of it beside the verdict, for CI files; empty: nothing."""
+    finish: Callable[[], str] = str
+    """What is left to do once the result is printed, or before `--json` is; gives what to print of
+    it, which may be nothing. To be called whatever becomes of the printing."""
 
 
 @dataclass(frozen=True)

@@ -230,11 +230,28 @@ def log_evaluation(
 ) -> None:
     """Write all of it on a new page. `folder`: what `gate.report.folder.write_report` wrote;
     `inputs`: where the samples lie, if that is known."""
+    log_numbers(page, judgement, inputs=inputs)
+    log_files(page, judgement, folder=folder)
+
+
+def log_numbers(page: RunLogger, judgement: SummaryInputs, *, inputs: Path | str | None) -> None:
+    """Write params, tags, metrics, the name and the data set, in a few requests."""
     evidence = judgement.evidence
-    write_export(page, evidence.subject, source=evidence.source, export=evidence.export)
-    write_evidence(page, evidence, judgement.policy, inputs=inputs)
-    write_report(page, folder)
-    write_decision(page, judgement)
+    with page.batched():
+        write_export(page, evidence.subject, source=evidence.source, export=evidence.export)
+        _write_numbers(page, evidence, judgement.policy)
+        _write_verdict(page, judgement)
+    _write_dataset(page, evidence, inputs=inputs)
+    _write_name(page, judgement)
+
+
+def log_files(page: RunLogger, judgement: SummaryInputs, *, folder: Path) -> None:
+    """Write the artifacts, a request each, and last the tag that says that the page is whole."""
+    with page.batched():
+        _write_tables(page, judgement.evidence)
+        write_report(page, folder)
+        _write_checks(page, judgement)
+        page.tags({DECIDED_TAG: judgement.decision.digest().hex})
 
 
 def write_export(
@@ -259,6 +276,13 @@ def write_evidence(
     page: RunLogger, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
 ) -> None:
     """The numbers of the evidence, the switches, the machine, and the data set."""
+    with page.batched():
+        _write_numbers(page, evidence, policy)
+    _write_tables(page, evidence)
+    _write_dataset(page, evidence, inputs=inputs)
+
+
+def _write_numbers(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
     page.params(switches(policy))
     environment = evidence.environment
     hardware = {name: getattr(environment, name) for name in _HARDWARE}
@@ -271,10 +295,16 @@ def write_evidence(
     page.tags({f"runtime.{runtime.runtime}": runtime_state(evidence, runtime.runtime)
                for runtime in evidence.runtimes})  # fmt: skip
     page.metrics(compared(evidence))
+
+
+def _write_tables(page: RunLogger, evidence: Evidence) -> None:
     page.table(table(evidence), "numbers.json")
     by_class = classes_table(evidence)
     if by_class:
         page.table(by_class, "confidence_by_class.json")
+
+
+def _write_dataset(page: RunLogger, evidence: Evidence, *, inputs: Path | str | None) -> None:
     page.dataset(
         "evaluation",
         digest=str(evidence.dataset.sha256),
@@ -296,8 +326,16 @@ def write_report(page: RunLogger, folder: Path, *, without: Collection[str] = ()
 
 def write_decision(page: RunLogger, judgement: SummaryInputs) -> None:
     """The verdict as name, status and tags, the table of checks, the policy, and the note."""
-    decision, headline = judgement.decision, judgement.story.headline
-    page.tags(headline_tags(headline))
+    with page.batched():
+        _write_verdict(page, judgement)
+    _write_checks(page, judgement)
+    _write_name(page, judgement)
+    page.tags({DECIDED_TAG: judgement.decision.digest().hex})
+
+
+def _write_verdict(page: RunLogger, judgement: SummaryInputs) -> None:
+    decision = judgement.decision
+    page.tags(headline_tags(judgement.story.headline))
     page.tags(
         {
             "gate.sha256": decision.subject_sha256.hex,
@@ -315,12 +353,18 @@ def write_decision(page: RunLogger, judgement: SummaryInputs) -> None:
             "decision/waived": float(len(decision.waived)),
         }
     )
-    page.table([_row(check) for check in decision.checks], "checks.json")
-    page.text(judgement.policy.to_json(indent=2) + "\n", "policy.json")
     page.note(markdown.summary_markdown(judgement.story, {}))
-    page.named(judged_name(decision.verdict, decision.subject_sha256, headline))
+
+
+def _write_checks(page: RunLogger, judgement: SummaryInputs) -> None:
+    page.table([_row(check) for check in judgement.decision.checks], "checks.json")
+    page.text(judgement.policy.to_json(indent=2) + "\n", "policy.json")
+
+
+def _write_name(page: RunLogger, judgement: SummaryInputs) -> None:
+    decision = judgement.decision
+    page.named(judged_name(decision.verdict, decision.subject_sha256, judgement.story.headline))
     page.ends = status_of(decision.verdict)
-    page.tags({DECIDED_TAG: decision.digest().hex})
 
 
 def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import re
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +21,8 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, ResourceGone
 from gate.mlflow_client.connection import calling, check_server
 from gate.mlflow_client.registry import experiment_id
-from gate.records.layout import PAGE, RUN
+from gate.records.layout import RUN
+from gate.sandbox.child import INTERRUPTED
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import Record, encodable
@@ -29,7 +34,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-_BATCH = 100  # MLflow takes at most 100 params or tags in one request
+_BATCHES = {"params": 100, "tags": 100, "metrics": 800}
+"""What MLflow takes of each kind in one request; of all together at most 1000."""
 
 _NAME_LIMIT = 120  # characters; the database holds 250, the list of runs shows some sixty
 
@@ -55,6 +61,10 @@ class RunLogger:
     experiment_id: str
     ends: RunStatus = "FINISHED"
     """The status of a run whose writer did all its work: FAILED where that ended in a rejection."""
+    _waiting: dict[str, list[Any]] | None = None
+    """Within `batched`: what is not sent yet, by the name of the parameter of `log_batch`."""
+    _tables: list[dict[str, str]] | None = None
+    """Artifacts that the page shows as tables. None: the server was not asked."""
 
     @property
     def address(self) -> str:
@@ -83,23 +93,28 @@ class RunLogger:
         with self._client() as client:
             client.update_run(self.run_id, name=encodable(name)[:_NAME_LIMIT].rstrip())
 
+    @contextmanager
+    def batched(self) -> Iterator[None]:
+        """Send the params, tags and metrics that are logged meanwhile at the end, together."""
+        self._waiting = {}
+        try:
+            yield
+            waiting, self._waiting = self._waiting, None
+            self._send(waiting)
+        finally:
+            self._waiting = None
+
     def params(self, values: Mapping[str, object]) -> None:
         """Log parameters; MLflow refuses to change the value of one that is there."""
         from mlflow.entities import Param
 
-        entries = [Param(_name(key), written(value)) for key, value in values.items()]
-        for batch in _batches(entries):
-            with self._client() as client:
-                client.log_batch(self.run_id, params=batch)
+        self._send({"params": [Param(_name(key), written(value)) for key, value in values.items()]})
 
     def tags(self, values: Mapping[str, object]) -> None:
         """Set tags; a later value replaces the earlier one."""
         from mlflow.entities import RunTag
 
-        entries = [RunTag(_name(key), written(value)) for key, value in values.items()]
-        for batch in _batches(entries):
-            with self._client() as client:
-                client.log_batch(self.run_id, tags=batch)
+        self._send({"tags": [RunTag(_name(key), written(value)) for key, value in values.items()]})
 
     def metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
         """Log finite numbers as metrics; others become tags `nonfinite.<name>`.
@@ -111,9 +126,7 @@ class RunLogger:
         now = int(time.time() * 1000)
         finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
         entries = [Metric(_name(key), value, now, step) for key, value in finite.items()]
-        for batch in _batches(entries):
-            with self._client() as client:
-                client.log_batch(self.run_id, metrics=batch)
+        self._send({"metrics": entries})
         self.tags({f"nonfinite.{key}": values[key] for key in values.keys() - finite.keys()})
 
     def note(self, markdown: str) -> None:
@@ -151,11 +164,13 @@ class RunLogger:
         data = [[_cell(row[key]) for key in columns] for row in rows]
         with self._client() as client:
             client.log_dict(self.run_id, {"columns": columns, "data": data}, name)
-            tags = client.get_run(self.run_id).data.tags
-        tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+            if self._tables is None:
+                tags = client.get_run(self.run_id).data.tags
+                self._tables = json.loads(tags.get(_TABLES_TAG, "[]"))
         entry = {"path": name, "type": "table"}
-        if entry not in tables:
-            self.tags({_TABLES_TAG: json.dumps([*tables, entry])})
+        if entry not in self._tables:
+            self._tables.append(entry)
+            self.tags({_TABLES_TAG: json.dumps(self._tables)})
 
     def dataset(self, name: str, *, digest: str, source: str, context: str) -> None:
         """The data set as an input of the run: its name and digest, not its content."""
@@ -170,6 +185,26 @@ class RunLogger:
         tag = InputTag(key="mlflow.data.context", value=context)
         with self._client() as client:
             client.log_inputs(self.run_id, [DatasetInput(dataset=dataset, tags=[tag])])
+
+    def _send(self, entries: dict[str, list[Any]]) -> None:
+        """Send now, in as few requests as MLflow allows; within `batched` at its end."""
+        if self._waiting is not None:
+            for kind, those in entries.items():
+                self._waiting.setdefault(kind, []).extend(those)
+            return
+        # The last value of a key counts: MLflow refuses a request that has two of a param.
+        for kind in entries.keys() & {"params", "tags"}:
+            entries[kind] = list({entry.key: entry for entry in entries[kind]}.values())
+        while any(entries.values()):
+            batch = {kind: those[: _BATCHES[kind]] for kind, those in entries.items()}
+            entries = {kind: those[_BATCHES[kind] :] for kind, those in entries.items()}
+            with self._client() as client:
+                client.log_batch(
+                    self.run_id,
+                    metrics=batch.get("metrics", ()),
+                    params=batch.get("params", ()),
+                    tags=batch.get("tags", ()),
+                )
 
     @contextmanager
     def _client(self) -> Iterator[MlflowClient]:
@@ -193,11 +228,6 @@ def cut(markdown: str, limit: int) -> str:
         kept = kept[: limit - len(closing)]
         kept = kept[: kept.rfind("\n")]
     return kept + closing
-
-
-def _batches(entries: list[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(entries), _BATCH):
-        yield entries[start : start + _BATCH]
 
 
 def written(value: object) -> str:
@@ -284,17 +314,20 @@ class Runs:
             self._experiment_id = experiment_id(self._client, experiment, artifacts=_artifacts(uri))
 
     @contextmanager
-    def new(self, name: str) -> Iterator[RunLogger]:
+    def new(self, name: str, *, ends_process: bool = False) -> Iterator[RunLogger]:
         """Open a run and end it: as its page says, FAILED after an error, KILLED after Ctrl-C.
 
-        Raises the RegistryErrors.
+        `ends_process`: KILLED within seconds of SIGINT and SIGTERM, whatever computes meanwhile, as
+        `killed_by_signals`. Raises the RegistryErrors.
         """
         from mlflow.tracking.context.registry import resolve_tags
 
         with calling(self._uri, "open a run"):
             tags = resolve_tags()  # user, source and commit, as mlflow.start_run would tag it
             run = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
-        with self._ending(self._page(run.info.run_id, self._experiment_id)) as page:
+        page = self._page(run.info.run_id, self._experiment_id)
+        kill = functools.partial(self._end, page, "KILLED")
+        with killed_by_signals(kill) if ends_process else nullcontext(), self._ending(page):
             yield page
 
     @contextmanager
@@ -359,6 +392,54 @@ class Runs:
     def _end(self, page: RunLogger, status: RunStatus) -> None:
         with calling(self._uri, f"end the run {page.run_id}"):
             self._client.set_terminated(page.run_id, status=status)
+
+
+_GRACE_S = 2.0
+"""For the main thread to notice a signal, and to clean up."""
+
+
+@contextmanager
+def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
+    """Raise KeyboardInterrupt once on SIGINT or SIGTERM. Where the block does not end in time,
+    because a library computes or a pool waits for its workers, call `kill` from another thread and
+    end the process with exit code 130. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ended = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)  # as set_wakeup_fd demands
+
+    def watch() -> None:
+        # Python writes the number here at once; handlers have to wait for the main thread.
+        while number := os.read(reader, 1):
+            if number[0] in before and not ended.wait(_GRACE_S):
+                with suppress(Exception):
+                    kill()
+                os._exit(INTERRUPTED)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a second one must not end the cleaning up
+        raise KeyboardInterrupt
+
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.getsignal(n) for n in wanted if signal.getsignal(n) is not signal.SIG_IGN}
+    watcher = threading.Thread(target=watch, daemon=True)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        watcher.start()
+        for number in before:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        os.close(writer)  # which ends the watcher
+        watcher.join()
+        os.close(reader)
 
 
 def _artifacts(uri: str) -> Path | None:

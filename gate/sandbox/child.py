@@ -24,6 +24,9 @@ _DEATH_OF_PARENT = 1
 
 OUT_OF_MEMORY = "MemoryError"
 
+INTERRUPTED = 130
+"""Exit code of a child that ended by itself because of SIGINT or SIGTERM."""
+
 
 def serve_request(request: dict[str, Any], descriptor: int) -> None:
     """Call what the request names with its arguments, and write the answer to the descriptor.

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -143,7 +144,8 @@ def run_in_child(
     """As `call`, for a child that stands for this very process: it has our terminal, environment
     and process group, so that Ctrl-C reaches it and a debugger works.
 
-    Raises KeyboardInterrupt where we were interrupted, and it has no answer to that.
+    Raises KeyboardInterrupt where we or it were interrupted, by SIGTERM too, and it has no answer
+    to that.
     """
     return _call(function, arguments, limits=limits, what=what, terminal=True)
 
@@ -236,6 +238,11 @@ class _Child:
         return f"died of signal {-code}"
 
     @property
+    def was_interrupted(self) -> bool:
+        """By SIGINT or SIGTERM, which it took as the end of its work."""
+        return self._terminal and self._process.returncode == child.INTERRUPTED
+
+    @property
     def was_ended_from_outside(self) -> bool:
         """By a signal of people and service managers, which no file makes by itself."""
         return -self._process.returncode in _FROM_OUTSIDE
@@ -243,6 +250,17 @@ class _Child:
     def wait(self, what: str) -> None:
         """Until it ended, or answered and had a moment to end. Raises LimitExceeded,
         KeyboardInterrupt."""
+        sent = [signal.SIGINT]
+
+        def terminate(number: int, _frame: object) -> None:
+            sent[0] = signal.Signals(number)
+            raise KeyboardInterrupt
+
+        with _handling(signal.SIGTERM, terminate) if self._terminal else contextlib.nullcontext():
+            self._wait(what, sent)
+
+    def _wait(self, what: str, sent: list[signal.Signals]) -> None:
+        """`sent`: the signal that interrupts us."""
         try:
             had_ended = False
             for came in self._reading():
@@ -253,7 +271,7 @@ class _Child:
             self._finish()
         except KeyboardInterrupt:
             if self._terminal:  # it may have got the signal too, and says what became of it
-                self._process.send_signal(signal.SIGINT)
+                self._process.send_signal(sent[0])
                 for _ in self._reading(for_s=_LAST_S):
                     pass
                 self._finish()
@@ -288,7 +306,24 @@ class _Child:
                 yield bool(ready)
 
 
+@contextlib.contextmanager
+def _handling(number: int, handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle a signal in another way meanwhile; not outside of the main thread, nor one that is
+    ignored."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(number) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def _value(child: _Child, *, what: str, limits: SandboxLimits) -> Any:
+    if not child.answer and child.was_interrupted:
+        raise KeyboardInterrupt
     if not child.answer and child.was_ended_from_outside:
         raise StorageError(
             f"{what} was not finished: the process that did it {child.ended}, which somebody else "
