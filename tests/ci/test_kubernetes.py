@@ -1,13 +1,17 @@
-"""deploy/kubernetes/parity-gate.yaml, taken apart: no cluster is here to run it."""
+"""deploy/kubernetes, taken apart: no cluster and no Helm is here to run it."""
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+import gate
 from gate.commands.service import serve_command
 from gate.service import app
 from gate.service.settings import SECRETS_VARIABLE
@@ -27,6 +31,62 @@ KINDS = {
     "Service": "v1",
     "NetworkPolicy": "networking.k8s.io/v1",
 }
+
+
+CHART = ROOT / "deploy/kubernetes/chart"
+ACTION = re.compile(r"\{\{ (?:\.(?P<quoted>[\w.]+) \| quote|toJson \.(?P<json>[\w.]+)) \}\}")
+"""All that the templates use of Helm's language."""
+
+
+def rendered(**given: Any) -> tuple[list[dict[str, Any]], set[str]]:
+    """The objects of the chart with these values over its own, and the names that it used."""
+    read = YAML(typ="safe")
+    values = read.load((CHART / "values.yaml").read_text()) | given
+    names = {"Release": {"Name": "parity-gate"}, "Values": values}
+    used = set()
+
+    def value(action: re.Match[str]) -> str:
+        path = action["quoted"] or action["json"]
+        used.add(path)
+        found = functools.reduce(lambda place, part: place[part], path.split("."), names)
+        assert isinstance(found, str) or action["json"], path
+        return json.dumps(found)
+
+    objects = []
+    for template in sorted((CHART / "templates").iterdir()):
+        text = ACTION.sub(value, template.read_text())
+        assert "{{" not in text, template.name
+        objects.append(read.load(text))
+    return objects, used
+
+
+def test_the_chart_gives_the_plain_manifests() -> None:
+    objects, used = rendered()
+    assert sorted(objects, key=lambda one: one["kind"]) == sorted(
+        OBJECTS, key=lambda one: one["kind"]
+    )
+    values = YAML(typ="safe").load((CHART / "values.yaml").read_text())
+    network = {f"Values.network.{name}" for name in values.pop("network")}
+    assert used == {"Release.Name", *network, *(f"Values.{name}" for name in values)}
+
+
+def test_values_of_the_chart_reach_their_objects() -> None:
+    objects, _ = rendered(
+        image="registry.example/gate:1.2", models="a,b", secret="mine", memory="9Gi"
+    )
+    by_kind = {one["kind"]: one for one in objects}
+    pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+    images = {one["image"] for one in (*pod["initContainers"], *pod["containers"])}
+    assert images == {"registry.example/gate:1.2"}
+    assert by_kind["ConfigMap"]["data"]["GATE_MODELS"] == "a,b"
+    assert {v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v} == {"mine"}
+    assert pod["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text())
+    assert (chart["apiVersion"], chart["name"]) == ("v2", "parity-gate")
+    assert chart["version"] == chart["appVersion"] == gate.__version__
 
 
 def test_each_object_is_there_once_in_its_version() -> None:
