@@ -21,7 +21,7 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, ResourceGone
 from gate.mlflow_client.connection import calling, check_server
 from gate.mlflow_client.registry import experiment_id
-from gate.records.layout import RUN
+from gate.records.layout import PAGE, RUN
 from gate.sandbox.child import INTERRUPTED
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder

@@ -123,8 +123,8 @@ def test_one_that_answers_from_another_model_fails_by_its_numbers(judged):
 @pytest.mark.parametrize(
     ("name", "check", "words"),
     [
-        ("Unproven", "provider", "the active provider is CPU, not ACME"),
-        ("Rounded", "precision", "it reports bfloat16 precision"),
+        ("Unproven", "provider", "active provider is CPU, not ACME"),
+        ("Rounded", "precision", "reports bfloat16 precision"),
     ],
 )
 def test_one_that_does_not_prove_what_it_promises_fails(judged, name, check, words):
