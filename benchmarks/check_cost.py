@@ -14,6 +14,11 @@ session, compute all samples in batches of 32 on both sides, compare. `two_sessi
 runtimes of the built-in policy, one as ONNX Runtime opens it and one with optimisations off;
 `loop` has the first of them alone, as the policy of `one_runtime` has.
 
+    python -m benchmarks.check_cost --ratio [--write]
+
+Five rounds of the loop with two sessions and of `gate check`, one after the other, on 256 samples
+of 128 pixels: the CPU time of the check in units of the loop's, as the median of the rounds.
+
     python -m benchmarks.check_cost --watching
 
 What the process costs that only watches, as a share of its child's CPU time, within each run: that
@@ -23,7 +28,7 @@ holds on a busy machine too.
 
 On eight nets: a pass in units of a loop by hand over max(samples, 64) samples, the dearest
 rejection in units of a pass, and the peak memory of both, summed over the process tree (Linux).
-`--write`: the table goes into docs/performance.md.
+`--write`: the table, or the ratio, goes into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -123,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--against", type=Path, metavar="CHECKOUT")
     what.add_argument("--loop", action="store_true")
+    what.add_argument("--ratio", action="store_true")
     what.add_argument("--watching", action="store_true")
     what.add_argument("--nets", nargs="*", choices=sorted(NETS), metavar="NET")
     parser.add_argument("--faults", nargs="*", choices=sorted(FAULTS), default=sorted(FAULTS))
@@ -134,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.against and not (asked.against / "gate" / "cli.py").is_file():
         # Python would take this checkout in its place, and say that both cost the same.
         parser.error(f"{asked.against} is no checkout of this project")
+    if asked.ratio:
+        return _loop_ratio(write=asked.write)
     if asked.nets is not None:
         return _table(asked.nets or list(NETS), asked.faults, write=asked.write)
     with tempfile.TemporaryDirectory() as folder:
@@ -183,6 +191,49 @@ def _summary(seconds: dict[str, list[Seconds]]) -> dict[str, dict[str, float]]:
             own, other = (medians[n] - medians[f"{n}_bare"] for n in ("here", "against"))
             made[kind]["instruments / instruments against"] = round(own / other, 3)
     return made
+
+
+_RATIO_ROUNDS, _RATIO_SAMPLES, _RATIO_SIZE = 5, 256, 128
+
+RATIO_LIMIT = 1.40
+"""A pass in units of the loop with two sessions, on these samples."""
+
+
+def _loop_ratio(*, write: bool) -> int:
+    """Print the ratio of each round, and return the exit code."""
+    ratios = []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        prepare(folder, _RATIO_SAMPLES, _RATIO_SIZE)
+        for _ in range(_RATIO_ROUNDS):
+            loop = _seconds_of_loop(folder, levels=_LEVELS)
+            check = _seconds(HERE, folder)
+            ratios.append(check.cpu / loop.cpu)
+            print(f"{check.cpu:.1f} s / {loop.cpu:.1f} s = {ratios[-1]:.3f}", flush=True)
+    median = statistics.median(ratios)
+    print(f"median {median:.3f}")
+    if write:
+        _put_into_page(
+            "loop_ratio",
+            f"{_RATIO_SAMPLES} samples of {_RATIO_SIZE} pixels: {median:.2f} loops, the median of "
+            f"{_RATIO_ROUNDS} rounds ({min(ratios):.2f} to {max(ratios):.2f}).",
+        )
+    return 0 if median <= RATIO_LIMIT else 1
+
+
+_PAGE = HERE / "docs" / "performance.md"
+
+
+def _on_page(name: str) -> list[str]:
+    """Return the lines between the two comments of this name."""
+    return _PAGE.read_text().split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].split("\n")
+
+
+def _put_into_page(name: str, text: str) -> None:
+    """Replace what is between the two comments of this name."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = _PAGE.read_text().partition(begin)
+    _PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}")
 
 
 def prepare(folder: Path, samples: int, size: int) -> None:
@@ -336,22 +387,31 @@ _HEADER = [
     "net", "loop, s", "pass / loop", "reject / pass", "dearest fault", "loop's peak, MiB",
     "peak - loop's, MiB", "within limits",
 ]  # fmt: skip
-_BEGIN, _END = "<!-- check_cost -->", "<!-- /check_cost -->"
 
 
 def _table(names: Sequence[str], faults: Sequence[str], *, write: bool) -> int:
-    rows = []
+    """Print a row for each net, and return the exit code. `write`: the rows of other nets stay on
+    the page."""
+    within = True
     for name in names:
-        rows.append(_row(name, NETS[name], faults))
-        print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
-    lines = [_HEADER, ["---"] * len(_HEADER), *(row.cells() for row in rows)]
-    if write:
-        page = HERE / "docs" / "performance.md"
-        before, _, rest = page.read_text().partition(_BEGIN)
-        after = rest.partition(_END)[2]
-        text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        page.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}")
-    return 0 if all(row.within for row in rows) else 1
+        row = _row(name, NETS[name], faults)
+        within = within and row.within
+        print(_line(row.cells()), flush=True)
+        if write:
+            rows = {
+                line.split("|")[1].strip(): line
+                for line in _on_page("check_cost")
+                if line.startswith("|")
+            }
+            rows[name] = _line(row.cells())
+            lines = [_line(_HEADER), _line(["---"] * len(_HEADER))]
+            lines += [rows[net] for net in NETS if net in rows]
+            _put_into_page("check_cost", "\n".join(lines))
+    return 0 if within else 1
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _row(name: str, net: Net, faults: Sequence[str]) -> Row:
