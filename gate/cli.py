@@ -25,6 +25,7 @@ from gate.commands.result import (
 )
 from gate.errors import GateError
 from gate.installation import wait_asleep
+from gate.storage.workspace import VARIABLE, working_in
 
 # Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
 
@@ -183,7 +184,10 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
     warn_of_passwords(arguments)
     streams = sys.stdout, sys.stderr
     try:
-        with stdout_to_stderr() if machine else contextlib.nullcontext():
+        with (
+            stdout_to_stderr() if machine else contextlib.nullcontext(),
+            working_in(os.environ.get(VARIABLE)),  # click leaves it as a wrong option found it
+        ):
             outcome = gate.main(
                 args=list(arguments), prog_name="gate", standalone_mode=False, obj=line
             )

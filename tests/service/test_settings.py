@@ -19,6 +19,12 @@ def test_defaults() -> None:
     assert settings.keep_s >= 2 * 2 * settings.window_s
 
 
+def test_a_model_has_one_name_whatever_says_that_it_is_in_the_default_workspace() -> None:
+    models = ("default:digits", "digits", "team-a:digits", "team-a:digits", "team-b:digits")
+    chosen = ServiceSettings.of(models=models, tracking_uri="http://127.0.0.1:5000")
+    assert chosen.models == ("digits", "team-a:digits", "team-b:digits")
+
+
 def test_models_are_told_once() -> None:
     assert ServiceSettings.of(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,31 +14,38 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 from cryptography.fernet import Fernet
 
 from gate import cli
+from gate.commands.click_types import ModelName
 from gate.deploy.store import EXACT, ModelStore
 from gate.errors import RegistryError, StorageError
 from gate.ledger.ledger import Ledger
+from gate.ledger.maintenance import declare_addresses, same
 from gate.mlflow_client.connection import check_server, lent
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.mlflow_client.webhooks import WebhookSubscription
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.promotion import promote, rollback, submit
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.service.app import WEBHOOK_PATH
+from gate.service.champion_guard import guard_champion
 from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
 from gate.signing.subjects import registered, resource_uri
 from gate.storage.digest import Digest
-from gate.storage.workspace import VARIABLE, working_in
+from gate.storage.workspace import VARIABLE, current_workspace, working_in
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import Server, make_run, serving
 from tests.registry.signed import Signing, save, trust_in
+from tests.registry.simulator import Simulator
 from tests.service.deliveries import SECRET, running, settings, until
 
 POLICY = builders.policy()
@@ -48,7 +57,8 @@ pytestmark = pytest.mark.usefixtures("_no_workspace")
 
 @pytest.fixture
 def _no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "")  # so that it is put back, whatever a test leaves
+    monkeypatch.delenv(VARIABLE)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +159,106 @@ def test_a_server_without_workspaces_is_not_taken_for_one() -> None:
         assert MlflowRegistry(uri).has_model(NAME)  # the stores of the client are opened now
         with pytest.raises(RegistryError, match="enable-workspaces"):
             MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
+
+
+def test_a_server_of_two_addresses_has_each_workspace_at_both(ledger: Ledger) -> None:
+    declare_addresses(ledger, "http://a", ["http://b/", f"http://c#/workspaces/{TEAM}"])
+    addresses = frozenset({"http://a", "http://b", "http://c"})
+    assert same(ledger, "http://a") == addresses
+    team = frozenset(f"{address}#/workspaces/{TEAM}" for address in addresses)
+    assert same(ledger, f"http://B/#/workspaces/{TEAM}") == team
+    assert not team & same(ledger, "http://a#/workspaces/team-b")
+
+
+def test_a_move_in_one_workspace_is_none_in_another(ledger: Ledger, tmp_path: Path) -> None:
+    """The same name, one server: lines, journals and doubts."""
+    plain = RegisteredModel(Simulator(identity="http://a"), ledger, NAME)
+    team = RegisteredModel(Simulator(identity=f"http://a#/workspaces/{TEAM}"), ledger, NAME)
+    for model, seeds in ((plain, (1,)), (team, (2, 3))):
+        for seed in seeds:
+            made = release(onnx_file(tmp_path / f"{seed}.onnx", seed=seed))
+            assert promote(model.registry, made, policy=POLICY, ledger=ledger).version == (
+                "1" if seed < 3 else "2"
+            )
+    assert (plain.history().serving, team.history().serving) == ("1", "2")
+    assert (plain.key, team.key) == (NAME, KEY)
+    assert guard_champion(plain, POLICY, thoroughly=True) == []
+    assert guard_champion(team, POLICY, thoroughly=True) == []
+    assert rollback(team.registry, NAME, ledger=ledger, reason="test").version == "1"
+    assert (plain.alias(CHAMPION), team.alias(CHAMPION)) == ("1", "1")
+    with pytest.raises(RegistryError):
+        rollback(plain.registry, NAME, ledger=ledger, reason="test")
+    assert {line.key for line in ledger.entries()} == {NAME, KEY}
+
+
+def test_a_verdict_for_one_workspace_is_none_for_another(
+    ledger: Ledger, first: Release, tmp_path: Path
+) -> None:
+    key = SigningKey.make(tmp_path / "ci.pem")
+    options: dict[str, Any] = {"policy": POLICY, "trust": trust_in(key)}
+    homes = {"": "http://a", **{w: f"http://a#/workspaces/{w}" for w in (TEAM, "team-b")}}
+    for signed_for, other in itertools.product(homes.values(), repeat=2):
+        signed = Signing(key, registry=signed_for).signed(first, POLICY)
+        done = submit(Simulator(identity=other), signed, **options)
+        assert (done.outcome == "handed_in") is (signed_for == other), done.reason
+        assert "same-registry" not in done.reason
+
+
+def test_each_workspace_is_deployed_under_a_name_of_its_own(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path)
+    assert store.live_link(KEY) != store.live_link(NAME)
+    assert store.live_link(KEY).parent == store.live_link(NAME).parent
+    for name in ("../x:digits", "team-a:../x", ":digits", "team-a:", "a:b:digits", "Team:digits"):
+        with pytest.raises(StorageError):
+            store.live(name)
+
+
+@pytest.fixture
+def command() -> click.Command:
+    @click.command()
+    @click.argument("model", type=ModelName())
+    @click.option("--against", type=ModelName())
+    def show(model: str, against: str | None) -> None:
+        click.echo(f"{model} {against} {current_workspace()}")
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "said"),
+    [
+        (None, ["digits"], "digits None None"),
+        (None, ["team-a:digits"], "digits None team-a"),
+        (TEAM, ["digits"], "digits None team-a"),
+        (TEAM, ["default:digits"], "digits None None"),
+        (None, ["team-a:digits", "--against", "team-a:other"], "digits other team-a"),
+        (TEAM, ["team-b:digits", "--against", "team-b:other"], "digits other team-b"),
+        (None, ["team-a:digits", "--against", "team-b:other"], None),
+        (None, ["team-a:digits", "--against", "default:other"], None),
+        (None, ["default:digits", "--against", "team-a:other"], None),
+    ],
+)
+def test_a_command_works_in_the_workspace_of_its_model(
+    command: click.Command,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    arguments: list[str],
+    said: str | None,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(VARIABLE, variable)
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == (2 if said is None else 0)
+    assert said is None or done.output.strip() == said
+    assert said is None or os.environ.get(VARIABLE) == variable
+
+
+def test_a_command_that_fails_leaves_the_workspace_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["rollback", KEY, "--policy", "nosuch.yaml"]) == 2
+    assert "nosuch.yaml" in capsys.readouterr().err
+    assert VARIABLE not in os.environ
 
 
 @dataclass(frozen=True)
