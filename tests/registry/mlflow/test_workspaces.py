@@ -22,16 +22,17 @@ from cryptography.fernet import Fernet
 from gate import cli
 from gate.commands.click_types import ModelName
 from gate.deploy.store import EXACT, ModelStore
-from gate.errors import RegistryError, StorageError
+from gate.errors import MismatchUnconfirmed, RegistryError, StorageError
 from gate.ledger.ledger import Ledger
 from gate.ledger.maintenance import declare_addresses, same
 from gate.mlflow_client.connection import check_server, lent
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.mlflow_client.webhooks import WebhookSubscription
+from gate.registry.doubts import MismatchMemory
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.promotion import promote, rollback, submit
-from gate.registry.registered_model import RegisteredModel
+from gate.registry.registered_model import Reading, RegisteredModel
 from gate.registry.release import Release
 from gate.service.app import WEBHOOK_PATH
 from gate.service.champion_guard import guard_champion
@@ -189,6 +190,23 @@ def test_a_move_in_one_workspace_is_none_in_another(ledger: Ledger, tmp_path: Pa
     with pytest.raises(RegistryError):
         rollback(plain.registry, NAME, ledger=ledger, reason="test")
     assert {line.key for line in ledger.entries()} == {NAME, KEY}
+
+
+def test_a_mismatch_in_one_workspace_confirms_none_in_another(
+    ledger: Ledger, first: Release
+) -> None:
+    clock = [0.0]
+    reading = Reading(doubts=MismatchMemory(60.0, wait=None, clock=lambda: clock[0]))
+    models = []
+    for identity in ("http://a", f"http://a#/workspaces/{TEAM}"):
+        registry = Simulator(identity=identity)
+        promote(registry, first, policy=POLICY, ledger=ledger)
+        registry.versions[0].data += b"\0"
+        models.append(RegisteredModel(registry, ledger, NAME, reading=reading))
+    for clock[0], model in zip((0.0, 60.0), models, strict=True):
+        with pytest.raises(MismatchUnconfirmed):
+            guard_champion(model, POLICY, thoroughly=True)
+    assert "violation" not in [entry.action for entry in ledger.entries()]
 
 
 def test_a_verdict_for_one_workspace_is_none_for_another(
