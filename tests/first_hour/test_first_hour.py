@@ -1,0 +1,132 @@
+"""The README's commands in an environment that holds nothing but the wheel, for four kinds of nets.
+
+Nothing is downloaded: the packages that the wheel needs are those of this Python, by a path file.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.install_size import Installation
+from tests.installed import run
+from tests.test_readme import README, _blocks, _lines
+
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
+PYTHONS = ("3.11", "3.13")
+NEEDED = "numpy, mlflow, onnx, onnxruntime, onnxscript, scipy, sqlalchemy, torch"
+
+
+@dataclass(frozen=True)
+class Net:
+    """What a reader writes instead of the README's mymodel.py, and the samples."""
+
+    model: str
+    """The body of `build`."""
+    samples: str
+    commands: tuple[str, ...] = ("export", "check", "verify-release")
+    """Those of the README that are run."""
+
+
+NETS = {
+    "picture classifier": Net(
+        "nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4),"
+        " nn.Flatten(), nn.Linear(128, 10))",
+        "rng.normal(size=(64, 3, 32, 32)).astype('float32')",
+        ("export", "check", "promote", "verify-release", "history", "init", "policy"),
+    ),
+    "token model": Net(
+        "nn.Sequential(nn.Embedding(100, 16), nn.TransformerEncoderLayer(16, 2, 32,"
+        " batch_first=True), nn.Linear(16, 100))",
+        "rng.integers(0, 100, size=(64, 12))",
+    ),
+    "tabular net": Net(
+        "nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 1))",
+        "rng.normal(size=(64, 9)).astype('float32')",
+    ),
+    "one sample": Net(
+        "nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2704, 10))",
+        "rng.normal(size=(1, 1, 28, 28)).astype('float32')",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def installed(
+    request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Installation:
+    python, packages = _python(request.param)
+    place = tmp_path_factory.mktemp("env") / "venv"
+    subprocess.run([python, "-m", "venv", "--without-pip", str(place)], check=True)
+    made = Installation(place, "the wheel", 0.0)
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        str(made.python),
+    ]
+    subprocess.run([*line, "install", "--quiet", "--no-deps", str(built)], check=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "packages.pth").write_text(f"{packages}\n")
+    return made
+
+
+def _python(version: str) -> tuple[str, str]:
+    """A Python of this version that has what the wheel needs, and where its packages are."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = sys.executable if version == own else shutil.which(f"python{version}")
+    code = f"import sysconfig, {NEEDED}; print(sysconfig.get_path('purelib'))"
+    if found is not None:
+        done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return found, done.stdout.splitlines()[-1]
+    lacks = f"python{version} with {NEEDED} is not on this machine: its first hour is not tested"
+    warnings.warn(lacks, stacklevel=1)
+    pytest.skip(lacks)
+
+
+def test_the_wheel_is_what_runs(installed: Installation, tmp_path: Path) -> None:
+    code = "import gate; print(gate.__file__)"
+    done = run(tmp_path, installed.python, "-c", code)
+    assert Path(done.stdout.strip()).is_relative_to(installed.folder), done.stderr
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_commands_of_the_readme_run(installed: Installation, tmp_path: Path, name: str) -> None:
+    net = NETS[name]
+    blocks = _blocks("python")
+    (model,) = [block for block in blocks if block.startswith("# mymodel.py")]
+    (standins,) = [block for block in blocks if block.startswith("# standins.py")]
+    model, replaced = re.subn(r"return .*", f"return {net.model}", model)
+    standins, saved = re.subn(
+        r'np\.save\(.*', f'rng = np.random.default_rng(0)\nnp.save("samples.npy", {net.samples})',
+        standins,
+    )  # fmt: skip
+    assert (replaced, saved) == (1, 1)
+    (tmp_path / "mymodel.py").write_text(model)
+    (tmp_path / "standins.py").write_text(standins)
+    made = run(tmp_path, installed.python, "standins.py")
+    assert made.returncode == 0, made.stderr
+    lines = [words for words in _lines(README, "gate") if words[1] in net.commands]
+    lines = [words for words in lines if words[2:3] != ["compare"]]
+    assert {words[1] for words in lines} == set(net.commands)
+    printed = {}
+    for words in lines:
+        done = run(tmp_path, installed.gate, *words[1:])
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        printed[words[1]] = done.stdout
+    assert printed["check"].startswith("PASS ")
+    assert (tmp_path / "report" / "report.html").is_file()
+    assert (tmp_path / "report" / "golden").is_dir()
+    ignored = (tmp_path / ".gate" / ".gitignore").read_text()
+    assert "*" in ignored.split()
