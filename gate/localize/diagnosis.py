@@ -578,7 +578,8 @@ class Diagnoser:
         first = min(differences, key=lambda one: (one.rounded_to is not None, -one.reordered))
         rounded = _BFLOAT16 if self._reduced else _ROUNDED
         remedy = rounded if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
-        return Fault(first.module, first.text, remedy, code="weights")
+        text = "; ".join([first.text, *_beside(first, differences)])
+        return Fault(first.module, text, remedy, code="weights")
 
     @property
     def _format(self) -> str | None:
@@ -738,6 +739,21 @@ class Diagnoser:
         between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
         text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
         return Fault(value.path, text, _CODE, code="code")
+
+
+def _beside(
+    first: layer_weights.WeightDifference, differences: Sequence[layer_weights.WeightDifference]
+) -> list[str]:
+    """What else certainly differs of the same module, tensor by tensor."""
+    if not first.tensor or first.rounded_to:
+        return []
+    texts = {
+        one.tensor: one.text
+        for one in reversed(differences)
+        if one.module == first.module and one.tensor and not one.rounded_to
+    }
+    texts.pop(first.tensor, None)
+    return list(reversed(texts.values()))
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:

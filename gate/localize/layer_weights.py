@@ -258,6 +258,8 @@ class WeightDifference:
     """Axes of the tensor if it has the same rows or columns in another order; else 0."""
     by_code: bool = False
     """True if code may have made it: another checkpoint alone does not explain it."""
+    tensor: str = ""
+    """The name of the tensor, if its counterpart in the file is certain."""
 
 
 @dataclass(frozen=True)
@@ -395,7 +397,8 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
                 return WeightDifference(module, text, reordered=pair.want.ndim)
         found = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
         if found.rounded_to or pair.named or not by_code or not wrong.all():
-            return found
+            certain = pair.named or 2 * int(wrong.sum()) <= wrong.size
+            return replace(found, tensor=pair.name if certain else "")
         text = f"the file has neither `{pair.name}` there nor what the model's code makes of it"
         return replace(found, text=text, by_code=True)
     for name, rounded in FORMATS.items():

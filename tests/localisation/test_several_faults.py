@@ -172,3 +172,25 @@ def test_records_without_faults_are_read(made, tmp_path):
     assert Localization.from_json(told.to_json()) == told
     assert Localization.from_json(told.model_copy(update={"faults": ()}).to_json()).faults == ()
     assert np.isfinite(told.whole_ratio)
+
+
+PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Spoil, Spoil]]] = [
+    (Deep, "direct", "linear.2", (read_by("Gemm", 2), weight("linear.2.bias"))),
+    (Deep, "dynamo", "linear.2", (weight("linear.2.weight"), weight("linear.2.bias"))),
+    (Tokens, "direct", "layer.qkv", (read_by("MatMul", 0), weight("layer.qkv.bias"))),
+    (Tokens, "direct", "layer.norm1", (read_by("LayerNormalization", 0), read_by("LayerNormalization", 0, 2))),
+]  # fmt: skip
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize(("kind", "by", "module", "spoils"), PAIRS)
+def test_both_tensors_of_a_layer_are_named(made, tmp_path, kind, by, module, spoils):
+    model, candidate = made(kind, by)
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoiled(spoils))
+    (fault,) = found(model, bad, INPUTS[kind]).faults
+    assert fault.module == module
+    assert f"`{module}.weight`" in fault.text
+    assert f"`{module}.bias`" in fault.text
+    alone = tiny.edit(candidate, tmp_path / "one.onnx", spoils[0])
+    (fault,) = found(model, alone, INPUTS[kind]).faults
+    assert f"`{module}.bias`" not in fault.text
