@@ -363,7 +363,7 @@ class TrackedRun:
         """Upload the files and end the run; gives what there is to say of a failure."""
         from gate.mlflow_client.log_evaluation import log_files
 
-        told = self.failure is not None
+        was_shown = self.failure is not None
         try:
             with self.opened:
                 if self.failure is not None:
@@ -374,7 +374,7 @@ class TrackedRun:
         except GateError as error:
             self.failure = error
         self._describe()
-        return "" if told or self.failure is None else f"run     {self.text}"
+        return "" if was_shown or self.failure is None else f"run     {self.text}"
 
     @property
     def text(self) -> str:
