@@ -12,8 +12,9 @@ from torch import nn
 
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
-from gate.errors import EvidenceError
+from gate.errors import EvidenceError, OutputMismatch
 from gate.measure.stability import StabilityReference
+from gate.reference.choices import ReplayedReference
 from gate.statistics.accumulators import by_column, distances
 from tests.parity import tiny
 from tests.parity.probes import benches
@@ -114,6 +115,32 @@ def test_answers_of_before_serve_for_the_company_alone():
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert seen.batch_invariance == pytest.approx(0.5)
     assert seen.repeatability == 0.0
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_rows_that_rounding_chooses_are_compared_with_no_other_batch(proven):
+    """The runtime leaves out a row of the batch of seven."""
+
+    def computed(batch, expected):
+        rows = honest(batch, expected)[0]
+        if len(batch["x"]) != 7:
+            return [rows + 0.5]
+        if len(expected[0]) == 7:
+            raise OutputMismatch("it has 6 rows")
+        return [rows]
+
+    def replayed(batch):
+        rows = np.zeros((len(batch["x"]) - 1, 3), np.float32)
+        return ReplayedReference([rows], []) if proven else None
+
+    with torch.inference_mode():
+        stability = StabilityReference(benches.stand(Linear(), X))
+        if not proven:
+            with pytest.raises(EvidenceError, match="6 rows"):
+                stability.of(computed, replayed=replayed)
+            return
+        (seen,) = stability.of(computed, replayed=replayed)
+    assert seen.batch_invariance == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])
