@@ -443,7 +443,7 @@ class TestCheck:
         assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--preprocessing", str(spec)))) == 1
         text = capsys.readouterr().out
         first, second, *_ = text.splitlines()
-        assert first.startswith("FAIL   4.weight is another: 1 of ")
+        assert first.startswith("FAIL   4.weight differs from the model's in 1 of ")
         assert " × rounding, allowed 1.5." in first
         assert second.startswith("try    Export again from the checkpoint")
         (looking,) = (line for line in text.splitlines() if "gate locate bad.onnx" in line)

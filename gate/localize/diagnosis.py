@@ -206,8 +206,8 @@ WEIGHTS = (
 )
 
 _ROUNDED = (
-    "Export in float32, and convert nothing afterwards; or judge what is so on purpose by "
-    "--precision reduced."
+    "Export in float32 and do not convert the file afterwards, or judge a file that is rounded on "
+    "purpose by --precision reduced."
 )
 
 _BFLOAT16 = (
@@ -542,9 +542,7 @@ class Diagnoser:
     def _training(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
         if not training(nodes):
             return None
-        return Fault(
-            suspect.value.path, "its nodes compute as in training", _EVAL, code="training_mode"
-        )
+        return Fault(suspect.value.path, "it runs in training mode", _EVAL, code="training_mode")
 
     def _weights(
         self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
@@ -737,7 +735,7 @@ class Diagnoser:
         forward = f"the forward of {value.path}" if value.path else "the model's own forward"
         place = f" before {value.before}" if value.before != value.path else ""
         between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
-        text = f"code in {forward}{place} is another in the file: {_operators(nodes)}, {between}"
+        text = f"code in {forward}{place} differs in the file: {_operators(nodes)}, {between}"
         return Fault(value.path, text, _CODE, code="code")
 
 

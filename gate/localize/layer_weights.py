@@ -336,7 +336,7 @@ def transposed(
         want = weight if turns else weight.T
         if np.array_equal(array, want.T) and not np.array_equal(array, want):
             name = f"{path}.weight" if path else "weight"
-            return WeightDifference(path, f"`{name}` of the file is the model's, transposed")
+            return WeightDifference(path, f"`{name}` is transposed in the file")
     return None
 
 
@@ -393,20 +393,22 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
         for kind, axis in (("rows", 0), ("columns", 1))[: pair.want.ndim]:
             order = _order(np.moveaxis(pair.want, axis, 0), np.moveaxis(pair.got, axis, 0))
             if order is not None:
-                text = f"`{pair.name}` of the file has the model's {kind} in another order: {order}"
+                text = f"`{pair.name}` has its {kind} in another order in the file: {order}"
                 return WeightDifference(module, text, reordered=pair.want.ndim)
         found = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
         if found.rounded_to or pair.named or not by_code or not wrong.all():
             certain = pair.named or 2 * int(wrong.sum()) <= wrong.size
             return replace(found, tensor=pair.name if certain else "")
-        text = f"the file has neither `{pair.name}` there nor what the model's code makes of it"
+        text = (
+            f"the file has neither `{pair.name}` there nor what the model's code computes from it"
+        )
         return replace(found, text=text, by_code=True)
     for name, rounded in FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
-            text = f"`{pair.name}` of the file is the model's, rounded to {name}"
+            text = f"`{pair.name}` is rounded to {name} in the file"
             return WeightDifference(module, text, name, in_16_bits=name != "bfloat16")
-    share = f"{pair.changed} of {pair.of} elements that it holds of it differ"
-    return WeightDifference(module, f"`{pair.name}` of the file is another: {share}")
+    share = f"{pair.changed} of {pair.of} elements"
+    return WeightDifference(module, f"`{pair.name}` differs from the model's in {share}")
 
 
 def _order(want: Floats, got: Floats) -> str | None:
@@ -434,10 +436,11 @@ def difference(
     in_16_bits = bool((apart <= kept).all())
     rounded = _rounded_to(parameter, got, tolerance=tolerance)
     if rounded is not None:
-        text = f"`{name}` of the file is the model's, rounded to {rounded}"
+        text = f"`{name}` is rounded to {rounded} in the file"
         return WeightDifference(module, text, rounded, in_16_bits)
     share = f"{int(wrong.sum())} of {wrong.size} elements"
-    text = f"`{name}` of the file is another: {share} differ, by {float(apart.max()):.3g} at most"
+    largest = float(apart.max())
+    text = f"`{name}` differs from the model's in {share}, by at most {largest:.3g}"
     return WeightDifference(module, text, in_16_bits=in_16_bits)
 
 
@@ -527,13 +530,13 @@ def folded_differences(
     rounded = _folded_rounding(rows, scale[:, None] * channels) if wrong.any() else None
     if rounded is not None:
         name = f"{paths[0]}.weight"
-        text = f"`{name}` of the file is the model's, rounded to {rounded} after folding"
+        text = f"`{name}` is rounded to {rounded} in the file, after folding"
         return [WeightDifference(paths[0], text, rounded)]
     if wrong.any():
         unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
         return [difference(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
     if not same_offset:
-        text = f"the offset of `{paths[1]}` (bias, running_mean) that was folded in is another"
+        text = f"the folded offset of `{paths[1]}` (bias, running_mean) differs from the model's"
         return [WeightDifference(paths[1], text)]
     return []
 
@@ -562,7 +565,7 @@ def affine_differences(
         lost, of = "offset", "bias, running_mean"
     else:
         return []
-    return [WeightDifference(path, f"the {lost} of `{path}` ({of}) in the file is another")]
+    return [WeightDifference(path, f"the {lost} of `{path}` ({of}) differs from the model's")]
 
 
 def _folded_rounding(rows: Floats, want: Floats) -> str | None:
@@ -590,9 +593,9 @@ def _another_scale(
 ) -> WeightDifference:
     epsilon = _epsilon(norm, scale, tolerance=tolerance)
     if epsilon is not None:
-        text = f"eps of `{path}` that was folded in is {epsilon:.3g}, {norm.eps:.3g} in the model"
+        text = f"the folded eps of `{path}` is {epsilon:.3g}, in the model {norm.eps:.3g}"
         return WeightDifference(path, text, by_code=True)
-    text = f"the scale of `{path}` (weight, running_var, eps) that was folded in is another"
+    text = f"the folded scale of `{path}` (weight, running_var, eps) differs from the model's"
     return WeightDifference(path, text)
 
 

@@ -303,9 +303,14 @@ class WeightsReport(Record):
     def sentence(self) -> str:
         """How much of the file is known to be the model's, and what is not. The names come from
         the file."""
-        ways = ", ".join(f"{count} {way}" for way, count in self.matched.items())
+        named = {"as it is": "unchanged"}
+        ways = ", ".join(f"{count} {named.get(way, way)}" for way, count in self.matched.items())
         same = sum(self.matched.values())
-        text = f"{same} of {self.constants} weights of the file are the model's"
+        text = (
+            f"All {same} weights match"
+            if same == self.constants
+            else (f"{same} of {self.constants} weights match")
+        )
         text += f" ({ways})" if ways else ""
         differ = self.constants - same - self.unmatched
         if differ > 0:
@@ -313,7 +318,7 @@ class WeightsReport(Record):
         if self.unmatched:
             text += f"; {self.unmatched} could not be matched: {_listed(self.unmatched_names)}"
         if self.absent:
-            text += f". {self.absent} tensors of the model are not in the file as such: "
+            text += f". {self.absent} tensors of the model have no counterpart in the file: "
             text += _listed(self.absent_names)
         return f"{text}."
 

@@ -38,6 +38,9 @@ _LEEWAY_OF_CASTS = 16.0
 """The same of a float that is converted to an integer: sums cancel, and their terms round more than
 the result does."""
 
+_FRACTIONS = 2.0**23
+"""From here on, every float32 is a whole number."""
+
 _MOST_BOXES = 4096
 """Boxes whose overlaps are compared in pairs."""
 
@@ -207,10 +210,7 @@ def replay(
             outputs = _inside(mode, run)
             if not any(call.differs for call in mode.calls):
                 continue
-            errors = [
-                [_rounding(x, exact=call.name != "to") for x in call.operands]
-                for call in mode.calls
-            ]
+            errors = [[_rounding(call, x) for x in call.operands] for call in mode.calls]
             differing = [
                 (call, error)
                 for call, error in zip(mode.calls, errors, strict=True)
@@ -258,11 +258,19 @@ def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
         return run()
 
 
-def _rounding(operand: Floats, *, exact: bool) -> Floats:
-    """`exact`: whether whole numbers are taken for counts, which rounding does not move."""
-    if exact and bool((operand == np.round(operand)).all()):
-        return np.zeros_like(operand)
-    return np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
+def _rounding(call: Call, operand: Floats) -> Floats:
+    """Return the rounding of each element; none of whole numbers, which may be counts."""
+    return np.where(
+        _are_whole(call, operand), 0.0, np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
+    )
+
+
+def _are_whole(call: Call, operand: Floats) -> NDArray[np.bool_]:
+    """Return which elements are whole numbers by intention: all of them if all are; of a conversion
+    those that float32 could have with a fraction, if all of these are whole."""
+    small = np.abs(operand) < _FRACTIONS if call.name == "to" else np.ones(operand.shape, np.bool_)
+    whole = bool((operand == np.round(operand))[small].all())
+    return small & whole
 
 
 def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
@@ -274,7 +282,11 @@ def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
             error = np.abs(x - y)
             error = np.where(np.isfinite(error), error, 0.0)
             typical = _typical_of_rows(x, error) if call.name == "to" else _typical(call, x, error)
-            widest[place] = np.fmax(widest[place], leeway * np.fmax(error, typical))
+            # A step (round, floor, ceil) that moves one element says nothing of others.
+            steps = call.name == "to" and _are_whole(call, x)
+            widest[place] = np.fmax(
+                widest[place], np.where(steps, error, leeway * np.fmax(error, typical))
+            )
 
 
 def _typical_of_rows(x: Floats, error: Floats) -> Floats:
@@ -319,19 +331,32 @@ def is_open(call: Call, errors: Sequence[Floats]) -> bool:
 
 
 def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
-    """Where rounding of a float leaves the integer of the file."""
+    """Where the file converts the float of the model, within rounding, to an integer that rounding
+    of that float leaves."""
+    same = np.asarray(call.own == call.chosen)
+    of_file = _floats_of_file(call)
+    if of_file is None:
+        return same
     (x, *_), chosen = call.operands, call.chosen.astype(np.float64)
     with np.errstate(all="ignore"):
         near = (chosen >= np.trunc(x - error)) & (chosen <= np.trunc(x + error))
-    return np.asarray(near | (call.own == call.chosen))
+        near &= np.abs(of_file - x) <= error
+    return np.asarray(near | same)
+
+
+def _floats_of_file(call: Call) -> Floats | None:
+    """Return what the file converts; None where that is not known."""
+    if call.cast is None or call.cast.operand is None:
+        return None
+    return np.asarray(call.cast.operand, np.float64).reshape(call.own.shape)
 
 
 def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
     """Where the type holds neither the float of the model nor that of the file, within rounding:
     ONNX and PyTorch define no result then."""
-    if call.cast is None or call.cast.operand is None:
+    of_file = _floats_of_file(call)
+    if of_file is None:
         return np.zeros(call.own.shape, np.bool_)
-    of_file = np.asarray(call.cast.operand, np.float64).reshape(call.own.shape)
     dtype, ends = call.own.dtype, []
     for x in (call.operands[0], of_file):
         with np.errstate(all="ignore"):

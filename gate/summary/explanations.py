@@ -115,14 +115,14 @@ def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
     """What is to blame by its name, and what is wrong with it."""
     named = re.match(r"`([^`]+)`", fault)
     blamed = make_printable(named[1] if named else found.first_divergence or "") or None
-    text = make_printable(fault).replace("`", "").replace(" of the file", "", 1)
+    text = make_printable(fault).replace("`", "")
     if blamed is None:
         text = capital(text)
     elif not text.startswith(blamed):
         text = f"{blamed}: {text}"
     places = {row.title for row in found.layers if row.verdict == "source" and row.module}
     if len(places) > 1:
-        text += f" (the first of {len(places)} places)"
+        text += f" ({len(places)} layers affected; this is the first)"
     return blamed, text
 
 

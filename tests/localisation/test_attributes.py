@@ -44,8 +44,8 @@ class Placed(nn.Module):
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
-        (lambda t: t.half().float(), "of the file is the model's, rounded to float16"),
-        (lambda t: t + 0.01 * (t > 1.0), "of the file is another"),
+        (lambda t: t.half().float(), "is rounded to float16 in the file"),
+        (lambda t: t + 0.01 * (t > 1.0), "differs from the model's"),
     ],
     ids=["rounded", "another"],
 )

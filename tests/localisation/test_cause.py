@@ -166,50 +166,50 @@ EVAL, OPERATOR, CODE = "model.eval()", "another opset", "functions that forward 
 TOLD = {
     "weight to float16": (
         Residual, initializer("head.weight", half), "head",
-        "`head.weight` of the file is the model's, rounded to float16", REDUCED),
+        "`head.weight` is rounded to float16 in the file", REDUCED),
     "weight to bfloat16": (
         Residual, initializer("head.weight", bfloat), "head",
-        "`head.weight` of the file is the model's, rounded to bfloat16", REDUCED),
+        "`head.weight` is rounded to bfloat16 in the file", REDUCED),
     "turned weight to float16": (
         Tokens, read_by("MatMul", 0, 1, half), "layer.qkv",
-        "`layer.qkv.weight` of the file is the model's, rounded to float16", REDUCED),
+        "`layer.qkv.weight` is rounded to float16 in the file", REDUCED),
     "embedding to float16": (
         Tokens, initializer("embed.weight", half), "embed",
-        "`embed.weight` of the file is the model's, rounded to float16", REDUCED),
+        "`embed.weight` is rounded to float16 in the file", REDUCED),
     "folded weight to float16": (
         Residual, read_by("Conv", 1, 1, half), "block.conv1",
-        "`block.conv1.weight` of the file is the model's, rounded to float16", REDUCED),
+        "`block.conv1.weight` is rounded to float16 in the file", REDUCED),
     "folded weight to bfloat16": (
         Residual, read_by("Conv", 2, 1, bfloat), "block.conv2",
-        "`block.conv2.weight` of the file is the model's, rounded to bfloat16", REDUCED),
+        "`block.conv2.weight` is rounded to bfloat16 in the file", REDUCED),
     "another weight": (
         Residual, initializer("head.weight", larger), "head",
-        "`head.weight` of the file is another: 360 of 360 elements differ", WEIGHTS),
+        "`head.weight` differs from the model's in 360 of 360 elements", WEIGHTS),
     "another bias": (
         Residual, initializer("head.bias", larger), "head",
-        "`head.bias` of the file is another: 5 of 5 elements differ", WEIGHTS),
+        "`head.bias` differs from the model's in 5 of 5 elements", WEIGHTS),
     "another folded weight": (
         Residual, read_by("Conv", 1, 1, nets.middle), "block.conv1",
-        "`block.conv1.weight` of the file is another: 1 of 576 elements differ", WEIGHTS),
+        "`block.conv1.weight` differs from the model's in 1 of 576 elements", WEIGHTS),
     "another folded scale": (
         Residual, scaled_fold, "block.bn1",
-        "the scale of `block.bn1` (weight, running_var, eps) that was folded in is another",
+        "the folded scale of `block.bn1` (weight, running_var, eps) differs from the model's",
         WEIGHTS),
     "another folded offset": (
         Residual, read_by("Conv", 1, 2, larger), "block.bn1",
-        "the offset of `block.bn1` (bias, running_mean) that was folded in is another", WEIGHTS),
+        "the folded offset of `block.bn1` (bias, running_mean) differs from the model's", WEIGHTS),
     "another variance": (
         "unfolded", initializer("block.bn1.running_var", larger), "block.bn1",
-        "`block.bn1.running_var` of the file is another: 8 of 8", WEIGHTS),
+        "`block.bn1.running_var` differs from the model's in 8 of 8", WEIGHTS),
     "another parameter of the model's own": (
         Codes, initializer("gain", larger), "",
-        "`gain` of the file is another: 1 of 1 elements differ", WEIGHTS),
+        "`gain` differs from the model's in 1 of 1 elements", WEIGHTS),
     "transposed weight of Gemm": (
         Shared, initializer("twice.weight", turned), "twice",
-        "`twice.weight` of the file is the model's, transposed", WEIGHTS),
+        "`twice.weight` is transposed in the file", WEIGHTS),
     "transposed weight of MatMul": (
         Tokens, read_by("MatMul", 3, 1, turned), "layer.proj",
-        "`layer.proj.weight` of the file is the model's, transposed", WEIGHTS),
+        "`layer.proj.weight` is transposed in the file", WEIGHTS),
     "another epsilon of BatchNorm": (
         "unfolded", setting("BatchNormalization", 1, epsilon=1e-3), "block.bn1",
         "epsilon is 0.001 in the file, eps is 1e-05 in the model", OTHER),
@@ -220,7 +220,7 @@ TOLD = {
         Residual, setting("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
         "dilations is [2, 2] in the file, dilation is (1, 1) in the model", OTHER),
     "BatchNorm as in training": (
-        "unfolded", trained_norm, "block.bn1", "its nodes compute as in training", EVAL),
+        "unfolded", trained_norm, "block.bn1", "it runs in training mode", EVAL),
     "missing activation": (
         Residual, without("Relu", 1), "block.relu",
         "no node of the file computes it: what follows reads /block/conv1/Conv_output_0", OTHER),
@@ -244,10 +244,10 @@ TOLD = {
         Residual, eight_bits, "pool", "the file computes it from eight bits", "precision: quantized"),
     "code of a module": (
         Tokens, setting("Softmax", axis=2), "layer",
-        "code in the forward of layer before layer.proj is another in the file", CODE),
+        "code in the forward of layer before layer.proj differs in the file", CODE),
     "code of the model": (
         Codes, setting("Resize", coordinate_transformation_mode="asymmetric"), "",
-        "code in the model's own forward before head is another in the file: Resize /Resize, "
+        "code in the model's own forward before head differs in the file: Resize /Resize, "
         "Sigmoid /Sigmoid, Mul /Mul, ReduceMean /ReduceMean, between /conv/Conv_output_0 and "
         "/ReduceMean_output_0", CODE),
     "another size inside of code": (
@@ -285,7 +285,7 @@ def in_16_bits(proto: onnx.ModelProto) -> None:
         (Residual, setting("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
          "dilations is [2, 2] in the file"),
         (Residual, scaled_fold, "block.bn1", "the scale of `block.bn1`"),
-        (Residual, initializer("head.weight", lambda w: w * 3), "head", "`head.weight` of the file is another"),
+        (Residual, initializer("head.weight", lambda w: w * 3), "head", "`head.weight` differs from the model's"),
         ("unfolded", setting("BatchNormalization", 1, epsilon=10.0), "block.bn1",
          "epsilon is 10 in the file"),
     ],

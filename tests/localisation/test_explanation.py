@@ -202,7 +202,7 @@ def limited(tmp_path_factory) -> Callable[[nn.Module, float], MeasurementJob]:
     ("act", "highest", "module", "fault"),
     [
         (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
-        (nn.ReLU6(), 90.0, "", "code in the model's own forward is another in the file: Clip"),
+        (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
     ],
     ids=["activation", "code"],
 )

@@ -171,7 +171,7 @@ def test_a_folded_layer_that_is_wrong_is_the_one_with_a_tensor(tmp_path, name):
     told = found(trained(Pair()), bad, VECTORS)
     assert told.first_divergence == "second"
     assert verdicts(told, "source") == ["second"]
-    assert "is another" not in told.cause  # neither weight is there to be compared
+    assert "differs from" not in told.cause  # neither weight is there to be compared
     assert "first" in told.cause
 
 

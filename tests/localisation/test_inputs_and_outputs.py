@@ -142,7 +142,7 @@ def test_a_head_in_another_order(tmp_path, by):
     told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
     assert told.first_divergence == "head"
     assert told.fault.startswith("`head.weight`")
-    assert "another order: 2, 0, 1, 4, 3" in told.fault
+    assert "another order in the file: 2, 0, 1, 4, 3" in told.fault
 
 
 def test_columns_in_another_order(tmp_path):
@@ -153,7 +153,7 @@ def test_columns_in_another_order(tmp_path):
         tmp_path / "bad.onnx",
         lambda proto: change(proto, "head.weight", lambda values: values[:, ::-1]),
     )
-    assert "columns in another order: 71, 70" in found(model, bad, IMAGES).fault
+    assert "columns in another order in the file: 71, 70" in found(model, bad, IMAGES).fault
 
 
 class Clamped(nn.Module):

@@ -93,7 +93,9 @@ def test_a_part_of_yesterday_is_named(folder: Path) -> None:
     verdicted = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
     assert verdicted.decision.verdict is Verdict.FAIL
     headline = story(verdicted)
-    assert headline.sentence.startswith("In the part head: weight is another: 4 of 12 elements")
+    assert headline.sentence.startswith(
+        "In the part head: weight differs from the model's in 4 of 12 elements"
+    )
     assert headline.blamed == "head: weight"
     assert {c.part for c in verdicted.decision.problems} == {None, "head"}
     found = verdicted.explanation.localisation

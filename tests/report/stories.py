@@ -318,7 +318,7 @@ def _story(
         notes=(
             "ort-cpu / logits: top-1 agrees on 400 of 400 samples; with 95 % confidence the "
             "agreement is at least 0.9925.",
-            "42 of 42 weights of the file are the model's (2 as it is, 40 folded).",
+            "All 42 weights match (2 unchanged, 40 folded).",
         ),
         words=tuple(map(word, judged.checks)),
     )

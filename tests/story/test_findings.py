@@ -42,7 +42,7 @@ def grouped(
 
 
 def located(
-    fault: str | None = "`a.weight` of the file is another", **fields: object
+    fault: str | None = "`a.weight` differs from the model's", **fields: object
 ) -> Explanation:
     values: dict[str, object] = {
         "subject_sha256": digest("x"),
@@ -95,7 +95,7 @@ def test_a_localisation_may_blame_something_else_than_a_layer(
     assert group.cause == cause
 
 
-CODE = "code in the model's own forward is another in the file"
+CODE = "code in the model's own forward differs in the file"
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,8 @@ def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
     assert decision.passed
     (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
     assert render_check(check) == (
-        "7 of 9 weights of the file are the model's (5 folded, 2 packed); 1 differ; 1 could not be "
-        "matched: table. 1 tensors of the model are not in the file as such: alpha."
+        "7 of 9 weights match (5 folded, 2 packed); 1 differ; 1 could not be "
+        "matched: table. 1 tensors of the model have no counterpart in the file: alpha."
     )
 
 

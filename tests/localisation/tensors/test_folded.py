@@ -58,7 +58,7 @@ class TestFolded:
 
     def test_eps(self, pair):
         (difference,) = folded_differences(pair, ("conv", "bn"), folded(*pair, eps=1e-2))
-        text = "eps of `bn` that was folded in is 0.01, 1e-05 in the model"
+        text = "the folded eps of `bn` is 0.01, in the model 1e-05"
         assert (difference.module, difference.text, difference.by_code) == ("bn", text, True)
 
     def test_the_scale(self, pair):
@@ -66,14 +66,14 @@ class TestFolded:
         with torch.no_grad():
             pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
         assert self.told(pair, found) == [
-            ("bn", "the scale of `bn` (weight, running_var, eps) that was folded in is another")
+            ("bn", "the folded scale of `bn` (weight, running_var, eps) differs from the model's")
         ]
 
     def test_the_offset(self, pair):
         found = folded(*pair)
         found["b"] = found["b"] + np.float32(0.1)
         assert self.told(pair, found) == [
-            ("bn", "the offset of `bn` (bias, running_mean) that was folded in is another")
+            ("bn", "the folded offset of `bn` (bias, running_mean) differs from the model's")
         ]
 
     def test_the_layer_of_which_all_weights_are_larger(self, pair):
@@ -107,7 +107,7 @@ class TestFolded:
         found = folded(*pair)
         found["b"][2] = value
         ((module, text),) = self.told(pair, found)
-        assert (module, "the offset of `bn`" in text) == ("bn", True)
+        assert (module, "offset of `bn`" in text) == ("bn", True)
 
     def test_a_channel_of_zeros_is_no_difference(self, pair):
         with torch.no_grad():
@@ -121,8 +121,8 @@ class TestFolded:
         conv, norm = pair
         after = folded(conv, norm)
         after["w"] = rounding(torch.from_numpy(after["w"])).float().numpy()
-        text = f"`conv.weight` of the file is the model's, rounded to {name}"
-        assert self.told(pair, after) == [("conv", f"{text} after folding")]
+        text = f"`conv.weight` is rounded to {name} in the file"
+        assert self.told(pair, after) == [("conv", f"{text}, after folding")]
         narrow = nn.Conv2d(3, 4, 3)
         narrow.load_state_dict(conv.state_dict())
         with torch.no_grad():
@@ -140,8 +140,8 @@ class TestFolded:
         ("change", "named", "text"),
         [
             (lambda conv, norm: conv.weight[1, 2, 0, 0].add_(1.0), "conv", "1 of 108 elements"),
-            (lambda conv, norm: norm.running_var.mul_(1.1), "bn", "the scale of `bn`"),
-            (lambda conv, norm: norm.bias.add_(0.1), "bn", "the offset of `bn`"),
+            (lambda conv, norm: norm.running_var.mul_(1.1), "bn", "the folded scale of `bn`"),
+            (lambda conv, norm: norm.bias.add_(0.1), "bn", "the folded offset of `bn`"),
         ],
     )
     def test_another_number_is_told_in_float16_too(self, pair, change, named, text):

@@ -355,3 +355,30 @@ def test_another_type_is_refused(tmp_path, dtype, other, gain):
     right, wrong = (Counts(each, gain, counted=True) for each in (dtype, other))
     verdict, _ = checks_of(right, wrong, tmp_path, ROWS)
     assert verdict is Verdict.FAIL
+
+
+class Steps(nn.Module):
+    """The integers of a step, as they are or in a following layer."""
+
+    def __init__(self, step, *, gain: float = 3.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.step, self.gain = step, gain
+        self.layer, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        whole = self.step(self.layer(x) * self.gain).long()
+        return self.out(whole.float() * 0.3), x * 2.0
+
+
+@pytest.mark.parametrize("gain", [3.0, 300.0])
+@pytest.mark.parametrize("step", [torch.ceil, torch.round, torch.floor])
+def test_a_step_that_the_file_lacks_before_a_conversion_is_refused(tmp_path, step, gain):
+    verdict, _ = checks_of(Steps(step, gain=gain), Steps(lambda v: v, gain=gain), tmp_path, ROWS)
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("step", [torch.ceil, torch.round])
+def test_a_step_before_a_conversion_passes(tmp_path, step):
+    verdict, _ = checks_of(Steps(step), Steps(step), tmp_path, ROWS)
+    assert verdict is Verdict.PASS
