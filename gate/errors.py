@@ -18,7 +18,8 @@ from __future__ import annotations
 #     ├── OnnxFileError          the file is not a whole, valid ONNX model
 #     ├── EvidenceError          the measurement can't be made, or a record can't be read
 #     │   ├── InputMismatch      the samples don't fit the model's inputs
-#     │   ├── OutputMismatch     the runtime's outputs are not the model's
+#     │   ├── OutputMismatch     a runtime's outputs cannot be used
+#     │   │   └── ModelMismatch  they are not the model's
 #     │   ├── RuntimeAbsent      a runtime is not there for this model
 #     │   ├── RuntimeUnusable    a runtime is there and can run no file at all
 #     │   ├── PlainSessionFailed a file does not open with optimizations off
@@ -118,7 +119,19 @@ class InputMismatch(EvidenceError):
 
 
 class OutputMismatch(EvidenceError):
-    """The runtime's outputs are not the model's: other number, shape or dtype."""
+    """The runtime's outputs cannot be used: they are not the file's, or not the model's."""
+
+
+class ModelMismatch(OutputMismatch):
+    """The outputs of a file have another number, shape, dtype or order than the model's."""
+
+    def __init__(self, mismatch: str, advice: str) -> None:
+        """`mismatch`: what differs, without a full stop. `advice`: a sentence."""
+        super().__init__(mismatch, advice)
+        self.mismatch, self.advice = mismatch, advice
+
+    def __str__(self) -> str:
+        return f"{self.mismatch}. {self.advice}"
 
 
 class RuntimeAbsent(EvidenceError):

@@ -84,6 +84,12 @@ def made() -> Path:
     """The folder, made once for all tests, removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="gate-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return filled(folder)
+
+
+def filled(folder: Path) -> Path:
+    """The same in another folder, which is made if it does not exist."""
+    folder.mkdir(exist_ok=True)
     (folder / "small_models.py").write_text(MODULE)
     with contextlib.chdir(folder):
         _fill(folder)

@@ -411,7 +411,11 @@ def _champion(
     meaning: str, formula: str, unit: str, why: str, headline: str, remedy: str
 ) -> CheckSpec:
     text = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
-    codes = {**_NUMBERS, "beyond": CodeSpec(text, headline=headline)}
+    codes = {
+        **_NUMBERS,
+        "beyond": CodeSpec(text, headline=headline),
+        "unmeasured": CodeSpec("{label} was not measured; {allowed} is allowed (n = {samples})."),
+    }
     return CheckSpec(meaning, "champion", remedy, codes, formula=formula, unit=unit, why=why)
 
 

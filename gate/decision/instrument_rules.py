@@ -42,7 +42,7 @@ def stability(
             observed = getattr(measured, name) if measured else None
             result = check(BoundedMetric(name, observed, "<=", bound), runtime, output)
             if measured is not None and measured.samples == 0:
-                result = result.model_copy(update={"verdict": Verdict.ERROR})
+                result = result.with_code("unmeasured", Verdict.ERROR)
             elif observed is None and output.samples == 1 and name.startswith("batch_invariance"):
                 # `samples` lets one sample pass only with probes.
                 result = result.with_code("left_to_probes", Verdict.PASS)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gate.data.input_binding import InputBinding
-from gate.errors import GateError, OutputMismatch
+from gate.errors import GateError, ModelMismatch, OutputMismatch
 from gate.policy.policy import Policy
 from gate.records.evidence import FailureCode, Subject
 from gate.records.instruments import EPSILON, UNDERFLOW
@@ -32,20 +32,20 @@ class OutputCheck:
         self.names = tuple(names)
 
     def check(self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> None:
-        """Raise OutputMismatch unless number, dtypes and shapes of the outputs are equal."""
+        """Raise ModelMismatch unless number, dtypes and shapes of the outputs are equal."""
         if not len(reference) == len(candidate) == len(self.names):
             left = _left_out(reference, candidate)
             which = f": the file leaves out {left}" if left else ""
-            raise OutputMismatch(
+            raise ModelMismatch(
                 f"{self._runtime} returned {len(candidate)} outputs, the file names "
-                f"{list(self.names)}, and the model returns {len(reference)}{which}. "
-                "Export again with export.output_names as the model returns them, in its order."
+                f"{list(self.names)}, and the model returns {len(reference)}{which}",
+                "Export again with export.output_names as the model returns them, in its order.",
             )
         for name, r, c in zip(self.names, reference, candidate, strict=True):
             self._check_one(name, r, c)
 
     def check_keys(self, keys: Sequence[str | None]) -> None:
-        """Raise OutputMismatch where the file has the names that the model gives in another order,
+        """Raise ModelMismatch where the file has the names that the model gives in another order,
         or only some of them.
 
         Some take the outputs of a file by name, some by position: both must get the right ones.
@@ -63,16 +63,17 @@ class OutputCheck:
         kept = any(key in self.names for key, _ in whole)
         partly = kept and any(key != name and not name.isdecimal() for key, name in whole)
         if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
-            raise OutputMismatch(
+            raise ModelMismatch(
                 f"{self._runtime} returned the outputs {list(self.names)}, the model returns "
-                f"{list(keys)}: the same names in another order, so whoever takes them by position "
-                "gets others. Export again with export.output_names in the model's order."
+                f"{list(keys)}: the same names in another order, so code that takes them by "
+                "position gets others",
+                "Export again with export.output_names in the model's order.",
             )
         if partly or taken:
-            raise OutputMismatch(
+            raise ModelMismatch(
                 f"{self._runtime} returned the outputs {list(self.names)}, and the model has "
-                f"names of its own for some of them only: its {', '.join(renamed)}. Export again "
-                "with export.output_names: null, or with other names for all."
+                f"names of its own for some of them only: its {', '.join(renamed)}",
+                "Export again with export.output_names: null, or with other names for all.",
             )
 
     def _check_one(self, name: str, r: OutputArray, c: OutputArray) -> None:
@@ -91,16 +92,17 @@ class OutputCheck:
                 "float64, .double()): cast it in forward, or keep float64 in the file."
             )
         elif r.dtype == "float32" and c.dtype == "float16":
-            raise OutputMismatch(
+            raise ModelMismatch(
                 f"{self._runtime} returned float16 {c.shape} for output '{name}', and the model "
-                "is judged as it computes in float32. Judge what is float16 on purpose by "
-                "--precision reduced."
+                "is judged as it computes in float32",
+                "Judge a file that is float16 on purpose by --precision reduced.",
             )
         else:
             remedy = "Export the model in float32, with the outputs that its forward returns."
-        raise OutputMismatch(
+        raise ModelMismatch(
             f"{self._runtime} returned {c.dtype} {c.shape} for output '{name}', "
-            f"the model returns {r.dtype} {r.shape}. {remedy}"
+            f"the model returns {r.dtype} {r.shape}",
+            remedy,
         )
 
 
@@ -129,9 +131,8 @@ def classify_failure(error: Exception) -> tuple[FailureCode | None, dict[str, An
     """Return the kind of a failure of a runtime, with its parameters: the only code that reads the
     messages of ONNX Runtime."""
     text = str(error)
-    if isinstance(error, OutputMismatch):
-        mismatch, _, advice = text.rstrip(". ").rpartition(". ")
-        return "wrong_outputs", {"mismatch": mismatch, "advice": f"{advice}."}
+    if isinstance(error, ModelMismatch):
+        return "wrong_outputs", {"mismatch": error.mismatch, "advice": error.advice}
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
         return "out_of_memory", {}
     if "requested shape" in text:

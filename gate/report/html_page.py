@@ -29,7 +29,13 @@ from gate.report.error_charts import (
 )
 from gate.report.model_charts import depth_chart, latency, memory, trend_charts
 from gate.storage.safe_text import make_printable
-from gate.summary.render import allowed, format_bound_usage, format_number, observed
+from gate.summary.render import (
+    allowed,
+    format_bound_usage,
+    format_number,
+    observed,
+    render_check,
+)
 from gate.summary.summarize import COST_HEADINGS
 from gate.summary.summary import CheckRow, Summary
 
@@ -388,6 +394,7 @@ def _templates() -> Environment:
     )
     made.filters |= {
         "row": row_of,
+        "text": render_check,
         "lines": _lines,
         "beginning": _beginning,
         "breakable": _breakable,

@@ -324,18 +324,20 @@ def _cost(scene: Scene) -> GroupExplanation:
 
 
 def _waived(scene: Scene) -> GroupExplanation:
-    """What was not measured, and what does not refuse the file; one sentence a code and, of
-    runtimes, a reason."""
-    groups: dict[tuple[str | None, str], dict[str, None]] = {}
-    shown: dict[tuple[str | None, str], str] = {}
+    """What was not measured, and what does not refuse the file: one sentence for the checks that
+    say the same, and one for the probes with the same code."""
+    groups: dict[tuple[str | None, str], list[CheckResult]] = {}
     for check in scene.group.checks:
         text = short(render_check(check, "headline"))
-        key = (check.code, text if check.name == "runtime" else "")
-        shown.setdefault(key, text)
-        groups.setdefault(key, {})[check.runtime if key[1] and check.runtime else check.name] = None
+        is_probe = check.name.startswith("probe_")
+        groups.setdefault((check.code, "" if is_probe else text), []).append(check)
     texts = []
-    for key, text in shown.items():
-        names = ", ".join(groups[key])
+    for checks in groups.values():
+        text = short(render_check(checks[0], "headline"))
+        named = dict.fromkeys(c.runtime if c.name == "runtime" else c.name for c in checks)
+        names = ", ".join(filter(None, named))
+        if len(named) > 1 and checks[0].name.startswith("probe_"):
+            text = f"for example, {text}"
         texts.append(text if text.startswith(names) else f"{names}: {text}")
     return GroupExplanation(None, clean("; ".join(texts)), None)
 

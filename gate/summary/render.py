@@ -58,6 +58,8 @@ class _Template(Formatter):
         return kwargs.get(str(key), "unknown")  # of a record that was edited
 
     def format_field(self, value: Any, spec: str) -> str:
+        if value is None or (spec in FORMATS and isinstance(value, str) != (spec in _OF_TEXTS)):
+            return "unknown"
         if spec in FORMATS:
             return FORMATS[spec](value)
         return str(value) if isinstance(value, str) else format(value, spec)  # NaN is a word
@@ -85,18 +87,28 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 """`short` cuts what a library says, `brief` leaves out its details, `samples` lists the numbers of
 samples after a comma, `alone` is for notes that are the whole text."""
 
+_OF_TEXTS = ("short", "brief", "alone")
+
 _TEMPLATE = _Template()
 
 
 def _notes(notes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for note in notes:
-        yield _TEMPLATE.vformat(NOTES[note["code"]], (), note)
+        yield _TEMPLATE.vformat(NOTES.get(note["code"], "{code}."), (), note)
 
 
 def _problems(problems: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(
-        _TEMPLATE.vformat(PROBLEMS[problem["code"]], (), problem) for problem in problems
+        _TEMPLATE.vformat(PROBLEMS.get(problem["code"], "{code}"), (), problem)
+        for problem in problems
     )
+
+
+def _problem(problems: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first problem as the beginning of a sentence, which a name is as it is."""
+    text = _problems(problems[:1])
+    is_name = not problems or PROBLEMS.get(problems[0]["code"], "{").startswith("{")
+    return text if is_name else capital(text)
 
 
 def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"] = "text") -> str:
@@ -105,7 +117,9 @@ def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"]
     code = code_for(check)
     if code is None:  # of a record before codes, or of a newer version
         stored = check.remedy if part == "remedy" else check.explanation
-        template, values = "{stored}", {"stored": stored or f"The result is {check.code}."}
+        if stored is None and part != "remedy":
+            stored = f"The result is {check.code}."
+        template, values = "{stored}", {"stored": stored or ""}
     else:
         values = _values(check)
         template = code.text
@@ -113,13 +127,11 @@ def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"]
             template = code.headline
         elif part == "remedy":
             template = code.remedy or row_for(check).remedy
+        if template.startswith("{problems}") or ". {problems}" in template:
+            values["problems"] = values["problem"] + values["problems"][len(values["problem"]) :]
     text = _TEMPLATE.vformat(template, (), values)
-    problems = check.params.get("problems")
-    if template.startswith("{problems}") and problems:
-        is_name = PROBLEMS[problems[0]["code"]].startswith("{")
-        text = text if is_name else capital(text)
-    if part == "text" and check.params.get("warns"):
-        text = f"Warning, which does not refuse the file (exceeded: warn). {text}"
+    if part != "remedy" and check.params.get("warns"):
+        text = f"Warning (exceeded: warn): {text}"
     return clean(text) if part == "headline" else make_printable(text)
 
 
@@ -137,7 +149,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
         **check.params,
         "notes": "".join(f" {note}" for note in _notes(notes)),
         "problems": _problems(problems),
-        "problem": capital(_problems(problems[:1])),
+        "problem": _problem(problems),
     }
 
 

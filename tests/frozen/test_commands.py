@@ -72,7 +72,7 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Path(shutil.copytree(small_project.made(), tmp_path / "project"))
+    folder = small_project.filled(tmp_path / "project")  # tests write into the one of `made`
     shutil.copy(FOLDER / "policies" / "cpu.yaml", folder)
     monkeypatch.chdir(folder)
     text = ""

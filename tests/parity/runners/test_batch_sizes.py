@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gate.errors import OutputMismatch
+from gate.errors import ModelMismatch, OutputMismatch
 from gate.measure.session_runner import batch_sizes_of, classify_failure
 
 BATCH = {"x": np.zeros((3, 2), np.float32), "y": np.zeros((3,), np.int64)}
@@ -45,7 +45,8 @@ def test_what_says_its_cause_itself_is_not_tried_again(error):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (OutputMismatch("it returned 2 outputs. Export again."), "wrong_outputs"),
+        (ModelMismatch("it returned 2 outputs", "Export again."), "wrong_outputs"),
+        (OutputMismatch("the page answered with nonsense"), None),
         (MemoryError("no memory"), "out_of_memory"),
         (RuntimeError("Failed to allocate memory for requested buffer of size 9"), "out_of_memory"),
         (RuntimeError("cannot be reshaped to the requested shape. Input shape:{1,8}"), "reshape"),
