@@ -129,7 +129,9 @@ def addressed(story: Summary, options: Mapping[str, Any], *, policy: Policy) -> 
     """With the names of the files in its commands; what judges again is this command line. No
     password stands in them: reports are kept and sent. `policy`: by which it was judged."""
     from gate.storage.safe_text import without_passwords
+    from gate.storage.workspace import ModelKey, current_workspace
 
+    name = options["name"] or options["against"]
     named = {
         "MODEL.onnx": options["model"],
         "SAMPLES": without_passwords(options["inputs"]),
@@ -137,7 +139,7 @@ def addressed(story: Summary, options: Mapping[str, Any], *, policy: Policy) -> 
         "DIR": options["report"],
         "SPEC": options["preprocessing"],
         "PICTURES": next(iter(options["pictures"]), None),
-        "NAME": options["name"] or options["against"],
+        "NAME": name and ModelKey(current_workspace(), name),
     }
     story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
     line, first = click.get_current_context().obj, story.steps[0].command or ""
@@ -343,6 +345,8 @@ class TrackedRun:
     """Of the report."""
     opened: ExitStack
     """Ends the run; removes the folder where nobody asked for a report."""
+    workspace: str | None
+    """Of the command: MLFLOW_WORKSPACE does not name it any more when the run is finished."""
     remember: bool
     """Name the run in the folder."""
     failure: GateError | None = None
@@ -362,27 +366,31 @@ class TrackedRun:
     def finish(self) -> str:
         """Upload the files and end the run; gives what there is to say of a failure."""
         from gate.mlflow_client.log_evaluation import log_files
+        from gate.storage.workspace import working_in
 
         was_shown = self.failure is not None
-        try:
-            with self.opened:
-                if self.failure is not None:
-                    raise self.failure
-                log_files(self.page, self.judgement, folder=self.folder)
-            if self.remember:
-                self.runs.remember(self.page, self.folder)
-        except GateError as error:
-            self.failure = error
-        self._describe()
+        with working_in(self.workspace):
+            try:
+                with self.opened:
+                    if self.failure is not None:
+                        raise self.failure
+                    log_files(self.page, self.judgement, folder=self.folder)
+                if self.remember:
+                    self.runs.remember(self.page, self.folder)
+            except GateError as error:
+                self.failure = error
+            self._describe()
         return "" if was_shown or self.failure is None else f"run     {self.text}"
 
     @property
     def text(self) -> str:
         """The address, or why it is of no use."""
         from gate.storage.safe_text import make_printable
+        from gate.storage.workspace import working_in
 
         if self.failure is None:
-            return make_printable(self.page.location)
+            with working_in(self.workspace):
+                return make_printable(self.page.location)
         return make_printable(f"not written, the verdict stands: {self.failure}")
 
     def _describe(self) -> None:
@@ -596,15 +604,23 @@ def _evaluated(
     )
     run = None
     if runs is not None and page is not None and folder is not None:
+        from gate.storage.workspace import current_workspace
+
         run = TrackedRun(
-            runs, page, judgement, folder, opened.pop_all(), question["report"] is not None
+            runs,
+            page,
+            judgement,
+            folder,
+            opened,
+            current_workspace(),
+            question["report"] is not None,
         )
         run.write_numbers(inputs=question["inputs"])
 
     from gate.summary.render import with_texts
 
     story = judgement.story
-    return CommandResult(
+    result = CommandResult(
         ExitCode.of_verdict(decision.verdict.value),
         {
             "verdict": decision.verdict.value,
@@ -619,6 +635,9 @@ def _evaluated(
         record=story,
         finish=run.finish if run is not None else str,
     )
+    if run is not None:
+        run.opened = opened.pop_all()
+    return result
 
 
 def _refuse_existing(report: Path) -> None:

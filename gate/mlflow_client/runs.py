@@ -398,6 +398,25 @@ _GRACE_S = 2.0
 """For the main thread to notice a signal, and to clean up."""
 
 
+_WATCHED: dict[int, Mapping[signal.Signals, Any]] = {}
+"""The handlers from before, by the pipe that signals are written to."""
+
+
+def _forget_in_child() -> None:
+    """Handle signals as before in a process that was forked: its signals are not the check's."""
+    for writer, before in _WATCHED.items():
+        with suppress(ValueError, OSError):
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(writer)
+    _WATCHED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @contextmanager
 def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
     """Raise KeyboardInterrupt once on SIGINT or SIGTERM. Where the block does not end in time,
@@ -427,6 +446,7 @@ def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
     before = {n: signal.getsignal(n) for n in wanted if signal.getsignal(n) is not signal.SIG_IGN}
     watcher = threading.Thread(target=watch, daemon=True)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _WATCHED[writer] = before
     try:
         watcher.start()
         for number in before:
@@ -437,8 +457,9 @@ def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
+        _WATCHED.pop(writer, None)
         os.close(writer)  # which ends the watcher
-        watcher.join()
+        watcher.join(_GRACE_S)
         os.close(reader)
 
 

@@ -13,7 +13,7 @@ from gate.records.outputs import ConfidenceOfClass, OutputParity
 from gate.report import html_page
 from gate.report.html_page import Report, render_page
 from gate.report.markdown import summary_markdown
-from gate.summary.render import format_bound_usage
+from gate.summary.render import format_bound_usage, render_check
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
 from tests.builders import (
@@ -109,6 +109,15 @@ class TestEachPage:
     def test_is_the_same_again(self, pages: dict[str, str], name: str) -> None:
         if name == "rejected":
             assert CASES[name]().page() == pages[name]
+
+
+def test_each_check_has_its_text_and_remedy(pages: dict[str, str]) -> None:
+    decision = stories.rejected().decision
+    text = " ".join(Outline(pages["rejected"]).text.split())
+    for check in decision.checks:
+        assert " ".join(render_check(check).split()) in text
+    for check in decision.problems:
+        assert render_check(check, "remedy") in text
 
 
 def test_the_story_is_told_in_its_order(pages: dict[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from gate.mlflow_client.runs import (
     RunLogger,
     RunReference,
     Runs,
+    killed_by_signals,
 )
 from gate.records.layout import RUN
 from tests.report.samples import failed, passed
@@ -101,3 +104,17 @@ def test_a_run_that_is_not_there_is_told(runs: Runs) -> None:
 def test_a_server_that_is_down_is_told_at_once() -> None:
     with pytest.raises(RegistryUnavailable):
         Runs("http://127.0.0.1:1")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_the_signals_of_a_forked_process_are_its_own() -> None:
+    """A pool of the user's ends its workers by SIGTERM, which must not end the check."""
+    handler = signal.getsignal(signal.SIGTERM)
+    with killed_by_signals(lambda: None):
+        child = os.fork()
+        if child == 0:
+            own = signal.getsignal(signal.SIGTERM) == handler and signal.set_wakeup_fd(-1) == -1
+            os._exit(0 if own else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert signal.getsignal(signal.SIGTERM) == handler
