@@ -824,7 +824,9 @@ CHECKS: dict[str, CheckSpec] = {
         {
             "few": _NEAR_TIES,
             "too_many": CodeSpec(
-                _NEAR_TIES, headline="{count} of {total} {what} differ where rounding alone decides"
+                _NEAR_TIES,
+                headline="The model leaves answers to rounding: {count} of {total} {what} differ "
+                "where rounding alone decides",
             ),
         },
         formula="count",
