@@ -286,7 +286,7 @@ FAULTS: dict[str, Fault] = {
     "a layer in half precision": Fault(
         "layer", "body.0.weight", ("body.0.weight", "float16", "× rounding"), spoil=round_a_weight
     ),
-    "another weight": Fault("layer", "head.weight", ("head.weight", "another"), spoil=change_a_weight),
+    "another weight": Fault("layer", "head.weight", ("head.weight", "differs"), spoil=change_a_weight),
     "training mode": Fault(
         "training_mode", "stem.1", ("stem.1", "training"), spoil=normalise_by_the_batch
     ),
@@ -307,7 +307,7 @@ FAULTS: dict[str, Fault] = {
         "runtime", "ort-cpu", ("com.example",), spoil=use_an_unknown_operator
     ),
     "another checkpoint": Fault(
-        "layer", "stem.0.weight", ("stem.0.weight", "another"), spoil=train_again
+        "layer", "stem.0.weight", ("stem.0.weight", "differs"), spoil=train_again
     ),
     "a fused activation": Fault("optimiser", "GeluFusionL2", ("Gelu",), model=Fused),
     "other pixels": Fault(
