@@ -284,7 +284,7 @@ def in_16_bits(proto: onnx.ModelProto) -> None:
     [
         (Residual, setting("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
          "dilations is [2, 2] in the file"),
-        (Residual, scaled_fold, "block.bn1", "the scale of `block.bn1`"),
+        (Residual, scaled_fold, "block.bn1", "the folded scale of `block.bn1`"),
         (Residual, initializer("head.weight", lambda w: w * 3), "head", "`head.weight` differs from the model's"),
         ("unfolded", setting("BatchNormalization", 1, epsilon=10.0), "block.bn1",
          "epsilon is 10 in the file"),
