@@ -126,8 +126,8 @@ class SampleRuns:
     def _places(self, batch: Batch) -> list[int]:
         """Where each sample of a batch is among these; empty where one is not."""
         places = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
-        known = [place for place in places if place is not None]
-        return known if len(known) == len(places) else []
+        numbers = [place for place in places if place is not None]
+        return numbers if len(numbers) == len(places) else []
 
     @cached_property
     def _by_digest(self) -> dict[bytes, int]:
