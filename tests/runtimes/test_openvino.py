@@ -71,7 +71,7 @@ def test_it_is_asked_for_float32_and_proves_it_and_refused_where_it_rounds_more(
         assert rounds is IN_BFLOAT16
         assert ((name, "precision") in problems) is rounds
         if rounds:
-            said = "reports bfloat16 precision, and precision 'exact' asks for float32"
+            said = "reports bfloat16 precision, and the policy's precision 'exact' asks for float32"
             assert said in problems[name, "precision"]
             assert "bf16" in records[name].session_options["node_precisions"]
 
