@@ -342,16 +342,16 @@ class TrackedRun:
     page: RunLogger
     judgement: SummaryInputs
     folder: Path
-    """Of the report."""
+    """The folder of the report."""
     opened: ExitStack
     """Ends the run; removes the folder where nobody asked for a report."""
     workspace: str | None
-    """Of the command: MLFLOW_WORKSPACE does not name it any more when the run is finished."""
+    """The command's workspace: MLFLOW_WORKSPACE no longer names it when the run is finished."""
     remember: bool
     """Name the run in the folder."""
     failure: GateError | None = None
     plain: dict[str, Any] = field(default_factory=dict)
-    """What `--json` says of it."""
+    """The fields of the run in `--json`."""
 
     def write_numbers(self, *, inputs: str) -> None:
         """Log params, tags and metrics."""
@@ -507,7 +507,7 @@ def _evaluated(
     measured_by: AbstractContextManager[SharedOut],
     opened: ExitStack,
 ) -> CommandResult:
-    """As `evaluate`; `opened` ends the run unless the outcome is left to do so."""
+    """Do what `evaluate` does. `opened` ends the run unless the outcome is left to do so."""
     from gate.preprocess.pictures import read_dumped_tensors
 
     if question["report"] is not None and not question["overwrite"]:

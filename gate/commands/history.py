@@ -390,7 +390,7 @@ def command(
 
 
 def _key(model: str) -> str:
-    """Of any name: the ledger may have lines of one that is no longer allowed."""
+    """Return the key of a model of any name: the ledger may have a name that is not allowed now."""
     from gate.storage.workspace import SEPARATOR, ModelKey, current_workspace
 
     if SEPARATOR in model:

@@ -103,8 +103,8 @@ class CommandResult:
     sentence: str = ""
     """What came of it beside the verdict, for CI files; empty: nothing."""
     finish: Callable[[], str] = str
-    """What is left to do once the result is printed, or before `--json` is; gives what to print of
-    it, which may be nothing. To be called whatever becomes of the printing."""
+    """Does what is left to do once the result is printed, or before `--json` is, and returns what
+    to print of it, which may be nothing. It is called even where printing fails."""
 
 
 @dataclass(frozen=True)

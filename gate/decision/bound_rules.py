@@ -199,13 +199,14 @@ def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
     return result.with_code("unsure", Verdict.ERROR, unsure=logits.unsure, judged=judged)
 
 
-def compared(metric: BoundedMetric, *, samples: int, **place: Any) -> CheckResult:
+def compared(metric: BoundedMetric, *, samples: int | None, **place: Any) -> CheckResult:
     """Return the check of one comparison: ERROR if it was not measured, FAIL if it does not hold or
-    there are no samples. `place`: runtime, output, params of the check."""
+    there are no samples. `samples`: None for a number that is of no samples. `place`: runtime,
+    output, params of the check."""
     if metric.observed is None:
         verdict, code = Verdict.ERROR, "unmeasured"
     else:
-        passed = metric.holds() and samples > 0
+        passed = metric.holds() and samples != 0
         verdict = Verdict.PASS if passed else Verdict.FAIL
         code = "within" if passed else "beyond"
     return CheckResult(
@@ -558,8 +559,7 @@ def _crossing_check(
 ) -> CheckResult:
     if crossing is None:
         none = metric._replace(observed=None)
-        result = compared(none, samples=0, params={"problems": [problem]}, **place)
-        return result.model_copy(update={"samples": None})
+        return compared(none, samples=None, params={"problems": [problem]}, **place)
     params = {
         "crossed": crossing.crossed,
         "crossing": list(crossing.crossing),

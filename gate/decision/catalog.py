@@ -81,7 +81,7 @@ SYMPTOMS: frozenset[Cause] = frozenset(
 
 @dataclass(frozen=True)
 class CodeSpec:
-    """What one code of a check says."""
+    """The texts of one code of a check, and its cause."""
 
     text: str
     headline: str | None = None
@@ -91,7 +91,7 @@ class CodeSpec:
     cause: Cause | None = None
     """None: the check's."""
     observed: str | None = None
-    """What is shown in the column of the number, where there is none."""
+    """The words in the column of the number, where there is none."""
 
 
 Code = CodeSpec | str
@@ -150,12 +150,12 @@ COMMON: dict[str, CodeSpec] = {
 }
 """Codes of all checks with a number."""
 
+_UNMEASURED_TEXT = "{label} was not measured; {allowed} is allowed (n = {samples})."
+
 _NUMBERS: dict[str, Code] = {
     "within": _NUMBER_TEXT,
     "beyond": _NUMBER_TEXT,
-    "unmeasured": CodeSpec(
-        "{label} was not measured; {allowed} is allowed (n = {samples}).", cause="evidence"
-    ),
+    "unmeasured": CodeSpec(_UNMEASURED_TEXT, cause="evidence"),
     "unexamined": f"{_NUMBER_TEXT} Rounding was not measured on the samples in question, because "
     "another policy refused the file without it. Measure again.",
 }
@@ -252,6 +252,16 @@ LIMITS = (
     "file with those in the model's code, and export again from that code."
 )
 """Remedy for a file that differs outside of the samples' range."""
+
+_QUANTIZED_TENSORS = (
+    "This policy is for quantized classifiers. Judge the file by a policy with precision: "
+    "quantized, task: tensors and a numeric bound (docs/quantized.md)."
+)
+
+_NO_REFERENCE = (
+    "{output} cannot be judged: neither float64 nor random rounding computes the model's function, "
+    "so its rounding error was not measured."
+)
 
 _MEASURE_AGAIN = "Measure again with this policy."
 
@@ -410,11 +420,10 @@ def _crossing(meaning: str, formula: str, remedy: str) -> CheckSpec:
 def _champion(
     meaning: str, formula: str, unit: str, why: str, headline: str, remedy: str
 ) -> CheckSpec:
-    text = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
     codes = {
         **_NUMBERS,
-        "beyond": CodeSpec(text, headline=headline),
-        "unmeasured": CodeSpec("{label} was not measured; {allowed} is allowed (n = {samples})."),
+        "beyond": CodeSpec(_NUMBER_TEXT, headline=headline),
+        "unmeasured": _UNMEASURED_TEXT,
     }
     return CheckSpec(meaning, "champion", remedy, codes, formula=formula, unit=unit, why=why)
 
@@ -527,10 +536,8 @@ CHECKS: dict[str, CheckSpec] = {
         "model",
         _AMPLIFIES,
         {
-            "no_reference": "{output} cannot be judged: neither float64 nor random rounding "
-            "computes the model's function, so its rounding error was not measured.",
-            "no_reference_waived": "{output} cannot be judged: neither float64 nor random rounding "
-            "computes the model's function, so its rounding error was not measured.",
+            "no_reference": _NO_REFERENCE,
+            "no_reference_waived": _NO_REFERENCE,
             "hidden": "{output} cannot be judged: rounding alone moves it by {observed:.3g} of its "
             "spread, allowed at most {bound:.3g}. A fault of that size would be hidden.",
         },
@@ -741,8 +748,7 @@ CHECKS: dict[str, CheckSpec] = {
             "Every output of the file was measured on every sample.",
             violated_quantized=CodeSpec(
                 "{problems}.",
-                remedy="This policy is for quantized classifiers. Judge the file by a policy with "
-                "precision: quantized, task: tensors and a numeric bound (docs/quantized.md).",
+                remedy=_QUANTIZED_TENSORS,
             ),
         ),
     ),
@@ -806,8 +812,7 @@ CHECKS: dict[str, CheckSpec] = {
             "pass.",
             "no_bound_quantized": CodeSpec(
                 "No bound of the policy applies to this output, so any value in it would pass.",
-                remedy="This policy is for quantized classifiers. Judge the file by a policy with "
-                "precision: quantized, task: tensors and a numeric bound (docs/quantized.md).",
+                remedy=_QUANTIZED_TENSORS,
             ),
             "checked_in_chain": CodeSpec(
                 "The rounding of this part is judged in the chain. Name the output in the policy "

@@ -98,9 +98,7 @@ def _unmeasured(name: str, bound: float, runtime: RuntimeEvidence, problem: Prob
 
 
 def _compared(metric: BoundedMetric, runtime: RuntimeEvidence, params: Problem) -> CheckResult:
-    """Return the check of a cost, which is of no number of samples."""
-    check = compared(metric, samples=1, runtime=runtime.runtime, params=params)
-    return check.model_copy(update={"samples": None})
+    return compared(metric, samples=None, runtime=runtime.runtime, params=params)
 
 
 def _samples(size: int) -> str:

@@ -14,6 +14,7 @@ from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.onnx_file.value_trace import OpenCast, not_held
 from gate.records.instruments import UndefinedCast
+from gate.reference.choices import CONVERSIONS
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
@@ -30,7 +31,7 @@ _MARGIN = 2.0**-16
 _LEEWAY = 16.0
 """How many times as far as other results move an element may a runtime be off."""
 
-_CONVERSIONS = {"aten::_to_copy", "aten::to", "aten::type_as", "aten::copy_"}
+_CONVERSIONS = {f"aten::{name}" for name in (*CONVERSIONS, "copy_")}
 
 
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]

@@ -64,7 +64,8 @@ _BY_CLASS, _AT_ONCE = "_batched_nms_vanilla", "_batched_nms_coordinate_trick"
 
 _COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 
-_CONVERSIONS = frozenset({"to", "_to_copy", "type_as"})
+CONVERSIONS = frozenset({"to", "_to_copy", "type_as"})
+"""Operators of ATen that convert a tensor to another type."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         name = bare(func._schema.name).removeprefix("torchvision::")
-        name = "to" if name in _CONVERSIONS else name
+        name = "to" if name in CONVERSIONS else name
         if name not in _ONNX or not isinstance(args[0], torch.Tensor):
             return returned
         result = returned[-1] if isinstance(returned, tuple) else returned

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gate.data.input_binding import InputBinding
+from gate.data.reader import length
 from gate.errors import ModelError
 from gate.model.forward_signature import ForwardSignature, leaves
 from gate.model.model_state import ModelState
@@ -191,10 +192,10 @@ def run_in_parts(
 ) -> list[OutputArray]:
     """Return all outputs, computed for `size` samples at a time and joined along axis 0; of the
     whole batch where the parts have no outputs that can be joined."""
-    count = len(next(iter(batch.values())))
-    edges = np.linspace(0, count, -(-count // size) + 1).astype(int).tolist()
-    if len(edges) == 2:
+    count = length(batch)
+    if count <= size:
         return run(batch)
+    edges = np.linspace(0, count, -(-count // size) + 1).astype(int).tolist()
     parts = []
     for start, stop in pairwise(edges):
         parts.append(run({name: array[start:stop] for name, array in batch.items()}))

@@ -128,7 +128,7 @@ def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
 
 def nonfinite(scene: Scene) -> GroupExplanation:
     """How much is NaN or infinite, and where that begins."""
-    check = worst_of(scene.group.checks, "finite") or scene.shown
+    check = scene.group.headline_check
     text, found = render_check(check, "headline"), scene.group.localisation
     if found is None:
         return _of(check, check.output, text)
@@ -199,7 +199,7 @@ def _numbers_only(scene: Scene) -> str:
 
 
 def _batch(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "probe_batch") or scene.shown
+    check = scene.group.headline_check
     if not check.name.startswith("probe_batch"):
         return _of(check, None if check.name == "runtime" else check.output)
     size = "one sample" if check.samples == 1 else f"{check.samples} samples"
@@ -326,19 +326,17 @@ def _cost(scene: Scene) -> GroupExplanation:
 def _waived(scene: Scene) -> GroupExplanation:
     """What was not measured, and what does not refuse the file: one sentence for the checks that
     say the same, and one for the probes with the same code."""
-    groups: dict[tuple[str | None, str], list[CheckResult]] = {}
+    groups: dict[tuple[str | None, str], tuple[str, dict[str | None, None]]] = {}
     for check in scene.group.checks:
         text = short(render_check(check, "headline"))
         is_probe = check.name.startswith("probe_")
-        groups.setdefault((check.code, "" if is_probe else text), []).append(check)
+        _, named = groups.setdefault((check.code, "" if is_probe else text), (text, {}))
+        named[check.runtime if check.name == "runtime" else check.name] = None
     texts = []
-    for checks in groups.values():
-        text = short(render_check(checks[0], "headline"))
-        named = dict.fromkeys(c.runtime if c.name == "runtime" else c.name for c in checks)
+    for (_, of_all), (text, named) in groups.items():
         names = ", ".join(filter(None, named))
-        if len(named) > 1 and checks[0].name.startswith("probe_"):
-            text = f"for example, {text}"
-        texts.append(text if text.startswith(names) else f"{names}: {text}")
+        example = "for example, " if len(named) > 1 and not of_all else ""
+        texts.append(text if text.startswith(names) else f"{names}: {example}{text}")
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
 

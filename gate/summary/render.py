@@ -49,6 +49,7 @@ _LISTED = 3
 
 
 _SAMPLES = 5
+"""Numbers of samples in a sentence."""
 
 
 class _Template(Formatter):
@@ -104,9 +105,8 @@ def _problems(problems: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _problem(problems: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first problem as the beginning of a sentence, which a name is as it is."""
-    text = _problems(problems[:1])
+def _beginning(text: str, problems: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of problems as the beginning of a sentence, which a name is as it is."""
     is_name = not problems or PROBLEMS.get(problems[0]["code"], "{").startswith("{")
     return text if is_name else capital(text)
 
@@ -128,7 +128,7 @@ def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"]
         elif part == "remedy":
             template = code.remedy or row_for(check).remedy
         if template.startswith("{problems}") or ". {problems}" in template:
-            values["problems"] = values["problem"] + values["problems"][len(values["problem"]) :]
+            values["problems"] = _beginning(values["problems"], check.params.get("problems", []))
     text = _TEMPLATE.vformat(template, (), values)
     if part != "remedy" and check.params.get("warns"):
         text = f"Warning (exceeded: warn): {text}"
@@ -149,7 +149,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
         **check.params,
         "notes": "".join(f" {note}" for note in _notes(notes)),
         "problems": _problems(problems),
-        "problem": _problem(problems),
+        "problem": _beginning(_problems(problems[:1]), problems),
     }
 
 

@@ -354,3 +354,14 @@ def test_the_model_runs_with_the_conversions_of_the_file(in_range, found):
         np.testing.assert_array_equal(made.outputs[0], saturated * 2.0)
         (cast,) = made.undefined
         assert (cast.tensor, cast.dtype, cast.elements) == ("pixels", "uint8", 2)
+
+
+@pytest.mark.parametrize(
+    ("of_file", "open_"), [(2.9999998, True), (2.4, False), (None, False)], ids=str
+)
+def test_an_integer_is_open_only_if_the_file_converts_the_same_float(of_file, open_):
+    operand = None if of_file is None else np.array([of_file], np.float32)
+    node = Choice("Cast", np.array([2]), operand)
+    own, chosen = np.array([3]), np.array([2])
+    made = Call("to", (np.array([3.0000001]),), own, chosen, cast=node)
+    assert is_open(made, [np.full(1, 1e-6)]) is open_
