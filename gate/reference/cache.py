@@ -12,8 +12,8 @@ from gate.runtimes.recording_format import Rows, row_digests
 from gate.storage.arrays import Batch, OutputArray
 
 # Batches of other sizes are made of samples that were computed before, and a forward in float64 is
-# the dearest of all. That an answer belongs to the sample alone holds only where its company does
-# not matter to the model; the model's float32 outputs show whether it does.
+# the slowest of all. That an output belongs to the sample alone holds only where the rest of the
+# batch does not matter to the model; the model's float32 outputs show whether it does.
 
 
 _AGREES = 1e-5
@@ -24,7 +24,7 @@ class _Answer(NamedTuple):
     """All outputs of one sample, each of shape (1, ...)."""
 
     single: list[OutputArray]
-    """float32, of the company in which `double` was computed."""
+    """float32, of the batch in which `double` was computed."""
     double: list[OutputArray]
 
 
@@ -90,11 +90,11 @@ def agree(one: OutputArray, other: OutputArray) -> bool:
 
 
 Answer = list[OutputArray] | None
-"""All outputs; None of whoever can't compute a batch."""
+"""All outputs; None where a batch can't be computed."""
 
 
 class OutputCache:
-    """Of one side, by the samples of a batch and their order, as far as there is room."""
+    """A cache of outputs of one side by the ordered samples of a batch, of limited size."""
 
     def __init__(self, *, room: int) -> None:
         """`room`: bytes of outputs that are kept."""
@@ -102,8 +102,10 @@ class OutputCache:
         self._room = room
 
     def get_or_compute(self, digests: Rows, compute: Callable[[], Answer]) -> Answer:
-        """What is kept of these samples, else what `compute` makes, which is kept from then on:
-        read-only. `digests`: of the samples (`row_digests`)."""
+        """Return the kept outputs of these samples, else those of `compute`, which are then kept.
+
+        All are read-only. `digests`: of the samples (`row_digests`).
+        """
         key = digests.tobytes()
         if key in self._by_batch:
             return self._by_batch[key]
@@ -125,7 +127,7 @@ Forward = Callable[[Batch], Answer]
 
 
 class ReferenceCache:
-    """Of the model in float32, and in float64 as far as it runs so."""
+    """A cache of the outputs of the model in float32, and in float64 if it runs so."""
 
     def __init__(self, reference: Forward, truth: Forward) -> None:
         """`reference` may raise EvidenceError, `truth` returns None instead."""
@@ -134,13 +136,14 @@ class ReferenceCache:
         self._samples = SampleTruths(room=_ROOM)
 
     def reference(self, batch: Batch) -> list[OutputArray]:
-        """All outputs, read-only. Raises EvidenceError."""
+        """Return all outputs, read-only. Raises EvidenceError."""
         return self._single_of(batch, row_digests(batch))
 
     def truth(self, batch: Batch) -> Answer:
-        """The same in float64; None where the model can't run so.
+        """Return the outputs in float64; None where the model can't run so.
 
-        What was computed of the samples before is put together, where company does not matter.
+        It joins the kept results of single samples where an output does not depend on the rest of
+        the batch.
         """
         digests = row_digests(batch)
         return self._double.get_or_compute(digests, lambda: self._joined(batch, digests))
@@ -148,7 +151,7 @@ class ReferenceCache:
     def note(
         self, batch: Batch, reference: Sequence[OutputArray], truth: Sequence[OutputArray]
     ) -> None:
-        """Take what both answered to a batch that somebody computed anyway: read-only from now."""
+        """Keep the results of both for a batch computed for another purpose; read-only now."""
         digests = row_digests(batch)
         self._single.get_or_compute(digests, lambda: list(reference))
         self._samples.note(digests, reference, truth)
@@ -158,7 +161,7 @@ class ReferenceCache:
         self._double, self._samples = OutputCache(room=_ROOM), SampleTruths(room=_ROOM)
 
     def note_reference(self, batch: Batch, reference: Sequence[OutputArray]) -> None:
-        """The same of the answer in float32 alone."""
+        """Keep the result in float32 alone."""
         self._single.get_or_compute(row_digests(batch), lambda: list(reference))
 
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:

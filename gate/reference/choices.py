@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from gate.onnx_file.choices import Choice
 from gate.onnx_file.value_trace import not_held
 from gate.records.instruments import EPSILON, UNDERFLOW, UndefinedCast
+from gate.reference.discretization import STEPS, Discretization, bare_shape, discretization_of
 from gate.reference.error_models import bare
+from gate.reference.random_rounding import EXACT
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import OutputArray
 
 # A runtime may order equal scores differently than PyTorch. Then it keeps different boxes, and its
 # outputs cannot be compared with the model's. So the model runs again with the decisions of the
-# file (topk, sort, argmax, nms, comparisons, conversions of floats to integers) in place of its
-# own. Each of them must be possible within the rounding of the model's own operands; otherwise
+# file (topk, sort, argmax, nms, comparisons, steps, conversions of floats to integers) in place of
+# its own. Each of them must be possible within the rounding of the model's own operands; otherwise
 # nothing is excused. The outputs are then compared as always.
 
 Floats = NDArray[np.float64]
@@ -34,9 +36,9 @@ Run = Callable[[], list[OutputArray]]
 _LEEWAY = 4.0
 """An operand may be so many times as far off as the farthest of the rounding runs."""
 
-_LEEWAY_OF_CASTS = 16.0
-"""The same of a float that is converted to an integer: sums cancel, and their terms round more than
-the result does."""
+_LEEWAY_OF_STEPS = 16.0
+"""The same of a float that is made whole or an integer: sums cancel, and their terms round more
+than the result does."""
 
 _FRACTIONS = 2.0**23
 """From here on, every float32 is a whole number."""
@@ -83,17 +85,36 @@ class Call:
     """Of the indices; None: into the flat operand."""
     threshold: float = 0.0
     """Of the overlaps (`nms`)."""
-    cast: Choice | None = None
-    """The node of the file that converts floats to integers (`to`)."""
+    node: Choice | None = None
+    """The node of the file that converts floats to integers (`to`), or makes them whole (steps)."""
+    step: Discretization | None = None
 
     @property
     def differs(self) -> bool:
         """Return True if the file decided otherwise."""
-        return not np.array_equal(self.own, self.chosen)
+        return not bool(self.same.all())
+
+    @property
+    def same(self) -> NDArray[np.bool_]:
+        """Where the file decided the same, shape of `own`; all False if the shapes differ."""
+        if self.own.shape != self.chosen.shape:
+            return np.zeros(max(self.own.shape, (1,)), np.bool_)
+        nan = (self.own != self.own) & (self.chosen != self.chosen)
+        return np.asarray((self.own == self.chosen) | nan)
+
+    @property
+    def makes_whole(self) -> bool:
+        """Return True if floats are rounded to whole numbers, or converted to integers."""
+        return self.name == "to" or (self.step is not None and self.step.buckets is None)
+
+    @property
+    def operator(self) -> str:
+        """ONNX operator type of a counterpart."""
+        return self.step.nodes[0] if self.step else _ONNX[self.name]
 
 
 class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, operators return what the file decided, in place of what they would."""
+    """A mode in which operators return what the file decided, instead of their own result."""
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,15 +125,16 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = func(*args, **(kwargs or {}))
         name = bare(func._schema.name).removeprefix("torchvision::")
         name = "to" if name in CONVERSIONS else name
+        if name in STEPS:
+            return self._stepped(func, name, args, kwargs or {})
+        returned = func(*args, **(kwargs or {}))
         if name not in _ONNX or not isinstance(args[0], torch.Tensor):
             return returned
         result = returned[-1] if isinstance(returned, tuple) else returned
-        if name in ("max", "min") and not isinstance(returned, tuple):
-            return returned  # of two tensors, or of all elements
-        if name == "to" and not (args[0].is_floating_point() and _holds_integers(returned.dtype)):
+        of_two = name in ("max", "min") and not isinstance(returned, tuple)  # or of all elements
+        if of_two or (name == "to" and not _are_integers_of_floats(args[0], returned)):
             return returned
         stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)}
         stated |= kwargs or {}
@@ -128,6 +150,42 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         values = args[0].gather(stated.get("dim", -1), at).reshape(returned[0].shape)
         return (values, chosen)
 
+    def _stepped(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        step = discretization_of(name, stated)  # before the call: it may overwrite its operand
+        returned = func(*args, **kwargs)
+        if step is None or "out" in kwargs or returned.shape != step.operand.shape:
+            return returned
+        result = returned.detach().cpu().to(torch.float64).numpy()
+        own = np.round(step.whole_of(result))
+        chosen, node = own, None
+        for operator in step.nodes:
+            chosen, node = self._counterpart(step, operator, own)
+            if node is not None:
+                break
+        call = Call(name, (step.operand,), own, chosen, node=node, step=step)
+        self.calls.append(call)
+        if not call.differs:
+            return returned
+        values = np.where(call.same, result, step.result_of(chosen))
+        replaced = torch.from_numpy(values).to(returned.device, returned.dtype)
+        return returned.copy_(replaced) if func._schema.is_mutable else replaced
+
+    def _counterpart(
+        self, step: Discretization, operator: str, own: NDArray[Any]
+    ) -> tuple[NDArray[Any], Choice | None]:
+        """Take the next node of an operator that can be that of a step."""
+        left = self._left.get(operator, [])
+        for place, choice in enumerate(left):
+            chosen = step.chosen_by(operator, choice.chosen)
+            has_operand = step.buckets is not None or (
+                choice.operand is not None and step.is_near(choice.operand)
+            )
+            if chosen is not None and has_operand:
+                del left[place]
+                return chosen.astype(own.dtype), choice
+        return own, None
+
     def _call(self, name: str, stated: dict[str, Any], own: NDArray[Any]) -> Call:
         operands = tuple(
             np.asarray(v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else v, np.float64)
@@ -137,9 +195,9 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
         chosen, of_node = self._next(name, own, boxes=len(operands[0]) if name == "nms" else 0)
         limit = float(stated.get("iou_threshold", 0.0))
-        cast = of_node if name == "to" else None
+        node = of_node if name == "to" else None
         operands = operands[:1] if name == "to" else operands
-        return Call(name, operands, own, chosen, axis, limit, cast)
+        return Call(name, operands, own, chosen, axis, limit, node)
 
     def _next(
         self, name: str, own: NDArray[Any], *, boxes: int
@@ -153,7 +211,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
                 found = array[:, 2] if of_file else array
                 fits = found.ndim == 1 and bool((found < boxes).all())
             else:
-                fits = _bare(array.shape) == _bare(own.shape)
+                fits = bare_shape(array.shape) == bare_shape(own.shape)
                 fits = fits and (name != "to" or array.dtype == own.dtype)
                 found = array.reshape(own.shape) if fits else array
             if fits:
@@ -162,25 +220,34 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         return own, None
 
 
-def _holds_integers(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+def _are_integers_of_floats(operand: torch.Tensor, result: torch.Tensor) -> bool:
+    to = result.dtype
+    integers = not (to.is_floating_point or to.is_complex or to == torch.bool)
+    return operand.is_floating_point() and integers
 
 
-def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
-
-
-def own_choices(run: Run) -> list[Choice]:
-    """Return what the model decides in a run, in the order of its calls; conversions apart."""
+def model_choices(run: Run) -> list[Choice]:
+    """Return what the model decides in a run, in the order of its calls; no conversions of floats
+    that float32 has without a fraction only."""
     mode = ChoiceReplay(())
     with mode:
         run()
-    return [Choice(_ONNX[c.name], c.own) for c in mode.calls if c.name != "to"]
+    return [choice for call in mode.calls if (choice := _own(call)) is not None]
+
+
+def _own(call: Call) -> Choice | None:
+    x = call.operands[0]
+    if call.name == "to" and not (np.abs(x) < _FRACTIONS).any():
+        return None
+    if call.step is None or call.step.buckets is None:
+        return Choice(call.operator, call.own, x)
+    places = np.arange(call.step.buckets).reshape(-1, *[1] * x.ndim)
+    return Choice(call.operator, call.own > places)
 
 
 @dataclass(frozen=True)
 class ReplayedReference:
-    """What the model computes with the choices of a file."""
+    """The results of the model with the choices of a file."""
 
     outputs: list[OutputArray]
     draws: list[list[OutputArray]]
@@ -269,22 +336,34 @@ def _rounding(call: Call, operand: Floats) -> Floats:
 def _are_whole(call: Call, operand: Floats) -> NDArray[np.bool_]:
     """Return which elements are whole numbers by intention: all of them if all are; of a conversion
     those that float32 could have with a fraction, if all of these are whole."""
-    small = np.abs(operand) < _FRACTIONS if call.name == "to" else np.ones(operand.shape, np.bool_)
+    small = np.abs(operand) < _FRACTIONS if call.makes_whole else np.ones(operand.shape, np.bool_)
     whole = bool((operand == np.round(operand))[small].all())
     return small & whole
 
 
+def _are_whole_by_chance(moved: Floats) -> bool:
+    """Return True if rounding leaves fractions where the operand has none: a product like
+    k / 255 * 255."""
+    small = np.abs(moved) < EXACT
+    return bool((moved != np.round(moved))[small].any())
+
+
 def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
-    leeway = _LEEWAY_OF_CASTS if call.name == "to" else _LEEWAY
+    leeway = _LEEWAY_OF_STEPS if call.makes_whole else _LEEWAY
     for place, (x, y) in enumerate(zip(call.operands, moved.operands, strict=False)):
         if call.name != moved.name or x.shape != y.shape:
             continue
         with np.errstate(all="ignore"):
             error = np.abs(x - y)
             error = np.where(np.isfinite(error), error, 0.0)
-            typical = _typical_of_rows(x, error) if call.name == "to" else _typical(call, x, error)
-            # A step (round, floor, ceil) that moves one element says nothing of others.
-            steps = call.name == "to" and _are_whole(call, x)
+            whole = _are_whole(call, x)
+            if whole.any() and _are_whole_by_chance(y):
+                whole = np.zeros_like(whole)
+                error = np.where(error < 0.5, error, 0.0)
+                widest[place] = np.fmax(widest[place], 2.0 * EPSILON * np.abs(x))
+            typical = _typical_of_rows(x, error) if call.makes_whole else _typical(call, x, error)
+            # A step (round, floor, ceil) that moves one element proves nothing of others.
+            steps = call.makes_whole and whole
             widest[place] = np.fmax(
                 widest[place], np.where(steps, error, leeway * np.fmax(error, typical))
             )
@@ -323,38 +402,51 @@ def is_open(call: Call, errors: Sequence[Floats]) -> bool:
         return len(call.operands[1]) <= _MOST_BOXES and _keeps(call, errors)
     if call.name == "to":
         return bool((_near(call, errors[0]) | _has_no_result(call, errors[0])).all())
+    if call.step is not None:
+        return bool(_near(call, errors[0]).all())
     if call.name in _COMPARISONS:
         left, right = call.operands
         with np.errstate(all="ignore"):
-            near = np.abs(left - right) <= errors[0] + errors[1]
+            error = errors[0] + errors[1]
+            # Whole numbers, also as floats, have no rounding: equal ones are no tie.
+            near = (np.abs(left - right) <= error) & (error > 0.0)
         return bool((near | (call.own == call.chosen)).all())
     return _picks(call, errors[0])
 
 
 def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
-    """Where the file converts the float of the model, within rounding, to an integer that rounding
-    of that float leaves."""
-    same = np.asarray(call.own == call.chosen)
+    """Return where the file, within rounding, converts the model's float to a possible integer.
+
+    An integer is possible if rounding of that float leaves it.
+    """
+    is_bucket = call.step is not None and call.step.buckets is not None
     of_file = _floats_of_file(call)
-    if of_file is None:
-        return same
+    if of_file is None and not is_bucket:
+        return call.same
     (x, *_), chosen = call.operands, call.chosen.astype(np.float64)
+    decide = np.trunc if call.step is None else call.step.decide
     with np.errstate(all="ignore"):
-        near = (chosen >= np.trunc(x - error)) & (chosen <= np.trunc(x + error))
-        near &= np.abs(of_file - x) <= error
-    return np.asarray(near | same)
+        near = (chosen >= decide(x - error)) & (chosen <= decide(x + error))
+        if of_file is not None:
+            near &= np.abs(of_file - x) <= error
+    return np.asarray(near | call.same)
 
 
 def _floats_of_file(call: Call) -> Floats | None:
     """Return what the file converts; None where that is not known."""
-    if call.cast is None or call.cast.operand is None:
+    if call.node is None or call.node.operand is None:
         return None
-    return np.asarray(call.cast.operand, np.float64).reshape(call.own.shape)
+    of_file = np.asarray(call.node.operand, np.float64).reshape(call.own.shape)
+    # Sign(x) * Floor(Abs(x))
+    is_trunc = call.step is not None and call.step.decide is np.trunc
+    return np.copysign(of_file, call.operands[0]) if is_trunc else of_file
 
 
 def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
-    """Where the type holds neither the float of the model nor that of the file, within rounding:
-    ONNX and PyTorch define no result then."""
+    """Return where the type holds neither the model's float nor the file's, within rounding.
+
+    ONNX and PyTorch define no result there.
+    """
     of_file = _floats_of_file(call)
     if of_file is None:
         return np.zeros(call.own.shape, np.bool_)
@@ -367,12 +459,14 @@ def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
 
 def _undefined(calls: Sequence[Call], errors: Sequence[list[Floats]]) -> Iterator[UndefinedCast]:
     for call, error in zip(calls, errors, strict=True):
-        if call.cast is not None and (count := int((~_near(call, error[0])).sum())):
-            yield UndefinedCast(tensor=call.cast.tensor, dtype=call.own.dtype.name, elements=count)
+        if call.name != "to" or call.node is None:
+            continue
+        if count := int((~_near(call, error[0])).sum()):
+            yield UndefinedCast(tensor=call.node.tensor, dtype=call.own.dtype.name, elements=count)
 
 
 def _picks(call: Call, error: Floats) -> bool:
-    """Whether each index has, within rounding, the value of the one in its place."""
+    """Return whether each index has, within rounding, the value of the one in its place."""
     (x, *_), axis = call.operands, call.axis
     own, chosen = call.own, call.chosen
     if axis is None:
@@ -393,7 +487,7 @@ def _picks(call: Call, error: Floats) -> bool:
 
 
 def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
-    """Whether greedy suppression may keep these boxes, in this order.
+    """Return whether greedy suppression may keep these boxes, in this order.
 
     No kept box has a better one behind it, or overlaps another kept one; each that is left out
     overlaps a kept one that is no worse. All within rounding.
@@ -437,8 +531,10 @@ def _areas(boxes: Floats) -> Floats:
 
 
 def _room(boxes: Floats, error: Floats, kept: NDArray[Any]) -> Floats:
-    """How far rounding of the corners moves each overlap: an edge that moves by d changes the
-    intersection and the union by at most d times the side."""
+    """Return how far rounding of the corners moves each overlap.
+
+    An edge that moves by d changes the intersection and the union by at most d times the side.
+    """
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
     moves = 2.0 * error.max(axis=1, initial=0.0)
     with np.errstate(all="ignore"):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from gate.records.instruments import CodeLocation
 from gate.reference.error_models import bare
+from gate.reference.reference import ReferenceModel
 from gate.reference.torch_session import DispatchMode
 
 _TORCH, _GATE = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
@@ -41,8 +42,15 @@ _LINE = 200
 
 
 def locate_code(operator: str, model: nn.Module) -> CodeLocation:
-    """Return where the forward of `model` calls the operator that is being dispatched."""
+    """Return where the forward of `model` calls the operator that is being dispatched: of an ONNX
+    file the node, which has no line of source."""
+    from gate.reference.onnx_reference import OnnxNode, OnnxReference  # few checks come here
+
     paths = {id(module): path for path, module in model.named_modules()}
+    if isinstance(model, OnnxReference):
+        nodes = (each.f_locals.get("self") for each in _frames())
+        node = next((each for each in nodes if isinstance(each, OnnxNode)), None)
+        return CodeLocation(operator=operator, module=paths.get(id(node), ""))
     module, found = "", None
     for frame in _forward_frames():
         own = frame.f_locals.get("self")
@@ -62,9 +70,8 @@ def locate_code(operator: str, model: nn.Module) -> CodeLocation:
 def _forward_frames() -> Iterator[FrameType]:
     """Yield the frames of the forward, the innermost first: between the gate's frames that
     dispatch, and those that called the model."""
-    frame: FrameType | None = sys._getframe()
     inside = False
-    while frame is not None:
+    for frame in _frames():
         name = frame.f_code.co_filename
         if not name.startswith(_GATE):
             # PyTorch's dispatch lies between two frames of the gate's modes.
@@ -72,15 +79,21 @@ def _forward_frames() -> Iterator[FrameType]:
             yield frame
         elif inside:
             return
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield frame
         frame = frame.f_back
 
 
 class HalfPrecisionFinder(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes the first operator inside that returns float16 or bfloat16."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, reference: ReferenceModel) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model = model
+        self._model = reference.module
         self.location: CodeLocation | None = None
         self.dtype: Literal["float16", "bfloat16"] | None = None
 

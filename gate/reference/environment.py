@@ -40,11 +40,11 @@ _LEVELS = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), *_OPERATIONS)
 
 @contextmanager
 def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
-    """Set the switches of `policy`; yield them as read back; restore all of them, also after an
-    error.
+    """Set the switches of `policy`, yield them as read back, and restore all of them.
 
-    Inside, gradients and autocast are off, new tensors are float32, and the CPU computes float32
-    in float32 whatever the caller has set. The caller's random states are untouched.
+    They are restored after an error, too. Inside, gradients and autocast are off, new tensors are
+    float32, and the CPU computes float32 in float32 regardless of the caller's settings. The
+    caller's random states are untouched.
     """
     with ExitStack() as restored:
         restored.enter_context(threads_set(policy.threads))
@@ -80,7 +80,7 @@ def callers_dtype() -> torch.dtype:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, new tensors of floats have this dtype."""
+    """Create new tensors of floats with this dtype inside."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -105,7 +105,7 @@ def read_determinism() -> Determinism:
 
 
 def cublas_reason(policy: DeterminismPolicy) -> str | None:
-    """Why deterministic algorithms can't run on CUDA; None: they can, or are not asked for.
+    """Return why deterministic algorithms can't run on CUDA; None: they can, or are not requested.
 
     cuBLAS reads the variable when CUDA starts in a process, so it is too late to set it here.
     """
@@ -122,7 +122,7 @@ def cublas_reason(policy: DeterminismPolicy) -> str | None:
 
 @contextmanager
 def threads_set(threads: int | None) -> Iterator[None]:
-    """Inside, PyTorch has so many threads; None: as many as before."""
+    """Run PyTorch with `threads` threads inside; None: as many as before."""
     before = torch.get_num_threads()
     try:
         if threads is not None:
@@ -134,7 +134,10 @@ def threads_set(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def _algorithms(*, deterministic: bool) -> Iterator[None]:
-    """With it, PyTorch also fills memory that forward leaves unset, so that reading it shows."""
+    """Set deterministic algorithms on or off, and restore the setting at the end.
+
+    PyTorch also fills memory that forward leaves unset, so that reading it shows.
+    """
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -169,7 +172,7 @@ def _cudnn(policy: DeterminismPolicy) -> Iterator[None]:
 @contextmanager
 def _tf32(*, allowed: bool) -> Iterator[None]:
     flags = _flags()
-    precisions = _own_precisions()
+    precisions = _read_precisions()
     try:
         if flags is not None:
             torch.backends.cudnn.allow_tf32 = allowed
@@ -197,7 +200,7 @@ def _flags() -> tuple[bool, str] | None:
         return None
 
 
-def _own_precisions() -> dict[tuple[str, str], str]:
+def _read_precisions() -> dict[tuple[str, str], str]:
     """The precision set on each level itself: reading gives the inherited one where none is set.
 
     So the general levels are cleared one after the other while reading; `_tf32` sets what is
@@ -245,7 +248,7 @@ def describe_processor() -> tuple[str, tuple[str, ...] | None]:
 
 
 def _field(text: str, name: str) -> str | None:
-    """The first one of this name: cores of one machine are alike, or nobody can say more."""
+    """Return the first field of this name, because the cores of one machine are alike."""
     found = re.search(rf"^{name}[ \t]*:[ \t]*(\S.*)$", text, flags=re.MULTILINE)
     return found.group(1).strip() if found else None
 

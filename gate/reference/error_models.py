@@ -16,6 +16,7 @@ Terms = Literal[
     "reduced",
     "squares",
     "exponentials",
+    "distances",
     "shares",
     "factors",
     "contracted",
@@ -46,7 +47,7 @@ class ErrorModel:
     range: tuple[float, float] = (-math.inf, math.inf)
     """No implementation leaves it."""
     saturates: bool = False
-    """Implementations end beside the ends of the range."""
+    """Implementations end near the ends of the range."""
     overshoot: float = 0.0
     """By so many units the ends of the range are missed outwards, wherever they are reached."""
     below_zero: bool = False
@@ -80,7 +81,7 @@ _WALK = "Higham, Accuracy and Stability, section 4.2; sequential sums measured"
 
 
 DEFAULT = ErrorModel(onnx="Add, Sub, Mul, Div, ...", source="IEEE 754: one rounding")
-"""Arithmetic, and whatever is not in the table."""
+"""Arithmetic, and every operator that is not in the table."""
 
 
 _FUNCTIONS = {
@@ -176,6 +177,7 @@ _FUNCTIONS = {
     "rsqrt": ErrorModel(relative=4.0, onnx="Div(1, Sqrt(x))", source="as exp; measured: up to 1.5"),
     "cdist _cdist_forward": ErrorModel(
         relative=4.0,
+        terms="distances",
         onnx="Sqrt(ReduceSum(Mul(d, d)))",
         source="the norm of a difference; no kernel of its own",
     ),
@@ -246,7 +248,7 @@ COMPOSITES = _names(
     "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell einsum tensordot "
     "bilinear cosine_similarity pairwise_distance rms_norm stft istft fft_fft fft_ifft fft_rfft "
     "fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn "
-    "fft_rfftn fft_irfftn"
+    "fft_rfftn fft_irfftn _scaled_dot_product_attention_math"
 )
 """Their error is that of their parts: gates, products, sums of squares."""
 
@@ -264,19 +266,18 @@ PARTS = {
 
 EXACT = _names(
     "_to_copy _unsafe_view abs adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax "
-    "amin as_strided bernoulli cat clamp clamp_max clamp_min clip clone column_stack concat "
-    "concatenate constant_pad_nd contiguous copy cummax cummin detach dropout dstack embedding "
-    "eye feature_dropout fill flip fliplr flipud full full_like gather hardtanh hstack im2col "
+    "amin as_strided bernoulli cat ceil clamp clamp_max clamp_min clip clone column_stack concat "
+    "concatenate constant_pad_nd contiguous copy cummax cummin detach dropout dstack embedding eye "
+    "feature_dropout fill flip fliplr flipud floor full full_like gather hardtanh hstack im2col "
     "index index_copy index_fill index_put index_select lift_fresh masked_fill masked_scatter "
     "masked_select max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d "
     "max_pool3d_with_indices maximum median meshgrid min minimum movedim neg new_full new_ones "
-    "new_zeros normal ones ones_like pad permute_copy pixel_shuffle pixel_unshuffle rand "
-    "rand_like randn randn_like random reflection_pad1d reflection_pad2d reflection_pad3d relu "
-    "relu6 repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d "
-    "requires_grad resize roll rot90 scatter set sign slice_scatter sort squeeze stack swapaxes "
-    "swapdims t take_along_dim threshold tile topk transpose tril triu unfold_copy uniform "
-    "unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d vstack where zero zeros "
-    "zeros_like"
+    "new_zeros normal ones ones_like pad permute_copy pixel_shuffle pixel_unshuffle rand rand_like "
+    "randn randn_like random reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 repeat "
+    "repeat_interleave replication_pad1d replication_pad2d replication_pad3d requires_grad resize "
+    "roll rot90 round scatter set sign slice_scatter sort squeeze stack swapaxes swapdims t "
+    "take_along_dim threshold tile topk transpose tril triu trunc unfold_copy uniform unsqueeze "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d vstack where zero zeros zeros_like"
 )
 """They move, choose or draw numbers, without computing any."""
 

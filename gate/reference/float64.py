@@ -17,6 +17,7 @@ from gate.errors import ModelError, first_line
 from gate.records.instruments import CodeLocation
 from gate.reference.code_location import where_they_part
 from gate.reference.environment import default_dtype
+from gate.reference.reference import ReferenceModel
 from gate.reference.torch_session import DispatchMode, TorchSession, copy_model, run_in_parts
 from gate.reference.validity import UNRESTRICTED, Validity
 from gate.storage.arrays import Batch, OutputArray
@@ -89,8 +90,10 @@ class Convolution:
         return rows, columns
 
     def run(self) -> torch.Tensor:
-        """What PyTorch returns, but for the order of the sums: shape (samples, channels, rows,
-        columns), float64."""
+        """Return the result of PyTorch except for the order of the sums.
+
+        Shape (samples, channels, rows, columns), float64.
+        """
         (above, left), channels = self.padding, len(self.weight)
         padded = functional.pad(self.x, (left, left, above, above)) if above or left else self.x
         flat = self.weight.reshape(channels, -1)
@@ -109,8 +112,10 @@ class Convolution:
         return whole if self.bias is None else whole.add_(self.bias.view(1, -1, 1, 1))
 
     def _unfolded(self, x: torch.Tensor, rows: int) -> torch.Tensor:
-        """What each element of the kernel meets in the first rows of the output: a view of shape
-        (channels, kernel's rows, kernel's columns, samples, rows, columns)."""
+        """Return the inputs that each element of the kernel meets in the first rows of the output.
+
+        A view of shape (channels, kernel's rows, kernel's columns, samples, rows, columns).
+        """
         sample, channel, row, column = x.stride()
         strides = (
             channel, row * self.dilation[0], column * self.dilation[1],
@@ -178,13 +183,13 @@ def double_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Inside, new tensors are float64, and what `forward` casts to float32 stays float64."""
+    """Create new tensors in float64 inside; casts of `forward` to float32 stay float64, too."""
     with default_dtype(torch.float64), _Wide():  # type: ignore[no-untyped-call]
         yield
 
 
 class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
-    """Asks for float64 wherever float32 is asked for."""
+    """A mode that requests float64 wherever float32 is requested."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         small = None if kwargs else Convolution.of(func, args)
@@ -205,7 +210,7 @@ def _wider(value: Any, narrow: torch.dtype | None) -> Any:
 class Truth:
     """The float64 reference as far as it goes: `unmeasured` says why it stopped, if it did."""
 
-    def __init__(self, model: nn.Module, binding: InputBinding, *, samples: int) -> None:
+    def __init__(self, model: ReferenceModel, binding: InputBinding, *, samples: int) -> None:
         """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
         self._samples, self._done = samples, 0
         self._float64: Float64Reference | None = None
@@ -220,12 +225,12 @@ class Truth:
             self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
             return
         try:
-            self._float64 = Float64Reference(model, binding)
+            self._float64 = model.float64(binding)
         except ModelError as error:
             self.unmeasured = str(error)
 
     def extend(self, samples: int) -> None:
-        """Let `of_first` compute so many samples more."""
+        """Let `of_first` compute `samples` more."""
         self._samples += samples
 
     def of(self, batch: Batch) -> list[OutputArray] | None:
@@ -238,7 +243,9 @@ class Truth:
             self._float64, self.unmeasured = None, str(error)
             return None
 
-    def where_it_parts(self, model: nn.Module, run: Forward, batch: Batch) -> CodeLocation | None:
+    def where_it_parts(
+        self, model: ReferenceModel, run: Forward, batch: Batch
+    ) -> CodeLocation | None:
         """Return the first operator of `model` that computes something else in float64; None where
         it is not found. `run`: the forward of `model`."""
         if self._float64 is None:
@@ -246,15 +253,17 @@ class Truth:
         double = self._float64
         try:
             return where_they_part(
-                (model, lambda: run(batch)),
+                (model.module, lambda: run(batch)),
                 (double.model, lambda mode: double.run(batch, mode=mode)),
             )
         except Exception:  # a recorded operator may be none that can be compared
             return None
 
     def aside(self, batch: Batch, *, mode: DispatchMode | None = None) -> list[OutputArray] | None:
-        """The same for inputs beside the samples: what fails there is no reason for the samples.
-        `mode`: as in `Float64Reference.run`."""
+        """Return the outputs in float64 for inputs that are not samples.
+
+        A failure there does not affect the samples. `mode`: as in `Float64Reference.run`.
+        """
         if self._float64 is None:
             return None
         try:
@@ -280,7 +289,7 @@ class Truth:
         self._done = 0
 
     def of_first(self, batch: Batch) -> list[OutputArray] | None:
-        """The same, in whole batches until the first `samples` are computed; then None."""
+        """Return the outputs in float64 for whole batches, up to the first `samples`; then None."""
         if self.is_done:
             return None
         self._done += length(batch)

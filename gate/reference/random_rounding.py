@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,14 @@ from gate.policy.sections import DeterminismPolicy
 from gate.records.instruments import EPSILON, ULP
 from gate.reference.environment import threads_set
 from gate.reference.error_models import COMPOSITES, ErrorModel, bare, error_model_for
-from gate.reference.summation_error import ROUNDED, Draw, Operation, summation_error
+from gate.reference.summation_error import (
+    MANY_TERMS,
+    ROUNDED,
+    Draw,
+    Operation,
+    never,
+    summation_error,
+)
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
@@ -76,7 +83,7 @@ def _uniform() -> torch.Tensor:
 
 
 def _both_signs(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
-    with torch.inference_mode(False):  # whoever is first may be inside, others are not
+    with torch.inference_mode(False):  # the first caller may be inside, others are not
         return torch.from_numpy(np.concatenate([numbers, -numbers]))
 
 
@@ -90,7 +97,7 @@ def _both_signs(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> t
 
 _WIDTH = 5.0
 """Measured: ONNX Runtime's DFT is off by 2.3 sqrt(log2 n) units of the rms on average over bins, by
-twice that in some bins beside a tone."""
+twice that in some bins next to a tone."""
 
 _CHIRP = 2.0
 """Measured: its DFT of 400 is off by 1.25 n, of 16 000 by 1.35 n, in single bins by 1.8 n."""
@@ -112,9 +119,9 @@ def transformed(y: torch.Tensor, operation: Operation, *, unit: float, draw: Dra
     return y + width * unit * rms * error
 
 
-# It is the same for every input, so whatever an implementation decides on it, it decides always. A
+# It is the same for every input, so an implementation always decides it in the same way. A
 # file that decides otherwise than PyTorch (the logarithm of a distance, cut to an integer) gives
-# other answers to all inputs: that is no rounding that comes and goes, and makes no floor.
+# other answers to all inputs: such differences do not count toward the noise floor.
 
 
 _JUMPS = frozenset({"floor", "ceil", "round", "trunc", "fix", "sign", "frac", "fmod", "remainder",
@@ -128,7 +135,10 @@ number has no axis."""
 
 @dataclass(frozen=True)
 class _Overload:
-    """What the schema of an operator says: reading it takes longer than many operators."""
+    """The properties of an operator's schema.
+
+    They are kept because reading a schema takes longer than many operators.
+    """
 
     name: str
     """Bare, as the error models have it."""
@@ -158,7 +168,7 @@ class _DependsOnInput(Exception):
 
 
 class InputIndependentValues:
-    """Beside each tensor of such a kind, what it is where nothing was moved."""
+    """The values, without random rounding, of tensors that do not depend on the input."""
 
     def __init__(self) -> None:
         self._still: Any = WeakIdKeyDictionary()
@@ -172,8 +182,10 @@ class InputIndependentValues:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The result of an operator on what its arguments are where nothing was moved; None where
-        one of them is not known, or it draws or overwrites."""
+        """Return the result of an operator on its arguments without random rounding.
+
+        None where one of them is not known, or the operator draws or overwrites.
+        """
         if overload.writes:
             self._forget(args)
             return None
@@ -191,7 +203,7 @@ class InputIndependentValues:
         return func(*given, **named)
 
     def is_discrete(self, name: str, kwargs: dict[str, Any], still: Any) -> bool:
-        """Whether the result is one that jumps: no floats, or floats in steps."""
+        """Return whether the result is discrete: no floats, or floats in steps."""
         return (
             name in _JUMPS
             or kwargs.get("rounding_mode") is not None
@@ -228,7 +240,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 # Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic: exploiting randomness in
 # floating-point arithmetic", UCLA CSD-970002, 1997): a model runs while the result of every
-# operator is moved at random, as far as an honest implementation of that operator may be off.
+# operator is moved at random, as far as a correct implementation of that operator may be off.
 
 
 EXACT = 2.0**20
@@ -256,7 +268,7 @@ _ENDS = 1.0 - ULP
 """A saturating function that is nearer to 1 has reached the end of its range."""
 
 _FAR = 1e4
-"""Beyond it an argument has no neighbours in float32 that are much less than 1 away."""
+"""Beyond it an argument has no neighbors in float32 that are much less than 1 away."""
 
 
 class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
@@ -270,17 +282,24 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, seed: int, *, scale: float = 1.0, ties: bool = False, fast_path: bool = False
+        self,
+        seed: int,
+        *,
+        scale: float = 1.0,
+        ties: bool = False,
+        fast_path: bool = False,
+        by_squares: Callable[[], bool] = never,
     ) -> None:
         """`scale`: all of that so many times as far; 0: nothing moves (a null run). `ties`: what
         IEEE 754 does not round stays, so that only what rounding decides is a tie; a floor of
         errors is not to be so narrow. `fast_path`: keep the fused path of `nn.TransformerEncoder`,
-        where it is another function than the layers one by one."""
+        where it is another function than the layers one by one. `by_squares`: as of `Operation`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = Draws(seed)
         self._unit = scale * EPSILON
         self._ties = ties
         self._fast_path = fast_path
+        self._by_squares = by_squares
         self._fast_paths: list[bool] = []
         self._inside = ""
         self._undisturbed = InputIndependentValues()
@@ -304,6 +323,9 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if name in COMPOSITES:
             with _without_mkldnn(), self._parts_of(name), self:
                 return func.decompose(*args, **kwargs)
+        if name == "scaled_dot_product_attention" and args[1].shape[-2] >= MANY_TERMS:
+            with self:
+                return _attention(**Operation.of(func, name, args, kwargs).arguments)
         still = self._undisturbed.run(func, overload, args, kwargs)
         if still is not None and self._undisturbed.is_discrete(name, kwargs, still):
             returned = still
@@ -330,7 +352,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         else:
             before = args
         returned = func(*args, **kwargs)
-        operation = Operation.of(func, name, before, kwargs)
+        operation = Operation.of(func, name, before, kwargs, by_squares=self._by_squares)
         if isinstance(returned, torch.Tensor):
             tossed = self._toss(returned, model, operation)
             if self._ties and name in _ROUNDED_ONCE and not writes:
@@ -355,7 +377,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             self._inside = outside
 
     def _ordered(self, operation: Operation) -> Any:
-        """With equal numbers, zeros too, in any order: nobody promises one."""
+        """Sort with equal numbers, zeros too, in any order, because no runtime guarantees one."""
         x = operation.argument
         if x.dtype != torch.float32 or operation.arguments.get("stable"):
             return operation.again(x)
@@ -375,6 +397,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if model.terms is not None:
             error = summation_error(model.terms, operation, tensor, draw=self._draws.normal)
         if error is not None and model.terms in ROUNDED:
+            if moves is not None:  # terms may cancel
+                moves.logical_or_(tensor == 0.0)
             return tensor.add(_where(moves, error), alpha=self._unit)
         share = self._draws.uniform(tensor.shape).mul(model.relative * self._unit)
         if model.approximated:
@@ -392,7 +416,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     def _approximated(
         self, share: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
     ) -> torch.Tensor:
-        """With the error of an approximation, which leaves the sign and some of the result."""
+        """Add the error of an approximation, which keeps the sign and a part of the result."""
         x = operation.factor(still)
         free = 1.0 - _BIAS
         error = self._draws.normal(still.shape).mul(free / 3.0).clamp_(-free, free)
@@ -410,8 +434,11 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:
-    """What is no zero, and no small integer unless a function that `saturates` made it; None: all
-    of it, as of most results of a network, which spares looking at magnitudes."""
+    """Return where values are rounded: not zero, and not a small integer. None: everywhere.
+
+    Where a function `saturates`, small integers are rounded, too. None is the case for most results
+    of a network, and spares looking at magnitudes.
+    """
     distances = tensor.abs() if saturates else tensor.frac().abs_()
     if tensor.numel() and distances.amin().item() > 0.0:  # not so where there is a NaN
         return None
@@ -427,7 +454,7 @@ def _where(moves: torch.Tensor | None, error: torch.Tensor) -> torch.Tensor:
 def _exact(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], y: torch.Tensor
 ) -> torch.Tensor | None:
-    """Where the result is not rounded at all, so that no runtime has another; None: not asked."""
+    """Return where the result is exact, so that every runtime has the same; None: not computed."""
     if y.dtype != torch.float32 or kwargs.get("rounding_mode") is not None:
         return None
     wide = [
@@ -435,6 +462,43 @@ def _exact(
     ]
     same: torch.Tensor = func(*wide, **kwargs) == y
     return same
+
+
+_SCORES = 1 << 22
+"""Scores of attention that are computed at once: PyTorch's fused operator never holds all."""
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **settings: Any,
+) -> torch.Tensor:
+    """The parts of `scaled_dot_product_attention`, some queries at a time.
+
+    Exporters write a product, a softmax and a product. The sums over many keys round as in these.
+    """
+    count, keys = query.shape[-2], key.shape[-2]
+    if is_causal:
+        attn_mask = torch.ones(count, keys, dtype=torch.bool).tril()
+    step = max(_SCORES // (max(math.prod(query.shape[:-2]), 1) * keys), 1)
+    parts: list[torch.Tensor] = [
+        torch.ops.aten._scaled_dot_product_attention_math(
+            query[..., start : start + step, :],
+            key,
+            value,
+            attn_mask
+            if attn_mask is None or attn_mask.shape[-2] == 1
+            else attn_mask[..., start : start + step, :],
+            dropout_p,
+            **settings,
+        )[0]
+        for start in range(0, max(count, 1), step)
+    ]
+    return torch.cat(parts, -2) if len(parts) > 1 else parts[0]
 
 
 @contextmanager
@@ -469,6 +533,7 @@ class RoundingRun:
     scale: float = 1.0
     ties: bool = False
     fast_path: bool = False
+    by_squares: Callable[[], bool] = field(default=never, compare=False)
 
 
 def run_rounded(
@@ -484,6 +549,7 @@ def run_rounded(
         scale=rounding.scale,
         ties=rounding.ties,
         fast_path=rounding.fast_path,
+        by_squares=rounding.by_squares,
     )
     with threads_set(_threads(determinism, batch)), mode:
         return run(batch)

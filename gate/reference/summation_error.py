@@ -18,8 +18,8 @@ from gate.reference.error_models import ROUNDING, Terms
 # Adding one by one rounds every partial sum s_k: the error is the sum of s_k delta_k, whose
 # variance is that of one rounding times the sum of s_k^2. With known total y and sum of squares T
 # of the terms, the partial sums are a bridge from 0 to y, so that their squares add up to about n
-# (y^2 + T / 2) / 3: small where terms of one sign are added, large beside the result where they
-# cancel. What adds in several lanes or blocks does that in each of them, and again over their
+# (y^2 + T / 2) / 3: small where terms of one sign are added, large relative to the result where
+# they cancel. What adds in several lanes or blocks does that in each of them, and again over their
 # totals. (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J.
 # Sci. Comput. 41, 2019.)
 #
@@ -48,6 +48,11 @@ def _argument_names(operator: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in operator._schema.arguments)
 
 
+def never() -> bool:
+    """Return False."""
+    return False
+
+
 @dataclass(frozen=True)
 class Operation:
     """An operator as it was called."""
@@ -59,14 +64,22 @@ class Operation:
     """By their names in the schema."""
     output: int = 0
     """Index of the result that is meant, where there are several."""
+    by_squares: Callable[[], bool] = never
+    """Whether the file normalizes groups with the mean square minus the squared mean."""
 
     @classmethod
     def of(
-        cls, operator: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        cls,
+        operator: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        by_squares: Callable[[], bool] = never,
     ) -> Operation:
         """Names the positional arguments as the operator's schema does."""
         named = dict(zip(_argument_names(operator), args, strict=False))
-        return cls(operator, name, {**named, **kwargs})
+        return cls(operator, name, {**named, **kwargs}, by_squares=by_squares)
 
     @property
     def argument(self) -> Any:
@@ -174,36 +187,52 @@ _OTHER_AXES = (_in_lanes(1), _in_lanes(4))
 """Partial sums over leading axes (1), and over axes between others (4)."""
 
 _ONE_BY_ONE = (_in_lanes(1),)
-"""ReduceL2, ReduceLogSumExp, whatever the axes."""
+"""ReduceL2, ReduceLogSumExp, over any axes."""
 
 _COLUMNS: tuple[_Add, ...] = (_in_blocks(128), _in_blocks(256))
 """MatMul and Gemm."""
 
-_FEW, _FEW_COLUMNS = 16, (*_COLUMNS, _in_blocks(1024))
-"""The same where both are computed and the second one has so few columns."""
+_FEW_COLUMNS = ((32, _in_blocks(512)), (16, _in_blocks(1024)))
+"""The same where a factor that is computed has so few columns."""
 
-_ONE_SIGN = 0.5
-"""y^2 / (n T) from which on most products have one sign; it is 1 where all are equal."""
+_NARROW, _NARROW_ORDERS = 16, tuple(_in_lanes(lanes) for lanes in (1, 4, 8))
+"""A product with so few rows or columns: a vector in ONNX Runtime, more of them in PyTorch."""
 
-_LISTED = 1 << 20
-"""So many products are added one by one; more would cost more than the operator."""
+_WINDOWS: tuple[_Add, ...] = (
+    *(_in_blocks(size) for size in (128, 256, 512, 1024)),
+    *_NARROW_ORDERS,
+)
+"""Conv and ConvTranspose by the number of positions; one by one in the optimized layout of
+channels, and in PyTorch's convolutions."""
+
+_ONE_SIGN, _EQUAL = 0.2, 0.9
+"""y^2 / (n T) from which on most products have one sign; it is 1 where all are equal, and 0.33 at
+an edge that pads a window of positive numbers with zeros. Few products reach the first number by
+chance, so they have to be nearly equal."""
+
+_LISTED, _LEAST_LISTED = 1 << 20, 16
+"""So many products are added one by one, and those of so many results at least. The other results
+take the relative error of the nearest one."""
 
 _BIASED = 1.5
 """Beyond so many rms of a walk the roundings of these terms are not independent."""
 
 
-_LONG = 512
-"""Terms of a product, a softmax or a normalization from which on they are added. Of fewer, lanes
-and blocks make little more than the error model allows (4e-7 at 512 equal terms in 8 lanes)."""
+_SHORT, _LONG = 16, 64
+"""Terms of a product, if they are nearly equal, and of a product or a normalization from which on
+they are added. Fewer make little more than the error model allows."""
+
+MANY_TERMS = 512
+"""The same of softmax, which may be off by a few units anyway."""
 
 _SHARE = 4.0
 """Units that softmax may be off anyway."""
 
 
-def _own_error(
+def _farthest_error(
     compute: Callable[[_Rows, _Add], _Rows], rows: _Rows, orders: Sequence[_Add]
 ) -> torch.Tensor:
-    """What these orders make of `compute`, in units: the farthest one from float64."""
+    """Return the error of `compute` by the order farthest from float64, in units of `EPSILON`."""
     with np.errstate(all="ignore"):
         exact = compute(rows.astype(np.float64), lambda terms: terms.sum(-1))
         errors = [compute(rows, add) - exact for add in orders]
@@ -234,12 +263,12 @@ def _axes(operation: Operation) -> list[int] | None:
     return sorted(axis % rank for axis in axes) if rank else None
 
 
-def _own_sum(
+def _sum_error(
     operation: Operation,
     compute: Callable[[_Rows, _Add], _Rows],
     orders: Sequence[_Add] = (),
 ) -> torch.Tensor | None:
-    """`_own_error` of a reduction, one number a result; None where nothing is added up."""
+    """`_farthest_error` of a reduction, one number a result; None where nothing is added up."""
     x, axes = operation.argument, _axes(operation)
     if axes is None or not x.numel():
         return None
@@ -247,7 +276,7 @@ def _own_sum(
     n = math.prod(x.shape[axis] for axis in axes)
     last = [*kept, *axes] == list(range(x.dim()))
     orders = orders or (_LAST_AXES if last else _OTHER_AXES)
-    return _own_error(compute, x.detach().permute(*kept, *axes).reshape(-1, n).numpy(), orders)
+    return _farthest_error(compute, x.detach().permute(*kept, *axes).reshape(-1, n).numpy(), orders)
 
 
 def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -255,30 +284,64 @@ def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     n = _window(operation) or _count(operation.argument, y)
     total = n if operation.name != "sum" else 1.0
     usual = walk(total * y, total * squares, n, last=True).div_(total)
-    own = _own_sum(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
+    own = _sum_error(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
     error = usual * draw(y.shape)
-    return _biased(error, usual, own)
+    return _cancelled(_biased(error, usual, own), y, lambda: squares, operation.argument)
+
+
+def _cancelled(
+    error: torch.Tensor,
+    y: torch.Tensor,
+    squares: Callable[[], torch.Tensor],
+    *factors: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the `error`, but 0 where the result is 0 because all terms are, or because integers
+    are added. `squares`: those of the terms, added up; asked for only where a result is 0."""
+    zeros = y == 0.0
+    if not zeros.any():
+        return error
+    if not any(factor.frac().any() for factor in factors if factor is not None):
+        return error.masked_fill(zeros, 0.0)
+    return error.masked_fill(zeros & (squares() == 0.0), 0.0)
 
 
 def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     root = 0.5 if "norm" in operation.name or operation.name.startswith("std") else 1.0
-    usual = y.abs() * (root * ROUNDING * math.sqrt(_count(operation.argument, y) / 3.0))
-    error, named = usual * draw(y.shape), operation.arguments
+    n, named = _count(operation.argument, y), operation.arguments
+    usual = y.abs() * (root * ROUNDING * math.sqrt(n / 3.0))
+    if operation.output:  # the mean
+        of_squares = operation.again(operation.argument.square())[1]
+        usual = walk(n * y, n * of_squares, n, last=True).div_(n)
+    error = usual * draw(y.shape)
     if "norm" not in operation.name:
         correction = named.get("correction", named.get("unbiased"))
-        degrees = _count(operation.argument, y) - (1.0 if correction is None else correction)
+        degrees = n - (1.0 if correction is None else correction)
 
         def compute(rows: _Rows, add: _Add) -> _Rows:
             mean, squares = _moments(rows, add)
             variance = squares / rows.dtype.type(degrees)
             return mean if operation.output else variance if root == 1.0 else np.sqrt(variance)
 
-        own = _own_sum(operation, compute)
-    elif named.get("ord", named.get("p", 2)) in (2, None):
-        own = _own_sum(operation, lambda rows, add: np.sqrt(add(rows * rows)), _ONE_BY_ONE)
+        own = _sum_error(operation, compute)
     else:
-        return error
+        power = named.get("ord", named.get("p", 2))
+        own = _norm_error(operation, 2.0 if power is None else power)
     return _biased(error, usual, own)
+
+
+def _norm_error(operation: Operation, power: object) -> torch.Tensor | None:
+    if not isinstance(power, int | float) or not 0.0 < power < math.inf:
+        return None
+
+    def compute(rows: _Rows, add: _Add) -> _Rows:
+        number = rows.dtype.type
+        terms = rows * rows if power == 2 else np.abs(rows) ** number(power)
+        norm: _Rows = add(terms) ** number(1.0 / power)
+        return norm
+
+    return _sum_error(
+        operation, compute, _ONE_BY_ONE if power == 2 else (*_ONE_BY_ONE, *_LAST_AXES)
+    )
 
 
 def _moments(rows: _Rows, add: _Add) -> tuple[_Rows, _Rows]:
@@ -295,7 +358,7 @@ def _exponentials(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Te
         logarithm: _Rows = np.log(add(np.exp(rows - largest[:, None]))) + largest
         return logarithm
 
-    own = _own_sum(operation, compute, _ONE_BY_ONE)
+    own = _sum_error(operation, compute, _ONE_BY_ONE)
     error = usual * draw(y.shape)
     return _biased(error, usual, own)
 
@@ -304,7 +367,7 @@ def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | No
     """One error of the sum for all elements that are divided by it, where it is larger than what
     the other part of the model allows each of them."""
     x, dim = operation.argument, operation.arguments["dim"]
-    if not y.dim() or x.shape[dim] < _LONG:
+    if not y.dim() or x.shape[dim] < MANY_TERMS:
         return None
     logarithm = "log" in operation.name
     rows = x.detach().movedim(dim, -1)
@@ -313,7 +376,7 @@ def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | No
         total = add(np.exp(rows - rows.max(-1)[:, None]))
         return -np.log(total) if logarithm else 1.0 / total
 
-    own = _own_error(compute, rows.reshape(-1, rows.shape[-1]).numpy(), _LAST_AXES)
+    own = _farthest_error(compute, rows.reshape(-1, rows.shape[-1]).numpy(), _LAST_AXES)
     own = own.reshape(*rows.shape[:-1], 1).movedim(-1, dim)
     if not logarithm:  # relative to 1 / total
         own = own * (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
@@ -321,14 +384,44 @@ def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | No
     return error.expand(y.shape).clone() if logarithm else error * y
 
 
+def _distances(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
+    """Half of the relative error of the sum of squared differences."""
+    left: torch.Tensor = operation.argument
+    right: torch.Tensor = operation.arguments["x2"]
+    n = left.shape[-1]
+    if operation.arguments.get("p", 2.0) != 2.0:
+        return None
+    squares = y.square()
+    error: torch.Tensor = squares * (ROUNDING * math.sqrt(n / 3.0)) * draw(y.shape)
+    if n >= _LONG:
+
+        def terms(at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            first = left.expand(*y.shape[:-1], n)[at[:-1]]
+            second = right.expand(*y.shape[:-2], y.shape[-1], n)[(*at[:-2], at[-1])]
+            return (first - second).square()
+
+        error = _with_product_errors(error, squares, squares > 0.0, n, terms, _NARROW_ORDERS)
+    return error / squares * (y / 2.0)
+
+
 def _factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
-    return y * (ROUNDING * math.sqrt(_count(operation.argument, y))) * draw(y.shape)
+    usual = y.abs() * (ROUNDING * math.sqrt(_count(operation.argument, y)))
+
+    def compute(rows: _Rows, _: _Add) -> _Rows:
+        product: _Rows = np.multiply.accumulate(rows, axis=-1)[:, -1]
+        return product
+
+    own = _sum_error(operation, compute, _ONE_BY_ONE)
+    return _biased(usual * draw(y.shape), usual, own)
 
 
 def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """What is summed up are the roundings of the partial sums, which are the results before. Terms
-    that come again, as steps of time do, are rounded the same way each time: where that leads
-    farther than a walk does, the error is that of adding these very terms one by one."""
+    """Return the error of a prefix sum: the sum of the roundings of its partial sums.
+
+    The partial sums are the results before. Terms that repeat, as steps of time do, are rounded the
+    same way each time. Where that leads farther than a random walk does, the error is that of
+    adding these very terms one by one.
+    """
     dim = operation.arguments["dim"]
     error = (ROUNDING * y * draw(y.shape)).cumsum(dim)
     if not y.dim():
@@ -363,27 +456,60 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
         rows, columns = rows.unsqueeze(-1), columns.unsqueeze(-2 if columns.dim() > 1 else 0)
     squares = rows * (columns / max(n, 1))
     error = _product(y, squares, n, draw)
-    if n >= _LONG and (one_sign := (y.square() > _ONE_SIGN * n * squares).flatten()).any():
-        # A leading axis for each operand that lacks it; terms lie on the last one.
-        left = a.unsqueeze(-2) if b.dim() > 1 else a
-        right = b if over == -1 else b.mT
-        right = right.unsqueeze(-3) if a.dim() > 1 and right.dim() > 1 else right
-        shape = (*y.shape, n)
-        if np.broadcast_shapes(left.shape, right.shape) != shape:
-            return error
-        some = one_sign.nonzero()[: max(_LISTED // n, 1), 0]
-        at = torch.unravel_index(some, y.shape)
-        terms = (left.expand(shape)[at] * right.expand(shape)[at]).detach().numpy()
-        orders = _COLUMNS
-        if b.dim() == 1 or y.shape[-1] == 1:
-            orders = (*_FEW_COLUMNS, *_LAST_AXES)  # a product with a vector
-        elif operation.name != "linear" and y.shape[-1] <= _FEW:
-            orders = _FEW_COLUMNS
-        own = _own_error(lambda rows, add: add(rows), terms, orders)
-        flat, usual = error.view(-1), ROUNDING * y.abs().flatten()[some]
-        usual = usual * math.sqrt(min(n, _BLOCK) / 3.0)
-        flat[some] = _biased(flat[some], usual, own)
-    return error
+    # A leading axis for each operand that lacks it; terms lie on the last one.
+    left = a.unsqueeze(-2) if b.dim() > 1 else a
+    right = b if over == -1 else b.mT
+    right = right.unsqueeze(-3) if a.dim() > 1 and right.dim() > 1 else right
+    shape = (*y.shape, n)
+    if n >= _SHORT and np.broadcast_shapes(left.shape, right.shape) == shape:
+
+        def terms(at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            return left.expand(shape)[at] * right.expand(shape)[at]
+
+        number = 1 if b.dim() == 1 else y.shape[-1]
+        orders = (*_COLUMNS, *(add for most, add in _FEW_COLUMNS if number <= most))
+        if a.dim() == 1 or min(number, a.shape[-2]) <= _NARROW:
+            orders = (*orders, *_NARROW_ORDERS)
+        error = _with_product_errors(error, y, _equal_signs(y, squares, n), n, terms, orders)
+    added = tensors[0] if first else operation.arguments.get("bias")
+
+    def of_terms() -> torch.Tensor:
+        right = b.mT if over == -1 and b.dim() > 1 else b
+        return _with_added(torch.matmul(a.square(), right.square()), added)
+
+    return _cancelled(error, y, of_terms, a, b, added)
+
+
+def _with_added(squares: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+    return squares if added is None else squares + added.square()
+
+
+def _equal_signs(y: torch.Tensor, squares: torch.Tensor, n: float) -> torch.Tensor:
+    return y.square() > (_ONE_SIGN if n >= _LONG else _EQUAL) * n * squares
+
+
+def _with_product_errors(
+    error: torch.Tensor,
+    y: torch.Tensor,
+    one_sign: torch.Tensor,
+    n: int,
+    terms: Callable[[tuple[torch.Tensor, ...]], torch.Tensor],
+    orders: Sequence[_Add],
+) -> torch.Tensor:
+    """Return `error` with the terms' own one in results of `one_sign`. `terms`: those of the
+    results with these indices, shape (results, n)."""
+    meant = one_sign.flatten().nonzero()[:, 0]
+    if not len(meant):
+        return error
+    step = -(-len(meant) // max(_LISTED // n, _LEAST_LISTED))
+    some = meant[::step]
+    listed = terms(torch.unravel_index(some, y.shape)).detach().numpy()
+    own = _farthest_error(lambda rows, add: add(rows), listed, orders)
+    error, flat = error.flatten(), y.flatten()
+    relative = (own / flat[some]).repeat_interleave(step)[: len(meant)]
+    usual = ROUNDING * flat[meant].abs() * math.sqrt(min(n, _BLOCK) / 3.0)
+    error[meant] = _biased(error[meant], usual, relative * flat[meant])
+    return error.view(y.shape)
 
 
 def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -409,7 +535,66 @@ def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch
     if groups not in (1, y.shape[axis]):
         power = power.repeat_interleave(y.shape[axis] // groups, dim=axis)
     squares = power * (channels * weights).reshape(-1, *[1] * len(kernel))
-    return _product(y, squares, n, draw)
+    error, bias = _product(y, squares, n, draw), operation.arguments.get("bias")
+    products = y if bias is None else y - bias.reshape(-1, *[1] * len(kernel))
+    if n >= _SHORT:
+        one_sign = _equal_signs(products, squares, n)
+        terms = partial(_window_terms, operation, transposed=transposed)
+        error = _with_product_errors(error, products, one_sign, math.ceil(n), terms, _WINDOWS)
+
+    def of_terms() -> torch.Tensor:
+        added = None if bias is None else bias.square()
+        return operation.again(x.square(), weight=weight.square(), bias=added)
+
+    return _cancelled(error, y, of_terms, x, weight, bias)
+
+
+def _window_terms(
+    operation: Operation, at: tuple[torch.Tensor, ...], *, transposed: bool
+) -> torch.Tensor:
+    """The products that these results of a convolution are added up of, zeros of the padding too;
+    shape (results, terms)."""
+    x, weight, named = operation.argument, operation.arguments["weight"], operation.arguments
+    kernel, axes = weight.shape[2:], weight.dim() - 2
+    if len(at) == axes + 1:  # without a batch
+        x, at = x.unsqueeze(0), (torch.zeros_like(at[0]), *at)
+    groups = named.get("groups", 1)
+    channels = x.shape[1] // groups
+    filters = weight.shape[1] if transposed else weight.shape[0] // groups
+    sample, number = at[:2]
+    offset = (number // filters * channels)[:, None] + torch.arange(channels)
+    factors = weight[offset, (number % filters)[:, None]] if transposed else weight[number]
+    factors = factors.reshape(len(number), channels, -1)
+    place = torch.zeros(len(number), 1, dtype=torch.int64)
+    inside = torch.ones(len(number), 1, dtype=torch.bool)
+    for axis in range(axes):
+        size, steps = x.shape[2 + axis], torch.arange(kernel[axis])
+        stride = _of_axis(named.get("stride", 1), axis)
+        dilation = _of_axis(named.get("dilation", 1), axis)
+        padding = named.get("padding", 0)
+        if isinstance(padding, str):
+            padding = dilation * (kernel[axis] - 1) // 2 if padding == "same" else 0
+        padding = _of_axis(padding, axis)
+        if transposed:
+            index = at[2 + axis][:, None] + padding - steps * dilation
+            valid = (index % stride == 0) & (index >= 0) & (index < size * stride)
+            index = index // stride
+        else:
+            index = at[2 + axis][:, None] * stride - padding + steps * dilation
+            valid = (index >= 0) & (index < size)
+        index = index.clamp(0, size - 1)
+        place = (place[:, :, None] * size + index[:, None]).flatten(1)
+        inside = (inside[:, :, None] & valid[:, None]).flatten(1)
+    values = x.flatten(2)[sample[:, None, None], offset[:, :, None], place[:, None]]
+    products: torch.Tensor = (values * factors * inside[:, None]).flatten(1)
+    return products
+
+
+def _of_axis(setting: int | Sequence[int], axis: int) -> int:
+    """One number for all axes, or one for each."""
+    if isinstance(setting, int):
+        return setting
+    return setting[axis] if len(setting) > 1 else setting[0]
 
 
 def _product(y: torch.Tensor, squares: torch.Tensor, n: float, draw: Draw) -> torch.Tensor:
@@ -438,7 +623,11 @@ def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
     ) / spread
     if n >= _LONG:
         flat = rows.detach().reshape(-1, n)
-        own = _own_error(partial(_standardized, eps=eps), flat.numpy(), _LAST_AXES)
+        own = _farthest_error(partial(_standardized, eps=eps), flat.numpy(), _LAST_AXES)
+        if "group" in operation.name and operation.by_squares():
+            by_squares = partial(_standardized, eps=eps, by_squares=True)
+            other = _farthest_error(by_squares, flat.numpy(), _LAST_AXES)
+            own = torch.where(other.abs() > own.abs(), other, own)
         usual = (shift.square() / spread.square() + stretch**2).sqrt().reshape(-1, 1)
         biased = own.square().mean(-1, keepdim=True).sqrt() > _BIASED * usual
         error = torch.where(biased, own, error.reshape(own.shape))
@@ -449,15 +638,23 @@ def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
     return error * scale
 
 
-def _standardized(rows: _Rows, add: _Add, *, eps: float) -> _Rows:
+def _standardized(rows: _Rows, add: _Add, *, eps: float, by_squares: bool = False) -> _Rows:
+    """`by_squares`: with the mean square minus the squared mean, as ONNX Runtime's kernel of
+    GroupNormalization does it, which cancels where the mean is large."""
+    n = rows.dtype.type(rows.shape[-1])
     mean, squares = _moments(rows, add)
-    variance = squares / rows.dtype.type(rows.shape[-1]) + rows.dtype.type(eps)
+    if by_squares:
+        squares = add(np.square(rows)) - n * np.square(mean)
+    variance = squares / n + rows.dtype.type(eps)
     standardized: _Rows = (rows - mean[:, None]) / np.sqrt(variance)[:, None]
     return standardized
 
 
 def _centred(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
-    """What is subtracted from the scaled input is rounded once for a whole channel."""
+    """Return the error of the shift of a channel, which is rounded only once.
+
+    The shift is subtracted from the scaled input.
+    """
     named = operation.arguments
     mean, variance = named.get("running_mean"), named.get("running_var")
     if mean is None or variance is None or named.get("training") or y.dim() < 2:
@@ -473,6 +670,7 @@ _RULES: Mapping[Terms, Callable[[Operation, torch.Tensor, Draw], torch.Tensor | 
     "reduced": _reduced,
     "squares": _squares,
     "exponentials": _exponentials,
+    "distances": _distances,
     "shares": _shares,
     "factors": _factors,
     "contracted": _contracted,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from gate.data.input_binding import InputBinding
@@ -22,7 +22,8 @@ from gate.model.forward_signature import ForwardSignature, leaves
 from gate.model.model_state import ModelState
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
 from gate.reference.environment import callers_dtype, default_dtype
-from gate.runtimes.runtime import Proof, Session
+from gate.reference.reference import ReferenceSession
+from gate.runtimes.runtime import Proof
 from gate.storage.arrays import Batch, OutputArray
 
 # PyTorch's own is not taken as it is, because its first operator costs an import of 1.5 s.
@@ -34,6 +35,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def is_dispatched() -> bool:
+    """Return True inside of a dispatch mode."""
+    return bool(_get_current_dispatch_mode_stack())
 
 
 class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
@@ -83,8 +89,10 @@ def copy_model(model: nn.Module, *, device: str, double: bool = False) -> nn.Mod
 
 @contextmanager
 def _computed_apart(model: nn.Module) -> Iterator[None]:
-    """Inside, tensors that a hook computes of parameters (`weight_norm`, `prune`) are plain ones:
-    torch copies no others. Every forward computes them anew."""
+    """Replace tensors that a hook computes of parameters (`weight_norm`, `prune`) by plain ones.
+
+    torch copies no others. Every forward computes them anew.
+    """
     computed = [
         (module, name, value)
         for module in model.modules()
@@ -108,7 +116,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else _single(tensor)
 
 
-class TorchSession(Session):
+class TorchSession(ReferenceSession):
     """Runs a module on one device; the module is the runner's own from then on.
 
     Parameters and buffers that forward changes are restored after each run, so every run begins
@@ -134,8 +142,6 @@ class TorchSession(Session):
         self._call = call_of(model, binding)
         self._devices: set[str] = set()
         self._uses_autograd = False
-        self.keys: tuple[str | None, ...] = ()
-        """Under which name of its own the model returned each output of the last run, or None."""
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """Forward a copy of the batch; floats go in as `dtype`, those of float64 as they are where
@@ -247,8 +253,10 @@ def _below_autograd() -> Iterator[None]:
 
 
 def call_of(model: nn.Module, binding: InputBinding) -> ForwardSignature:
-    """How `model` takes the inputs: by the names of the file, else of the samples, else in the
-    file's order."""
+    """Return how `model` takes the inputs.
+
+    By the names of the file, else of the samples, else in the file's order.
+    """
     named = binding.given or tuple(name for name, _ in binding.pairs)
     return ForwardSignature(model, named, binding.arguments)
 

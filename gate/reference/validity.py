@@ -31,7 +31,7 @@ WIDE_FLOOR = 1e-4
 """Share of an output's spread from which on a floor is measured by more draws."""
 
 _FEW = 0.01
-"""Share of the samples, or one, that may exceed Q where an honest run explains them."""
+"""Share of the samples, or one, that may exceed Q where a correct run explains them."""
 
 _CHUNK = 1 << 22
 """Elements that are looked at together."""
@@ -229,7 +229,7 @@ def exceeding(ratios: Sequence[Floats], rank: int) -> Mask | None:
 
 
 def most_flips(samples: int) -> int:
-    """Return how many samples honest runs may decide otherwise: 1 %, or one."""
+    """Return how many samples a correct run may decide otherwise: 1 %, or one."""
     return max(1, math.floor(_FEW * samples))
 
 
@@ -239,8 +239,10 @@ def are_few(ratios: Sequence[Floats]) -> bool:
 
 
 def is_near(truth: OutputArray, reference: OutputArray) -> bool:
-    """Return True if what float64 is off by is small beside the output; integers are left to the
-    rules for ties."""
+    """Return True if the error of float64 is small relative to the output; integers: always.
+
+    Integers are left to the rules for ties.
+    """
     if reference.dtype.kind != "f" or truth.shape != reference.shape:
         return True
     samples = len(reference) if reference.ndim else 1
@@ -248,10 +250,10 @@ def is_near(truth: OutputArray, reference: OutputArray) -> bool:
 
 
 def is_valid(truth: OutputArray, reference: OutputArray, runs: Sequence[OutputArray]) -> bool:
-    """Return True if float64 can be the truth of one output of inputs beside the first samples.
+    """Return True if float64 is valid for one output on inputs other than the first samples.
 
-    Its error is small beside the output, or one of `runs` moves each group as far; of integers, one
-    of the runs has each that differs.
+    Its error is small relative to the output, or one of `runs` moves each group as far; of
+    integers, one of the runs has each that differs.
     """
     if truth.shape != reference.shape:
         return False
@@ -271,12 +273,12 @@ def is_valid(truth: OutputArray, reference: OutputArray, runs: Sequence[OutputAr
 
 @dataclass(frozen=True)
 class Validity:
-    """What the float64 reference and random rounding may be used for: every user asks it."""
+    """The permitted uses of the float64 reference and of random rounding."""
 
     record: ReferenceValidity = field(default_factory=ReferenceValidity)
     flipped: Mapping[int, Mask] = field(default_factory=dict)
     """By output, the elements of the first samples that float64 decides otherwise than float32 does
-    (a clamp, an argmax), as an honest run may: they enter no floor."""
+    (a clamp, an argmax), as a correct run may: they do not count toward a floor."""
 
     @property
     def is_restricted(self) -> bool:
@@ -289,7 +291,7 @@ class Validity:
         return bool(self.record.float64_differs) and self.record.rounding == "valid"
 
     def evidence(self) -> ReferenceValidity | None:
-        """Return what is recorded; None where there is nothing to say."""
+        """Return the record; None if there are no limits."""
         if self.record in (ReferenceValidity(), ReferenceValidity(rounding="failed")):
             return None
         return self.record

@@ -1,0 +1,139 @@
+"""Operators that make a float whole, or put it into a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_WHOLE: Mapping[str, Callable[[Floats], Floats]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "trunc": np.trunc,
+    "fix": np.trunc,
+    "sign": np.sign,
+}
+
+_NODES: Mapping[Callable[[Floats], Floats], tuple[str, ...]] = {
+    np.floor: ("Floor",),
+    np.ceil: ("Ceil",),
+    np.rint: ("Round",),
+    np.sign: ("Sign",),
+    # The exporters write a conversion to integers and back, or Sign(x) * Floor(Abs(x)).
+    np.trunc: ("Cast", "Floor"),
+}
+"""What the exporters make of each."""
+
+_NEAR = 1e-3
+"""A node whose operand differs by more, of the largest value, is no counterpart of a call."""
+
+STEPS = frozenset({*_WHOLE, "div", "floor_divide", "remainder", "bucketize", "searchsorted"})
+"""Names of ATen. `div`: with a rounding mode."""
+
+
+def _unchanged(values: Floats) -> Floats:
+    return values
+
+
+def bare_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without axes of size 1."""
+    return tuple(size for size in shape if size != 1)
+
+
+@dataclass(frozen=True)
+class Discretization:
+    """One call of an operator that is constant but for jumps of its operand."""
+
+    operand: Floats
+    """The float that is made whole: an argument, a scaled one, or a quotient."""
+    decide: Callable[[Floats], Floats]
+    """Returns the whole numbers of operands; it is monotonic."""
+    nodes: tuple[str, ...]
+    """ONNX operators that may be the counterpart."""
+    whole_of: Callable[[Floats], Floats] = _unchanged
+    """Returns the whole numbers in a result of the operator."""
+    result_of: Callable[[Floats], Floats] = _unchanged
+    """Returns the result of the operator for whole numbers."""
+    buckets: int | None = None
+    """Number of boundaries that the operand is compared with; None: it is made whole."""
+
+    def chosen_by(self, operator: str, chosen: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the whole numbers that a node of the file decides, in the shape of the operand;
+        None if it cannot be the counterpart."""
+        if self.buckets is not None:
+            if chosen.shape != (self.buckets, *self.operand.shape):
+                return None
+            below = np.asarray(np.count_nonzero(chosen, axis=0))
+            return below if operator == "Greater" else self.buckets - below
+        if bare_shape(chosen.shape) != bare_shape(self.operand.shape):
+            return None
+        whole = chosen.reshape(self.operand.shape).astype(np.float64)
+        return np.copysign(whole, self.operand) if self.decide is np.trunc else whole
+
+    def is_near(self, operand: NDArray[Any]) -> bool:
+        """Return True if a node may have this operand in place of the model's."""
+        x, y = self.operand, operand.astype(np.float64).reshape(self.operand.shape)
+        if self.decide is np.trunc:
+            x, y = np.abs(x), np.abs(y)
+        size = np.abs(x).max(initial=0.0, where=np.isfinite(x))
+        return np.allclose(x, y, rtol=_NEAR, atol=_NEAR * size, equal_nan=True)
+
+
+def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | None:
+    """Return what a call decides; None if it decides nothing.
+
+    `name`: in ATen, bare; `stated`: arguments by their names in the schema.
+    """
+    if name in ("bucketize", "searchsorted"):
+        return _bucket_of(stated)
+    x, mode = stated.get("self"), stated.get("rounding_mode")
+    if name not in STEPS or not _is_float(x) or (name == "div" and mode is None):
+        return None
+    wide = _wide(x)
+    if name in _WHOLE:
+        decide, scale = _WHOLE[name], 10.0 ** stated.get("decimals", 0)
+        if scale == 1.0:
+            return Discretization(wide, decide, _NODES[decide])
+        return Discretization(
+            wide * scale, decide, _NODES[decide], lambda y: y * scale, lambda whole: whole / scale
+        )
+    other = _wide(stated["other"])
+    divide: Callable[[Floats], Floats] = np.trunc if mode == "trunc" else np.floor
+    with np.errstate(all="ignore"):
+        quotient = np.asarray(wide / other)
+    if name != "remainder":
+        return Discretization(quotient, divide, _NODES[divide])
+    return Discretization(
+        quotient,
+        divide,
+        _NODES[divide],
+        lambda y: (wide - y) / other,
+        lambda whole: wide - whole * other,
+    )
+
+
+def _bucket_of(stated: Mapping[str, Any]) -> Discretization | None:
+    x, edges = stated.get("self"), stated.get("boundaries", stated.get("sorted_sequence"))
+    if not _is_float(x) or not isinstance(edges, torch.Tensor) or edges.ndim != 1:
+        return None
+    side = "right" if stated.get("right") or stated.get("side") == "right" else "left"
+    decide: Any = partial(np.searchsorted, _wide(edges), side=side)
+    return Discretization(_wide(x), decide, ("Greater", "Less"), buckets=len(edges))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _wide(value: Any) -> Floats:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().to(torch.float64).numpy()
+    return np.asarray(value, np.float64)

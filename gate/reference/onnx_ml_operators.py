@@ -1,0 +1,307 @@
+"""Operators of ai.onnx.ml that compute numbers: scalers, linear models and trees.
+
+What only moves or names values (label encoders, maps) has no rounding: `onnx.reference` computes
+it (`gate.reference.onnx_reference`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from gate.reference.onnx_operators import (
+    OperatorCall,
+    Tensor,
+    Value,
+    is_text,
+    operator,
+    tensor_from_proto,
+)
+
+ML = "ai.onnx.ml"
+_ml = partial(operator, domain=ML)
+
+
+def _floats(x: Tensor) -> Tensor:
+    """Return integers as the default float type; floats stay.
+
+    ONNX Runtime computes float64 in float32 here.
+    """
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+@_ml("Scaler")
+def _scaler(call: OperatorCall, x: Tensor) -> Tensor:
+    x = _floats(x)
+    return (x - x.new_tensor(call.get("offset"))) * x.new_tensor(call.get("scale"))
+
+
+@_ml("Normalizer")
+def _normalizer(call: OperatorCall, x: Tensor) -> Tensor:
+    x = _floats(x)
+    kind = call.get("norm", "MAX")
+    if kind == "MAX":
+        norm = x.amax(-1, keepdim=True)
+    elif kind == "L1":
+        norm = x.abs().sum(-1, keepdim=True)
+    else:
+        norm = (x * x).sum(-1, keepdim=True).sqrt()
+    return torch.where(norm == 0, x, x / norm)
+
+
+@_ml("Binarizer")
+def _binarizer(call: OperatorCall, x: Tensor) -> Tensor:
+    return (x > call.get("threshold", 0.0)).to(x.dtype)
+
+
+@_ml("ArrayFeatureExtractor")
+def _array_feature_extractor(_call: OperatorCall, x: Value, index: Tensor) -> Value:
+    places = index.reshape(-1).to(torch.int64)
+    taken = np.take(x, places.numpy(), -1) if is_text(x) else torch.index_select(x, -1, places)
+    return taken.reshape(1, -1) if taken.ndim == 1 else taken
+
+
+@_ml("Imputer")
+def _imputer(call: OperatorCall, x: Tensor) -> Tensor:
+    floats = x.is_floating_point()
+    kind = "floats" if floats else "int64s"
+    values = call.get(f"imputed_value_{kind}")
+    gap = call.get("replaced_value_float" if floats else "replaced_value_int64", 0)
+    missing = torch.isnan(x) if floats and np.isnan(gap) else x == gap
+    return torch.where(missing, x.new_tensor(values), x)
+
+
+@_ml("FeatureVectorizer")
+def _feature_vectorizer(call: OperatorCall, *values: Tensor) -> Tensor:
+    sizes = call.get("inputdimensions") or [value.shape[-1] for value in values]
+    parts = [
+        value.reshape(len(value), -1)[:, :size] for value, size in zip(values, sizes, strict=True)
+    ]
+    return torch.cat([_floats(part) for part in parts], 1)
+
+
+@_ml("OneHotEncoder")
+def _onehot_encoder(call: OperatorCall, x: Value) -> Tensor:
+    if is_text(x):
+        names = np.array(call.get("cats_strings"), object)
+        hot = torch.from_numpy(np.asarray(x[..., None] == names, bool))
+    else:
+        hot = x.to(torch.int64).unsqueeze(-1) == torch.tensor(call.get("cats_int64s"))
+    return hot.to(torch.get_default_dtype())
+
+
+# Scores and labels.
+
+
+def _probit(p: Tensor) -> Tensor:
+    return 1.41421356 * torch.erfinv(2 * p - 1)
+
+
+def _transformed(scores: Tensor, how: str) -> Tensor:
+    if how == "LOGISTIC":
+        return torch.sigmoid(scores)
+    if how == "SOFTMAX":
+        return torch.softmax(scores, 1)
+    if how == "SOFTMAX_ZERO":  # what is zero stays zero
+        filled = torch.where(scores == 0, scores.new_tensor(-torch.inf), scores)
+        return torch.nan_to_num(torch.softmax(filled, 1))
+    return _probit(scores) if how == "PROBIT" else scores
+
+
+def _named(call: OperatorCall, places: Tensor) -> Value:
+    texts = call.get("classlabels_strings") or call.get("classlabels_strings")
+    if texts:
+        return np.array(texts, object)[places.numpy()]
+    numbers = call.get("classlabels_int64s") or call.get("classlabels_ints")
+    return torch.tensor(numbers, dtype=torch.int64)[places] if numbers else places
+
+
+@_ml("LinearRegressor")
+def _linear_regressor(call: OperatorCall, x: Tensor) -> Tensor:
+    x, targets = _floats(x), call.get("targets", 1)
+    weight = x.new_tensor(call.get("coefficients")).reshape(targets, -1)
+    made = x @ weight.T
+    if call.get("intercepts"):
+        made = made + x.new_tensor(call.get("intercepts"))
+    return _transformed(made, call.get("post_transform", "NONE"))
+
+
+@_ml("LinearClassifier")
+def _linear_classifier(call: OperatorCall, x: Tensor) -> Value:
+    x = _floats(x)
+    x = x.reshape(1, -1) if x.ndim == 1 else x
+    rows = len(call.get("coefficients")) // x.shape[1]
+    scores = x @ x.new_tensor(call.get("coefficients")).reshape(rows, -1).T
+    if call.get("intercepts"):
+        scores = scores + x.new_tensor(call.get("intercepts"))
+    how = call.get("post_transform", "NONE")
+    if rows == 1:
+        places = (scores[:, 0] > 0).to(torch.int64)
+        positive = _transformed(scores, how if how != "SOFTMAX" else "LOGISTIC")
+        return _named(call, places), torch.cat([1 - positive, positive], 1)
+    return _named(call, scores.argmax(1)), _transformed(scores, how)
+
+
+# Trees. All samples go down all trees at once, one level a step.
+
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
+          "BRANCH_MEMBER")  # fmt: skip
+
+
+class _Forest:
+    """Arrays of nodes; a leaf leads to itself."""
+
+    def __init__(self, call: OperatorCall) -> None:
+        get = call.get
+        trees, numbers = get("nodes_treeids"), get("nodes_nodeids")
+        place = {pair: i for i, pair in enumerate(zip(trees, numbers, strict=True))}
+        count = len(trees)
+        self.feature = torch.tensor(get("nodes_featureids"))
+        stored = get("nodes_values_as_tensor")
+        self.edge = (
+            torch.tensor(list(get("nodes_values")), dtype=torch.float64)
+            if stored is None
+            else tensor_from_proto(stored).double()
+        )
+        modes = list(get("nodes_modes"))
+        leaves = [mode == "LEAF" for mode in modes]
+        self.mode = torch.tensor([0 if mode == "LEAF" else _MODES.index(mode) for mode in modes])
+        below = [
+            [i if leaves[i] else place[trees[i], child] for i, child in enumerate(get(name))]
+            for name in ("nodes_truenodeids", "nodes_falsenodeids")
+        ]
+        self.true, self.false = (torch.tensor(children) for children in below)
+        lost = get("nodes_missing_value_tracks_true") or [0] * count
+        self.lost = torch.tensor(lost, dtype=torch.bool)
+        children = {child for both in below for i, child in enumerate(both) if not leaves[i]}
+        self.roots = torch.tensor([i for i in range(count) if i not in children])
+        self.leaf = torch.tensor(leaves)
+        self.place = place
+
+    def leaves(self, x: Tensor) -> Tensor:
+        """Return the leaf of each sample in each tree: shape (samples, trees)."""
+        at = self.roots.expand(len(x), -1)
+        # ONNX Runtime compares in the type of the input: thresholds are float32 numbers.
+        edges = self.edge.to(x.dtype)
+        while not bool(self.leaf[at].all()):
+            value, edge, mode = torch.gather(x, 1, self.feature[at]), edges[at], self.mode[at]
+            taken = torch.stack([value <= edge, value < edge, value >= edge, value > edge,
+                                 value == edge, value != edge])  # fmt: skip
+            yes = torch.gather(taken, 0, mode.unsqueeze(0)).squeeze(0)
+            yes = yes | (torch.isnan(value) & self.lost[at])
+            at = torch.where(yes, self.true[at], self.false[at])
+        return at
+
+
+def _forest(call: OperatorCall) -> _Forest:
+    if "forest" not in call.derived:
+        call.derived["forest"] = _Forest(call)
+    made: _Forest = call.derived["forest"]
+    return made
+
+
+def _votes(call: OperatorCall, x: Tensor, prefix: str, count: int) -> tuple[Tensor, Tensor]:
+    """Sums of the weights of leaves by target, and which targets have any: (samples, targets)."""
+    forest, get = _forest(call), call.get
+    kind = "class" if prefix == "class" else "target"
+    stored = get(f"{kind}_weights_as_tensor")
+    weights = (
+        torch.tensor(list(get(f"{kind}_weights")), dtype=torch.float64)
+        if stored is None
+        else tensor_from_proto(stored).double()
+    )
+    owners = [
+        forest.place[pair]
+        for pair in zip(get(f"{kind}_treeids"), get(f"{kind}_nodeids"), strict=True)
+    ]
+    table = torch.zeros(len(forest.leaf), count, dtype=torch.float64)
+    table.index_put_((torch.tensor(owners), torch.tensor(get(f"{kind}_ids"))), weights, True)
+    held = torch.zeros(len(forest.leaf), count, dtype=torch.bool)
+    held[torch.tensor(owners), torch.tensor(get(f"{kind}_ids"))] = True
+    at = forest.leaves(x)
+    return _gathered(call, table.to(x.dtype)[at]), held[at].any(1)
+
+
+def _gathered(call: OperatorCall, votes: Tensor) -> Tensor:
+    how = call.get("aggregate_function", "SUM")
+    if how == "MIN":
+        return votes.amin(1)
+    if how == "MAX":
+        return votes.amax(1)
+    return votes.mean(1) if how == "AVERAGE" else votes.sum(1)
+
+
+def _base(call: OperatorCall, x: Tensor) -> Tensor | None:
+    stored = call.attributes.get("base_values_as_tensor")
+    if stored is not None:
+        made: Tensor = tensor_from_proto(stored).to(x.dtype)
+        return made
+    values = call.get("base_values")
+    return x.new_tensor(list(values)) if values else None
+
+
+@_ml("TreeEnsembleRegressor")
+def _tree_regressor(call: OperatorCall, x: Tensor) -> Tensor:
+    x = _floats(x)
+    scores, _ = _votes(call, x, "target", call.get("n_targets"))
+    base = _base(call, x)
+    return _transformed(scores if base is None else scores + base, call.get("post_transform"))
+
+
+@_ml("TreeEnsembleClassifier")
+def _tree_classifier(call: OperatorCall, x: Tensor) -> Value:
+    x = _floats(x)
+    labels = call.get("classlabels_strings") or call.get("classlabels_int64s")
+    count = len(labels)
+    scores, held = _votes(call, x, "class", count)
+    base, how = _base(call, x), call.get("post_transform", "NONE")
+    used = sorted(set(call.attributes["class_ids"]))
+    weights = call.attributes.get("class_weights")
+    positive = weights is None or all(weight >= 0 for weight in weights)
+    if count == 2 and len(used) == 1:
+        score = scores[:, used[0]]
+        if base is not None:
+            score = score + base[-1]
+        places = (score > (0.5 if positive else 0.0)).to(torch.int64)
+        column = score.unsqueeze(1)
+        if positive:
+            pair = torch.cat([1 - column, column], 1)
+        elif how == "LOGISTIC":
+            pair = torch.sigmoid(torch.cat([-column, column], 1))
+        else:
+            pair = torch.cat([-column, column], 1)
+        return _named(call, places), pair
+    scores = scores if base is None else scores + base
+    ranked = torch.where(held, scores, scores.new_tensor(-torch.inf)) if base is None else scores
+    return _named(call, ranked.argmax(1)), _transformed(scores, how)
+
+
+@_ml("SVMRegressor")
+def _svm_regressor(call: OperatorCall, x: Tensor) -> Tensor:
+    x = _floats(x)
+    coefficients = x.new_tensor(call.get("coefficients"))
+    count = call.get("n_supports", 0)
+    if count:
+        vectors = x.new_tensor(call.get("support_vectors")).reshape(count, -1)
+        made = _kernel(call, x, vectors) @ coefficients
+    else:
+        made = _kernel(call, x, coefficients.reshape(1, -1)).squeeze(1)
+    made = (made + x.new_tensor(call.get("rho"))[0]).unsqueeze(1)
+    if call.get("one_class", 0):
+        return torch.where(made > 0, torch.ones_like(made), -torch.ones_like(made))
+    return _transformed(made, call.get("post_transform", "NONE"))
+
+
+def _kernel(call: OperatorCall, x: Tensor, vectors: Tensor) -> Tensor:
+    gamma, shift, degree = call.get("kernel_params") or (0.0, 0.0, 0.0)
+    kind: Any = call.get("kernel_type", "LINEAR")
+    if kind == "RBF":
+        apart = ((x.unsqueeze(1) - vectors) ** 2).sum(-1)
+        return torch.exp(-gamma * apart)
+    product = x @ vectors.T
+    if kind == "POLY":
+        return (gamma * product + shift) ** degree
+    return torch.tanh(gamma * product + shift) if kind == "SIGMOID" else product

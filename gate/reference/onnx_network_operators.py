@@ -1,0 +1,1137 @@
+"""Layers of networks: convolution, pooling, normalization, resizing, recurrence, attention."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import TensorProto
+from torch.nn import functional
+
+from gate.reference.onnx_operators import (
+    DTYPES,
+    OperatorCall,
+    Tensor,
+    Value,
+    axes_of,
+    integers,
+    operator,
+    scalar,
+)
+
+# Padding.
+
+
+def _paddings(
+    call: OperatorCall, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return the padding before and after each spatial axis."""
+    auto = call.get("auto_pad", "NOTSET")
+    rank = len(kernel)
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        dilations = call.get("dilations") or [1] * rank
+        pairs = []
+        for size, width, step, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+            total = max((-(-size // step) - 1) * step + dilation * (width - 1) + 1 - size, 0)
+            small = total // 2
+            upper = auto == "SAME_UPPER"
+            pairs.append((small, total - small) if upper else (total - small, small))
+        return pairs
+    pads = call.get("pads") or [0] * (2 * rank)
+    if auto == "VALID":
+        pads = [0] * (2 * rank)
+    return list(zip(pads[:rank], pads[rank:], strict=True))
+
+
+def _pad_by(x: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    flat = [width for pair in reversed(pairs) for width in pair]
+    return functional.pad(x, flat, value=value) if any(flat) else x
+
+
+# Convolution.
+
+
+def convolve(call: OperatorCall, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a convolution over any number of axes."""
+    rank = x.ndim - 2
+    strides = tuple(call.get("strides") or [1] * rank)
+    pairs = _paddings(call, x.shape[2:], weight.shape[2:], strides)
+    padding: Any = tuple(before for before, _ in pairs)
+    if any(before != after for before, after in pairs):
+        x, padding = _pad_by(x, pairs), (0,) * rank
+    run: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
+    dilations = tuple(call.get("dilations") or [1] * rank)
+    made: Tensor = run(x, weight, bias, strides, padding, dilations, call.get("group", 1))
+    return made
+
+
+@operator("Conv")
+def _conv(call: OperatorCall, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return convolve(call, x, weight, bias)
+
+
+@operator("ConvTranspose")
+def _conv_transpose(
+    call: OperatorCall, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    rank = x.ndim - 2
+    strides = call.get("strides") or [1] * rank
+    dilations = call.get("dilations") or [1] * rank
+    extra = call.get("output_padding") or [0] * rank
+    whole = [
+        step * (size - 1) + added + (width - 1) * dilation + 1
+        for step, size, added, width, dilation in zip(
+            strides, x.shape[2:], extra, weight.shape[2:], dilations, strict=True
+        )
+    ]
+    auto, shape = call.get("auto_pad", "NOTSET"), call.get("output_shape")
+    if shape is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = list(shape or [n * s for n, s in zip(x.shape[2:], strides, strict=True)])[-rank:]
+        pairs = []
+        for size, target in zip(whole, wanted, strict=True):
+            total = max(size - target, 0)
+            half = total // 2
+            pairs.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+    else:
+        wanted, pairs = [], _paddings(call, x.shape[2:], weight.shape[2:], strides)
+    run: Any = (
+        functional.conv_transpose1d,
+        functional.conv_transpose2d,
+        functional.conv_transpose3d,
+    )[rank - 1]
+    # PyTorch demands output_padding below the stride or the dilation: more of it is zero anyway.
+    made = run(x, weight, None, tuple(strides), 0, 0, call.get("group", 1), tuple(dilations))
+    for axis, (size, (before, after)) in enumerate(zip(whole, pairs, strict=True), 2):
+        lacking = size - made.shape[axis]
+        if lacking > 0:
+            made = _pad_by(made, [(0, lacking if i == axis else 0) for i in range(2, x.ndim)])
+        made = made.narrow(axis, before, size - before - after)
+    for axis, target in enumerate(wanted, 2):
+        lacking = target - made.shape[axis]
+        if lacking > 0:
+            made = _pad_by(made, [(0, lacking if i == axis else 0) for i in range(2, x.ndim)])
+    return made if bias is None else made + bias.reshape(-1, *[1] * rank)
+
+
+@operator("DeformConv")
+def _deform_conv(
+    call: OperatorCall,
+    x: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    from torchvision.ops import deform_conv2d
+
+    strides = call.get("strides") or [1, 1]
+    pairs = _paddings(call, x.shape[2:], weight.shape[2:], strides)
+    padding = tuple(before for before, _ in pairs)
+    if any(before != after for before, after in pairs):
+        x, padding = _pad_by(x, pairs), (0, 0)
+    dilation = tuple(call.get("dilations") or [1, 1])
+    made: Tensor = deform_conv2d(x, offset, weight, bias, tuple(strides), padding, dilation, mask)
+    return made
+
+
+@operator("CausalConvWithState")
+def _causal_conv(
+    call: OperatorCall,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past: Tensor | None = None,
+) -> Value:
+    width = weight.shape[-1]
+    before = x.new_zeros(*x.shape[:2], width - 1) if past is None else past
+    whole = torch.cat([before, x], -1)
+    made = functional.conv1d(whole, weight, bias, groups=x.shape[1])
+    if call.get("activation", "none") in ("silu", "swish"):
+        made = functional.silu(made)
+    return made, whole[..., whole.shape[-1] - (width - 1) :]
+
+
+# Pooling. Windows are gathered once, so that every attribute of ONNX is in one place.
+
+
+def _pooled_sizes(
+    call: OperatorCall, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Paddings, output sizes, and how much a window reaches beyond the padding."""
+    pairs = _paddings(call, sizes, kernel, strides)
+    dilations = call.get("dilations") or [1] * len(kernel)
+    counts, beyond = [], []
+    for size, width, step, dilation, (before, after) in zip(
+        sizes, kernel, strides, dilations, pairs, strict=True
+    ):
+        span = dilation * (width - 1) + 1
+        free = size + before + after - span
+        if call.get("ceil_mode", 0):
+            count = -(-free // step) + 1
+            # The last window must begin inside of the input or the padding before it.
+            if (count - 1) * step >= size + before:
+                count -= 1
+        else:
+            count = free // step + 1
+        counts.append(count)
+        beyond.append(max((count - 1) * step + span - size - before - after, 0))
+    return pairs, counts, beyond
+
+
+def _windows(
+    call: OperatorCall,
+    x: Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    counts: Sequence[int],
+    beyond: Sequence[int],
+    value: float,
+) -> Tensor:
+    """Return shape (*outer, *counts, elements of the kernel)."""
+    rank = len(kernel)
+    outer = x.ndim - rank
+    padded = [(before, after + more) for (before, after), more in zip(pairs, beyond, strict=True)]
+    x = _pad_by(x, padded, value)
+    for axis, (width, step, count, dilation) in enumerate(
+        zip(kernel, strides, counts, call.get("dilations") or [1] * rank, strict=True), outer
+    ):
+        x = x.narrow(axis, 0, (count - 1) * step + dilation * (width - 1) + 1)
+        x = x.unfold(axis, dilation * (width - 1) + 1, step)[..., ::dilation]
+    return x.flatten(outer + rank)
+
+
+def _kernel_of(call: OperatorCall) -> tuple[list[int], list[int]]:
+    kernel = list(call.get("kernel_shape"))
+    return kernel, list(call.get("strides") or [1] * len(kernel))
+
+
+@operator("MaxPool")
+def _max_pool(call: OperatorCall, x: Tensor) -> Value:
+    kernel, strides = _kernel_of(call)
+    pairs, counts, beyond = _pooled_sizes(call, x.shape[2:], kernel, strides)
+    if call.outputs < 2 and x.is_floating_point():
+        padded = [(a, b + more) for (a, b), more in zip(pairs, beyond, strict=True)]
+        run: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[
+            len(kernel) - 1
+        ]
+        dilations = call.get("dilations") or [1] * len(kernel)
+        made: Tensor = run(_pad_by(x, padded, -math.inf), kernel, strides, 0, dilations)
+        inside: Any = (..., *map(slice, counts))
+        return made[inside]
+    least = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    whole = x if x.is_floating_point() else x.to(torch.int64)
+    windows = _windows(call, whole, kernel, strides, pairs, counts, beyond, least)
+    if call.outputs < 2:
+        return windows.amax(-1).to(x.dtype)
+    values, places = windows.max(-1)
+    return values.to(x.dtype), _flat_indices(call, x, (kernel, strides, pairs, counts), places)
+
+
+def _flat_indices(call: OperatorCall, x: Tensor, plan: Any, places: Tensor) -> Tensor:
+    """Flat indices of the largest elements; of column-major ones, `storage_order` 1."""
+    kernel, strides, pairs, counts = plan
+    rank = len(kernel)
+    dilations = call.get("dilations") or [1] * rank
+    where: list[Tensor] = []
+    rest = places
+    for axis in reversed(range(rank)):
+        shape = [1] * (rank + 2)
+        shape[axis + 2] = counts[axis]
+        start = (torch.arange(counts[axis]) * strides[axis] - pairs[axis][0]).reshape(shape)
+        where.insert(0, start + rest % kernel[axis] * dilations[axis])
+        rest = rest // kernel[axis]
+    sizes = x.shape[2:]
+    order = range(rank) if not call.get("storage_order", 0) else reversed(range(rank))
+    flat = torch.zeros_like(places)
+    for axis in order:
+        flat = flat * sizes[axis] + where[axis]
+    planes = torch.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * rank)
+    return flat + planes * math.prod(sizes)
+
+
+@operator("AveragePool")
+def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
+    kernel, strides = _kernel_of(call)
+    pairs, counts, beyond = _pooled_sizes(call, x.shape[2:], kernel, strides)
+    included, rank = bool(call.get("count_include_pad", 0)), len(kernel)
+    even = all(a == b <= size // 2 for (a, b), size in zip(pairs, kernel, strict=True))
+    if even and not call.get("ceil_mode", 0) and max(call.get("dilations") or [1]) == 1:
+        run: Any = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[rank - 1]
+        made: Tensor = run(x, kernel, strides, [a for a, _ in pairs], count_include_pad=included)
+        return made
+    windows = _windows(call, x, kernel, strides, pairs, counts, beyond, 0.0)
+    # What lies beyond the padding never counts; the padding does where the node includes it.
+    counted = x.new_ones(1, 1, *x.shape[2:])
+    if included:
+        counted = _pad_by(counted, pairs, 1.0)
+        pairs = [(0, 0)] * len(pairs)
+    shares = _windows(call, counted, kernel, strides, pairs, counts, beyond, 0.0)
+    return windows.sum(-1) / shares.sum(-1)
+
+
+@operator("LpPool")
+def _lp_pool(call: OperatorCall, x: Tensor) -> Tensor:
+    kernel, strides = _kernel_of(call)
+    pairs, counts, beyond = _pooled_sizes(call, x.shape[2:], kernel, strides)
+    power = call.get("p", 2)
+    windows = _windows(call, x, kernel, strides, pairs, counts, beyond, 0.0)
+    return windows.abs().pow(power).sum(-1).pow(1.0 / power)
+
+
+@operator("GlobalAveragePool")
+def _global_average_pool(_call: OperatorCall, x: Tensor) -> Tensor:
+    return x.mean(tuple(range(2, x.ndim)), keepdim=True)
+
+
+@operator("GlobalMaxPool")
+def _global_max_pool(_call: OperatorCall, x: Tensor) -> Tensor:
+    return x.amax(tuple(range(2, x.ndim)), keepdim=True)
+
+
+@operator("GlobalLpPool")
+def _global_lp_pool(call: OperatorCall, x: Tensor) -> Tensor:
+    power = call.get("p", 2)
+    return x.abs().pow(power).sum(tuple(range(2, x.ndim)), keepdim=True).pow(1.0 / power)
+
+
+@operator("MaxUnpool")
+def _max_unpool(
+    call: OperatorCall, x: Tensor, places: Tensor, shape: Tensor | None = None
+) -> Tensor:
+    kernel, strides = _kernel_of(call)
+    pads = call.get("pads") or [0] * (2 * len(kernel))
+    # With a shape, indices count in it.
+    natural = (
+        integers(shape)[2:]
+        if shape is not None
+        else [
+            (size - 1) * step + width - pads[i] - pads[i + len(kernel)]
+            for i, (size, step, width) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))
+        ]
+    )
+    flat = x.new_zeros(math.prod(x.shape[:2]) * math.prod(natural))
+    flat = flat.scatter(0, places.reshape(-1), x.reshape(-1))
+    return flat.reshape(*x.shape[:2], *natural)
+
+
+@operator("MaxRoiPool")
+def _max_roi_pool(call: OperatorCall, x: Tensor, rois: Tensor) -> Tensor:
+    from torchvision.ops import roi_pool
+
+    made: Tensor = roi_pool(
+        x, rois, tuple(call.get("pooled_shape")), call.get("spatial_scale", 1.0)
+    )
+    return made
+
+
+@operator("Col2Im")
+def _col2im(call: OperatorCall, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
+    sizes, kernel = integers(image), integers(block)
+    rank = len(sizes)
+    strides = call.get("strides") or [1] * rank
+    dilations = call.get("dilations") or [1] * rank
+    pads = call.get("pads") or [0] * (2 * rank)
+    whole = [size + pads[i] + pads[i + rank] for i, size in enumerate(sizes)]
+    counts = [
+        (size - dilation * (width - 1) - 1) // step + 1
+        for size, width, step, dilation in zip(whole, kernel, strides, dilations, strict=True)
+    ]
+    channels = x.shape[1] // math.prod(kernel)
+    parts = x.reshape(len(x), channels, math.prod(kernel), *counts)
+    made = x.new_zeros(len(x), channels, *whole)
+    for number, place in enumerate(itertools.product(*map(range, kernel))):
+        cut = tuple(
+            slice(at * dilation, at * dilation + (count - 1) * step + 1, step)
+            for at, dilation, count, step in zip(place, dilations, counts, strides, strict=True)
+        )
+        made[(slice(None), slice(None), *cut)] += parts[:, :, number]
+    for axis, size in enumerate(sizes):
+        made = made.narrow(axis + 2, pads[axis], size)
+    return made
+
+
+# Normalization.
+
+
+@operator("BatchNormalization")
+def _batch_norm(
+    call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+) -> Value:
+    epsilon = call.get("epsilon", 1e-5)
+    if call.opset < 14 or not call.get("training_mode", 0):
+        return functional.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
+    over = [0, *range(2, x.ndim)]
+    own, spread = x.mean(over), x.var(over, unbiased=False)
+    made = functional.batch_norm(x, own, spread, scale, bias, False, 0.0, epsilon)
+    kept = call.get("momentum", 0.9)
+    running = (mean * kept + own * (1 - kept), var * kept + spread * (1 - kept))
+    return (made, *running)[: call.outputs]
+
+
+@operator("InstanceNormalization")
+def _instance_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return functional.instance_norm(x, None, None, scale, bias, eps=call.get("epsilon", 1e-5))
+
+
+@operator("LayerNormalization")
+def layer_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Value:
+    """Return the normalized values, and as many of mean and inverse deviation as are asked for."""
+    axis, epsilon = call.get("axis", -1) % x.ndim, call.get("epsilon", 1e-5)
+    shape = tuple(x.shape[axis:])
+    if scale.shape == shape and (bias is None or bias.shape == shape):
+        made = functional.layer_norm(x, shape, scale, bias, epsilon)
+    else:
+        made = functional.layer_norm(x, shape, None, None, epsilon) * scale
+        made = made if bias is None else made + bias
+    if call.outputs < 2:
+        return made
+    over = tuple(range(axis, x.ndim))
+    mean = x.mean(over, keepdim=True)
+    inverse = torch.rsqrt(x.var(over, unbiased=False, keepdim=True) + epsilon)
+    return (made, mean, inverse)[: call.outputs]
+
+
+@operator("RMSNormalization", "SimplifiedLayerNormalization")
+def rms_norm(call: OperatorCall, x: Tensor, scale: Tensor) -> Value:
+    """Return x / sqrt(mean(x^2) + epsilon) * scale."""
+    axis = call.get("axis", -1) % x.ndim
+    over = tuple(range(axis, x.ndim))
+    inverse = torch.rsqrt((x * x).mean(over, keepdim=True) + call.get("epsilon", 1e-5))
+    made = x * inverse * scale
+    return made if call.outputs < 2 else (made, inverse)
+
+
+@operator("GroupNormalization")
+def _group_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    groups = call.get("num_groups")
+    if call.opset < 21:  # one number for each group
+        each = x.shape[1] // groups
+        scale, bias = scale.repeat_interleave(each), bias.repeat_interleave(each)
+    return functional.group_norm(x, groups, scale, bias, call.get("epsilon", 1e-5))
+
+
+@operator("LRN")
+def _lrn(call: OperatorCall, x: Tensor) -> Tensor:
+    size = call.get("size")
+    before = (size - 1) // 2
+    squares = functional.pad((x * x).movedim(1, -1), (before, size - 1 - before))
+    total = squares.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+    base = call.get("bias", 1.0) + call.get("alpha", 1e-4) / size * total
+    return x / base.pow(call.get("beta", 0.75))
+
+
+@operator("LpNormalization")
+def _lp_normalization(call: OperatorCall, x: Tensor) -> Tensor:
+    norm = x.norm(call.get("p", 2), call.get("axis", -1), keepdim=True)
+    return torch.where(norm == 0, torch.zeros_like(x), x / norm)
+
+
+@operator("MeanVarianceNormalization")
+def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
+    over = axes_of(call, None) or [0, 2, 3]
+    centred = x - x.mean(over, keepdim=True)
+    return centred / ((centred * centred).mean(over, keepdim=True).sqrt() + 1e-9)
+
+
+# Resizing: along each axis an output is a weighted sum of a few elements (`_taps`).
+
+
+@operator("Upsample")
+def _upsample(call: OperatorCall, x: Tensor, scales: Tensor | None = None) -> Tensor:
+    factors = call.get("scales") if scales is None else scales.float().tolist()
+    return _resized(call, x, {i: float(f) for i, f in enumerate(factors)}, {}, None)
+
+
+@operator("Resize")
+def _resize_10(call: OperatorCall, x: Tensor, scales: Tensor) -> Tensor:
+    return _resized(call, x, dict(enumerate(scales.float().tolist())), {}, None)
+
+
+@operator("Resize", since=11)
+def _resize(
+    call: OperatorCall,
+    x: Tensor,
+    roi: Tensor | None = None,
+    scales: Tensor | None = None,
+    sizes: Tensor | None = None,
+) -> Tensor:
+    over = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
+    wanted: dict[int, int] = {}
+    if sizes is not None and sizes.numel():
+        wanted = dict(zip(over, integers(sizes), strict=True))
+        factors = {
+            a: float(np.float32(size) / np.float32(x.shape[a])) for a, size in wanted.items()
+        }
+        policy = call.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            pick = min if policy == "not_larger" else max
+            scale = pick(factors.values())
+            factors = dict.fromkeys(over, scale)
+            wanted = {a: math.floor(scale * x.shape[a] + 0.5) for a in over}
+    else:
+        assert scales is not None
+        factors = dict(zip(over, scales.float().tolist(), strict=True))
+    region = None
+    if roi is not None and roi.numel():
+        ends = roi.tolist()
+        region = {a: (ends[i], ends[i + len(over)]) for i, a in enumerate(over)}
+    return _resized(call, x, factors, wanted, region)
+
+
+def _resized(
+    call: OperatorCall,
+    x: Tensor,
+    factors: dict[int, float],
+    wanted: dict[int, int],
+    region: dict[int, tuple[float, float]] | None,
+) -> Tensor:
+    dtype, outside = x.dtype, None
+    if not x.is_floating_point():
+        x = x.float()
+    crop = call.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    for axis, scale in factors.items():
+        size = x.shape[axis]
+        count = wanted.get(axis, math.floor(np.float32(size) * np.float32(scale)))
+        part = region.get(axis, (0.0, 1.0)) if region is not None else (0.0, 1.0)
+        if scale == 1.0 and count == size and not (crop and part != (0.0, 1.0)):
+            continue
+        at = _coordinates(call, size, count, scale, part, exact=x.dtype == torch.float64)
+        if crop:
+            beyond = torch.from_numpy((at < 0) | (at > size - 1))
+            shape = [1] * x.ndim
+            shape[axis] = count
+            beyond = beyond.reshape(shape)
+            outside = beyond if outside is None else outside | beyond
+        x = _interpolated(x, axis, *_taps(call, at, size, scale))
+    if outside is not None:
+        x = torch.where(outside, x.new_tensor(call.get("extrapolation_value", 0.0)), x)
+    if dtype.is_floating_point:
+        return x.to(dtype) if x.dtype != torch.float64 else x
+    limits = torch.iinfo(dtype)
+    return (
+        x.clamp(limits.min, limits.max).to(dtype)
+        if dtype in (torch.int8, torch.uint8)
+        else (x.to(dtype))
+    )
+
+
+def _interpolated(x: Tensor, axis: int, places: Any, weights: Any) -> Tensor:
+    """Sums of elements along an axis; places and weights: shape (outputs, taps)."""
+    if weights is None:
+        return torch.index_select(x, axis, torch.from_numpy(places[:, 0]))
+    shape = [1] * x.ndim
+    shape[axis] = len(places)
+    made: Tensor | None = None
+    for tap in range(places.shape[1]):
+        share = torch.from_numpy(np.ascontiguousarray(weights[:, tap])).to(x.dtype).reshape(shape)
+        part = torch.index_select(x, axis, torch.from_numpy(places[:, tap].copy())) * share
+        made = part if made is None else made + part
+    assert made is not None
+    return made
+
+
+def _coordinates(
+    call: OperatorCall,
+    size: int,
+    count: int,
+    scale: float,
+    part: tuple[float, float],
+    *,
+    exact: bool,
+) -> np.ndarray[Any, Any]:
+    """Return where each output lies in the input: as ONNX Runtime in float32, or in float64."""
+    nearest = call.get("mode", "nearest") == "nearest"
+    kind: Any = np.float64 if exact and not nearest else np.float32
+    at, factor = np.arange(count, dtype=kind), kind(scale)
+    default = "half_pixel" if call.opset >= 11 and call.operator == "Resize" else "asymmetric"
+    how = call.get("coordinate_transformation_mode", default)
+    half = kind(0.5)
+    if how == "asymmetric":
+        return at / factor
+    if how == "half_pixel" or (how == "pytorch_half_pixel" and count > 1):
+        return (at + half) / factor - half
+    if how == "pytorch_half_pixel":
+        return at * kind(0)
+    if how == "half_pixel_symmetric":
+        adjust = kind(count) / (factor * kind(size))
+        return kind(size) / kind(2) * (kind(1) - adjust) + (at + half) / factor - half
+    if how == "align_corners":
+        return at * kind(0) if count == 1 else at * kind(size - 1) / kind(count - 1)
+    if how == "tf_half_pixel_for_nn":
+        return (at + half) / factor
+    start, end = map(kind, part)  # tf_crop_and_resize
+    if count == 1:
+        return at + half * (start + end) * kind(size - 1)
+    step = (end - start) * kind(size - 1) / kind(count - 1)
+    return start * kind(size - 1) + at * step
+
+
+def _taps(call: OperatorCall, at: Any, size: int, scale: float) -> tuple[Any, Any]:
+    """Return which elements make each output, and their weights.
+
+    None: there is one element, with weight 1.
+    """
+    mode = call.get("mode", "nearest")
+    if mode == "nearest":
+        return _nearest(call, at, scale).clip(0, size - 1).astype(np.int64)[:, None], None
+    stretch = max(1.0, 1.0 / scale) if call.get("antialias", 0) else 1.0
+    cubic = mode == "cubic"
+    reach = (2.0 if cubic else 1.0) * stretch
+    base = np.floor(at)
+    wide = math.ceil(reach)
+    steps = np.arange(-wide + 1, wide + 1)
+    places = base[:, None] + steps
+    distance = np.abs(places - at[:, None]) / stretch
+    coefficient = call.get("cubic_coeff_a", -0.75)
+    weights = _cubic(distance, coefficient) if cubic else np.maximum(0, 1 - distance)
+    inside = (places >= 0) & (places <= size - 1)
+    if call.get("exclude_outside", 0):
+        weights = np.where(inside, weights, 0)
+    if call.get("exclude_outside", 0) or call.get("antialias", 0):
+        weights = weights / weights.sum(1, keepdims=True)
+    elif not cubic:  # beyond the edges the edge itself counts
+        clipped = at.clip(0, size - 1)
+        base = np.floor(clipped)
+        upper = clipped - base
+        places, weights = base[:, None] + np.array([0, 1]), np.stack([1 - upper, upper], 1)
+    return places.clip(0, size - 1).astype(np.int64), weights
+
+
+def _nearest(call: OperatorCall, at: Any, scale: float) -> Any:
+    if call.operator == "Upsample" or call.opset < 11:
+        return np.ceil(at) if scale < 1 else np.floor(at)
+    how = call.get("nearest_mode", "round_prefer_floor")
+    if how == "floor":
+        return np.floor(at)
+    if how == "ceil":
+        return np.ceil(at)
+    half = at.dtype.type(0.5)
+    return np.ceil(at - half) if how == "round_prefer_floor" else np.floor(at + half)
+
+
+def _cubic(d: Any, a: float) -> Any:
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+@operator("GridSample")
+def _grid_sample(call: OperatorCall, x: Tensor, grid: Tensor) -> Tensor:
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(
+        call.get("mode", "linear"), call.get("mode", "linear")
+    )
+    padding, aligned = call.get("padding_mode", "zeros"), bool(call.get("align_corners", 0))
+    return functional.grid_sample(x, grid, mode, padding, aligned)
+
+
+@operator("AffineGrid")
+def _affine_grid(call: OperatorCall, theta: Tensor, size: Tensor) -> Tensor:
+    return functional.affine_grid(theta, integers(size), bool(call.get("align_corners", 0)))
+
+
+@operator("RoiAlign")
+def _roi_align(call: OperatorCall, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
+    default = "half_pixel" if call.opset >= 16 else "output_half_pixel"
+    half = call.get("coordinate_transformation_mode", default) == "half_pixel"
+    size = (call.get("output_height", 1), call.get("output_width", 1))
+    ratio, scale = call.get("sampling_ratio", 0), call.get("spatial_scale", 1.0)
+    if call.get("mode", "avg") == "avg":
+        from torchvision.ops import roi_align
+
+        boxes = torch.cat([batch.to(x.dtype).reshape(-1, 1), rois], 1)
+        made: Tensor = roi_align(x, boxes, size, scale, ratio if ratio > 0 else -1, half)
+        return made
+    return _roi_align_max(x, rois, batch, (size, ratio, scale, half))
+
+
+def _roi_align_max(x: Tensor, rois: Tensor, batch: Tensor, plan: Any) -> Tensor:
+    """The largest weighted corner among the samples of each cell, as ONNX Runtime has it."""
+    (height, width), ratio, scale, half = plan
+    shift = 0.5 if half else 0.0
+    made = x.new_zeros(len(rois), x.shape[1], height, width)
+    for number, (box, source) in enumerate(zip(rois.tolist(), integers(batch), strict=True)):
+        left, top, right, bottom = (end * scale - shift for end in box)
+        wide, high = right - left, bottom - top
+        if not half:
+            wide, high = max(wide, 1.0), max(high, 1.0)
+        cell = (high / height, wide / width)
+        rows = ratio if ratio > 0 else math.ceil(cell[0])
+        columns = ratio if ratio > 0 else math.ceil(cell[1])
+        for i, j in itertools.product(range(height), range(width)):
+            parts = [
+                part
+                for a, b in itertools.product(range(rows), range(columns))
+                for part in _corners(
+                    x[source],
+                    top + cell[0] * (i + (a + 0.5) / rows),
+                    left + cell[1] * (j + (b + 0.5) / columns),
+                )
+            ]
+            made[number, :, i, j] = torch.stack(parts).amax(0)
+    return made
+
+
+def _corners(x: Tensor, row: float, column: float) -> list[Tensor]:
+    height, width = x.shape[1:]
+    if not (-1 <= row <= height and -1 <= column <= width):
+        return [x.new_zeros(len(x))]
+    row, column = max(row, 0.0), max(column, 0.0)
+    top, left = min(int(row), height - 1), min(int(column), width - 1)
+    row, column = min(row, height - 1.0), min(column, width - 1.0)
+    low, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    down, over = row - top, column - left
+    return [
+        x[:, top, left] * (1 - down) * (1 - over), x[:, top, right] * (1 - down) * over,
+        x[:, low, left] * down * (1 - over), x[:, low, right] * down * over,
+    ]  # fmt: skip
+
+
+@operator("NonMaxSuppression")
+def _non_max_suppression(
+    call: OperatorCall,
+    boxes: Tensor,
+    scores: Tensor,
+    most: Tensor | None = None,
+    overlap: Tensor | None = None,
+    least: Tensor | None = None,
+) -> Tensor:
+    from torchvision.ops import nms
+
+    count = 0 if most is None else int(scalar(most))
+    threshold = 0.0 if overlap is None else scalar(overlap)
+    chosen = []
+    if call.get("center_point_box", 0):
+        centre, half = boxes[..., :2], boxes[..., 2:] / 2
+        corners = torch.cat([centre - half, centre + half], -1)
+    else:
+        low = torch.minimum(boxes[..., :2], boxes[..., 2:])
+        corners = torch.cat([low, torch.maximum(boxes[..., :2], boxes[..., 2:])], -1)
+    for batch, kind in itertools.product(range(len(boxes)), range(scores.shape[1])):
+        score = scores[batch, kind]
+        kept = torch.arange(len(score))
+        if least is not None:
+            kept = kept[score > least.reshape(-1)[0]]
+        picked = kept[nms(corners[batch, kept], score[kept], threshold)][:count]
+        chosen += [[batch, kind, place] for place in picked.tolist()]
+    return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)
+
+
+# Recurrence.
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float | None, float | None], Tensor]] = {
+    "sigmoid": lambda x, _a, _b: torch.sigmoid(x), "tanh": lambda x, _a, _b: torch.tanh(x),
+    "relu": lambda x, _a, _b: torch.relu(x), "softsign": lambda x, _a, _b: x / (1 + x.abs()),
+    "softplus": lambda x, _a, _b: functional.softplus(x, threshold=1e9),
+    "affine": lambda x, a, b: (1.0 if a is None else a) * x + (b or 0.0),
+    "leakyrelu": lambda x, a, _b: functional.leaky_relu(x, 0.01 if a is None else a),
+    "thresholdedrelu": lambda x, a, _b: torch.where(x > (1.0 if a is None else a), x, x * 0),
+    "scaledtanh": lambda x, a, b: (1.0 if a is None else a) * torch.tanh(
+        (1.0 if b is None else b) * x),
+    "hardsigmoid": lambda x, a, b: ((0.2 if a is None else a) * x
+                                    + (0.5 if b is None else b)).clamp(0.0, 1.0),
+    "elu": lambda x, a, _b: functional.elu(x, 1.0 if a is None else a),
+}  # fmt: skip
+
+_NEED_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"}
+_NEED_BETA = {"affine", "scaledtanh", "hardsigmoid"}
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _activations(call: OperatorCall, default: list[str], directions: int) -> list[Activation]:
+    """Return the activations of all gates, direction after direction."""
+    names = [name.lower() for name in call.get("activations") or default * directions]
+    alphas, betas = (
+        iter(call.get("activation_alpha") or ()),
+        iter(call.get("activation_beta") or ()),
+    )
+    made: list[Activation] = []
+    for name in names:
+        alpha = next(alphas, None) if name in _NEED_ALPHA else None
+        beta = next(betas, None) if name in _NEED_BETA else None
+        made.append(_bound(_ACTIVATIONS[name], alpha, beta))
+    return made
+
+
+def _bound(
+    function: Callable[[Tensor, float | None, float | None], Tensor],
+    alpha: float | None,
+    beta: float | None,
+) -> Activation:
+    return lambda x: function(x, alpha, beta)
+
+
+Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def _recur(
+    call: OperatorCall,
+    x: Tensor,
+    lengths: Tensor | None,
+    steps: Sequence[Step],
+    starts: Sequence[Sequence[Tensor]],
+) -> Value:
+    """Run one step function a direction; states: the output first. Return Y and last states."""
+    layout, reverse = call.get("layout", 0), call.get("direction", "forward") == "reverse"
+    time = len(x)
+    every, last = [], []
+    for number, (step, start) in enumerate(zip(steps, starts, strict=True)):
+        backward = reverse or number == 1
+        state, made = tuple(start), [start[0]] * time
+        for turn in range(time):
+            place = time - 1 - turn if backward else turn
+            moved = step(x[place], state)
+            made[place] = moved[0]
+            if lengths is not None:
+                live = (place < lengths).reshape(-1, 1)
+                made[place] = torch.where(live, moved[0], torch.zeros_like(moved[0]))
+                moved = tuple(torch.where(live, n, o) for n, o in zip(moved, state, strict=True))
+            state = moved
+        every.append(torch.stack(made) if made else x.new_zeros(0, *start[0].shape))
+        last.append(state)
+    outputs = torch.stack(every, 1)
+    ends = [torch.stack(states) for states in zip(*last, strict=True)]
+    if layout:
+        return outputs.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)
+    return outputs, *ends
+
+
+def _initial_states(call: OperatorCall, x: Tensor, weight: Tensor, *states: Tensor | None) -> Any:
+    """The samples with the time on axis 0, and the first states of each direction."""
+    layout, hidden = call.get("layout", 0), call.get("hidden_size") or 0
+    x = x.transpose(0, 1) if layout else x
+    shape = (len(weight), x.shape[1], hidden)
+    whole = [
+        x.new_zeros(shape) if state is None else state.transpose(0, 1) if layout else state
+        for state in states
+    ]
+    return x, list(zip(*(state.unbind(0) for state in whole), strict=True))
+
+
+def _clipped(call: OperatorCall, x: Tensor) -> Tensor:
+    edge = call.attributes.get("clip")
+    return x.clamp(-edge, edge) if edge else x
+
+
+@operator("RNN")
+def _rnn(
+    call: OperatorCall,
+    x: Tensor,
+    weight: Tensor,
+    again: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h0: Tensor | None = None,
+) -> Value:
+    x, starts = _initial_states(call, x, weight, h0)
+    acts = _activations(call, ["Tanh"], len(weight))
+    hidden = again.shape[-1]
+
+    def step_of(d: int) -> Step:
+        w, r = weight[d].T, again[d].T
+        b = None if bias is None else bias[d, :hidden] + bias[d, hidden:]
+
+        def step(now: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            total = now @ w + state[0] @ r
+            return (acts[d](_clipped(call, total if b is None else total + b)),)
+
+        return step
+
+    made = _recur(call, x, lengths, [step_of(d) for d in range(len(weight))], starts)
+    return made[: max(call.outputs, 1)]
+
+
+@operator("GRU")
+def _gru(
+    call: OperatorCall,
+    x: Tensor,
+    weight: Tensor,
+    again: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h0: Tensor | None = None,
+) -> Value:
+    x, starts = _initial_states(call, x, weight, h0)
+    acts = _activations(call, ["Sigmoid", "Tanh"], len(weight))
+    hidden, late = again.shape[-1], bool(call.get("linear_before_reset", 0))
+
+    def step_of(d: int) -> Step:
+        gate, own = acts[2 * d], acts[2 * d + 1]
+        w, r = weight[d].T, again[d]
+        both = x.new_zeros(6 * hidden) if bias is None else bias[d]
+        wb, rb = both[: 3 * hidden], both[3 * hidden :]
+
+        def step(now: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            (h,) = state
+            into = now @ w + wb
+            gates = into[:, : 2 * hidden] + h @ r[: 2 * hidden].T + rb[: 2 * hidden]
+            z, reset = gate(_clipped(call, gates)).chunk(2, 1)
+            if late:
+                new = into[:, 2 * hidden :] + reset * (h @ r[2 * hidden :].T + rb[2 * hidden :])
+            else:
+                new = into[:, 2 * hidden :] + (reset * h) @ r[2 * hidden :].T + rb[2 * hidden :]
+            return ((1 - z) * own(_clipped(call, new)) + z * h,)
+
+        return step
+
+    made = _recur(call, x, lengths, [step_of(d) for d in range(len(weight))], starts)
+    return made[: max(call.outputs, 1)]
+
+
+@operator("LSTM")
+def _lstm(
+    call: OperatorCall,
+    x: Tensor,
+    weight: Tensor,
+    again: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h0: Tensor | None = None,
+    c0: Tensor | None = None,
+    peep: Tensor | None = None,
+) -> Value:
+    x, starts = _initial_states(call, x, weight, h0, c0)
+    acts = _activations(call, ["Sigmoid", "Tanh", "Tanh"], len(weight))
+    hidden, coupled = again.shape[-1], bool(call.get("input_forget", 0))
+
+    def step_of(d: int) -> Step:
+        f, g, h_of = acts[3 * d : 3 * d + 3]
+        w, r = weight[d].T, again[d].T
+        b = None if bias is None else bias[d, : 4 * hidden] + bias[d, 4 * hidden :]
+        look = None if peep is None else peep[d].chunk(3)
+
+        def step(now: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            h, c = state
+            gates = now @ w + h @ r
+            i, o, forget, cell = (gates if b is None else gates + b).chunk(4, 1)
+            if look is not None:
+                i, forget = i + look[0] * c, forget + look[2] * c
+            i = f(_clipped(call, i))
+            forget = 1 - i if coupled else f(_clipped(call, forget))
+            c = forget * c + i * g(_clipped(call, cell))
+            if look is not None:
+                o = o + look[1] * c
+            return f(_clipped(call, o)) * h_of(c), c
+
+        return step
+
+    made = _recur(call, x, lengths, [step_of(d) for d in range(len(weight))], starts)
+    return made[: max(call.outputs, 1)]
+
+
+# Attention.
+
+
+def heads(x: Tensor, count: int) -> Tensor:
+    """Return (batch, heads, length, size) of (batch, length, heads * size)."""
+    return x.reshape(*x.shape[:2], count, -1).transpose(1, 2)
+
+
+@operator("Attention")
+def _attention(
+    call: OperatorCall,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    past_k: Tensor | None = None,
+    past_v: Tensor | None = None,
+    filled: Tensor | None = None,
+) -> Value:
+    flat = q.ndim == 3
+    if flat:
+        q = heads(q, call.get("q_num_heads"))
+        k, v = heads(k, call.get("kv_num_heads")), heads(v, call.get("kv_num_heads"))
+    before = 0 if past_k is None else past_k.shape[2]
+    if past_k is not None and past_v is not None:
+        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+    present = (k, v)
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
+    length, total = q.shape[2], k.shape[2]
+    scale = call.attributes.get("scale") or 1.0 / math.sqrt(q.shape[-1])
+    root = math.sqrt(scale)
+    scores = (q * root) @ (k * root).transpose(-1, -2)
+    plain = scores
+    bias = q.new_zeros(length, total)
+    if mask is not None:
+        if mask.shape[-1] < total:
+            lacking = total - mask.shape[-1]
+            mask = functional.pad(mask, (0, lacking), value=False if mask.dtype == torch.bool
+                                  else -math.inf)  # fmt: skip
+        bias = bias + (_as_bias(mask, q) if mask.dtype == torch.bool else mask)
+    left, right = call.get("left_window_size", -1), call.get("right_window_size", -1)
+    right = 0 if call.get("is_causal", 0) else right
+    if left >= 0 or right >= 0:
+        offset = torch.full((1,), before) if filled is None else filled.reshape(-1) - length
+        row = torch.arange(length).reshape(1, 1, -1, 1) + offset.reshape(-1, 1, 1, 1)
+        column = torch.arange(total)
+        near = torch.ones_like(column <= row)
+        near = near & (column <= row + right) if right >= 0 else near
+        near = near & (column >= row - left) if left >= 0 else near
+        bias = bias + _as_bias(near, q)
+    if filled is not None:
+        bias = bias + _as_bias(torch.arange(total) < filled.reshape(-1, 1, 1, 1), q)
+    cap = call.get("softcap", 0.0)
+    capped = cap * torch.tanh(scores / cap) if cap else scores
+    biased = capped + bias
+    shares = torch.softmax(biased, -1)
+    shares = torch.where(torch.isnan(shares), torch.zeros_like(shares), shares)
+    made = shares @ v
+    if flat:
+        made = made.transpose(1, 2).flatten(2)
+    at = (plain, capped, biased, shares)[call.get("qk_matmul_output_mode", 0)]
+    return (made, *present, at)[: max(call.outputs, 1)]
+
+
+def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
+    return torch.where(mask, like.new_zeros(()), like.new_tensor(-math.inf))
+
+
+@operator("RotaryEmbedding")
+def _rotary_embedding(
+    call: OperatorCall, x: Tensor, cos: Tensor, sin: Tensor, places: Tensor | None = None
+) -> Tensor:
+    shape = x.shape
+    if x.ndim == 3:
+        x = heads(x, call.get("num_heads"))
+    return _like(rotated(x, cos, sin, places, width=call.get("rotary_embedding_dim", 0),
+                         interleaved=bool(call.get("interleaved", 0))), shape)  # fmt: skip
+
+
+def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return x if len(shape) == 4 else x.transpose(1, 2).reshape(tuple(shape))
+
+
+def rotated(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    places: Tensor | None,
+    *,
+    width: int,
+    interleaved: bool,
+) -> Tensor:
+    """Turn pairs of (batch, heads, length, size) by the angles of their positions."""
+    size = width or x.shape[-1]
+    turned, kept = x[..., :size], x[..., size:]
+    if places is not None:
+        cos, sin = cos[places], sin[places]
+    cos, sin = cos[..., : size // 2].unsqueeze(1), sin[..., : size // 2].unsqueeze(1)
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        made = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        made = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+    return torch.cat([made, kept], -1)
+
+
+# Losses.
+
+
+@operator("NegativeLogLikelihoodLoss")
+def _nll_loss(
+    call: OperatorCall, x: Tensor, target: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    left = call.attributes.get("ignore_index")
+    return _loss(x, target, weight, call.get("reduction", "mean"), left)
+
+
+def _loss(
+    logs: Tensor, target: Tensor, weight: Tensor | None, reduction: str, left: int | None
+) -> Tensor:
+    whole = target.to(torch.int64)
+    dead = torch.zeros_like(whole, dtype=torch.bool) if left is None else whole == left
+    safe = torch.where(dead, torch.zeros_like(whole), whole)
+    loss = -torch.gather(logs, 1, safe.unsqueeze(1)).squeeze(1)
+    share = torch.ones_like(loss) if weight is None else weight[safe]
+    share = torch.where(dead, torch.zeros_like(share), share)
+    loss = torch.where(dead, torch.zeros_like(loss), loss * share)
+    if reduction == "none":
+        return loss
+    return loss.sum() / share.sum() if reduction == "mean" else loss.sum()
+
+
+@operator("SoftmaxCrossEntropyLoss")
+def _cross_entropy(
+    call: OperatorCall, x: Tensor, target: Tensor, weight: Tensor | None = None
+) -> Value:
+    logs = torch.log_softmax(x, 1)
+    left = call.attributes.get("ignore_index")
+    loss = _loss(logs, target, weight, call.get("reduction", "mean"), left)
+    return (loss, logs)[: max(call.outputs, 1)]
+
+
+# Signals.
+
+
+@operator("DFT")
+def _dft(call: OperatorCall, x: Tensor, length: Tensor | None = None,
+         axis: Tensor | None = None) -> Tensor:  # fmt: skip
+    over = (
+        int(scalar(axis)) if axis is not None else call.get("axis", -2 if call.opset >= 20 else 1)
+    )
+    over = over % x.ndim
+    count = None if length is None else int(scalar(length))
+    whole = (
+        torch.view_as_complex(x.contiguous())
+        if x.shape[-1] == 2
+        else (torch.complex(x[..., 0], torch.zeros_like(x[..., 0])))
+    )
+    one_sided = bool(call.get("onesided", 0))
+    if call.get("inverse", 0):
+        if one_sided:
+            return torch.fft.irfft(whole, count, over).unsqueeze(-1)
+        return torch.view_as_real(torch.fft.ifft(whole, count, over))
+    if one_sided:
+        made = torch.fft.rfft(x[..., 0], count, over)
+    else:
+        made = torch.fft.fft(whole, count, over)
+    return torch.view_as_real(made.contiguous())
+
+
+@operator("STFT")
+def _stft(
+    call: OperatorCall,
+    x: Tensor,
+    step: Tensor,
+    window: Tensor | None = None,
+    length: Tensor | None = None,
+) -> Tensor:
+    size = int(scalar(length)) if length is not None else window.shape[0]  # type: ignore[union-attr]
+    hop = int(scalar(step))
+    signal = x if x.ndim > 2 else x.unsqueeze(-1)
+    frames = signal.unfold(1, size, hop).movedim(-1, 2)
+    if window is not None:
+        lacking = size - len(window)
+        whole = (
+            functional.pad(window, (lacking // 2, lacking - lacking // 2)) if lacking else window
+        )
+        frames = frames * whole.reshape(1, 1, -1, 1)
+    one_sided = bool(call.get("onesided", 1))
+    if frames.shape[-1] == 2:
+        made = torch.fft.fft(torch.view_as_complex(frames.contiguous()), dim=2)
+        made = made[:, :, : size // 2 + 1] if one_sided else made
+    elif one_sided:
+        made = torch.fft.rfft(frames[..., 0], dim=2)
+    else:
+        made = torch.fft.fft(frames[..., 0], dim=2)
+    return torch.view_as_real(made.contiguous())
+
+
+@operator("HannWindow", "HammingWindow", "BlackmanWindow")
+def _window(call: OperatorCall, size: Tensor) -> Tensor:
+    count = int(scalar(size))
+    over = count if call.get("periodic", 1) else count - 1
+    dtype = DTYPES[call.get("output_datatype", TensorProto.FLOAT)]
+    angle = torch.arange(count).to(dtype) * (2 * math.pi / over)
+    if call.operator == "BlackmanWindow":
+        return 0.42 - 0.5 * torch.cos(angle) + 0.08 * torch.cos(2 * angle)
+    alpha = 25.0 / 46.0 if call.operator == "HammingWindow" else 0.5
+    return alpha - (1 - alpha) * torch.cos(angle)

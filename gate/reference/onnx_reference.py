@@ -1,0 +1,780 @@
+"""An ONNX file as an `nn.Module`: one submodule per node, computed by torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, defs, helper, inliner, shape_inference
+from torch import nn
+
+from gate.data.input_binding import InputBinding
+from gate.errors import ModelError, first_line
+from gate.onnx_file.reading import WithData, nodes_within, subgraphs
+from gate.onnx_file.sessions import open_session, session_options
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
+from gate.reference import (  # noqa: F401 - they fill the table
+    onnx_contrib_operators,
+    onnx_ml_operators,
+    onnx_network_operators,
+    onnx_quantized_operators,
+)
+from gate.reference.onnx_operators import (
+    DTYPES,
+    TABLE,
+    UNSIGNED,
+    OperatorCall,
+    Tensor,
+    Value,
+    attribute_value,
+    find_operator,
+    from_numpy,
+    is_text,
+    scalar,
+    tensor_from_proto,
+    to_numpy,
+)
+from gate.reference.onnx_widening import widened
+from gate.storage.arrays import Batch, OutputArray, text_digests
+
+Env = dict[str, Value]
+"""Values by the names that the graph gives them."""
+
+_HALF = (torch.float16, torch.bfloat16)
+
+_OWN_TYPES = {"Cast", "CastLike", "Pow", "Dropout", "BitCast"}
+"""Operators whose inputs of floats may differ in type."""
+
+_CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
+
+_LARGE = 2**31 - 1
+"""Bytes from which on protobuf can't serialize a model, as type inference does."""
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The values that all nodes of a file share."""
+
+    opsets: Mapping[str, int]
+    types: Mapping[str, int]
+    """Element types by value, as far as they can be inferred."""
+    constants: Mapping[str, Value]
+    """Initializers and constants of the graphs around, by name."""
+
+
+class OnnxNode(nn.Module):
+    """One node. Its initializers are its parameters, under the names of the operator's schema."""
+
+    def __init__(self, proto: onnx.NodeProto, scope: _Scope) -> None:
+        super().__init__()
+        self.proto = proto
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        opset = scope.opsets.get(domain, 1)
+        schema = _schema(domain, proto.op_type, opset)
+        attributes = _defaults(schema)
+        bodies: dict[str, OnnxGraph] = {}
+        for attribute in proto.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                bodies[attribute.name] = OnnxGraph(attribute.g, scope)
+            else:
+                attributes[attribute.name] = attribute_value(attribute)
+        self.bodies = nn.ModuleDict(bodies)
+        self.captured = sorted({name for body in bodies.values() for name in body.captured})
+        self.call = OperatorCall(
+            proto.op_type,
+            domain,
+            opset,
+            attributes,
+            len(proto.output),
+            tuple(scope.types.get(name, 0) for name in proto.output),
+            tuple(scope.types.get(name, 0) for name in proto.input),
+        )
+        self.sources: list[tuple[str, Any]] = []
+        """Of each input: `("held", name of the own tensor)`, `("text", array)`, `("value", name in
+        the graph)` or `("absent", None)`."""
+        for place, name in enumerate(proto.input):
+            self.sources.append(self._source(place, name, schema, scope))
+        self.wanted = [name for kind, name in self.sources if kind == "value"]
+
+    @property
+    def has_sixteen_bits(self) -> bool:
+        """True if the node returns floats of 16 bits, or computes with them."""
+        taken = zip(self.sources, self.call.input_types, strict=True)
+        kinds = [kind for (source, _), kind in taken if source == "value"]
+        if any(DTYPES.get(kind) in _HALF for kind in (*kinds, *self.call.output_types)):
+            return True
+        if self.call.operator in _OWN_TYPES:  # weights that are stored in 16 bits
+            return False
+        return any(each.dtype in _HALF for each in self.parameters(recurse=False))
+
+    def _source(self, place: int, name: str, schema: Any, scope: _Scope) -> tuple[str, Any]:
+        if not name:
+            return "absent", None
+        if name not in scope.constants:
+            return "value", name
+        value = scope.constants[name]
+        if not isinstance(value, torch.Tensor):
+            return "text", value
+        formal = f"input_{place}"
+        if schema is not None and place < len(schema.inputs):
+            stated = schema.inputs[place]
+            if stated.option != defs.OpSchema.FormalParameterOption.Variadic:
+                formal = stated.name
+        formal = _free(self, formal)
+        if value.is_floating_point():
+            self.register_parameter(formal, nn.Parameter(value, requires_grad=False))
+        else:
+            self.register_buffer(formal, value)
+        return "held", formal
+
+    def forward(self, *values: Value, outer: Env | None = None) -> Value:
+        """Return the outputs of the node. `values`: the inputs that are no initializers; `outer`:
+        what subgraphs take from the graph around."""
+        given = iter(values)
+        inputs: list[Value] = []
+        for kind, name in self.sources:
+            if kind == "value":
+                inputs.append(next(given))
+            else:
+                inputs.append(
+                    getattr(self, name) if kind == "held" else name if kind == "text" else None
+                )
+        if self.call.operator in _CONTROL and not self.call.domain:
+            return self._controlled(inputs, outer or {})
+        function = find_operator(self.call.domain, self.call.operator, self.call.opset)
+        if function is None:
+            return computed_by_onnx(self.proto, self.call, inputs)
+        typed, narrow = _computable(inputs, self.call)
+        return self._typed(function(self.call, *typed), narrow)
+
+    def _typed(self, made: Value, narrow: torch.dtype | None) -> Value:
+        """The outputs in the types that the graph states for them; floats that are wider stay."""
+        if isinstance(made, tuple):
+            return tuple(self._to_declared_dtype(each, i, narrow) for i, each in enumerate(made))
+        return self._to_declared_dtype(made, 0, narrow)
+
+    def _to_declared_dtype(self, made: Value, place: int, narrow: torch.dtype | None) -> Value:
+        if isinstance(made, str):  # NumPy's element of an array of texts
+            return np.array(made, object)
+        if not isinstance(made, torch.Tensor):
+            return made
+        types = self.call.output_types
+        stated = DTYPES.get(types[place]) if place < len(types) else None
+        if made.is_floating_point():
+            if narrow is None or made.dtype in _HALF:
+                return made
+            target = narrow if stated is None else stated
+            return made.to(target) if target in _HALF else made
+        if stated is None or stated.is_floating_point or stated.is_complex:
+            return made
+        return made if made.dtype == stated else made.to(stated)
+
+    def _controlled(self, inputs: list[Value], outer: Env) -> Value:
+        kind = self.call.operator
+        if kind == "If":
+            name = "then_branch" if scalar(inputs[0]) else "else_branch"
+            return _as_outputs(self.bodies[name](outer=outer))
+        body: Any = self.bodies["body"]
+        if kind == "Loop":
+            return _loop(body, inputs, outer)
+        if kind == "SequenceMap":
+            return _sequence_map(body, inputs, outer)
+        return _scan(self.call, body, inputs, outer)
+
+
+def _schema(domain: str, operator: str, opset: int) -> Any:
+    try:
+        return defs.get_schema(operator, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+def _defaults(schema: Any) -> dict[str, Any]:
+    if schema is None:
+        return {}
+    return {
+        name: attribute_value(each.default_value)
+        for name, each in schema.attributes.items()
+        if each.default_value.type != onnx.AttributeProto.UNDEFINED
+    }
+
+
+_RESERVED = {"captured", "constants", "file", "last", "loaded", "order", "returned", "texts"}
+"""Attributes that a graph gets after its nodes."""
+
+
+def _free(module: nn.Module, name: str) -> str:
+    """A name that the module has not, without dots, which torch takes for paths."""
+    name = re.sub(r"[.\s]", "_", name) or "_"
+    while hasattr(module, name) or name in _RESERVED:
+        name += "_"
+    return name
+
+
+def _computable(
+    inputs: Sequence[Value], call: OperatorCall
+) -> tuple[list[Value], torch.dtype | None]:
+    """Inputs in types for which torch has all operators, and the type in 16 bits that they had.
+
+    16 bits are computed in 32 and rounded behind each node, as ONNX Runtime's CPU provider does.
+    """
+    floats = {v.dtype for v in inputs if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    narrow = next((dtype for dtype in _HALF if dtype in floats), None)
+    widest = torch.float64 if torch.float64 in floats else torch.float32
+    mixed = len(floats - set(_HALF)) > 1 and call.operator not in _OWN_TYPES
+
+    def typed(value: Value) -> Value:
+        if isinstance(value, list):
+            return [typed(each) for each in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.dtype in UNSIGNED and call.operator not in ("Cast", "BitCast"):
+            return value.to(torch.int64)
+        if value.dtype in _HALF and call.operator != "BitCast":
+            return value.to(widest)
+        if mixed and value.dtype == torch.float32:
+            return value.to(widest)
+        return value
+
+    return [typed(value) for value in inputs], narrow
+
+
+class OnnxGraph(nn.Module):
+    """A graph: its nodes are submodules in the order of the file."""
+
+    def __init__(self, graph: onnx.GraphProto, scope: _Scope) -> None:
+        super().__init__()
+        own: dict[str, Value] = {each.name: tensor_from_proto(each) for each in graph.initializer}
+        own |= {each.values.name: _dense(each) for each in graph.sparse_initializer}
+        nodes = []
+        for node in graph.node:
+            constant = _constant(node)
+            if constant is None:
+                nodes.append(node)
+            else:
+                own[node.output[0]] = constant
+        bound = {each.name for each in graph.input if each.name not in own}
+        bound |= {name for node in nodes for name in node.output}
+        kept = {name: value for name, value in scope.constants.items() if name not in bound}
+        inner = replace(scope, constants=kept | own, types={**scope.types, **_types(graph)})
+        self.inputs = [each.name for each in graph.input if each.name not in own]
+        self.outputs = [each.name for each in graph.output]
+        self.output_shapes = [_shape(each) for each in graph.output]
+        self.output_types = [each.type.tensor_type.elem_type for each in graph.output]
+        self.paths: list[str] = []
+        counts: Counter[str] = Counter()
+        for node in nodes:
+            name = node.name or f"{node.op_type}_{counts[node.op_type]}"
+            counts[node.op_type] += 1
+            path = _free(self, name)
+            self.add_module(path, OnnxNode(node, inner))
+            self.paths.append(path)
+        made = {name for node in nodes for name in node.output} | set(self.inputs)
+        self.constants: dict[str, str] = {}
+        """Constants that are outputs, as a branch may have them: by the name of the buffer."""
+        self.texts: Env = {}
+        for name in dict.fromkeys(self.outputs):
+            if name in inner.constants and name not in made:
+                value = inner.constants[name]
+                if isinstance(value, torch.Tensor):
+                    self.constants[name] = _free(self, f"constant_{name}")
+                    self.register_buffer(self.constants[name], value)
+                else:
+                    self.texts[name] = value
+        used = {name for path in self.paths for name in self._taken(path)}
+        used |= {name for name in self.outputs if name not in inner.constants}
+        self.captured = sorted(used - made - {""})
+        """Values of the graphs around."""
+        self.last: list[list[str]] = self._last_uses()
+
+    def _taken(self, path: str) -> list[str]:
+        node: Any = self.get_submodule(path)
+        return [*node.wanted, *node.captured]
+
+    def _last_uses(self) -> list[list[str]]:
+        """Return the values that are not needed after each node."""
+        needed = set(self.outputs)
+        freed: list[list[str]] = []
+        for path in reversed(self.paths):
+            names = set(self._taken(path)) - needed
+            needed |= names
+            freed.insert(0, sorted(names))
+        return freed
+
+    def values(
+        self, inputs: Sequence[Value], outer: Env | None = None
+    ) -> Iterator[tuple[str, Value]]:
+        """Compute node after node; yield each value by its name."""
+        env: Env = dict(outer or {}) | dict(zip(self.inputs, inputs, strict=True)) | self.texts
+        env |= {name: getattr(self, held) for name, held in self.constants.items()}
+        yield from env.items()
+        for path, freed in zip(self.paths, self.last, strict=True):
+            node: Any = self.get_submodule(path)
+            values = [env[name] for name in node.wanted]
+            try:
+                if node.captured:
+                    made = node(*values, outer={name: env[name] for name in node.captured})
+                else:
+                    made = node(*values)
+            except ModelError:
+                raise
+            except Exception as error:
+                raise ModelError(
+                    f"the node {path!r} ({node.call.operator}, opset {node.call.opset}) of the "
+                    f"reference can't be computed: {type(error).__name__}: {first_line(error)}"
+                ) from error
+            for name, value in zip(node.proto.output, _outputs(made), strict=False):
+                if name:
+                    env[name] = value
+                    yield name, value
+            for name in freed:
+                env.pop(name, None)
+
+    def compute(self, inputs: Sequence[Value], outer: Env | None = None) -> list[Value]:
+        """Return the outputs in the order of the graph."""
+        found = {name: value for name, value in self.values(inputs, outer) if name in self.outputs}
+        return [found[name] for name in self.outputs]
+
+    def forward(self, *inputs: Value, outer: Env | None = None) -> Any:
+        """Return what `compute` does."""
+        return self.compute(inputs, outer)
+
+
+def _outputs(made: Value) -> tuple[Value, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _as_outputs(values: Sequence[Value]) -> Value:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _types(graph: onnx.GraphProto) -> dict[str, int]:
+    found = {
+        each.name: each.type.tensor_type.elem_type
+        for each in (*graph.input, *graph.value_info, *graph.output)
+        if each.type.HasField("tensor_type")
+    }
+    return found | {each.name: each.data_type for each in graph.initializer}
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int]:
+    """Return the shape of a value, with 0 for axes of no fixed size."""
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> Tensor:
+    values, places = tensor_from_proto(sparse.values), tensor_from_proto(sparse.indices)
+    flat = torch.zeros(math.prod(sparse.dims), dtype=values.dtype)
+    if places.ndim == 2:
+        strides = [math.prod(sparse.dims[i + 1 :]) for i in range(len(sparse.dims))]
+        places = (places * torch.tensor(strides)).sum(1)
+    flat[places] = values
+    return flat.reshape(tuple(sparse.dims))
+
+
+def _constant(node: onnx.NodeProto) -> Value | None:
+    """The value of a Constant node; None of others."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    value = attribute_value(node.attribute[0])
+    kind = node.attribute[0].name
+    if kind == "value":
+        return tensor_from_proto(value)
+    if kind == "sparse_value":
+        return _dense(value)
+    if kind.startswith("value_string"):
+        return np.array(value if kind.endswith("s") else [value], object).reshape(
+            (-1,) if kind.endswith("s") else ()
+        )
+    return torch.tensor(value, dtype=torch.float32 if "float" in kind else torch.int64)
+
+
+# Control flow.
+
+
+def _loop(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
+    most = None if inputs[0] is None else int(scalar(inputs[0]))
+    live = True if len(inputs) < 2 or inputs[1] is None else bool(scalar(inputs[1]))
+    states = inputs[2:]
+    rows: list[list[Value]] = [[] for _ in body.outputs[1 + len(states) :]]
+    turn = 0
+    while live and (most is None or turn < most):
+        made = body(torch.tensor(turn), torch.tensor(True), *states, outer=outer)
+        live, states = bool(scalar(made[0])), made[1 : 1 + len(states)]
+        for row, value in zip(rows, made[1 + len(states) :], strict=True):
+            row.append(value)
+        turn += 1
+    first = 1 + len(states)
+    stacked = [_stacked(row, body, first + i) for i, row in enumerate(rows)]
+    return _as_outputs([*states, *stacked])
+
+
+def _stacked(rows: list[Value], body: OnnxGraph, place: int, axis: int = 0) -> Value:
+    if rows and is_text(rows[0]):
+        return np.stack(rows, axis)
+    if rows:
+        return torch.stack(rows, axis)
+    dtype = DTYPES.get(body.output_types[place], torch.float32)
+    return torch.zeros((0, *body.output_shapes[place]), dtype=dtype)
+
+
+def _scan(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
+    if call.opset < 9:  # the first axis is the batch, the first input its lengths
+        parts = [
+            _outputs(_scanned(call, body, [each[row] for each in inputs[1:]], outer))
+            for row in range(len(inputs[1]))
+        ]
+        return _as_outputs([torch.stack(column) for column in zip(*parts, strict=True)])
+    return _scanned(call, body, inputs, outer)
+
+
+def _scanned(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
+    count = call.get("num_scan_inputs")
+    states, scans = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+    axes = call.get("scan_input_axes") or [0] * count
+    back = call.get("scan_input_directions") or call.get("directions") or [0] * count
+    slices = [
+        list(reversed(scan.unbind(axis))) if flip else scan.unbind(axis)
+        for scan, axis, flip in zip(scans, axes, back, strict=True)
+    ]
+    kept = len(states)
+    rows: list[list[Value]] = [[] for _ in body.outputs[kept:]]
+    for parts in zip(*slices, strict=True):
+        made = body(*states, *parts, outer=outer)
+        states = made[:kept]
+        for row, value in zip(rows, made[kept:], strict=True):
+            row.append(value)
+    into = call.get("scan_output_axes") or [0] * len(rows)
+    behind = call.get("scan_output_directions") or [0] * len(rows)
+    stacked = [
+        _stacked(row[::-1] if flip else row, body, kept + i, axis if axis >= 0 else -1)
+        for i, (row, axis, flip) in enumerate(zip(rows, into, behind, strict=True))
+    ]
+    return _as_outputs([*states, *stacked])
+
+
+def _sequence_map(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
+    rows = [
+        body(*(each[i] if isinstance(each, list) else each for each in inputs), outer=outer)
+        for i in range(len(inputs[0]))
+    ]
+    columns = zip(*rows, strict=True) if rows else ([] for _ in body.outputs)
+    return _as_outputs([list(column) for column in columns])
+
+
+# Operators that the table lacks. `onnx.reference` computes an operator as its newest version in
+# places (Softmax at opset 12 with opset 13's meaning), so it must agree with ONNX Runtime first.
+
+_TOLERANCE = 1e-4
+"""Of the largest value: far more than rounding, far less than another meaning."""
+
+
+def open_plain(model: bytes | str | WithData) -> Any:
+    """Open a session of ONNX Runtime on the CPU, without optimizations."""
+    setup = plain_setup("ort-cpu")
+    options = session_options(
+        setup,
+        threads=torch.get_num_threads(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return open_session(model, options, setup)
+
+
+def computed_by_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence[Value]) -> Value:
+    """Compute one node by `onnx.reference`. Raises ModelError where that disagrees with ONNX
+    Runtime, or either can't."""
+    from onnx.reference import ReferenceEvaluator
+
+    where = f"{call.domain or 'ai.onnx'}.{call.operator} at opset {call.opset}"
+    arrays = [None if value is None else to_numpy(value) for value in inputs]
+    try:
+        model, feed = _single(proto, call, arrays)
+        made: Any = ReferenceEvaluator(model).run(None, feed)
+        if not call.derived.get("agrees"):
+            narrow = [a.astype(np.float32) if a is not None and a.dtype == np.float64
+                      and call.input_types[i : i + 1] != (TensorProto.DOUBLE,) else a
+                      for i, a in enumerate(arrays)]  # fmt: skip
+            single, narrow_feed = _single(proto, call, narrow)
+            expected = open_plain(single.SerializeToString()).run(None, narrow_feed)
+            call.derived["agrees"] = _alike(made, expected)
+    except Exception as error:
+        raise ModelError(
+            f"the reference has the operator {where} (node {proto.name!r}), which can't be "
+            f"computed: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not call.derived["agrees"]:
+        raise ModelError(
+            f"the reference has the operator {where} (node {proto.name!r}), for which onnx's "
+            "reference implementation and ONNX Runtime disagree, so nothing can judge it."
+        )
+    return _as_outputs([_value(each) for each in made])
+
+
+def _value(made: Any) -> Value:
+    if isinstance(made, list):
+        return [_value(each) for each in made]
+    if not isinstance(made, np.ndarray):
+        return made if isinstance(made, dict) else torch.as_tensor(made)
+    if made.dtype.kind in "OUS":
+        return made.astype(object)
+    value = from_numpy(made)
+    # In float64 what this node rounds to float32 goes on in float64.
+    return value.to(torch.get_default_dtype()) if value.dtype == torch.float32 else value
+
+
+def _single(
+    proto: onnx.NodeProto, call: OperatorCall, arrays: Sequence[Any]
+) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """A model of this node alone, and what it is fed with."""
+    node = onnx.NodeProto()
+    node.CopyFrom(proto)
+    feed: dict[str, Any] = {}
+    infos = []
+    for place, array in enumerate(arrays):
+        if array is None:
+            continue
+        node.input[place] = name = f"input_{place}"
+        kind = (
+            TensorProto.STRING
+            if array.dtype.kind in "OU"
+            else (helper.np_dtype_to_tensor_dtype(array.dtype))
+        )
+        feed[name] = array
+        infos.append(helper.make_tensor_value_info(name, kind, array.shape))
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", infos, outputs)
+    imports = [helper.make_opsetid(call.domain, call.opset)]
+    if call.domain:
+        imports.append(helper.make_opsetid("", 17))
+    return helper.make_model(graph, opset_imports=imports, ir_version=8), feed
+
+
+def _alike(made: Sequence[Any], expected: Sequence[Any]) -> bool:
+    if len(made) != len(expected):
+        return False
+    for one, other in zip(made, expected, strict=True):
+        if isinstance(one, list) or isinstance(other, list):
+            if one != other:
+                return False
+            continue
+        a, b = np.asarray(one), np.asarray(other)
+        if a.shape != b.shape:
+            return False
+        if b.dtype.kind != "f":
+            if not np.array_equal(a, b):
+                return False
+            continue
+        size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+        if not np.allclose(a, b, rtol=0, atol=_TOLERANCE * size, equal_nan=True):
+            return False
+    return True
+
+
+# The whole file.
+
+
+class OnnxReference(OnnxGraph):
+    """An ONNX file as a module of torch, which takes and returns what the file does."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        model = _prepared(model)
+        opsets = {each.domain: each.version for each in model.opset_import}
+        opsets[""] = opsets.get("", opsets.pop("ai.onnx", 1))
+        super().__init__(model.graph, _Scope(opsets, {}, {}))
+        self.order: tuple[int, ...] = tuple(range(len(self.inputs)))
+        """Which argument of forward each input of the file is."""
+        self.returned: tuple[str, ...] | None = None
+        """Names of the outputs in the order in which forward returns them; None: the file's."""
+        self.file: TestedFile | None = None
+        self.loaded: bytes | str | WithData | None = None
+        """What ONNX Runtime loads."""
+
+    @classmethod
+    def from_file(cls, file: TestedFile) -> OnnxReference:
+        """Read a file with its external data. Raises DigestMismatch; ModelError for a file that
+        can't be read.
+
+        A file that computes in float16 or bfloat16 becomes the same graph in float32: rounding to
+        16 bits would hide errors of the judged file.
+        """
+        loaded = file.loadable()
+        try:
+            model = (
+                onnx.load_from_string(loaded) if isinstance(loaded, bytes) else onnx.load(file.path)
+            )
+            reference = cls(model)
+            if reference.computes_in_16_bits():
+                model = widened(model)
+                reference, loaded = cls(model), model.SerializeToString()
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the reference {file.path} can't be read as a graph: {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
+        reference.file, reference.loaded = file, loaded
+        return reference
+
+    def computes_in_16_bits(self) -> bool:
+        """Return False for a file that only stores weights in 16 bits."""
+        nodes = (each for each in self.modules() if isinstance(each, OnnxNode))
+        return any(node.has_sixteen_bits for node in nodes)
+
+    def arranged(self, inputs: Sequence[str], outputs: Sequence[str]) -> OnnxReference:
+        """Return the same module, which takes inputs and returns outputs in the order of another
+        file: by name, or by position if the two files share no name.
+
+        Raises ModelError if they share only some of the names.
+        """
+        other = copy.copy(self)
+        other.order, other.returned = tuple(range(len(self.inputs))), None
+        if _paired_by_name("inputs", self.inputs, inputs):
+            other.order = tuple(list(inputs).index(name) for name in self.inputs)
+        if _paired_by_name("outputs", self.outputs, outputs):
+            other.returned = tuple(outputs)
+        return other
+
+    def node_paths(self) -> dict[str, str]:
+        """Return the path of the module of each node that has a name."""
+        modules = self.named_modules()
+        return {m.proto.name: path for path, m in modules if isinstance(m, OnnxNode)}
+
+    def session(self, binding: InputBinding) -> RuntimeReference | None:
+        """Return the file in ONNX Runtime; None of a module that no file was read for."""
+        return None if self.loaded is None else RuntimeReference(self, binding)
+
+    def arguments(self, values: Sequence[Value]) -> list[Value]:
+        """Return the inputs of the graph, in its order, from the arguments of forward."""
+        if len(values) != len(self.order):
+            raise ModelError(
+                f"the reference takes {len(self.order)} inputs ({', '.join(self.inputs)}), "
+                f"and {len(values)} were given."
+            )
+        taken = [values[place] for place in self.order]
+        return [np.array(v, object) if isinstance(v, list) and v and not isinstance(
+            v[0], torch.Tensor) else v for v in taken]  # fmt: skip
+
+    def forward(self, *values: Value, outer: Env | None = None) -> Any:  # noqa: ARG002
+        """Return the outputs; by name where the other file has the same names."""
+        made = [_compared(value) for value in self.compute(self.arguments(values))]
+        if self.returned is None:
+            return made[0] if len(made) == 1 else tuple(made)
+        named = dict(zip(self.outputs, made, strict=True))
+        return {name: named[name] for name in self.returned}
+
+
+def _compared(value: Value) -> Value:
+    """An output as the gate compares it: texts as numbers."""
+    return torch.from_numpy(text_digests(value)) if is_text(value) else value
+
+
+def _paired_by_name(what: str, names: Sequence[str], judged: Sequence[str]) -> bool:
+    """Return False if the two files share no name, or differ in number, which is judged later."""
+    if set(names) == set(judged):
+        return True
+    shared = [name for name in names if name in judged]
+    if not shared or len(names) != len(judged):
+        return False
+    only = [name for name in names if name not in judged]
+    raise ModelError(
+        f"the {what} of the reference and of the judged file share only some names: "
+        f"{_listed(shared)}. Only the reference has {_listed(only)}, only the judged file has "
+        f"{_listed(name for name in judged if name not in names)}. Rename the "
+        f"{what} of one file so that the names are the same in both."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+class RuntimeReference:
+    """The reference in float32: its file in ONNX Runtime on the CPU, without optimizations."""
+
+    def __init__(self, reference: OnnxReference, binding: InputBinding) -> None:
+        self._reference = reference
+        self._binding = binding
+        self._session: Any = None
+
+    def run(self, batch: Batch) -> list[OutputArray]:
+        """Return all outputs, in the order of the module's; those in 16 bits as float32. Raises
+        what ONNX Runtime raises."""
+        if self._session is None:
+            assert self._reference.loaded is not None
+            self._session = open_plain(self._reference.loaded)
+        values = self._reference.arguments(self._binding.by_argument(batch))
+        specs = {spec.name: spec.type for spec in self._session.get_inputs()}
+        feed = {
+            name: _fed(value, specs[name])
+            for name, value in zip(self._reference.inputs, values, strict=True)
+        }
+        names = list(self._reference.returned or self._reference.outputs)
+        made = [_plain(each) for each in self._session.run(names, feed)]
+        return self._binding.from_call(made)
+
+
+def _fed(value: Any, kind: str) -> Any:
+    """An input in the type that the file takes: floats are float32 in the gate."""
+    types = {
+        "tensor(float16)": np.float16,
+        "tensor(double)": np.float64,
+        "tensor(float)": np.float32,
+    }
+    wanted = types.get(kind)
+    return value.astype(wanted) if wanted is not None and value.dtype.kind == "f" else value
+
+
+def _plain(value: Any) -> OutputArray:
+    if not isinstance(value, np.ndarray):
+        raise ModelError("the reference returns a sequence or a map, which can't be compared.")
+    return value.astype(np.float32) if value.dtype == np.float16 else text_digests(value)
+
+
+def interpreter_packages() -> dict[str, str]:
+    """Return the versions of what computes an ONNX reference."""
+    names = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "torchvision")
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with its functions inlined and the types of all values inferred.
+
+    Operators that the table lacks are replaced by the function of their schema.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    opsets = {each.domain: each.version for each in model.opset_import}
+    lacking = sorted({
+        (node.domain, node.op_type)
+        for node in nodes_within(model.graph.node)
+        if (node.domain, node.op_type) not in TABLE and _has_body(node, opsets)
+    })  # fmt: skip
+    if model.ByteSize() >= _LARGE:
+        return model
+    if lacking:
+        model = shape_inference.infer_shapes(model)
+        model = inliner.inline_selected_functions(model, lacking, inline_schema_functions=True)
+    return shape_inference.infer_shapes(model)
+
+
+def _has_body(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:
+    if any(True for _ in subgraphs(node)):
+        return False
+    schema = _schema(node.domain, node.op_type, opsets.get(node.domain, 1))
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)

@@ -1,0 +1,126 @@
+"""A PyTorch model as the reference."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import nn
+
+from gate.data.input_binding import InputBinding
+from gate.errors import PolicyError
+from gate.model.forward_signature import PositionalModel, parameters
+from gate.model.loading import collect_code
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.evidence import ModelCode, Subject
+from gate.reference.float64 import Float64Reference
+from gate.reference.reference import ReferenceModel, ReferenceSession
+from gate.reference.torch_session import TorchSession, call_of, copy_model
+from gate.storage.digest import Digest
+
+_DOUBLE = "float64"
+
+
+@dataclass(frozen=True)
+class TorchReference(ReferenceModel):
+    """A module of PyTorch."""
+
+    module: nn.Module
+    original: nn.Module | None = None
+    """What `module` was copied from; None: its state is cloned."""
+    device: str = "cpu"
+
+    def for_file(self, file: TestedFile) -> ReferenceModel:
+        """Return itself: `ForwardSignature` pairs names and positions."""
+        del file
+        return self
+
+    def parameters(self) -> frozenset[str] | None:
+        """Return the names that forward takes by keyword; None where it takes any."""
+        return parameters(self.module)
+
+    def keeps_double(self, subject: Subject) -> bool:
+        """Return True where the model itself is in float64 in parts, or the file takes or gives
+        float64 because the whole model is.
+
+        Else it becomes float32, as the file has it: a model that was built in float64 and exported
+        as a copy in float32, or one of float32 that casts inputs of float64.
+        """
+        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
+        own = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        if own >= {torch.float32, torch.float64}:  # a date or a coordinate is lost in float32
+            return True
+        floats = {spec.dtype for spec in subject.inputs if spec.dtype.startswith("float")}
+        gives = any(spec.dtype == _DOUBLE for spec in subject.outputs)
+        if _DOUBLE in floats:
+            return gives or own != {torch.float32}
+        return gives and (own != {torch.float64} or not floats)
+
+    def copy(self, *, device: str = "cpu", double: bool = False) -> Self:
+        """Return a deep copy in float32 and eval mode on a device. Raises ModelError."""
+        own = copy_model(self.module, device=device, double=double)
+        return replace(self, module=own, original=self.module, device=device)
+
+    def session(self, binding: InputBinding) -> ReferenceSession:
+        """Return a session that runs the module."""
+        return TorchSession(self.module, binding, device=self.device, original=self.original)
+
+    def float64(self, binding: InputBinding) -> Float64Reference:
+        """Return a copy in float64. Raises ModelError."""
+        return Float64Reference(self.module, binding)
+
+    def flat(self, binding: InputBinding, *, own_tensors: bool) -> nn.Module:
+        """Return the module with flat inputs and outputs."""
+        whole = PositionalModel(self.module, call_of(self.module, binding))
+        return _WithoutModules(whole) if own_tensors else whole
+
+    def weights_digest(self) -> Digest:
+        """Return the SHA-256 over all parameters and buffers. Raises PolicyError where they have no
+        bytes to compare: several processes can't be held together."""
+        sha256 = hashlib.sha256()
+        named = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+        try:
+            for name, tensor in sorted(named, key=lambda pair: pair[0]):
+                value = tensor.detach().cpu().contiguous()
+                sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+                if value.numel():
+                    sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        except Exception as error:  # sparse, quantized, on no device
+            raise PolicyError(
+                f"the tensors of this model can't be compared between processes: {error}. Measure "
+                "with one job."
+            ) from error
+        return Digest(sha256.hexdigest())
+
+    def collect_code(self, factory: str = "", *, chain: str = "") -> ModelCode:
+        """Return the digests of the files that define the module and its factory."""
+        return collect_code(self.module, factory=factory, chain=chain)
+
+
+def as_reference(model: nn.Module | ReferenceModel) -> ReferenceModel:
+    """Return a module of PyTorch as a reference; a reference as it is."""
+    return model if isinstance(model, ReferenceModel) else TorchReference(model)
+
+
+class _WithoutModules(nn.Module):
+    """The model with all tensors as its own.
+
+    Otherwise the tracer would build every module below anew, which takes longer than to run them.
+    """
+
+    def __init__(self, whole: PositionalModel) -> None:
+        super().__init__()
+        self._answer = whole.forward  # no module of this one
+        own: set[int] = set()
+        for kept, parts in (("_parameters", self._parameters), ("_buffers", self._buffers)):
+            for part in whole.model.modules():
+                for tensor in vars(part)[kept].values():
+                    if tensor is not None and id(tensor) not in own:
+                        own.add(id(tensor))
+                        parts[f"tensor_{len(own)}"] = tensor
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._answer(*tensors)

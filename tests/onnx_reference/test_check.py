@@ -1,0 +1,426 @@
+"""`gate check new.onnx --reference old.onnx`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper, parser, version_converter
+
+import gate
+from gate.decision.catalog import CONVERT_AGAIN
+from gate.decision.decide import decide
+from gate.errors import ModelError
+from gate.measure.job import Reference
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.report.ci_formats import CiResult, junit_xml
+from gate.storage.digest import Digest
+from gate.summary.summarize import summarize
+from tests.commands.running import runner
+
+_, check_json = runner("check")
+RANDOM = np.random.default_rng(1)
+SAMPLES = RANDOM.standard_normal((24, 3, 8, 8)).astype(np.float32)
+
+
+def weights(*shape: int) -> np.ndarray[Any, Any]:
+    fan = int(np.prod(shape[1:])) or 1
+    return (RANDOM.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
+
+
+TENSORS = {
+    "w1": weights(8, 3, 3, 3), "b1": weights(8), "s": np.float32(1) + weights(8) / 4,
+    "h": weights(8), "m": weights(8), "v": np.abs(weights(8)) + np.float32(0.5),
+    "w2": weights(10, 8), "b2": weights(10),
+}  # fmt: skip
+
+
+def network(opset: int = 13, **changed: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    """Conv, BatchNormalization, Relu, a mean and a linear layer; `changed`: other tensors."""
+    nodes = [
+        helper.make_node("Conv", ["image", "w1", "b1"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "h", "m", "v"], ["n"], "norm"),
+        helper.make_node("Relu", ["n"], ["r"], "relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "w2", "b2"], ["scores"], "linear", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(np.asarray(a), k) for k, a in (TENSORS | changed).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    onnx.save(network(), tmp_path / "old.onnx")
+    return tmp_path / "old.onnx"
+
+
+def optimized(old: Path, level: str) -> Path:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(old.with_name("new.onnx"))
+    onnxruntime.InferenceSession(old, options, providers=["CPUExecutionProvider"])
+    return old.with_name("new.onnx")
+
+
+def another_producer(old: Path) -> Path:
+    """A copy that differs in no node."""
+    model = onnx.load(old)
+    model.producer_name = "another"
+    onnx.save(model, old.with_name("new.onnx"))
+    return old.with_name("new.onnx")
+
+
+def converted(old: Path) -> Path:
+    onnx.save(version_converter.convert_version(onnx.load(old), 17), old.with_name("new.onnx"))
+    return old.with_name("new.onnx")
+
+
+@pytest.mark.parametrize("how", ["same", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "opset"])
+def test_a_transformed_file_passes(old: Path, how: str) -> None:
+    if how == "same":
+        new = another_producer(old)
+    else:
+        new = converted(old) if how == "opset" else optimized(old, how)
+    found = gate.check(new, old, SAMPLES)
+    assert found.decision.verdict.value == "PASS", found.decision.problems
+    assert found.evidence.source.onnx_sha256 == Digest.of_file(old)
+    assert found.evidence.noise_unmeasured is None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "node"),
+    [("w1", "conv"), ("v", "norm"), ("w2", "linear")],
+)
+def test_a_changed_tensor_is_refused_where_it_is_used(old: Path, tensor: str, node: str) -> None:
+    changed = TENSORS[tensor] * np.float32(1.001)
+    new = old.with_name("new.onnx")
+    onnx.save(network(**{tensor: changed}), new)
+    found = gate.check(new, old, SAMPLES)
+    assert found.decision.verdict.value == "FAIL"
+    located = found.explanation.localisation
+    assert located is not None
+    assert located.first_divergence is not None
+    assert located.first_divergence == node
+
+
+@pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
+def test_a_bound_that_is_off_by_one_is_refused(tmp_path: Path, operator: str) -> None:
+    def comparing(name: str, bound: int) -> Path:
+        bounds = np.full(5, 11)
+        bounds[0] = bound
+        graph = helper.make_graph(
+            [helper.make_node(operator, ["x", name], ["y"], "compare")],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 5])],
+            [helper.make_tensor_value_info("y", TensorProto.BOOL, ["n", 5])],
+            [numpy_helper.from_array(bounds, name)],
+        )
+        imports = [helper.make_opsetid("", 16)]
+        path = tmp_path / f"{name}.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+        return path
+
+    samples = np.random.default_rng(0).choice([0, 40], (8, 5))  # far from the bounds
+    old = comparing("old", 11)
+    assert gate.check(comparing("same", 11), old, samples).decision.verdict.value == "PASS"
+    assert gate.check(comparing("new", 10), old, samples).decision.verdict.value == "FAIL"
+
+
+@pytest.mark.parametrize("operator", ["Less", "GreaterOrEqual"])
+def test_equal_whole_floats_are_no_tie(tmp_path: Path, operator: str) -> None:
+    def comparing(bound: float, producer: str = "new") -> Path:
+        graph = helper.make_graph(
+            [
+                helper.make_node("Cast", ["x"], ["real"], to=TensorProto.FLOAT),
+                helper.make_node(operator, ["real", "bound"], ["y"], "compare"),
+            ],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 5])],
+            [helper.make_tensor_value_info("y", TensorProto.BOOL, ["n", 5])],
+            [numpy_helper.from_array(np.float32(bound), "bound")],
+        )
+        imports = [helper.make_opsetid("", 16)]
+        path = tmp_path / f"{producer}-{bound}.onnx"
+        model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+        model.producer_name = producer
+        onnx.save(model, path)
+        return path
+
+    samples = np.random.default_rng(0).integers(0, 6, (16, 5))  # on the bound, too
+    old = comparing(3.0, "old")
+    assert gate.check(comparing(3.0), old, samples).decision.verdict.value == "PASS"
+    assert gate.check(comparing(4.0), old, samples).decision.verdict.value == "FAIL"
+
+
+def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
+    def two(*names: str) -> Path:
+        node = helper.make_node("Sub", ["a", "b"], ["y"], "apart")
+        infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in names]
+        out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])]
+        path = tmp_path / f"{''.join(names)}.onnx"
+        proto = helper.make_model(
+            helper.make_graph([node], "g", infos, out),
+            opset_imports=[helper.make_opsetid("", 13)],
+            ir_version=8,
+        )
+        onnx.save(proto, path)
+        return path
+
+    data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "ab"}
+    found = gate.check(two("b", "a"), two("a", "b"), data)
+    assert found.decision.verdict.value == "PASS", found.decision.problems
+
+
+def test_an_onnx_file_takes_no_checkpoint(old: Path) -> None:
+    with pytest.raises(ModelError, match="checkpoint"):
+        Reference.from_factory(str(old), checkpoint=old.with_name("w.pt"))
+
+
+def test_the_command_line_takes_a_file_as_the_reference(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, new = old.with_name("x.npy"), another_producer(old)
+    np.save(samples, SAMPLES)
+    code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
+    assert code == 0
+    assert found["evidence"]["source"]["onnx_sha256"] == str(Digest.of_file(old))
+
+
+def test_each_surface_has_remedies_for_a_file_as_the_reference(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, new = old.with_name("x.npy"), old.with_name("new.onnx")
+    np.save(samples, SAMPLES)
+    onnx.save(network(w2=TENSORS["w2"] * np.float32(1.001)), new)
+    code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
+    assert code == 1
+    failed = [check for check in found["decision"]["checks"] if check["verdict"] == "FAIL"]
+    shown = [check for finding in found["story"]["findings"] for check in finding["checks"]]
+    remedies = {check["name"]: check["remedy"] for check in (*failed, *shown)}
+    assert remedies["noise_ratio"] == CONVERT_AGAIN
+    assert not any("Export" in remedy or "forward" in remedy for remedy in remedies.values())
+
+    evidence = Evidence.from_json(json.dumps(found["evidence"]))
+    decision = decide(Policy.default(), evidence, decided_at="now")
+    story = summarize(decision, evidence)
+    junit = junit_xml(CiResult(command="check", exit_code=1, story=story))
+    assert f"Try: {CONVERT_AGAIN}" in junit
+    assert "eval mode" not in junit
+
+
+def test_a_reference_that_is_not_there_is_named(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, missing = old.with_name("x.npy"), old.with_name("gone.onnx")
+    np.save(samples, SAMPLES)
+    code, found = check_json(
+        capsys, str(old), "--reference", str(missing), "--inputs", str(samples)
+    )
+    assert code == 2
+    assert "gone.onnx" in found["error"]["message"]
+
+
+def two_of_each(path: Path, nodes: list[tuple[str, str, str]], **more: Any) -> Path:
+    """One node for each output: operator, input, output."""
+    graph = helper.make_graph(
+        [helper.make_node(kind, [taken], [made], made) for kind, taken, made in nodes],
+        "g",
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4])
+            for n in more.get("inputs", dict.fromkeys(taken for _, taken, _ in nodes))
+        ],
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4])
+            for n in more.get("outputs", [made for _, _, made in nodes])
+        ],
+    )
+    proto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8,
+        producer_name=path.stem,
+    )  # fmt: skip
+    onnx.save(proto, path)
+    return path
+
+
+REFERENCE = [("Relu", "a", "h"), ("Neg", "b", "c")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shared"),
+    [
+        ([("Relu", "a", "c"), ("Neg", "b", "h2")], ["'c'", "'h'", "'h2'"]),
+        ([("Relu", "b", "h"), ("Neg", "a2", "c")], ["'b'", "'a'", "'a2'"]),
+    ],
+)
+def test_names_that_are_shared_in_part_are_refused(
+    tmp_path: Path, nodes: list[tuple[str, str, str]], shared: list[str]
+) -> None:
+    old, new = two_of_each(tmp_path / "old.onnx", REFERENCE), tmp_path / "new.onnx"
+    two_of_each(new, nodes)
+    data = {taken: RANDOM.standard_normal((16, 4)).astype(np.float32) for _, taken, _ in nodes}
+    with pytest.raises(ModelError) as refused:
+        gate.check(new, old, data)
+    assert all(name in str(refused.value) for name in shared)
+
+
+def test_outputs_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
+    old = two_of_each(tmp_path / "old.onnx", REFERENCE)
+    new = two_of_each(tmp_path / "new.onnx", REFERENCE[::-1])
+    data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "ab"}
+    assert gate.check(new, old, data).decision.verdict.value == "PASS"
+
+
+def test_files_without_a_common_name_are_matched_by_position(tmp_path: Path) -> None:
+    old = two_of_each(tmp_path / "old.onnx", REFERENCE)
+    data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "xz"}
+    for nodes, verdict in (
+        ([("Relu", "x", "k"), ("Neg", "z", "m")], "PASS"),
+        ([("Neg", "z", "k"), ("Relu", "x", "m")], "FAIL"),
+    ):
+        new = two_of_each(tmp_path / "new.onnx", nodes, inputs=["x", "z"])
+        assert gate.check(new, old, data).decision.verdict.value == verdict
+
+
+def test_an_output_that_the_new_file_lacks_is_no_pass(tmp_path: Path) -> None:
+    old = two_of_each(tmp_path / "old.onnx", [("Relu", "a", "h"), ("Neg", "a", "c")])
+    new = two_of_each(tmp_path / "new.onnx", [("Neg", "a", "c")])
+    found = gate.check(new, old, RANDOM.standard_normal((16, 4)).astype(np.float32))
+    assert found.decision.verdict.value != "PASS"
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_file_is_not_judged_against_itself(
+    old: Path, copied: bool, data: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if data:
+        onnx.save(
+            onnx.load(old), old, save_as_external_data=True, location="w.data", size_threshold=0
+        )
+    new, samples = old, old.with_name("x.npy")
+    if copied:
+        new = old.with_name("copy.onnx")
+        shutil.copy(old, new)
+    np.save(samples, SAMPLES)
+    code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
+    assert (code, found["error"]["type"]) == (2, "ModelError")
+    assert str(old) in found["error"]["message"]
+
+
+def test_files_that_differ_in_external_data_alone_are_compared(old: Path) -> None:
+    new = old.parent / "new" / "old.onnx"
+    new.parent.mkdir()
+    for path, model in ((old, network()), (new, network(b2=TENSORS["b2"] + np.float32(1)))):
+        onnx.save(model, path, save_as_external_data=True, location="w.data", size_threshold=0)
+    assert old.read_bytes() == new.read_bytes()
+    assert gate.check(new, old, SAMPLES).decision.verdict.value == "FAIL"
+
+
+def test_steps_and_remedies_need_no_model_of_pytorch(old: Path) -> None:
+    new = old.with_name("new.onnx")
+    onnx.save(network(w2=np.full_like(TENSORS["w2"], np.nan)), new)
+    found = gate.check(new, old, SAMPLES)
+    summary = summarize(found.decision, found.evidence, explanation=found.explanation)
+    commands = [step.command for step in summary.steps]
+    assert commands
+    assert not [c for c in commands if c.startswith(("gate export", "gate lint"))]
+    remedies = [summary.headline.remedy, *(finding.remedy for finding in summary.findings)]
+    assert not [r for r in remedies if r and ("Export" in r or "checkpoint" in r)]
+
+
+def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
+    """The network with inputs, weights and outputs in float16."""
+    model = network(**{k: a.astype(np.float16) for k, a in (TENSORS | changed).items()})
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    model.producer_name = name
+    onnx.save(model, path.with_name(name))
+    return path.with_name(name)
+
+
+def test_a_reference_in_16_bits_is_computed_without_their_rounding(old: Path) -> None:
+    reference = in_float16(old, "half.onnx")
+    reduced = Policy.built_in("reduced")
+    found = gate.check(in_float16(old, "same.onnx"), reference, SAMPLES, reduced)
+    assert found.decision.verdict.value == "PASS", found.decision.problems
+    assert found.evidence.source.onnx_sha256 == Digest.of_file(reference)
+
+    changed = TENSORS["w2"] * np.float32(1.1)
+    found = gate.check(in_float16(old, "other.onnx", w2=changed), reference, SAMPLES, reduced)
+    assert found.decision.verdict.value == "FAIL"
+
+    wide = {k: a.astype(np.float16).astype(np.float32) for k, a in TENSORS.items()}
+    onnx.save(network(**wide), old)
+    found = gate.check(old, reference, SAMPLES)
+    assert found.decision.verdict.value == "PASS", found.decision.problems
+
+
+def test_subgraphs_and_casts_of_16_bits_become_float32(old: Path) -> None:
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
+        g (float[n,4] x, bool take) => (float[n,4] y) {
+            h = Cast <to = 10> (x)
+            k = If (take) <
+                then_branch = a () => (float16[n,4] r) {
+                    c = Constant <value = float16[1] {16384}> () r = Mul (h, c) },
+                else_branch = b () => (float16[n,4] s) { s = Exp (h) } >
+            y = Cast <to = 1> (k) }""")
+    onnx.save(proto, old)
+    module = Reference.of(old).module
+    x = SAMPLES[:, 0, 0, :4].astype(np.float64) + 1 / 3
+    with torch.no_grad():
+        for take, right in ((True, 2 * x), (False, np.exp(x))):
+            made = module(torch.from_numpy(x), torch.tensor(take))
+            assert np.allclose(made.numpy(), right, rtol=1e-6)  # float16: 1e-3
+
+
+LABELS = ("ash", "birch", "cedar")
+
+
+def classifier(path: Path, labels: tuple[str, ...] = LABELS, shift: float = 0.0) -> Path:
+    """As scikit-learn's converter writes one: labels of text, and probabilities."""
+    coefficients = np.random.default_rng(3).standard_normal(12) + shift
+    node = helper.make_node(
+        "LinearClassifier", ["x"], ["label", "scores"], "linear", domain="ai.onnx.ml",
+        coefficients=coefficients.tolist(), intercepts=[0.1, 0.0, -0.1], multi_class=1,
+        classlabels_strings=labels, post_transform="SOFTMAX",
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node],
+        path.stem,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.STRING, ["n"]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 3]),
+        ],
+    )
+    imports = [helper.make_opsetid("", 13), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("labels", "verdict"),
+    [(LABELS, "PASS"), (("ash", "cedar", "birch"), "FAIL"), (("ash", "birch", "Cedar"), "FAIL")],
+)
+def test_outputs_of_text_are_compared(
+    tmp_path: Path, labels: tuple[str, ...], verdict: str
+) -> None:
+    old, new = classifier(tmp_path / "old.onnx"), classifier(tmp_path / "new.onnx", labels)
+    found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy())
+    assert found.decision.verdict.value == verdict, found.decision.problems
+    assert {problem.output for problem in found.decision.problems} <= {"label", None}
