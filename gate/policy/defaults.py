@@ -7,7 +7,7 @@ from typing import Any
 from gate.policy.sections import Bounds, ConfidenceBands, Instruments, RuntimePolicy
 from gate.records.runtime import RUNTIMES, BoundsKind, RuntimeName
 
-# All bounds are free of the model's scale. Where they come from: docs/adr/0008, those on CUDA
+# All bounds are free of the model's scale. Where they come from: docs/metrics.md, those on CUDA
 # docs/cuda.md, those of the quantized twin docs/adr/0012.
 
 
@@ -70,7 +70,10 @@ _QUANTIZED = Bounds(
 
 
 def exact_runtimes(*, classes: bool) -> dict[RuntimeName, RuntimePolicy]:
-    """Of an exact file: CPU always, CUDA when present. `classes`: it may answer with some."""
+    """Return the runtimes of an exact file: CPU always, CUDA when present.
+
+    `classes`: whether the file may return class scores.
+    """
     return {
         name: RuntimePolicy(
             required="when_present" if traits.cuda else "always",
@@ -82,13 +85,13 @@ def exact_runtimes(*, classes: bool) -> dict[RuntimeName, RuntimePolicy]:
 
 
 def exact_bounds(kind: BoundsKind, *, classes: bool) -> Bounds:
-    """Of one runtime of an exact file, by what it promises."""
+    """Return the bounds of one runtime of an exact file, by its kind."""
     unlike = {} if classes else {"top1_agreement": None}
     return _EXACT[kind].model_copy(update=unlike)
 
 
 def reduced_runtimes(*, top1_agreement: float | None) -> dict[RuntimeName, RuntimePolicy]:
-    """Of a file in 16 bits on purpose: as of an exact one, by the rounding of 16 bits."""
+    """Return the runtimes of an intentionally 16-bit file: as of an exact one, but other bounds."""
     bounds = _REDUCED.model_copy(update={"top1_agreement": top1_agreement})
     return {
         name: runtime.model_copy(update={"bounds": bounds})
@@ -97,7 +100,7 @@ def reduced_runtimes(*, top1_agreement: float | None) -> dict[RuntimeName, Runti
 
 
 def bfloat16_bounds(bounds: Bounds) -> Bounds:
-    """With the built-in ones of float16, where they are in units of rounding, as of bfloat16."""
+    """Scale float16 bounds to bfloat16, where they are built-in and in units of rounding."""
     same = {
         name: value * BFLOAT16
         for name, value in _REDUCED
@@ -107,7 +110,7 @@ def bfloat16_bounds(bounds: Bounds) -> Bounds:
 
 
 def quantized_runtimes() -> dict[RuntimeName, RuntimePolicy]:
-    """Of a quantized twin: what ONNX Runtime runs, as it is served always."""
+    """Return the runtimes of a quantized twin: those of ONNX Runtime, optimized CPU required."""
     return {
         name: RuntimePolicy(
             required="always" if name == "ort-cpu-optimized" else "when_present",

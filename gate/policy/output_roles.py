@@ -24,12 +24,12 @@ def class_metrics_for(policy: Policy, output: OutputParity) -> ClassParity | Non
 
 
 def infer_role(policy: Policy, output: OutputParity) -> bool:
-    """True if nothing but the output's shape says that it might be one of classes."""
+    """Return True if nothing but the output's shape says that it might be one of classes."""
     return policy.task == "auto" and policy.role_for(output.name) is None
 
 
 def unclaimed(policy: Policy, output: OutputParity) -> str | None:
-    """Where the shape is that of logits, why the samples can prove no agreement; else None."""
+    """Return why the samples can't prove agreement of an output shaped like logits, or None."""
     classes = output.classification
     if not infer_role(policy, output) or classes is None or output.reference_constant:
         return None
@@ -42,8 +42,8 @@ def most_ties(total: int) -> int:
 
 
 def is_unsure(classes: ClassParity) -> bool:
-    """True if PyTorch's own rounding changes a tenth of the answers or more: disagreement then says
-    nothing."""
+    """Return True if PyTorch's own rounding changes a tenth of the answers or more: disagreement
+    then says nothing."""
     return classes.unsure >= max(2.0, 0.1 * (classes.unsure + classes.sure))
 
 
@@ -58,7 +58,8 @@ def _why_unprovable(classes: ClassParity, output: OutputParity) -> str | None:
 
 
 def proven_constant(output: OutputParity) -> bool:
-    """True for an output that is the same for every sample, and equal on both sides bit for bit."""
+    """Return True for an output that is the same for every sample, and equal on both sides bit for
+    bit."""
     return (
         output.reference_constant
         and output.elements > 0
@@ -68,8 +69,10 @@ def proven_constant(output: OutputParity) -> bool:
 
 
 def unmeasurable(output: OutputParity) -> Literal["empty", "nonfinite"] | None:
-    """Return why nothing of the output can be compared: it has no element in any sample, or no
-    finite one; None: it can."""
+    """Return why the output can't be compared, or None if it can.
+
+    It has no element in any sample, or no finite one.
+    """
     if output.elements == 0:
         return "empty"
     return "nonfinite" if output.nonfinite_reference >= output.elements else None

@@ -35,7 +35,7 @@ class EffectiveValue:
         return ".".join(self.place)
 
     @property
-    def is_asked(self) -> bool:
+    def is_set(self) -> bool:
         """False for a bound that is not set, and for a section that is not there."""
         return self.value is not None
 
@@ -112,7 +112,7 @@ def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
 
 
 def sentence(tried: Mapping[str, JsonValue]) -> str:
-    """What was tried, for people; empty: nothing."""
+    """Return the overrides as text; empty if there are none."""
     return ", ".join(f"{place} = {json.dumps(value)}" for place, value in tried.items())
 
 

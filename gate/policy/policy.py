@@ -21,7 +21,8 @@ from gate.policy.defaults import (
     reduced_runtimes,
     with_default_sections,
 )
-from gate.policy.runtime_options import check_runtime
+from gate.policy.metrics import MetricPolicy, check_metrics
+from gate.policy.runtime_options import check_runtime, servers_of
 from gate.policy.sections import (
     Bounds,
     ChampionPolicy,
@@ -78,18 +79,18 @@ class Scope:
     """Whether the policy says of an output by its name that it is one of classes."""
 
     def check(self, runtime: str, bounds: Bounds) -> None:
-        """Raises ValueError for bounds of this runtime that do not fit: one is missing, or can't be
+        """Raise ValueError for bounds of this runtime that do not fit: one is missing, or can't be
         judged."""
         exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - self.waive
-        if self.precision == "exact" and not bounds.stated(exact):
+        if self.precision == "exact" and not bounds.configured(exact):
             raise ValueError(
                 f"{runtime}: precision 'exact' needs a bound noise_ratio (not waived), "
                 "max_abs_diff or scaled_diff"
             )
         self._check_quantized(runtime, bounds)
-        if self.instruments.noise_samples == 0 and bounds.stated(_NOISE):
+        if self.instruments.noise_samples == 0 and bounds.configured(_NOISE):
             raise ValueError(f"{runtime}: a bound on noise needs instruments.noise_samples above 0")
-        if self.instruments.stability_samples == 0 and bounds.stated(_STABILITY):
+        if self.instruments.stability_samples == 0 and bounds.configured(_STABILITY):
             raise ValueError(
                 f"{runtime}: a bound on repeatability or batch invariance needs "
                 "instruments.stability_samples above 1"
@@ -97,7 +98,7 @@ class Scope:
         self._check_classes(runtime, bounds)
 
     def _check_classes(self, runtime: str, bounds: Bounds) -> None:
-        bounded = bounds.stated(_CLASSES)
+        bounded = bounds.configured(_CLASSES)
         if "top1_agreement" not in bounded and (
             self.task == "classification" or (self.task == "auto" and self.names_classes)
         ):
@@ -118,7 +119,7 @@ class Scope:
         """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
         if self.precision != "quantized" or self.task != "classification":
             return
-        exact = bounds.stated(_EXACT)
+        exact = bounds.configured(_EXACT)
         if exact:
             raise ValueError(
                 f"{runtime}: {', '.join(exact)} are for exact files; a quantized one is judged by "
@@ -180,6 +181,8 @@ class Policy(PolicyRecord):
     """What the export told, and what of it refuses the file."""
     preprocessing: PreprocessingPolicy | None = added_field(None)
     """Parity of preprocessing between the training side and named consumers; None: not asked."""
+    metrics: tuple[MetricPolicy, ...] = added_field(())
+    """Metrics of the task, and how far each may fall (docs/task-metrics.md)."""
     incumbent: ChampionPolicy | None = added_field(None)
     """Bounds relative to the version that serves now; None: not asked."""
     review: Literal["automatic", "required", "signed"] = added_field("automatic")
@@ -193,9 +196,15 @@ class Policy(PolicyRecord):
     promotion: Literal["direct", "by_service"] = added_field("direct")
     """Who moves `champion`: whoever promotes, where the ledger is; or the service alone, which
     judges what was handed in."""
+    after_deploy: Literal["nothing", "replay_golden"] = added_field("nothing")
+    """`replay_golden`: when the service has deployed a version, it replays the golden vectors
+    through each runtime of kind `server` (also one with `required: never`), and deploys the release
+    before again where the answers differ."""
     environments: Literal["same", "any"] = added_field("same")
     """Of units that several machines measured, where precision is `exact`: all with the same
     processor, libraries and switches, or whatever they have."""
+    confidential: bool = added_field(False)
+    """True: `gate reproduce` includes no weights and no samples unless that is asked for."""
     tried: dict[str, JsonValue] = added_field({})
     """Values that `gate check --set` tried out in the place of the policy's, by their places: what
     they let pass is not promoted."""
@@ -204,7 +213,7 @@ class Policy(PolicyRecord):
     there is none."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
     """Which runtimes are measured, and within which bounds, by name."""
-    # No field, so that nobody can set it in a file: `of_part` does.
+    # Not a field, so that a file can't set it: `of_part` does.
     _judged_in_chain: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -253,6 +262,37 @@ class Policy(PolicyRecord):
         return self
 
     @model_validator(mode="after")
+    def _has_servers_to_replay(self) -> Self:
+        if self.after_deploy == "nothing":
+            return self
+        servers = servers_of(self)
+        if not servers:
+            raise ValueError("after_deploy: replay_golden needs a runtime of kind 'server'")
+        for name in servers:
+            if self.runtimes[name].options.get("allow_unproven_file"):
+                raise ValueError(
+                    f"after_deploy: replay_golden needs to know when '{name}' has loaded the file; "
+                    "leave out allow_unproven_file"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_fit(self) -> Self:
+        check_metrics(self.metrics)
+        beside = [each.name for each in self.metrics if each.max_drop_from_champion is not None]
+        if beside and self.incumbent is None:
+            raise ValueError(
+                f"metrics: {beside[0]} has max_drop_from_champion, and nothing says what is done "
+                "where no version serves; set incumbent: {first_release: allow}, or refuse"
+            )
+        if self.incumbent is not None and not (self.incumbent.is_bounded or beside):
+            raise ValueError(
+                "incumbent: no bound is set, so everything would pass; set max_accuracy_drop, "
+                "min_agreement or max_latency_ratio, or max_drop_from_champion of a metric"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_refuse(self) -> Self:
         for name, runtime in self.runtimes.items():
             check_runtime(name, runtime, exact=self.precision == "exact")
@@ -273,11 +313,11 @@ class Policy(PolicyRecord):
         return self
 
     @model_validator(mode="after")
-    def _points_are_judged(self) -> Self:
+    def _check_operating_points(self) -> Self:
         bounded = [
             f"{name}: {', '.join(stated)}"
             for name, runtime in self.runtimes.items()
-            if runtime.required != "never" and (stated := runtime.bounds.stated(CROSSINGS))
+            if runtime.required != "never" and (stated := runtime.bounds.configured(CROSSINGS))
         ]
         if bounded and not self.operating_points:
             raise ValueError(
@@ -292,7 +332,7 @@ class Policy(PolicyRecord):
 
     @property
     def scope(self) -> Scope:
-        """What it is about, as far as that decides which bounds fit."""
+        """Return the settings that decide which bounds apply."""
         return Scope(
             task=self.task,
             precision=self.precision,
@@ -324,17 +364,19 @@ class Policy(PolicyRecord):
         return points_of(self.operating_points)
 
     def role_for(self, name: str) -> Role | None:
-        """What the policy says that the output of this name is; None: nothing."""
+        """Return the role that the policy gives the output of this name, or None."""
         return self.outputs.get(name) or ("logits" if name in self.logits else None)
 
     def waives(self, name: Waivable, output: str) -> bool:
-        """Whether this check of an output of this name may go unmeasured."""
+        """Return whether this check of an output of this name may go unmeasured."""
         waived = self.waive.get(output, ()) if isinstance(self.waive, dict) else self.waive
         return name in waived
 
     def counts_classes(self, name: str) -> bool:
-        """Whether an output of this name is one of classes if its shape is (batch, classes >= 2),
-        by the policy's word or by a guess."""
+        """Return whether the output holds class scores if its shape is (batch, classes >= 2).
+
+        The policy states it, or it is inferred.
+        """
         role = self.role_for(name)
         if role is not None:
             return role in ("logits", "probabilities")
@@ -351,12 +393,14 @@ class Policy(PolicyRecord):
             ) from error
 
     def of_part(self, outputs: Sequence[str]) -> Self:
-        """By which a part of a release, with these outputs, is judged: as the whole, but for what
-        is said of others, of pictures, and of the version that serves.
+        """Return the policy for a part of a release with these outputs.
 
-        Eight bits at a seam are no answers: of a quantized release the numbers of a part's output
-        are judged only where the policy names that output (`judges`), and nobody guesses classes.
-        What the rounding of a part does is judged where it comes out, in the chain.
+        It is the policy of the whole without the settings for other outputs, pictures and the
+        champion.
+
+        Quantized values between parts are not answers: the numbers of a quantized part's output are
+        judged only where the policy names that output (`judges`), and no class scores are inferred.
+        The effect of the part's rounding is judged at the outputs of the chain.
         """
         quantized = self.precision == "quantized"
         update = {
@@ -366,6 +410,7 @@ class Policy(PolicyRecord):
             "waive": _of_outputs(self.waive, outputs),
             "operating_points": (),
             "preprocessing": None,
+            "metrics": (),
             "incumbent": None,
             "twin": None,
         }
@@ -374,12 +419,12 @@ class Policy(PolicyRecord):
         return part
 
     def judges(self, name: str) -> bool:
-        """Whether the numbers of an output of this name are bounded by this policy; False: by that
-        of the whole, in the chain (`of_part`)."""
+        """Return whether the numbers of an output of this name are bounded by this policy; False:
+        by that of the whole, in the chain (`of_part`)."""
         return not self._judged_in_chain or self.role_for(name) is not None
 
     def bounds_for(self, runtime: RuntimeName, output: str) -> Bounds:
-        """Of the numbers of an output of this name in a runtime of the policy."""
+        """Return the bounds for the output of this name in a runtime of the policy."""
         return self.runtimes[runtime].bounds if self.judges(output) else Bounds()
 
     @classmethod

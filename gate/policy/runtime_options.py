@@ -17,6 +17,7 @@ from gate.records.runtime import (
     OWN,
     RECORDED,
     RUNTIMES,
+    SERVER,
     RuntimeName,
     RuntimeTraits,
 )
@@ -56,7 +57,7 @@ Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "O
 
 
 class OrtSettings(PolicyRecord):
-    """What may be set of every session of ONNX Runtime."""
+    """The options that every ONNX Runtime session accepts."""
 
     disabled_optimizers: tuple[str, ...] = ()
     """Optimisations of the graph that are left out, by name: `MatmulTransposeFusion`."""
@@ -93,7 +94,7 @@ class OrtSettings(PolicyRecord):
 
 
 class OrtOptions(OrtSettings):
-    """Of the kind `ort`: also which providers run the nodes."""
+    """The options of the kind `ort`, including the providers that run the nodes."""
 
     providers: Annotated[tuple[Provider, ...], Field(min_length=1)]
     """The first is the promise: it must be active and run nodes. Compute nodes on one that is not
@@ -134,7 +135,7 @@ class OrtSetup:
     def of_traits(
         cls, traits: RuntimeTraits, options: Mapping[str, JsonValue], cuda: Mapping[str, str]
     ) -> Self:
-        """Of one of the gate's own names. `cuda`: the options of the CUDA provider."""
+        """Create the setup of a built-in runtime name. `cuda`: options of the CUDA provider."""
         return cls(
             (traits.provider,),
             str(traits.optimization),
@@ -144,7 +145,7 @@ class OrtSetup:
 
     @classmethod
     def of_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
-        """Of the kind `ort`. Raises ValidationError."""
+        """Create the setup of a runtime of the kind `ort`. Raises ValidationError."""
         wanted = OrtOptions.model_validate_json(_json(options))
         given = {name: dict(values) for name, values in wanted.provider_options.items()}
         if CUDA_PROVIDER in wanted.providers:
@@ -159,32 +160,31 @@ class OrtSetup:
 
     @property
     def on_cpu(self) -> bool:
-        """True if nothing but the CPU is asked for."""
+        """Return whether only the CPU is requested."""
         return self.providers == (CPU_PROVIDER,)
 
     @property
     def cuda(self) -> bool:
-        """True if CUDA is what is promised."""
+        """Return True if CUDA is what is promised."""
         return self.provider == CUDA_PROVIDER
 
     @property
     def optimised(self) -> Self:
-        """The same with its optimisations; with all of them where none is on."""
+        """Return the setup with its optimizations; with all of them where none is on."""
         return self if self != self.plain else replace(self, optimization="ORT_ENABLE_ALL")
 
     @property
     def plain(self) -> Self:
-        """The same with optimisations off."""
+        """Return the setup with optimizations off."""
         return replace(self, optimization=OPTIMISATIONS_OFF)
 
     @property
     def is_named_plain(self) -> bool:
-        """True for one of the gate's own names that promises optimizations off: a configuration
-        that nobody serves."""
+        """Return whether it is a built-in name with optimizations off, which is never deployed."""
         return self.optimization == OPTIMISATIONS_OFF and not self.several
 
     def reported(self) -> Iterator[tuple[str, str]]:
-        """What a session reports that was opened by this, without threads."""
+        """Yield the options that a session with this setup reports, without threads."""
         yield "graph_optimization_level", self.optimization
         for provider in self.providers:
             for option, value in self.provider_options.get(provider, {}).items():
@@ -199,7 +199,7 @@ class OrtSetup:
 
     @property
     def disabled(self) -> str:
-        """The optimisations that are left out, as one text."""
+        """Return the disabled optimizations as one text."""
         return ", ".join(sorted(self.settings.disabled_optimizers))
 
 
@@ -231,7 +231,7 @@ UNREPEATED = (
 
 
 class RecordedOptions(BaseModel):
-    """Of a runtime of this kind."""
+    """The options of a runtime of the kind `recorded`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -256,13 +256,24 @@ def check_recorded(runtime: RuntimePolicy) -> None:
 
 
 def is_recorded(policy: _RecordedDemands, name: RuntimeName) -> bool:
-    """Whether a recording measures under this name."""
+    """Return whether a recording measures under this name."""
     wanted = policy.runtimes.get(name)
     return wanted is not None and (wanted.kind or name) == RECORDED
 
 
+def is_server(policy: _RecordedDemands, name: RuntimeName) -> bool:
+    """Return True if a model server measures under this name."""
+    wanted = policy.runtimes.get(name)
+    return wanted is not None and (wanted.kind or name) == SERVER
+
+
+def servers_of(policy: _RecordedDemands) -> list[RuntimeName]:
+    """Return the names of the model servers of a policy."""
+    return [name for name in policy.runtimes if is_server(policy, name)]
+
+
 def may_lack_probes(policy: _RecordedDemands, name: RuntimeName) -> bool:
-    """Whether the policy says in words that this recording may have no outputs for probes."""
+    """Return whether the policy allows this recording to have no outputs for probes."""
     return (
         is_recorded(policy, name) and policy.runtimes[name].options.get("probes") == "when_recorded"
     )
@@ -273,7 +284,7 @@ _TAKEN = ("reference", "export", "dataset", "self_check", "train")
 
 
 class _RuntimesDemands(Protocol):
-    """What of a policy decides how a runtime is set up."""
+    """The settings of a policy that decide how a runtime is set up."""
 
     @property
     def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
@@ -284,7 +295,7 @@ class _RuntimesDemands(Protocol):
 
 
 class NoOptions(BaseModel):
-    """Of a runtime that takes none."""
+    """The options of a runtime that accepts none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -343,7 +354,7 @@ def setup_of(
 
 
 def plain_setup(name: RuntimeName) -> OrtSetup:
-    """Of one of the gate's own names, with nothing set."""
+    """Return the setup of a built-in runtime name without options."""
     return OrtSetup.of_traits(RUNTIMES[name], {}, {})
 
 

@@ -111,7 +111,7 @@ Role = Literal[
 """What an output is, and so how it is judged: docs/roles.md."""
 
 
-_COSTS = ("latency_ratio", "memory_mb")
+_COSTS = ("latency_ratio", "memory_mb", "p95_ms", "throughput_min")
 
 _BY_OPERATOR = "noise_ratio_by_operator"
 
@@ -171,11 +171,15 @@ class Bounds(PolicyRecord):
     """Median time of a batch, the runtime's by PyTorch's, on the CPU in the same run."""
     memory_mb: Positive | None = added_field(None)
     """Millions of bytes by which the process may grow while the file is opened and run."""
+    p95_ms: Positive | None = added_field(None)
+    """Of a server: 95th percentile of a request's milliseconds, in each load."""
+    throughput_min: Positive | None = added_field(None)
+    """Of a server: requests per second of the load with the most connections, at least."""
 
     @property
     def empty(self) -> bool:
-        """True if no number of the outputs is bounded: a file that is fast and small may still be
-        wrong."""
+        """Return True if no number of the outputs is bounded: a file that is fast and small may
+        still be wrong."""
         return all(value is None for name, value in self if name not in (*_COSTS, _BY_OPERATOR))
 
     @property
@@ -183,7 +187,7 @@ class Bounds(PolicyRecord):
         """Those on time and memory, which hold for a runtime and not for an output."""
         return {name: getattr(self, name) for name in _COSTS}
 
-    def stated(self, names: Iterable[str]) -> list[str]:
+    def configured(self, names: Iterable[str]) -> list[str]:
         """Those of these bounds that are set."""
         return [name for name in names if getattr(self, name) is not None]
 
@@ -333,18 +337,14 @@ class ChampionPolicy(PolicyRecord):
     first_release: Literal["allow", "refuse"] = "allow"
     """Where no version serves, so that there is nothing to compare with."""
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        if (self.max_accuracy_drop, self.min_agreement, self.max_latency_ratio) == (None,) * 3:
-            raise ValueError(
-                "no bound is set, so everything would pass; set max_accuracy_drop, min_agreement "
-                "or max_latency_ratio"
-            )
-        return self
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether it sets a bound. Without one a metric of the policy has to (`Policy`)."""
+        return self.asks_for_answers or self.max_latency_ratio is not None
 
     @property
     def asks_for_answers(self) -> bool:
-        """Whether it bounds answers of classes."""
+        """Return whether it bounds answers of classes."""
         return self.max_accuracy_drop is not None or self.min_agreement is not None
 
 
@@ -429,18 +429,21 @@ class ReviewTag(PolicyRecord):
         return self
 
     def is_named(self, key: str) -> bool:
-        """Whether a tag of this key is the one."""
+        """Return whether a tag of this key is the one."""
         return without_case(key) == without_case(self.name)
 
     def may_reject(self, key: str) -> bool:
-        """Whether a no in a tag of this key is heard: in this one, and in the gate's own."""
+        """Return whether a no in a tag of this key is heard: in this one, and in the gate's own."""
         return self.is_named(key) or without_case(key) == REVIEW_TAG
 
     def is_yes(self, value: str) -> bool:
-        """Whether a value is the word of approval."""
+        """Return whether a value is the word of approval."""
         return without_case(value) == without_case(self.approved) and not self.is_no(value)
 
     def is_no(self, value: str) -> bool:
-        """Whether a value is a rejection. Signs and spaces anywhere in it, and the width of its
-        letters, make it no other word: a no that is spelled otherwise is not to be missed."""
+        """Return whether a value is a rejection.
+
+        Signs and spaces anywhere in it, and the width of its letters, make it no other word: a no
+        that is spelled otherwise is not to be missed.
+        """
         return letters(value) in (REJECTED, letters(self.rejected))

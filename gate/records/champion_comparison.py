@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from gate.records.evidence import Evidence, Latency, RuntimeEvidence
-from gate.storage.record import Count, Measured, Record, Sha256
+from gate.records.metrics import ChampionMetric, MetricValue
+from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
-# Both files compute on the same samples in one process, or their evidence tells what each computed
+# Both files compute on the same samples in one process, or their evidence has what each computed
 # on them; `champion_…` is of the version that serves, what has no such name is of the new file.
 
 
@@ -20,21 +21,21 @@ IncumbentState = Literal["compared", "first", "unvouched", "unrecorded", "incomp
 serves; `unrecorded`: it has no evidence; `incomparable`: it can't be run on these samples."""
 
 
-class AnswersBeside(Record):
+class ChampionAnswers(Record):
     """One output of classes, of both files."""
 
     name: str
     samples: Count
     """Those without NaN in the same places on both sides."""
     disagreements: Count | None
-    """Samples that the two put into different classes. None: nobody ran both."""
+    """Samples that the two put into different classes. None: the two were not run."""
     champion_accuracy: Measured | None = None
     """Top-1 on labels. None: there are none."""
     accuracy: Measured | None = None
 
     @property
     def agreement(self) -> float | None:
-        """Share of samples with the same answer; NaN without samples; None: nobody ran both."""
+        """The share of samples with the same answer; NaN without samples; None: not compared."""
         if self.disagreements is None:
             return None
         return 1.0 - self.disagreements / self.samples if self.samples else math.nan
@@ -51,7 +52,7 @@ class AnswersBeside(Record):
 
 
 class ChampionComparison(Record):
-    """What was found of the version that serves, and what the two files say of the same samples."""
+    """A comparison of the new file with the serving version, on the same samples."""
 
     state: IncumbentState
     absent: str | None = None
@@ -67,10 +68,12 @@ class ChampionComparison(Record):
     data_sha256: Sha256
     """Of the samples."""
     samples: Count = 0
-    outputs: tuple[AnswersBeside, ...] = ()
+    outputs: tuple[ChampionAnswers, ...] = ()
     champion_latency: Latency | None = None
-    """Batches of the two in turns, on the CPU, optimised as they are served."""
+    """Batches of the two in turns, on the CPU, optimized as they are served."""
     latency: Latency | None = None
+    metrics: tuple[ChampionMetric, ...] = added_field(())
+    """Metrics of the policy that are bounded against the champion."""
     champion_noise_ratio: Measured | None = None
     """By its own evidence, on its own data."""
     noise_ratio: Measured | None = None
@@ -88,7 +91,7 @@ class ChampionComparison(Record):
         new, old = self.latency.median_ms, self.champion_latency.median_ms
         return new / old if new > 0.0 and 0.0 < old < math.inf else math.nan
 
-    def answers(self, output: str) -> AnswersBeside | None:
+    def answers(self, output: str) -> ChampionAnswers | None:
         """Those of an output, by its name."""
         return next((answers for answers in self.outputs if answers.name == output), None)
 
@@ -111,12 +114,14 @@ class TrendRow(Record):
     agreement: Measured | None = None
     """Top-1, of the file with its own model."""
     accuracy: Measured | None = None
+    metrics: dict[str, MetricValue] = added_field({})
+    """Metrics of the policy on all samples, by name."""
     latency_ms: Measured | None = None
     """Median of a batch. Another machine, or another batch, has another one."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> TrendRow:
-        """By the runtime that serves: ONNX Runtime on the CPU, optimised; else the first one."""
+        """Return the row of optimized ONNX Runtime on the CPU, which serves, else the first."""
         runtime = _runtime(evidence)
         outputs = () if runtime is None else runtime.outputs
         classes = [output.classification for output in outputs if output.classification]
@@ -126,6 +131,7 @@ class TrendRow(Record):
             noise_ratio=_worst(output.noise.ratio for output in outputs if output.noise),
             agreement=_least(each.top1_agreement for each in classes),
             accuracy=_least(each.accuracy.candidate for each in classes if each.accuracy),
+            metrics=dict(_task_metrics(evidence, runtime)),
             latency_ms=runtime.latency.median_ms if runtime and runtime.latency else None,
         )
 
@@ -137,9 +143,19 @@ class Trend(Record):
     rows: Annotated[tuple[TrendRow, ...], Field(max_length=MOST_ROWS)] = ()
 
     def followed_by(self, evidence: Evidence) -> Trend:
-        """With one more release, which is there once; the oldest ones go."""
+        """Return the trend with this release added or replaced; the oldest rows are dropped."""
         others = [row for row in self.rows if row.sha256 != evidence.subject.sha256]
         return Trend(rows=tuple([*others, TrendRow.of(evidence)][-MOST_ROWS:]))
+
+
+def _task_metrics(
+    evidence: Evidence, runtime: RuntimeEvidence | None
+) -> Iterator[tuple[str, MetricValue]]:
+    for metric in evidence.metrics:
+        for group in metric.groups[:1]:
+            side = group.runtimes.get(runtime.runtime) if runtime else None
+            if side is not None:
+                yield metric.name, MetricValue(value=side.value, low=side.low, high=side.high)
 
 
 def _runtime(evidence: Evidence) -> RuntimeEvidence | None:

@@ -9,12 +9,14 @@ from pydantic import Field, JsonValue
 
 from gate.records.export import LintFinding
 from gate.records.instruments import (
+    ConcurrentLoad,
     GraphReport,
     ProbeResult,
     ReferenceValidity,
     TraceSearch,
     UndefinedCast,
 )
+from gate.records.metrics import MetricEvidence
 from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
 from gate.records.runtime import CpuNode, RuntimeIdentity, RuntimeName
@@ -34,8 +36,10 @@ class Latency(Record):
 
 
 class Cost(Record):
-    """Of one runtime, or of the reference, under the threads of its environment. None: not
-    measured."""
+    """The cost of one runtime or of the reference, with the threads of its environment.
+
+    None: not measured.
+    """
 
     open_ms: Measured | None = None
     """From the bytes of the file to a session that can run, without the import of the library. The
@@ -52,7 +56,7 @@ class Cost(Record):
     its first batches; of a process of its own, all batches. What else is in that process counts:
     PyTorch, the samples, other runtimes."""
     cuda_bytes: Count | None = None
-    """By how much the used memory of the first CUDA device grew meanwhile, whoever took it."""
+    """By how much the used memory of the first CUDA device grew meanwhile, by any process."""
 
 
 class Determinism(Record):
@@ -92,8 +96,8 @@ class Environment(Record):
     determinism: Determinism
 
 
-class CrewRecord(Record):
-    """How the samples were shared out. The numbers do not depend on it."""
+class WorkerPoolRecord(Record):
+    """The division of the samples among workers. The numbers do not depend on it."""
 
     engine: Literal["processes", "parts", "ray"]
     workers: Annotated[int, Field(ge=1)]
@@ -106,9 +110,9 @@ class CrewRecord(Record):
 
 
 class ModelCode(Record):
-    """By names of modules and never by paths, so that it is the same on every machine.
+    """The code of a model, by names of modules.
 
-    `digest()` is the identity of it all.
+    It has no paths, so that it is the same on every machine. `digest()` identifies all of it.
     """
 
     files: dict[str, Sha256]
@@ -120,7 +124,7 @@ class ModelCode(Record):
     """Module to the reason why its source can't be read: compiled, typed in, generated."""
 
     def changes_since(self, earlier: ModelCode) -> tuple[str, ...]:
-        """What is another, new or gone: `mypackage.models`, `torch 2.9.0 -> 2.10.0`."""
+        """Return what changed, is new or is gone: `mypackage.models`, `torch 2.9.0 -> 2.10.0`."""
         changes = [f"{name}{how}" for name, how in _differing(earlier.files, self.files)]
         for name, _ in _differing(earlier.packages, self.packages):
             before, now = earlier.packages.get(name, "none"), self.packages.get(name, "none")
@@ -172,7 +176,7 @@ class Subject(Record):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     external_data: tuple[str, ...] = ()
-    """All files beside the first one, the ONNX files of parts included."""
+    """All files except the first one; the ONNX files of parts are included."""
     checker: Prose | None = added_field(None)
     """Why onnx's checker rejects the file, which ONNX Runtime runs; None: it accepts it."""
     parts: dict[str, SubjectPart] = added_field({})
@@ -185,14 +189,24 @@ class Subject(Record):
 
 
 class Source(Record):
-    """Where the reference model comes from. None: there is none (built by code alone)."""
+    """The origin of the reference model. None: there is none (built by code alone)."""
 
     factory: str
     checkpoint_sha256: Sha256 | None = None
     preprocess_sha256: Sha256 | None = None
     labels_sha256: Sha256 | None = None
+    slices_sha256: Sha256 | None = added_field(None)
+    """Of the file with the columns of the slices of metrics; None: no metric has slices."""
     code: ModelCode | None = added_field(None)
     """The source files that define the model. None: of before they were recorded."""
+    onnx_sha256: Sha256 | None = added_field(None)
+    """Of the ONNX file that is the reference, with its external data; None: it is a model of
+    PyTorch."""
+
+    @property
+    def is_onnx(self) -> bool:
+        """True if the reference is an ONNX file."""
+        return self.onnx_sha256 is not None
 
 
 class BatchAxes(Record):
@@ -206,7 +220,7 @@ class BatchAxes(Record):
     outputs: dict[str, int | None]
 
     @property
-    def one_call(self) -> bool:
+    def is_unbatched(self) -> bool:
         """True if one sample is one call."""
         return all(axis is None for axis in self.inputs.values())
 
@@ -225,8 +239,10 @@ class BatchAxes(Record):
 
 
 def batch_sizes(specs: Iterable[TensorSpec], axes: BatchAxes | None) -> dict[str, int | str | None]:
-    """What a file says of the batch axis of its inputs or outputs, by name. None: there is no such
-    axis."""
+    """Return the size of the batch axis that a file declares for each input or output, by name.
+
+    None: there is no such axis.
+    """
     if axes is None:
         return {spec.name: spec.shape[0] if spec.shape else None for spec in specs}
     places = {**axes.outputs, **axes.inputs}
@@ -250,7 +266,7 @@ class Dataset(Record):
 
 
 class ExportRecord(Record):
-    """How the file was exported, every setting as it was used."""
+    """The settings of the export, each as it was used."""
 
     strategy: str
     settings: dict[str, bool | int | float | str | None]
@@ -275,10 +291,10 @@ FailureCode = Literal[
 
 
 class RuntimeEvidence(Record):
-    """One runtime: what was asked for, what is proven to have run, and how far it is off.
+    """One runtime: what was requested, what is proven to have run, and how far it is off.
 
-    Either `absent_reason` (the device is not on this machine), or `failure` (it is, or should
-    be, and the measurement broke), or `outputs`.
+    Either `absent_reason` (the device is not on this machine), or `failure` (it is, or should be,
+    and the measurement broke), or `outputs`.
     """
 
     runtime: RuntimeName
@@ -310,6 +326,12 @@ class RuntimeEvidence(Record):
     unexamined: Count = added_field(0)
     """Samples that call for a second look under random rounding and got none, because other
     numbers refuse the runtime anyway."""
+    second_looks: Count = added_field(0)
+    """Samples that got such a look."""
+    look_draws: Count = added_field(0)
+    """Runs under random rounding of single samples that these looks took, all together."""
+    concurrency: tuple[ConcurrentLoad, ...] = added_field(())
+    """Of a server. Empty: of other runtimes, or not measured."""
     identity: RuntimeIdentity | None = added_field(None)
     """None: the name alone says what it is, and nothing was set."""
     absent_reason: str | None = None
@@ -326,7 +348,7 @@ class RuntimeEvidence(Record):
 
     @property
     def measured(self) -> bool:
-        """True if it has outputs, and nothing that says why it has none."""
+        """True if it has outputs, and neither a failure nor a reason for its absence."""
         return bool(self.outputs) and not (self.failure or self.absent_reason)
 
 
@@ -365,8 +387,10 @@ class Evidence(Record):
     """Conversions of the first samples to integers that do not hold them."""
     preprocessing: PreprocessingParity | None = added_field(None)
     """Consumers of the preprocessing spec `source.preprocess_sha256`."""
-    crew: CrewRecord | None = added_field(None)
+    crew: WorkerPoolRecord | None = added_field(None)
     """Who measured; None: one process alone."""
+    metrics: tuple[MetricEvidence, ...] = added_field(())
+    """Metrics of the policy."""
     parts: dict[str, Evidence] = added_field({})
     """Of each part of `subject.parts`, on the inputs that the chain gives it; the rest of this
     record is about the chain, from its first input to its last output."""
@@ -378,7 +402,7 @@ class Evidence(Record):
         """True if the file takes batches of one size only, by its own inputs."""
         axes = self.dataset.batch_axes
         sizes = batch_sizes(self.subject.inputs, axes).values()
-        return any(isinstance(size, int) for size in sizes) or bool(axes and axes.one_call)
+        return any(isinstance(size, int) for size in sizes) or bool(axes and axes.is_unbatched)
 
     def runtime(self, name: RuntimeName) -> RuntimeEvidence | None:
         """The evidence of one runtime, or None."""
@@ -389,7 +413,7 @@ _NONE = "none"
 
 
 class Difference(NamedTuple):
-    """Of one field: what each of the two has."""
+    """One field in which two environments differ, with both values."""
 
     name: str
     before: str
@@ -397,7 +421,10 @@ class Difference(NamedTuple):
 
 
 def fields_of(environment: Environment) -> dict[str, str | None]:
-    """What is recorded of an environment, by name. None: of before it was recorded, or unknown."""
+    """Return the recorded fields of an environment, by name.
+
+    None: unknown, or the record is older than the field.
+    """
     flags, cores = environment.cpu_flags, environment.cores
     return {
         **{f"version of {name}": text for name, text in environment.versions.items()},
@@ -418,10 +445,6 @@ def differences(old: Environment, new: Environment) -> tuple[Difference, ...]:
     """The fields that differ. What only one of them records is no difference, but for a library
     that only one of them has; of instruction sets those that only one has."""
     return tuple(_differences(old, new))
-
-
-def _sides(found: list[Difference]) -> tuple[list[str], list[str]]:
-    return [each.now for each in found], [each.before for each in found]
 
 
 def _differences(old: Environment, new: Environment) -> Iterator[Difference]:

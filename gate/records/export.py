@@ -43,7 +43,7 @@ class LintFinding(Record):
         return f"docs/lint/{self.code}.md"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """`path:line`."""
         return f"{self.path}:{self.line}"
 
@@ -237,7 +237,7 @@ TrialVerdict = Literal["PASS", "FAIL", "ERROR", "not exported"]
 
 
 class TrialParity(Record):
-    """What one runtime computed with the file of one trial; the worst over the outputs.
+    """The result of one runtime with the file of one trial; the worst over the outputs.
 
     Definitions: `gate.records.evidence`. None: not known (no logits, no floats, the runtime
     failed).

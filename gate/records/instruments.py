@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gate.storage.digest import Digest
-from gate.storage.record import Count, Measured, Record, added_field
+from gate.storage.record import Count, Measured, Params, Record, added_field
 
 # Notation, as in docs/metrics.md: `r32` is the PyTorch model in float32 on CPU (the reference),
 # `r64` the same weights and inputs in float64, `c` the runtime.
@@ -23,10 +23,6 @@ ULP = 2.0 * EPSILON
 
 UNDERFLOW = 2.0**-126
 """The smallest normal float32: a runtime may flush what is below it to zero."""
-
-
-_SHOWN = 4
-"""Names in a sentence."""
 
 
 Side = Literal["reference", "candidate", "neither"]
@@ -72,6 +68,9 @@ class NoiseParity(Record):
     because no runtime was suspiciously far off in units of `reference_rms` alone."""
     rounding_draws: Count | None = added_field(None)
     """Runs under random rounding of which `rounding_rms` is the median. None: no such run."""
+    few_draws: bool = added_field(False)
+    """True if further runs were left out because `whole_ratio` refuses the runtime with any result
+    of them. The ratio of a column may then be large by chance."""
     scatter: Measured | None = added_field(None)
     """By what factor chance alone may raise the ratio over the whole output, because so few
     independent errors are in it (`gate.statistics.error_groups`). None: of before ratios were
@@ -90,6 +89,9 @@ class NoiseParity(Record):
     diff: Measured
     """`noise_diff`: what samples beyond those here show in the same units: max|c - r32| / floor,
     where values are larger than any here with a floor that grew like them."""
+    settled: Measured | None = added_field(None)
+    """The largest part of `diff` that random rounding of the very sample does not explain. None: no
+    sample was measured again."""
     closer: Side
     """Which of r32 and c is closer to r64 (rms), over the elements of `ratio`."""
     baseline: Literal["float64", "float32"] = added_field("float64")
@@ -100,6 +102,11 @@ class NoiseParity(Record):
     def floor_rms(self) -> float:
         """The unit of `ratio` over the whole output; NaN if one of the errors is."""
         return noise_floor(self.truth_rms, self.reference_rms, self.rounding_rms or 0.0)
+
+    @property
+    def whole_ratio(self) -> float:
+        """`ratio` over the whole output."""
+        return self.candidate_rms / self.floor_rms / (self.scatter or 1.0)
 
 
 def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
@@ -135,9 +142,10 @@ else, or the model can't be run so."""
 
 
 class ReferenceValidity(Record):
-    """Where the float64 reference or random rounding is another function than the model.
+    """The limits of the float64 reference and of random rounding.
 
-    Outputs are numbered in the file's order (docs/metrics.md, *Valid references*).
+    It lists where they compute another function than the model. Outputs are numbered in the file's
+    order (docs/metrics.md, *Valid references*).
     """
 
     float64_differs: tuple[Count, ...] = ()
@@ -186,10 +194,34 @@ class StabilityParity(Record):
     """repeatability / unit. None: the runtime's answer changes, and so does the reference's."""
     batch_invariance_ratio: Measured | None
     """batch_invariance / unit. None: as of one of those two."""
+    rounding_draws: Count | None = added_field(None)
+    """Runs under random rounding that `unit` was made of. None: none were needed."""
+
+
+class ConcurrentLoad(Record):
+    """Requests that a server got from several clients at once, of the samples of the stability
+    instrument in batches of its sizes. Warm-up is left out."""
+
+    connections: Count
+    """Clients, each of which sends its next request when it has its answer."""
+    rate: Measured | None
+    """Requests per second at which they were sent, whether earlier ones were answered or not; the
+    wait for a free client counts. None: as fast as answers come."""
+    requests: Count
+    batch_invariance_ratio: Measured
+    """As `StabilityParity.batch_invariance_ratio`, the worst over outputs and requests. NaN: the
+    reference itself has no stable answer."""
+    crossed: Count
+    """Samples whose answer is nearer to the model's answer to another sample than to their own."""
+    p50_ms: Measured
+    p95_ms: Measured
+    p99_ms: Measured
+    per_second: Measured
+    """Requests per second."""
 
 
 class BeyondRange(Record):
-    """How a runtime breaks on values far beyond the samples', and the model does not."""
+    """A failure of a runtime, but not of the model, on values far beyond the samples'."""
 
     kind: Literal["overflow", "no_rows"]
     """`overflow`: elements are NaN or infinite. `no_rows`: the runtime fails where an output of the
@@ -233,13 +265,16 @@ class ProbeResult(Record):
     """max|c - r32| / max|r32|; integers and bools: 0 or infinite."""
     failure: str | None = None
     inapplicable: str | None = None
+    """A key of `REASONS` in `gate.decision.catalog`, or what the reference raised."""
     beyond_range: BeyondRange | None = added_field(None)
     """Where a failure, or the infinite numbers here, come from values far beyond the samples'."""
     undefined: tuple[UndefinedCast, ...] = added_field(())
     """Where the numbers leave out what depends on them, because it differs."""
     unexamined: bool = added_field(False)
-    """True if the numbers were not measured again under random rounding, because the samples
-    refuse the runtime: an honest runtime may be as far off on this input."""
+    """True if the numbers were not measured again under random rounding, because the samples refuse
+    the runtime: a correct runtime may be as far off on this input."""
+    rounding_draws: Count | None = added_field(None)
+    """Runs under random rounding by which the numbers were judged. None: none were needed."""
 
 
 _BETWEEN = range(2, 17)
@@ -267,7 +302,8 @@ class TraceSearch(Record):
     found: tuple[str, ...] = ()
     """Names of the inputs on which they disagree."""
     reason: str | None = None
-    """Why nothing could be tried."""
+    """Why nothing could be tried: what tracing raised, or `trace_differs_on_example`, which it does
+    if the model draws random numbers or keeps state between calls."""
 
 
 class GraphFinding(Record):
@@ -275,7 +311,26 @@ class GraphFinding(Record):
 
     code: GraphCode
     place: str
-    detail: str
+    detail: str | None = added_field(None)
+    """The text in a record that has no `detail_code`."""
+    detail_code: str | None = added_field(None)
+    """A key of `FINDINGS` in `gate.decision.faults`. None: the record is older."""
+    detail_params: Params = added_field({})
+    """The values that the text names. `more`: findings of this kind that were left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_text(cls, stated: Any) -> Any:
+        """Drop the text that `--json` adds: evidence read from there has the same digest."""
+        if isinstance(stated, dict) and stated.get("detail_code") is not None:
+            return {name: value for name, value in stated.items() if name != "detail"}
+        return stated
+
+    def to_params(self) -> dict[str, Any]:
+        """Return the finding as an item of `params["findings"]` of a check."""
+        if self.detail_code is None:
+            return {"place": self.place, "code": "stored", "text": self.detail or ""}
+        return {"place": self.place, "code": self.detail_code, **self.detail_params}
 
 
 class WeightsReport(Record):
@@ -298,33 +353,6 @@ class WeightsReport(Record):
     absent: Count
     """Tensors of floats of the model that no constant is, and none was made of for certain."""
     absent_names: tuple[str, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """How much of the file is known to be the model's, and what is not. The names come from
-        the file."""
-        named = {"as it is": "unchanged"}
-        ways = ", ".join(f"{count} {named.get(way, way)}" for way, count in self.matched.items())
-        same = sum(self.matched.values())
-        text = (
-            f"All {same} weights match"
-            if same == self.constants
-            else (f"{same} of {self.constants} weights match")
-        )
-        text += f" ({ways})" if ways else ""
-        differ = self.constants - same - self.unmatched
-        if differ > 0:
-            text += f"; {differ} differ"
-        if self.unmatched:
-            text += f"; {self.unmatched} could not be matched: {_listed(self.unmatched_names)}"
-        if self.absent:
-            text += f". {self.absent} tensors of the model have no counterpart in the file: "
-            text += _listed(self.absent_names)
-        return f"{text}."
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 class GraphReport(Record):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from gate.errors import TooLarge
 from gate.storage.record import Record
@@ -11,7 +11,7 @@ from gate.storage.record import Record
 
 
 PREPROCESSING = "preprocessing"
-"""The folder of the spec, beside the ONNX file."""
+"""The folder of the spec, next to the ONNX file."""
 
 SPEC = "spec.json"
 
@@ -48,6 +48,9 @@ PLOTS = "plots"
 
 SAMPLES = "samples.csv"
 
+METRICS = "metrics.safetensors"
+"""Values per sample of the metrics."""
+
 PICTURES = "pictures"
 """The folder of the worst samples as pictures."""
 
@@ -56,6 +59,9 @@ GOLDEN = "golden"
 
 RUN = "run.json"
 """Names the run of MLflow with the same record."""
+
+ARGUMENTS = "arguments.json"
+"""Names the files of the check."""
 
 OF_REPORTS = (
     EVIDENCE,
@@ -71,42 +77,55 @@ OF_REPORTS = (
     PAGE,
     PLOTS,
     SAMPLES,
+    METRICS,
     PICTURES,
     GOLDEN,
     RUN,
+    ARGUMENTS,
 )
 """All that a report may hold: files and folders."""
 
 
-# They say nothing by themselves, since whoever may write to the registry may write them. The ledger
-# holds the digests that they must have.
+# They prove nothing by themselves, since every user who may write to the registry may write them.
+# The ledger holds the digests that they must have.
 
 
 RECORDS = "gate"
-"""The folder of the records, beside the ONNX file."""
+"""The folder of the records, next to the ONNX file."""
 
 
-# quantized/model.onnx           the file (whatever its name), with its external data; of a release
+# quantized/model.onnx           the file (of any name), with its external data; of a release
 #                                of several files its release file, with the parts
 # quantized/gate/…               its own evidence and decision
 # quantized/golden/…             its own golden vectors
 
 
 QUANTIZED = "quantized"
-"""The folder beside the exact file; a deployed release calls its slot so, too."""
+"""The folder next to the exact file; a deployed release has a slot of this name, too."""
 
 
 MAX_BYTES = 8 << 30
-"""Of a model with all that is beside it."""
+"""Size of a model with all other files of its folder."""
 
 _MAX_FILES = 10_000
 
 _MORE_BYTES, _MORE_FILES = 64 << 20, 100
-"""What registries and reviewers may put beside a version."""
+"""Files that registries and reviewers may add to a version."""
+
+
+class CheckArguments(Record):
+    """The arguments of `gate check` by which `gate reproduce` finds its files again; paths are as
+    they were given, without passwords."""
+
+    model: str
+    inputs: str
+    checkpoint: str | None = None
+    preprocessing: str | None = None
+    batch_axes: dict[str, int | None] = Field(default={})
 
 
 class VersionSize(Record):
-    """How much a version was when it was promoted, with all that is beside it."""
+    """The size of a version at its promotion, with all files in its folder."""
 
     size_bytes: NonNegativeInt
     files: NonNegativeInt

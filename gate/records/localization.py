@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Count, Measured, Record, Sha256, added_field
+from gate.storage.record import Count, Measured, Params, Record, Sha256, added_field
 
-# It explains a refusal. It is no evidence: no verdict depends on it.
-
-
-_SHOWN = 6
-"""Operators in a sentence."""
+# It explains a refusal. It is no evidence: no verdict depends on it. Faults are codes and
+# parameters; `gate.summary.render` renders the texts. Records of version 1.0 have texts alone.
 
 FaultCode = Literal[
     "training_mode",
@@ -63,7 +59,10 @@ class LayerRow(Record):
     """noise_ratio over that of the row before."""
     verdict: LayerVerdict
     detail: str | None = None
-    """What else is known: another shape, a weight that differs."""
+    """What else was found: another shape, a weight that differs."""
+    code: str | None = added_field(None)
+    """Of `detail`: a code of a fault, or of `DETAILS` in `gate.decision.faults`."""
+    params: Params = added_field({})
 
     @property
     def title(self) -> str:
@@ -72,18 +71,24 @@ class LayerRow(Record):
 
 
 class LayerFault(Record):
-    """What is wrong in one place, whatever is wrong elsewhere."""
+    """A fault of one module, independent of faults elsewhere."""
 
     module: str
     """Path of the module at fault; empty for the model itself."""
-    text: str
+    text: str = added_field("")
     """What is wrong, without a full stop."""
-    remedy: str
+    remedy: str = added_field("")
+    code: FaultCode | None = added_field(None)
+    params: Params = added_field({})
+    """The values that its text in `gate.decision.faults` names. `variant`: which text of the code;
+    `details`: a list of `{"code": ..., ...}`."""
 
 
 class OptimizerFault(Record):
-    """Which optimisers of ONNX Runtime change the answer of a file that is right without them, as
-    found by switching them off: a guess that no verdict depends on."""
+    """The optimizers of ONNX Runtime that change the answer of a file that is right without them.
+
+    They are found by switching them off: a guess that no verdict depends on.
+    """
 
     names: tuple[str, ...] = ()
     """As `disabled_optimizers` takes them: with all of these off the answer is right, and with
@@ -95,47 +100,23 @@ class OptimizerFault(Record):
     below: str | None = None
     """The highest one at which the answer is right."""
     before: tuple[str, ...] = ()
-    """Nodes of the graph that is optimised without them, and not with them: at most 64."""
+    """Nodes of the graph that is optimized without them, and not with them: at most 64."""
     after: tuple[str, ...] = ()
     """The nodes that they made of these."""
     nodes_unread: str | None = None
     """Why the nodes are not known."""
+    nodes_unread_code: str | None = added_field(None)
+    nodes_unread_params: Params = added_field({})
     reason: str | None = None
-    """Why no optimiser is named, or why there may be more names than needed."""
+    """Why no optimizer is named, or why there may be more names than needed."""
+    reason_code: str | None = added_field(None)
+    reason_params: Params = added_field({})
     sessions: Count = 0
     """How many were opened to find it."""
 
-    @property
-    def text(self) -> str:
-        """What it says, without a full stop."""
-        if not self.names:
-            return f"No optimiser is named: {self.reason}"
-        many = len(self.names) > 1
-        does = f"change{'' if many else 's'} the answer"
-        if self.raises is not None:
-            does = f"make{'' if many else 's'} the session fail"
-        text = f"{listed(self.names)} {does}"
-        if self.level is not None:
-            text += f" from {self.level} on"
-        if self.before or self.after:
-            text += f": {_nodes(self.before)} became {_nodes(self.after)}"
-        return text if self.reason is None else f"{text} ({self.reason})"
-
-    @property
-    def remedy(self) -> str | None:
-        """How to serve the file all the same, as it was tried; None where that is not known."""
-        if self.names:
-            names = ", ".join(f'"{name}"' for name in self.names)
-            how = f"disabled_optimizers=[{names}] (in the policy an option of the runtime)"
-        elif self.below is not None:
-            how = f"graph_optimization_level {self.below}"
-        else:
-            return None
-        return f"Serve with {how}, or update ONNX Runtime."
-
 
 class Localization(Record):
-    """The layers of one runtime beside those of the model."""
+    """The layers of one runtime compared with those of the model."""
 
     schema_version: Literal[1] = 1
     subject_sha256: Sha256
@@ -146,20 +127,24 @@ class Localization(Record):
     """Path of the first module that is a source; None: there is none."""
     whole_ratio: Measured | None = None
     """noise_ratio of the outputs of the file as it is, with no intermediate tensor marked: marking
-    keeps the optimiser from fusing."""
-    cause: str
-    """What diverges and what is known of it, in sentences."""
+    keeps the optimizer from fusing."""
+    cause: str = added_field("")
+    """What diverges and why, in sentences."""
+    outcome: tuple[Params, ...] = added_field(())
+    """The sentences of `cause`, as `{"code": ..., ...}`."""
     fault: str | None = added_field(None)
     """Of the first source alone: what is wrong with it, without a full stop."""
     fault_code: FaultCode | None = added_field(None)
     """The kind of `fault`. None: there is no fault, or the record is older."""
+    fault_params: Params = added_field({})
+    """As `LayerFault.params`."""
     faults: tuple[LayerFault, ...] = added_field(())
     """The first five independent faults, most upstream first: each layer is computed from the
     model's own values before it, so that no fault hides or makes another one."""
     optimiser: bool = added_field(False)
-    """With optimisations off the file agrees."""
+    """With optimizations off the file agrees."""
     blame: OptimizerFault | None = added_field(None)
-    """Which optimiser it is; None: nothing is laid to one."""
+    """Which optimizer it is; None: nothing is laid to one."""
     remedy: str | None = None
     part: str | None = added_field(None)
     """Of a release: the part that these layers are of; None: it has none that diverges, or it is
@@ -169,6 +154,8 @@ class Localization(Record):
     were compared on samples."""
     seam: str | None = added_field(None)
     """Of a release: what does not fit between its parts; None: nothing."""
+    seam_code: str | None = added_field(None)
+    seam_params: Params = added_field({})
 
     @property
     def diverges(self) -> bool:
@@ -176,9 +163,32 @@ class Localization(Record):
         not what the model computes."""
         return (
             self.first_divergence is not None
-            or self.seam is not None
+            or self.has_seam
             or any(row.verdict in ("source", "propagated") for row in self.layers)
         )
+
+    @property
+    def blamed(self) -> str | None:
+        """The tensor or the module at fault, by its name; of version 1.0, which has no parameters,
+        the name in backticks that the fault begins with."""
+        details = self.fault_params.get("details")
+        first = details[0] if isinstance(details, list) and details else None
+        if isinstance(first, dict) and isinstance(first.get("name"), str):
+            return str(first["name"])
+        if not self.outcome and (self.fault or "").startswith("`"):
+            return str(self.fault).split("`")[1]
+        return self.first_divergence or None
+
+    @property
+    def has_seam(self) -> bool:
+        """True if something does not fit between the parts of a release."""
+        return self.seam is not None or self.seam_code is not None
+
+    def _repr_html_(self) -> str | None:
+        """Return the errors along the depth, for notebooks. None: no layer was compared."""
+        from gate.report.html_page import render_depth  # the import contract names this exception
+
+        return render_depth(self)
 
     @property
     def unmapped(self) -> tuple[str, ...]:
@@ -187,8 +197,10 @@ class Localization(Record):
 
 
 class Explanation(Record):
-    """What localisation adds to a verdict: nothing where none was needed, else the layers, or why
-    they are not known."""
+    """The localization that belongs to a verdict.
+
+    Empty where none was needed, else the layers, or the reason why they are not known.
+    """
 
     schema_version: Literal[1] = 1
     localisation: Localization | None = None
@@ -196,15 +208,7 @@ class Explanation(Record):
 
 
 def listed(names: Sequence[str], *, most: int | None = None) -> str:
-    """Names as a sentence has them: `a, b and c`, or `a, b and 4 more` beyond so many; empty for
-    none."""
+    """Join names for a sentence: `a, b and c`, or `a, b and 4 more` beyond `most`."""
     more = 0 if most is None else len(names) - most
     shown = [*names[:most], *([f"{more} more"] if more > 0 else [])]
     return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
-
-
-def _nodes(nodes: Sequence[str]) -> str:
-    """The operators of nodes, those that come several times with their number."""
-    counted = Counter(node.partition(" ")[0] for node in nodes)
-    names = [name if count == 1 else f"{count} {name}" for name, count in counted.items()]
-    return listed(names, most=_SHOWN) or "nothing"

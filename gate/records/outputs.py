@@ -33,7 +33,7 @@ class Histogram(Record):
 
 
 class SideAnswer(Record):
-    """What one side says of one sample."""
+    """The answer of one side to one sample."""
 
     top1: Count
     """Index of the class; of equals the lowest."""
@@ -101,7 +101,7 @@ class ConfidenceOfClass(Record):
 
 
 class Confidence(Record):
-    """abs(max softmax(c) - max softmax(r)) per sample, summarised.
+    """abs(max softmax(c) - max softmax(r)) per sample, summarized.
 
     `bands` are shares of samples: below 0.01, 0.01 to 0.05, 0.05 to 0.10, above 0.10 or NaN.
     """
@@ -174,7 +174,7 @@ class OutputParity(Record):
     """Parity of one output between the reference and one runtime, over `samples` samples.
 
     Without elements, and without finite ones where only those count, a number is 0: `elements` and
-    `nonfinite_reference` say that nothing was measured. Records of before have NaN there.
+    `nonfinite_reference` show that nothing was measured. Older records have NaN there.
     """
 
     name: str
@@ -205,7 +205,7 @@ class OutputParity(Record):
     mean_abs_diff: Measured
     scaled_diff: Measured
     """max_abs_diff / reference_std; of integers and bools max_abs_diff itself, because a class or
-    token beside the right one is wrong however many there are."""
+    token next to the right one is wrong however many there are."""
     l2_mean: Measured
     l2_max: Measured
     classification: ClassParity | None = None

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from gate.storage.record import Measured, Record, Sha256, added_field
 
-# A *consumer* is whoever makes the model's input from a picture: an implementation that the gate
-# brings (`pillow`, `canvas`, ...), or one of the user's own, known by the tensors that it dumped. A
-# *step* is 1/255 of the value range before normalisation: one grey level of the picture.
+# A *consumer* makes the model's input from a picture: an implementation that the gate includes
+# (`pillow`, `canvas`, ...), or one of the user's own, represented by the tensors that it dumped. A
+# *step* is 1/255 of the value range before normalization: one gray level of the picture.
 
 
 ImplementationName = Literal[
@@ -39,7 +39,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class PictureTensor(Record):
-    """What a spec makes of one picture."""
+    """The tensor that a spec makes from one picture."""
 
     dtype: str
     shape: tuple[int | None, ...]
@@ -61,7 +61,7 @@ class PictureTensor(Record):
         )
 
     def misfit(self, inputs: Iterable[tuple[str, Sequence[int | str]]]) -> str | None:
-        """Why none of a file's inputs, each of dtype and shape, takes it; None: one does."""
+        """Return why none of a file's inputs, each of dtype and shape, takes it; None: one does."""
         offered = tuple(inputs)
         if any(self.fits(dtype, shape) for dtype, shape in offered):
             return None
@@ -88,7 +88,7 @@ class TensorSummary(Record):
 
 
 class Decisions(Record):
-    """What the difference does to the answers of a model."""
+    """The effect of the difference on the answers of a model."""
 
     images: _Count
     flips: _Count
@@ -170,7 +170,7 @@ class PreprocessingParity(Record):
     consumers: tuple[ConsumerParity, ...]
 
     def consumer(self, name: str) -> ConsumerParity | None:
-        """What was measured of one consumer, or None."""
+        """Return the measurement of one consumer, or None."""
         return next((parity for parity in self.consumers if parity.consumer == name), None)
 
 

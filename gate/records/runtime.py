@@ -17,8 +17,8 @@ from gate.storage.record import Count, Record, added_field
 RuntimeName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=64)
 ]
-"""Lower-case letters, digits, dashes and dots. Whether there is such a runtime, the registry knows
-(`gate.runtimes.selection`): whoever reads evidence need not have it."""
+"""Lower-case letters, digits, dashes and dots. The registry (`gate.runtimes.selection`) checks that
+there is such a runtime: a reader of evidence need not have it."""
 
 _NAME: TypeAdapter[str] = TypeAdapter(RuntimeName)
 
@@ -39,10 +39,13 @@ ORT = "ort"
 RECORDED = "recorded"
 """Outputs that were computed elsewhere."""
 
+SERVER = "server"
+"""A live model server."""
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTraits:
-    """What a runtime's name promises."""
+    """The properties that the name of a runtime guarantees."""
 
     engine: Engine
     provider: str
@@ -69,6 +72,7 @@ PROVIDERS: dict[RuntimeName, str] = {
     "browser-webgpu": "webgpu",
     "openvino": "OpenVINO CPU",
     RECORDED: RECORDED,
+    SERVER: SERVER,
     "tract": "tract cpu",
 }
 """What the gate's other kinds promise to run on, but for `ort`. Of the kinds of packages only their
@@ -81,7 +85,7 @@ _OTHER = RuntimeTraits("other", "", None)
 
 
 def is_runtime_name(text: str) -> bool:
-    """Whether a runtime may have this name."""
+    """Return whether a runtime may have this name."""
     try:
         _NAME.validate_python(text)
     except ValidationError:
@@ -90,7 +94,7 @@ def is_runtime_name(text: str) -> bool:
 
 
 def traits_of(name: RuntimeName) -> RuntimeTraits:
-    """What a name promises; nothing of one that is not the gate's own."""
+    """Return the properties that a name guarantees; none for a name that is not built in."""
     return RUNTIMES.get(name, _OTHER)
 
 
@@ -99,7 +103,7 @@ HEAVY = re.compile(r"Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN")
 
 
 class CpuNode(Record):
-    """A node that ran on the CPU although another provider was asked for, and computes no shape."""
+    """A node that ran on the CPU although another provider was requested, and computes no shape."""
 
     name: str
     """`op_type:node_name`, as in `RuntimeEvidence.fallback_nodes`."""
@@ -112,7 +116,7 @@ class CpuNode(Record):
 
 
 class RuntimeIdentity(Record):
-    """What measured under a name that promises nothing by itself, or with options of its own."""
+    """The identity of a runtime that its name does not define, or that has its own options."""
 
     kind: RuntimeName
     """Its name in the registry; `ort` for ONNX Runtime by its options."""

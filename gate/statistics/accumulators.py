@@ -161,7 +161,7 @@ class ElementMoments:
 
     @np.errstate(all="ignore")
     def merge(self, other: ElementMoments) -> ElementMoments:
-        """Of both streams."""
+        """Return the moments of both streams."""
         merged = ElementMoments()
         merged._followed = self._followed and other._followed
         merged._add(self)
@@ -216,7 +216,7 @@ def _root(variance: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Variation:
-    """Whether the reference rows differ from each other; the first row stands for all."""
+    """The variation of the reference: whether its rows differ. The first row is kept."""
 
     rows: int = 0
     first: Array | None = None
@@ -224,12 +224,12 @@ class Variation:
 
     @classmethod
     def of(cls, rows: Array) -> Variation:
-        """Of an array, shape (rows > 0, elements)."""
+        """Return the variation of an array, shape (rows > 0, elements)."""
         same = len(rows) == 1 or _equal(rows, rows[:1])
         return cls(len(rows), rows[0].copy(), same)
 
     def merge(self, other: Variation) -> Variation:
-        """Of both streams."""
+        """Return the variation of both streams."""
         if self.first is None or other.first is None:
             return other if self.first is None else self
         same = (
@@ -307,7 +307,7 @@ class MagnitudeHistogram:
         self._counts[0] -= zeros
 
     def merge(self, other: MagnitudeHistogram) -> MagnitudeHistogram:
-        """Of both streams."""
+        """Return the histogram of both streams."""
         merged = MagnitudeHistogram()
         merged._zeros = self._zeros + other._zeros
         merged._counts = self._counts + other._counts
@@ -326,7 +326,7 @@ class MagnitudeHistogram:
         self._counts[first : first + len(counts)] = counts
 
     def without(self, sizes: ArrayLike) -> MagnitudeHistogram:
-        """The same with these of the sizes as zeros."""
+        """Return the histogram with some of the sizes counted as zeros."""
         moved = MagnitudeHistogram()
         moved.update(np.asarray(sizes, np.float64))
         less = MagnitudeHistogram()

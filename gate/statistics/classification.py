@@ -31,7 +31,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ClassReading:
-    """How the numbers of an output of classes are read."""
+    """The interpretation of the numbers of an output of classes."""
 
     normalised: bool = False
     """They are probabilities as they are: no softmax is taken."""
@@ -43,7 +43,7 @@ LOGITS = ClassReading()
 
 @dataclass(frozen=True)
 class ClassAnswers:
-    """Of one side, one row a sample."""
+    """The class answers of one side, one row for each sample."""
 
     values: Floats
     """As the output has them, shape (rows, classes >= 2)."""
@@ -60,7 +60,7 @@ class ClassAnswers:
 
     @classmethod
     def of(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
-        """The answers that these values are. `normalised`: no softmax is taken."""
+        """Return the answers of these values. `normalised`: no softmax is taken."""
         rows = np.arange(len(values))
         with np.errstate(all="ignore"):
             top1 = values.argmax(axis=1)
@@ -106,7 +106,7 @@ def _softmax(logits: Floats) -> Floats:
     return powers
 
 
-# Formulas: docs/metrics.md and `gate.records.evidence.Confidence`.
+# Formulas: docs/metrics.md and `gate.records.outputs.Confidence`.
 
 
 _BAND_EDGES = (0.01, 0.05, 0.10)
@@ -153,7 +153,7 @@ class ConfidenceStatistics:
         np.maximum.at(self._largest, reference.top1, moved)
 
     def merge(self, other: ConfidenceStatistics) -> ConfidenceStatistics:
-        """Of both streams; both have the same number of classes."""
+        """Return the statistics of both streams, which have the same number of classes."""
         merged = ConfidenceStatistics(len(self.samples))
         for field in ("samples", "_moved", "_signed", "_reference", "_candidate", "_bands"):
             setattr(merged, field, getattr(self, field) + getattr(other, field))
@@ -187,16 +187,15 @@ class ConfidenceStatistics:
         )
 
 
-# Formulas: docs/metrics.md and `gate.records.outputs.SampleCrossing`.
+# Formulas: docs/metrics.md and `gate.records.outputs.Crossing`.
 
 
 class CrossingStatistics:
-    """Counts, at one operating point, samples on which somebody acts by one side only.
+    """Counts, at one operating point, the samples on which only one side acts.
 
-    merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
-
-    A sample that has no answer on a side crosses. What crosses for a near-tie of two classes
-    alone is left out of all counts, as it is in agreement: `ties` of the result says which.
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)). A sample that
+    has no answer on a side crosses. A crossing for a near-tie of two classes alone is left out of
+    all counts, as it is in agreement: `ties` of the result lists these.
     """
 
     def __init__(self, point: OperatingPoint) -> None:
@@ -231,7 +230,7 @@ class CrossingStatistics:
             self._take(part)
 
     def merge(self, other: CrossingStatistics) -> CrossingStatistics:
-        """Of both streams, at the same point."""
+        """Return the statistics of both streams, at the same point."""
         merged = CrossingStatistics(self.point)
         merged._counts = self._counts + other._counts
         merged._take(self)
@@ -276,7 +275,7 @@ def _entries(
     return [SampleCrossing(*entry) for entry in zip(*columns, strict=True)]
 
 
-# Formulas: docs/metrics.md and `gate.records.evidence.ClassParity`.
+# Formulas: docs/metrics.md and `gate.records.outputs.ClassParity`.
 
 
 class ClassStatistics:
@@ -396,9 +395,12 @@ class ClassStatistics:
         """Samples whose answers differ, the first hundred."""
         return [disagreement.sample for disagreement in self._listed]
 
-    def look(self, sample: int, truth: Floats, floor: Floats) -> None:
-        """Count a sample apart if its answers differ by no more than rounding: the truth of both
-        classes, shape (1, classes), is nearer than the errors of two honest implementations."""
+    def accept_tie(self, sample: int, truth: Floats, floor: Floats) -> None:
+        """Count a sample apart if its answers differ by no more than rounding.
+
+        That is so if the float64 values of both classes, `truth` of shape (1, classes), are nearer
+        than the errors of two correct implementations.
+        """
         disagreement = next(
             disagreement for disagreement in self._listed if disagreement.sample == sample
         )
@@ -414,7 +416,7 @@ class ClassStatistics:
         self._unsure += len(truth) - same
 
     def _accuracy(self) -> Accuracy | None:
-        """None unless every sample has a label."""
+        """Return the accuracy of both sides; None unless every sample has a label."""
         if not self.samples or self._labelled != self.samples:
             return None
         return Accuracy(
@@ -455,7 +457,7 @@ def _unknown_alike(r: ClassAnswers, c: ClassAnswers) -> Bools:
 
 
 def _same_top(r: Floats, c: Floats, k: int) -> Bools:
-    """For each row, whether the sets of the k largest are equal, shape (batch,)."""
+    """Return, for each row, whether the sets of the k largest are equal, shape (batch,)."""
     if k == r.shape[1]:
         return np.ones(len(r), np.bool_)
     same: Bools = (_top(r, k) == _top(c, k)).all(axis=1)
@@ -516,7 +518,7 @@ class WorstSamples:
         self._kept = _worst_first(self._kept + new)
 
     def merge(self, other: WorstSamples) -> WorstSamples:
-        """Of both streams."""
+        """Return the worst samples of both streams."""
         merged = WorstSamples()
         merged._kept = _worst_first(self._kept + other._kept)
         return merged
@@ -530,9 +532,9 @@ class WorstSamples:
 
 
 def _worst_first(samples: list[WorstSample]) -> list[WorstSample]:
-    return sorted(samples, key=_place)[:KEPT]
+    return sorted(samples, key=_sort_key)[:KEPT]
 
 
-def _place(sample: WorstSample) -> tuple[bool, float, int]:
+def _sort_key(sample: WorstSample) -> tuple[bool, float, int]:
     unknown = math.isnan(sample.max_abs_diff)
     return (not unknown, 0.0 if unknown else -sample.max_abs_diff, sample.sample)

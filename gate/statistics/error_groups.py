@@ -70,21 +70,23 @@ class GroupedErrors:
     """The largest absolute values, shape (4, groups)."""
     spread: Floats
     """Sums of squares of what each independent draw adds to `sums`, shape (4, groups): the fewer
-    draws an error comes from, the larger this is beside the square of its sum."""
+    draws an error comes from, the larger this is relative to the square of its sum."""
     limit: Floats
     """Independent draws at most, shape (groups,)."""
 
     @classmethod
     def empty(cls, groups: int) -> GroupedErrors:
-        """Nothing yet."""
+        """Return errors without any element."""
         kinds = np.zeros((_KINDS, groups))
         return cls(np.zeros(groups), kinds, kinds, kinds, np.zeros(groups))
 
     @classmethod
-    def by_place(cls, values: Floats, counted: NDArray[np.bool_]) -> GroupedErrors:
-        """Of absolute values of shape (4, samples, repeats, groups); what is not `counted`, of
-        shape (samples, repeats, groups), is zero in `values`. A sample is one draw, because its
-        errors have common causes."""
+    def from_values(cls, values: Floats, counted: NDArray[np.bool_]) -> GroupedErrors:
+        """Return the errors for absolute values of shape (4, samples, repeats, groups).
+
+        `counted`, shape (samples, repeats, groups): `values` is zero where it is false. A sample is
+        one draw, because its errors have common causes.
+        """
         squares = np.square(values).sum(axis=2)
         return cls(
             counted.sum(axis=(0, 1)).astype(np.float64),
@@ -96,8 +98,10 @@ class GroupedErrors:
 
     @classmethod
     def by_label(cls, values: Floats, labels: NDArray[np.int64], groups: int) -> GroupedErrors:
-        """Of absolute values of shape (4, elements), with the group of each element; every element
-        is a draw."""
+        """Return the errors for absolute values, shape (4, elements), by group of the element.
+
+        Every element is a draw.
+        """
         counts = np.bincount(labels, minlength=groups).astype(np.float64)
         squares = np.square(values)
         sums = [np.bincount(labels, weights=row, minlength=groups) for row in squares]
@@ -139,8 +143,10 @@ class GroupedErrors:
         return np.asarray(np.sqrt(self.sums[kind] / np.maximum(self.counts, 1.0)))
 
     def draws(self, kind: int) -> Floats:
-        """How many independent draws of a normal distribution scatter as these errors do, shape
-        (groups,): 3 (sum e^2)^2 / sum e^4, because of n of them sum e^4 is 3 (sum e^2)^2 / n."""
+        """Return how many independent normal draws scatter as these errors do, shape (groups,).
+
+        It is 3 (sum e^2)^2 / sum e^4, because of n of them sum e^4 is 3 (sum e^2)^2 / n.
+        """
         with np.errstate(all="ignore"):
             ratio = 3.0 * np.square(self.sums[kind]) / self.spread[kind]
             ratio = np.where(np.isnan(ratio), np.inf, ratio)
@@ -187,7 +193,7 @@ class NoiseGroups:
         return np.asarray(np.sqrt(self.rounding.sums[CANDIDATE] / counts))
 
     def noise_floor(self, *, peaks: bool) -> Floats:
-        """The errors that no runtime is blamed for; NaN if one of them is."""
+        """Return the errors that are attributed to no runtime; NaN if one of them is."""
         return self._peak_floor if peaks else self._floor
 
     @cached_property
@@ -205,7 +211,7 @@ class NoiseGroups:
         return np.asarray(np.maximum(np.maximum(reference, tossed), least))
 
     def scatter(self, groups: int) -> Floats:
-        """What chance makes of a ratio here, by the error that is the floor."""
+        """Return by what factor chance may raise a ratio here, by the error that is the floor."""
         return scatter(self._draws, groups)
 
     @cached_property
@@ -231,10 +237,10 @@ class NoiseGroups:
 def worst_of(
     groups: list[NoiseGroups], count: int, *, peaks: bool
 ) -> tuple[float, str | None, Side]:
-    """The largest ratio of `groups`, the whole output first; where it is, and who is closer there.
+    """Return the largest ratio of `groups`, its position and the closer side there.
 
-    `count`: groups beside the whole. A column is named where it is so much worse than the rest that
-    it alone makes the ratio.
+    The first group is the whole output. `count`: groups in addition to the whole. A column is named
+    where it is so much worse than the rest that it alone makes the ratio.
     """
     places = []
     for group in groups:
@@ -242,7 +248,7 @@ def worst_of(
             ratios = group.ratios(1 if group is groups[0] else count, peaks=peaks)
             index = int(ratios.argmax())  # the first NaN, if there is one
             raw = group.rms(CANDIDATE)[index] / group.noise_floor(peaks=False)[index]
-            places.append(_Place(float(ratios[index]), float(raw), group, index))
+            places.append(_WorstGroup(float(ratios[index]), float(raw), group, index))
     worst = max(places, key=lambda place: (math.isnan(place.ratio), place.ratio))
     columns = [place for place in places if place.group.axis and place.raw >= _ALONE * worst.raw]
     named = max(columns, key=lambda place: place.raw, default=worst)
@@ -252,19 +258,19 @@ def worst_of(
 
 
 def scatter(draws: Floats, groups: int) -> Floats:
-    """By what factor a ratio of two rms of equal size exceeds 1 in the worst of `groups` groups.
+    """Return how far chance raises a ratio of two equal rms in the worst of `groups` groups.
 
-    The ratio of two mean squares of n normal errors follows Fisher's F(n, n); here the floor below
-    it is the larger of two such, which is taken as F(n, 2n). It is its quantile at
+    The ratio of two mean squares of n normal errors follows Fisher's F(n, n); here the floor in the
+    denominator is the larger of two such, which is taken as F(n, 2n). The factor is its quantile at
     1 - 1e-4 / groups: 1.03 for 10 000 draws of one group, 1.25 for 320, 2.1 for 32 in each of ten
-    columns, 25 for 2. At most 100, whatever few draws there are.
+    columns, 25 for 2. At most 100, however few draws there are.
     """
     quantile = fdtri(draws, 2.0 * draws, 1.0 - _CHANCE / max(groups, 1))
     quantile = np.where(np.isnan(quantile), np.inf, quantile)
     return np.asarray(np.clip(np.sqrt(quantile), 1.0, _MOST))
 
 
-class _Place(NamedTuple):
+class _WorstGroup(NamedTuple):
     """The worst of the groups of one kind."""
 
     ratio: float

@@ -89,9 +89,11 @@ class IntegerMismatches:
         """Samples that differ; none where too much differs to be ties."""
         return [] if self._overflown else sorted(self._kept)
 
-    def look(self, sample: int, alternative: Array) -> None:
-        """Excuse the elements of a sample of which the candidate says what `alternative` has there:
-        the float64 truth, or what random rounding makes of it."""
+    def accept_ties(self, sample: int, alternative: Array) -> None:
+        """Excuse the elements of a sample in which the candidate equals `alternative`.
+
+        `alternative` is the float64 truth, or a run under random rounding.
+        """
         places = self._kept.get(sample, {})
         if not places or {alternative.size} != self._widths:
             return
@@ -102,7 +104,7 @@ class IntegerMismatches:
             del self._kept[sample]
 
     def unexplained(self, sample: int) -> int:
-        """How many elements of a sample are not excused."""
+        """Return how many elements of a sample are not excused."""
         return len(self._kept.get(sample, ()))
 
     @property
@@ -117,15 +119,18 @@ class IntegerMismatches:
 
     @property
     def largest(self) -> dict[int, float]:
-        """Of what is not excused: the largest |c - r| of each sample."""
+        """The largest |c - r| of each sample, without excused elements."""
         return {
             sample: max(size for size, _ in places.values())
             for sample, places in self._kept.items()
         }
 
     def remaining(self) -> tuple[WorstValue, float, tuple[float, float]]:
-        """Of what is not excused: the worst |c - r|, the sum of all, and the sum and the largest of
-        the Euclidean norms of the samples."""
+        """Return the statistics of the elements that are not excused.
+
+        The worst |c - r|, the sum of all, and the sum and the largest of the Euclidean norms of the
+        samples.
+        """
         worst, total = WorstValue(0.0, 0), 0.0
         norms = []
         for sample, places in self._kept.items():
@@ -136,7 +141,7 @@ class IntegerMismatches:
         return worst, total, (sum(norms), max(norms, default=0.0))
 
 
-# Formulas: docs/metrics.md and `gate.records.evidence.OutputParity`.
+# Formulas: docs/metrics.md and `gate.records.outputs.OutputParity`.
 
 
 Floats = NDArray[np.float64]
@@ -190,7 +195,7 @@ class OutputStatistics:
         self._not_logits = False
 
     def disable_class_metrics(self) -> None:
-        """Take the output for no logits, whatever its shape in the batches."""
+        """Treat the output as not being logits, whatever its shape in the batches."""
         self._not_logits = True
 
     def update(self, reference: OutputArray, candidate: OutputArray, span: Span) -> None:

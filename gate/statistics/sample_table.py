@@ -61,7 +61,7 @@ class RowSpool:
         weakref.finalize(self, self._file.close)
 
     def __contains__(self, output: str) -> bool:
-        """Whether rows of it were given."""
+        """Return whether rows of this output were added."""
         return output in self._runs
 
     def add(self, output: str, rows: NDArray[np.void]) -> None:
@@ -134,7 +134,7 @@ class RowStatistics:
         self._rows += len(r)
         moved = distances(c.max(axis=1), r.max(axis=1))
         error = np.nan_to_num(np.abs(r.sum(axis=1) - 1.0), nan=np.inf, posinf=np.inf)
-        # Equal infinities have no direction and no sum: what is beside them is compared.
+        # Equal infinities have no direction and no sum: the other elements are compared.
         infinite = np.isinf(r) & (r == c)
         if infinite.any():
             r, c = np.where(infinite, 0.0, r), np.where(infinite, 0.0, c)
@@ -192,7 +192,7 @@ def _lengths(rows: Floats) -> Floats:
 
 
 MOST = 1_000_000
-"""Samples of an output that get a row: the first, whatever the order in which they come."""
+"""Samples of an output that get a row: the first by index, in whatever order they come."""
 
 COLUMNS = ("runtime", "output", "index", "label", "reference_top1", "candidate_top1",
            "reference_probability", "candidate_probability", "confidence_diff",
@@ -246,7 +246,7 @@ class SampleRows:
         self._parts.append(part)
 
     def merge(self, other: SampleRows) -> SampleRows:
-        """Of both streams."""
+        """Return the rows of both streams."""
         merged = SampleRows()
         merged._parts = self._parts + other._parts
         return merged
@@ -294,7 +294,7 @@ class SampleTable:
 
     @classmethod
     def of(cls, runtimes: Mapping[str, Mapping[str, OutputRows]]) -> SampleTable:
-        """Of rows by runtime, and by output."""
+        """Return the table of rows by runtime, and by output."""
         return cls({(name, output): rows for name, own in runtimes.items()
                     for output, rows in own.items()})  # fmt: skip
 

@@ -59,7 +59,7 @@ class PairwiseMerge(Generic[T]):
             self._waiting[-2:] = [(2 * leaves, self._merge(left, right))]
 
     def result(self) -> T:
-        """All of them, at least one."""
+        """Return the merge of all values, of which there is at least one."""
         values = [value for _, value in self._waiting]
         whole = values.pop()
         while values:
@@ -112,7 +112,7 @@ def serializable(cls: _Class) -> _Class:
 
 
 def to_plain(value: Any) -> Any:
-    """What JSON can hold of it. Raises TypeError for what is no part of statistics."""
+    """Convert a value for JSON. Raises TypeError for a type that is not part of statistics."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float) and math.isfinite(value):

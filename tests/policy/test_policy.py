@@ -255,7 +255,7 @@ def test_provider_options_are_text():
 )
 def test_a_wrong_section_incumbent_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ChampionPolicy(**section)
+        Policy(incumbent=ChampionPolicy(**section), runtimes=Policy.default().runtimes)
 
 
 def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:

@@ -1,0 +1,189 @@
+"""Judge the metrics of the task by their bounds. Reads numbers only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from gate.decision.check_result import CheckResult, Problem, Verdict, statement
+from gate.policy.metrics import MetricPolicy
+from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison
+from gate.records.evidence import Evidence, RuntimeEvidence, Source
+from gate.records.metrics import ChampionMetric, MetricDrop, MetricEvidence
+
+Change = tuple[str | None, int, MetricDrop]
+"""Title of the group, its samples, the drop."""
+
+
+def measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """One check for each metric: whether this evidence has it, as the policy defines it."""
+    for metric in policy.metrics:
+        problem = _problem(metric, _of(evidence, metric), evidence.source)
+        check = statement("metric", [problem] if problem else [], verdict=Verdict.ERROR)
+        yield check.model_copy(update={"point": metric.name})
+
+
+def runtime_metric_checks(
+    policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
+) -> Iterator[CheckResult]:
+    """Yield the checks of one runtime; none for a metric that was not measured (see `measured`)."""
+    for metric in policy.metrics:
+        found = _of(evidence, metric)
+        if found is None or _problem(metric, found, evidence.source) is not None:
+            continue
+        sides = [(group, group.runtimes.get(runtime.runtime)) for group in found.groups]
+        drops = [(group.title, group.samples, side.change) for group, side in sides if side]
+        if len(drops) < len(sides):
+            problem: Problem = {"code": "metric_no_side", "runtime": runtime.runtime}
+            check = statement("metric", [problem], verdict=Verdict.ERROR)
+            yield check.model_copy(update={"point": metric.name, "runtime": runtime.runtime})
+            continue
+        first, whole = sides[0]
+        assert whole is not None
+        yield from _limits(metric, whole.value, samples=first.samples, runtime=runtime.runtime)
+        if metric.max_drop is not None:
+            for check in _drops("metric_drop", metric, drops, metric.max_drop):
+                yield check.model_copy(update={"runtime": runtime.runtime})
+
+
+def champion_metric_checks(
+    policy: Policy, evidence: Evidence, incumbent: ChampionComparison
+) -> Iterator[CheckResult]:
+    """The checks against the champion, which is comparable."""
+    for metric in policy.metrics:
+        limit = metric.max_drop_from_champion
+        if limit is None:
+            continue
+        found = next((each for each in incumbent.metrics if each.name == metric.name), None)
+        problem = _problem(metric, found, evidence.source)
+        if problem is not None or found is None:
+            check = statement(
+                "metric_champion_drop",
+                [problem or {"code": "metric_absent"}],
+                verdict=Verdict.ERROR,
+            )
+            yield check.model_copy(update={"point": metric.name})
+            continue
+        drops = [(group.title, group.samples, group.change) for group in found.groups]
+        for check in _drops("metric_champion_drop", metric, drops, limit):
+            unpaired = [] if found.paired else [{"code": "metric_unpaired"}]
+            yield check.model_copy(update={"params": {**check.params, "notes": unpaired}})
+
+
+def _of(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence | None:
+    return next((each for each in evidence.metrics if each.name == metric.name), None)
+
+
+def _problem(
+    metric: MetricPolicy, found: MetricEvidence | ChampionMetric | None, source: Source
+) -> Problem | None:
+    """Return why the numbers of a metric do not count; None: they do."""
+    if found is None:
+        return {"code": "metric_absent"}
+    if found.failure is not None:
+        return {"code": "metric_failed", "reason": found.failure.rstrip(".")}
+    titles = [group.title for group in found.groups]
+    columns = {group.column for group in found.groups[1:]}
+    whole = titles[:1] == [None] and len(set(titles)) == len(titles)
+    wrong = {
+        "metric_other": found.definition_sha256 != metric.definition(),
+        "metric_groups": not whole or columns != set(metric.slices),
+        "metric_slices": bool(metric.slices) and source.slices_sha256 is None,
+        "metric_source": not (metric.is_builtin or found.source),
+        "metric_values": isinstance(found, MetricEvidence) and found.values_sha256 is None,
+    }
+    return next(({"code": code} for code, holds in wrong.items() if holds), None)
+
+
+def _limits(
+    metric: MetricPolicy, value: float, *, samples: int, runtime: str
+) -> Iterator[CheckResult]:
+    higher = metric.is_higher_better
+    bound = metric.min if higher else metric.max
+    if bound is None:
+        return
+    holds = math.isfinite(value) and (value >= bound if higher else value <= bound)
+    yield CheckResult(
+        name="metric_limit",
+        point=metric.name,
+        runtime=runtime,
+        observed=value,
+        bound=bound,
+        relation=">=" if higher else "<=",
+        samples=samples,
+        verdict=Verdict.PASS if holds and samples else Verdict.FAIL,
+        code="within" if holds and samples else "beyond",
+    )
+
+
+def _drops(
+    name: str, metric: MetricPolicy, drops: Sequence[Change], limit: float
+) -> Iterator[CheckResult]:
+    """One check for each group: the upper bound of its drop is at most `limit`, with Holm's
+    correction over the slices; of a limit of 0 the drop itself."""
+    from gate.metrics.intervals import holds_by_holm  # scipy, which reports need not load
+
+    whole = [change.bounds for title, _, change in drops if title is None]
+    family = [change.bounds for title, _, change in drops if title is not None]
+    whole_holds = [len(bounds) == 1 and bounds[0] <= limit for bounds in whole]
+    complete = all(len(bounds) == len(family) for bounds in family)
+    holds = holds_by_holm(family, limit) if complete else [False] * len(family)
+    # What stays open is held against the level at which Holm's procedure ended.
+    rank = max(holds.count(False), 1)
+    proven = iter(holds)
+    for title, samples, change in drops:
+        point = metric.name if title is None else f"{metric.name}, {title}"
+        if title is None:
+            held, level = whole_holds.pop(0), 0
+        else:
+            held, level = next(proven), min(rank, len(change.bounds)) - 1
+        yield _drop(
+            CheckResult(name=name, point=point, relation="<=", samples=samples,
+                        verdict=Verdict.FAIL),
+            change,
+            limit,
+            (held, level, 1.0 - metric.confidence),
+        )  # fmt: skip
+
+
+def _drop(
+    check: CheckResult, change: MetricDrop, limit: float, proof: tuple[bool, int, float]
+) -> CheckResult:
+    held, level, alpha = proof
+    upper = change.bounds[level] if 0 <= level < len(change.bounds) else math.nan
+    finite = math.isfinite(change.drop) and math.isfinite(upper) and bool(check.samples)
+    params: Problem = {"drop": change.drop, "changed": change.changed, "method": change.method}
+    if limit == 0.0:  # the values themselves: there may be no bound
+        finite = math.isfinite(change.drop) and bool(check.samples)
+        good = finite and change.drop <= 0.0
+        verdict = Verdict.PASS if good else Verdict.FAIL if finite else Verdict.ERROR
+        code = "no_worse" if good else "worse" if finite else "no_number"
+        update = {"observed": change.drop, "bound": limit, "params": params}
+        return check.model_copy(update={**update, "verdict": verdict, "code": code})
+    update = {"observed": upper, "bound": limit}
+    if not finite:
+        return check.model_copy(
+            update={**update, "verdict": Verdict.ERROR, "code": "no_number", "params": params}
+        )
+    if held and change.drop <= limit:
+        return check.model_copy(
+            update={**update, "verdict": Verdict.PASS, "code": "proven", "params": params}
+        )
+    if change.drop > limit:
+        return check.model_copy(
+            update={**update, "verdict": Verdict.FAIL, "code": "dropped", "params": params}
+        )
+    from gate.metrics.intervals import samples_needed
+
+    needed = samples_needed(
+        check.samples or 0,
+        drop=change.drop,
+        bound=upper,
+        limit=limit,
+        alpha=alpha / (level + 1),
+        scale=change.scale,
+    )
+    code = "too_few" if needed is not None else "at_limit"
+    update |= {"params": params | ({"needed": needed} if needed is not None else {})}
+    return check.model_copy(update={**update, "verdict": Verdict.ERROR, "code": code})

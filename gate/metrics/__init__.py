@@ -1,0 +1,1 @@
+"""Metrics of the task: values per sample, confidence bounds and slices."""

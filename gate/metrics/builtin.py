@@ -1,0 +1,511 @@
+"""The built-in metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.errors import DataError, PackageMissing, PolicyError
+from gate.metrics import intervals
+from gate.metrics.intervals import Array, Statistic
+from gate.metrics.metric import Metric, OfRows, OfSums, PerSample, State
+
+_MOST_PSNR = 100.0
+"""dB, of equal images."""
+
+_RECALLS = np.linspace(0.0, 1.0, 101)
+"""COCO's recalls at which precision is read."""
+
+_COCO_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
+
+_MOST_DETECTIONS = 100
+"""Of an image, by score, as COCO counts."""
+
+
+def built_in(name: str, options: Mapping[str, Any]) -> Metric:
+    """Return the metric of this name (`gate.policy.metrics.BUILTIN`). Raises PolicyError for
+    options of a wrong kind."""
+    try:
+        return _MAKERS[name](**options)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"options of {name}: {error}") from error
+
+
+def _classes(outputs: Any) -> NDArray[np.int64]:
+    """Return class indices: the largest of scores (samples, classes, ...), or the integers."""
+    array = _scores(outputs)
+    if array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    if array.ndim < 2 or array.shape[1] < 2:
+        raise DataError(f"outputs have shape {array.shape}, expected (samples, classes >= 2)")
+    return np.asarray(array.argmax(axis=1), dtype=np.int64)
+
+
+def _scores(outputs: Any) -> NDArray[Any]:
+    """Return outputs that are compared with each other. Raises DataError for NaN, of which none is
+    the largest."""
+    array = np.asarray(outputs)
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise DataError("the outputs have NaN, expected numbers")
+    return array
+
+
+def _labels(labels: Any, like: tuple[int, ...]) -> NDArray[Any]:
+    if labels is None:
+        raise DataError("there are no labels. Pass --labels")
+    array = np.asarray(labels)
+    if array.shape != like:
+        raise DataError(f"labels have shape {array.shape}, expected {like}")
+    return array
+
+
+def _class_labels(
+    labels: Any, like: tuple[int, ...], classes: int | None = None, *, ignore: int | None = None
+) -> NDArray[np.int64]:
+    """Return class indices. Raises DataError for labels that no output can equal: no integers, or
+    none of `classes` nor `ignore`. Both sides would miss them alike, and no drop would show."""
+    array = _labels(labels, like)
+    if array.dtype.kind in "biuf":
+        whole = np.isfinite(array) & (array == np.floor(array))
+    else:
+        whole = np.zeros(array.shape, dtype=bool)
+    if not whole.all():
+        raise DataError(
+            f"a label is {array[~whole].tolist()[0]!r}, expected the index of a class as an integer"
+        )
+    found = array.astype(np.int64)
+    if classes is not None:
+        beyond = (found < 0) | (found >= classes)
+        if ignore is not None:
+            beyond &= found != ignore
+        if beyond.any():
+            raise DataError(f"a label is {found[beyond][0]}, expected 0 to {classes - 1}")
+    return found
+
+
+def _number_of_classes(outputs: Any, axis: int = 1) -> int | None:
+    """Return the number of classes that have scores; None of class indices."""
+    array = np.asarray(outputs)
+    return None if array.dtype.kind in "iub" else int(array.shape[axis])
+
+
+def _numbers(outputs: Any, labels: Any) -> tuple[Array, Array]:
+    """Return both as float64, shape (samples, values)."""
+    array = np.asarray(outputs, dtype=np.float64)
+    target = _labels(labels, array.shape).astype(np.float64)
+    return array.reshape(len(array), -1), target.reshape(len(array), -1)
+
+
+def _accuracy(k: int = 1) -> Metric:
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"k is {k!r}, expected 1 or more")
+
+    def hits(outputs: Any, labels: Any) -> Any:
+        if k == 1:
+            found = _classes(outputs)
+            return found == _class_labels(labels, found.shape, _number_of_classes(outputs))
+        array = _scores(outputs)
+        if array.ndim != 2 or array.shape[1] < k:
+            raise DataError(f"outputs have shape {array.shape}: no top-{k} of these labels")
+        target = _class_labels(labels, (len(array),), array.shape[1])
+        # Ties count against the label, so that equal scores prove nothing.
+        own = array[np.arange(len(array)), target][:, None]
+        return (array >= own).sum(axis=1) <= k
+
+    return PerSample(hits)
+
+
+def _exact_match() -> Metric:
+    def hits(outputs: Any, labels: Any) -> Any:
+        array = _scores(outputs)
+        classes = _number_of_classes(array, axis=-1)
+        if classes is not None:
+            array = array.argmax(axis=-1)
+        target = _class_labels(labels, array.shape, classes)
+        return (array == target).reshape(len(array), -1).all(axis=1)
+
+    return PerSample(hits)
+
+
+def _error(power: int) -> Callable[[], Metric]:
+    def make() -> Metric:
+        def errors(outputs: Any, labels: Any) -> Any:
+            array, target = _numbers(outputs, labels)
+            return (np.abs(array - target) ** power).mean(axis=1)
+
+        return PerSample(errors)
+
+    return make
+
+
+def _psnr(data_range: float = 1.0) -> Metric:
+    if not data_range > 0:
+        raise ValueError(f"data_range is {data_range!r}, expected above 0")
+
+    def values(outputs: Any, labels: Any) -> Any:
+        array, target = _numbers(outputs, labels)
+        error = ((array - target) ** 2).mean(axis=1)
+        with np.errstate(divide="ignore"):
+            return np.minimum(10.0 * np.log10(data_range**2 / error), _MOST_PSNR)
+
+    return PerSample(values)
+
+
+def _cosine() -> Metric:
+    def values(outputs: Any, labels: Any) -> Any:
+        array, target = _numbers(outputs, labels)
+        norms = np.linalg.norm(array, axis=1) * np.linalg.norm(target, axis=1)
+        return (array * target).sum(axis=1) / norms
+
+    return PerSample(values)
+
+
+class _F1:
+    """F1 of class counts: `macro` (mean over the classes that occur), `micro`, or `binary`."""
+
+    resamples = 1_999
+
+    def __init__(self, average: str = "macro", positive: int = 1) -> None:
+        if average not in ("macro", "micro", "binary"):
+            raise ValueError(f"average is {average!r}, expected macro, micro or binary")
+        self._average, self._positive = average, positive
+
+    def update(self, outputs: Any, labels: Any) -> State:
+        """Predicted class and label."""
+        array = _scores(outputs)
+        if array.dtype.kind == "f" and (array.ndim == 1 or array.shape[1:] == (1,)):
+            found = (array.reshape(-1) > 0).astype(np.int64)  # one logit
+            classes: int | None = 2
+        else:
+            found, classes = _classes(array), _number_of_classes(array)
+        target = _class_labels(labels, found.shape, classes)
+        if found.ndim != 1:
+            raise DataError(f"outputs have shape {array.shape}, expected one class per sample")
+        return State(np.column_stack([found, target]).astype(np.float64))
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the metric as a function of block weights, from counts by block and class."""
+        found, target = state.rows.astype(np.int64).T
+        blocks = intervals.block_of(state.samples)
+        size, count = int(max(found.max(), target.max())) + 1, int(blocks.max()) + 1
+
+        def counts(which: NDArray[np.bool_], classes: NDArray[np.int64]) -> Array:
+            places = blocks[which] * size + classes[which]
+            return np.bincount(places, minlength=count * size).reshape(count, size).astype(float)
+
+        everywhere = np.ones(len(found), dtype=bool)
+        hits = counts(found == target, target)
+        twice = counts(everywhere, found) + counts(everywhere, target)
+
+        def value(weights: Array) -> Array:
+            hit, total = 2.0 * (weights @ hits), weights @ twice
+            if self._average == "binary":
+                if self._positive >= size:
+                    return np.full(len(weights), np.nan)
+                hit, total = hit[:, [self._positive]], total[:, [self._positive]]
+            elif self._average == "micro":
+                hit, total = hit.sum(axis=1, keepdims=True), total.sum(axis=1, keepdims=True)
+            occurs = total > 0
+            scores = np.divide(hit, total, out=np.zeros_like(hit), where=occurs)
+            # A resample may lack a class: of none at all the score is 0, as in scikit-learn.
+            return np.asarray(scores.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1))
+
+        return value
+
+
+class _Auroc:
+    """Area under the ROC curve: the share of pairs of a positive and a negative sample in which the
+    positive one has the larger score; ties count half."""
+
+    resamples = 1_999
+
+    def __init__(self, positive: int = 1) -> None:
+        self._positive = positive
+
+    def update(self, outputs: Any, labels: Any) -> State:
+        """Score of the positive class, and whether the label is positive."""
+        array = np.asarray(outputs, dtype=np.float64)
+        array = array.reshape(len(array), -1)
+        classes = array.shape[1] if array.shape[1] > 1 else None
+        target = _class_labels(labels, (len(array),), classes) == self._positive
+        if array.shape[1] == 1:
+            score = array[:, 0]
+        elif 0 <= self._positive < array.shape[1]:
+            rest = np.delete(array, self._positive, axis=1)
+            top = rest.max(axis=1)
+            score = array[:, self._positive] - top
+            score -= np.log(np.exp(rest - top[:, None]).sum(axis=1))
+        else:
+            raise DataError(f"there is no class {self._positive} in outputs {array.shape}")
+        return State(np.column_stack([score, target]))
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the metric as a function of block weights, which multiply for a pair of blocks."""
+        scores, positive = state.rows[:, 0], state.rows[:, 1] > 0
+        blocks = intervals.block_of(state.samples)
+        count = int(blocks.max()) + 1
+        high, home = scores[positive], blocks[positive]
+        won = np.zeros((count, count))
+        for block in range(count):
+            low = np.sort(scores[~positive & (blocks == block)])
+            if len(low) and len(high):
+                below = np.searchsorted(low, high) + np.searchsorted(low, high, side="right")
+                won[:, block] = np.bincount(home, weights=below / 2.0, minlength=count)
+        ups = np.bincount(home, minlength=count).astype(float)
+        downs = np.bincount(blocks[~positive], minlength=count).astype(float)
+
+        def value(weights: Array) -> Array:
+            pairs = (weights @ ups) * (weights @ downs)
+            won_by = ((weights @ won) * weights).sum(axis=1)
+            # A resample of one class alone has no curve: it is as good as chance.
+            share: Array = np.divide(won_by, pairs, out=np.full(len(weights), 0.5), where=pairs > 0)
+            return share
+
+        if not (positive.any() and (~positive).any()):
+            return lambda weights: np.full(len(weights), np.nan)
+        return value
+
+
+def _iou(ignore: int | None = None, positive: int = 1) -> Metric:
+    """Mean over classes of intersection by union; of masks without a class axis of `positive`."""
+
+    def counts(outputs: Any, labels: Any) -> Any:
+        array = _scores(outputs)
+        scored = array.dtype.kind == "f" and array.ndim >= 3 and array.shape[1] >= 2
+        if scored:
+            found, classes = array.argmax(axis=1), range(array.shape[1])
+        else:
+            mask = array > 0 if array.dtype.kind == "f" else array == positive
+            mask = mask[:, 0] if mask.ndim >= 3 and mask.shape[1] == 1 else mask
+            found, classes = np.where(mask, positive, positive - 1), range(positive, positive + 1)
+        target = _class_labels(labels, found.shape)
+        valid = np.ones(target.shape, dtype=bool) if ignore is None else target != ignore
+        axes = tuple(range(1, found.ndim))
+        columns = []
+        for one in classes:
+            ours, theirs = (found == one) & valid, (target == one) & valid
+            columns += [(ours & theirs).sum(axis=axes), (ours | theirs).sum(axis=axes)]
+        return np.stack(columns, axis=1)
+
+    def value(sums: Array) -> Array:
+        inter, union = sums[:, ::2], sums[:, 1::2]
+        occurs = union > 0
+        shares = np.divide(inter, union, out=np.zeros_like(inter), where=occurs)
+        return np.asarray(shares.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1))
+
+    return OfSums(counts, value, vectorized=True)
+
+
+def _perplexity(ignore: int = -100) -> Metric:
+    def losses(outputs: Any, labels: Any) -> Any:
+        logits = np.asarray(outputs, dtype=np.float64)
+        if logits.ndim != 3:
+            raise DataError(f"outputs have shape {logits.shape}, expected (samples, tokens, words)")
+        target = _class_labels(labels, logits.shape[:2], logits.shape[2], ignore=ignore)
+        valid = target != ignore
+        top = logits.max(axis=2, keepdims=True)
+        norm = top[..., 0] + np.log(np.exp(logits - top).sum(axis=2))
+        places = np.where(valid, target, 0)
+        own = np.take_along_axis(logits, places[..., None], axis=2)[..., 0]
+        return np.stack([np.where(valid, norm - own, 0.0).sum(axis=1), valid.sum(axis=1)], axis=1)
+
+    def value(sums: Array) -> Array:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.exp(sums[:, 0] / sums[:, 1])
+
+    return OfSums(losses, value, vectorized=True)
+
+
+def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> Metric:
+    """Word error rate: edits by words of the labels.
+
+    Outputs are token ids (samples, tokens), or scores (samples, tokens, words) of which the best is
+    taken; `blank`: of CTC, repeated ids are one. Ids are words by themselves, or pieces of text by
+    `vocabulary`. Labels are texts, or lists of ids.
+    """
+    try:
+        import jiwer
+    except ImportError as error:
+        raise PackageMissing("wer needs jiwer: pip install 'parity-gate[metrics]'") from error
+
+    def text_of(ids: NDArray[np.int64]) -> str:
+        if blank is not None:
+            kept = np.ones(len(ids), dtype=bool)
+            kept[1:] = ids[1:] != ids[:-1]
+            ids = ids[kept & (ids != blank)]
+        if vocabulary is None:
+            return " ".join(map(str, ids))
+        return "".join(vocabulary[place] for place in ids)
+
+    def edits(outputs: Any, labels: Any) -> Any:
+        array = np.asarray(outputs)
+        ids = _scores(array).argmax(axis=-1) if array.dtype.kind == "f" else array
+        if labels is None or len(labels) != len(ids):
+            raise DataError("there are no labels for these samples. Pass --labels")
+        rows = []
+        for one, label in zip(ids, labels, strict=True):
+            wanted = label if isinstance(label, str) else " ".join(map(str, np.asarray(label)))
+            if not wanted.split():  # jiwer takes no empty reference: all words are insertions
+                rows.append([len(text_of(one).split()), 0])
+                continue
+            found = jiwer.process_words(wanted, text_of(one))
+            wrong = found.substitutions + found.deletions + found.insertions
+            rows.append([wrong, found.hits + found.substitutions + found.deletions])
+        return np.array(rows, dtype=np.float64)
+
+    def value(sums: Array) -> Array:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return sums[:, 0] / sums[:, 1]
+
+    return OfSums(edits, value, vectorized=True)
+
+
+# Detection. A row is [0, class, score, matched at each threshold ...] of a detection, or
+# [1, class, 0 ...] of an object.
+
+
+def _map(
+    boxes: str = "boxes",
+    scores: str = "scores",
+    classes: str = "classes",
+    thresholds: Sequence[float] = _COCO_THRESHOLDS,
+) -> Metric:
+    """COCO's mean average precision over classes and IoU thresholds.
+
+    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n);
+    detections with a score of 0 or less do not count. A label is {"boxes": [...], "classes":
+    [...]}.
+    """
+    levels = np.asarray(thresholds, dtype=np.float64)
+    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels <= 1)).all():
+        raise ValueError(f"thresholds are {thresholds!r}, expected numbers above 0 up to 1")
+
+    def update(outputs: Any, labels: Any) -> State:
+        lacking = [name for name in (boxes, scores, classes) if name not in outputs]
+        if lacking:
+            raise DataError(
+                f"there is no output {lacking[0]!r} among {', '.join(map(repr, outputs))}; name "
+                "them in options: boxes, scores, classes"
+            )
+        if labels is None:
+            raise DataError("there are no labels. Pass --labels FILE.jsonl")
+        found = [_scores(outputs[name]) for name in (boxes, scores, classes)]
+        per_image = [
+            _matched(found[0][place], found[1][place], found[2][place], label, levels)
+            for place, label in enumerate(labels)
+        ]
+        return State(np.concatenate(per_image), np.array([len(rows) for rows in per_image]))
+
+    return OfDetections(update)
+
+
+def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Array) -> Array:
+    """Return the rows of one image: its detections, matched greedily by score, and its objects."""
+    if not isinstance(label, Mapping) or not {"boxes", "classes"} <= label.keys():
+        raise DataError('a label of map is {"boxes": [[x1, y1, x2, y2], ...], "classes": [...]}')
+    objects = np.asarray(label["boxes"], dtype=np.float64).reshape(-1, 4)
+    kinds = np.asarray(label["classes"], dtype=np.float64).reshape(-1)
+    if len(objects) != len(kinds):
+        raise DataError(f"the label has {len(objects)} boxes and {len(kinds)} classes")
+    if not (objects[:, :2] <= objects[:, 2:]).all():
+        raise DataError("a box of the label does not have x1 <= x2 and y1 <= y2, or has NaN")
+    kept = np.argsort(-scores, kind="stable")
+    kept = kept[scores[kept] > 0][:_MOST_DETECTIONS]
+    boxes, scores, classes = boxes[kept].astype(np.float64), scores[kept], classes[kept]
+    rows = np.zeros((len(kept) + len(objects), 3 + len(levels)))
+    rows[: len(kept), 1], rows[: len(kept), 2] = classes, scores
+    rows[len(kept) :, 0], rows[len(kept) :, 1] = 1.0, kinds
+    overlap = _overlaps(boxes, objects)
+    overlap[classes[:, None] != kinds[None, :]] = -1.0
+    for place, level in enumerate(levels):
+        free = np.ones(len(objects), dtype=bool)
+        for one in range(len(kept)):
+            values = np.where(free, overlap[one], -1.0)
+            best = int(values.argmax()) if len(values) else -1
+            if best >= 0 and values[best] >= min(level, 1 - 1e-10):
+                free[best] = False
+                rows[one, 3 + place] = 1.0
+    return rows
+
+
+def _overlaps(one: Array, other: Array) -> Array:
+    """Return intersection by union: shape (boxes, objects)."""
+    low = np.maximum(one[:, None, :2], other[None, :, :2])
+    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    inter = np.prod(np.clip(high - low, 0.0, None), axis=2)
+    areas = [
+        np.prod(np.clip(each[:, 2:] - each[:, :2], 0.0, None), axis=1) for each in (one, other)
+    ]
+    union = areas[0][:, None] + areas[1][None, :] - inter
+    share: Array = np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
+    return share
+
+
+class OfDetections(OfRows):
+    """Mean average precision of stored matches; sorted once, weighed for each resample."""
+
+    def __init__(self, update: Callable[..., State]) -> None:
+        super().__init__(update, lambda _state, _weights: np.nan)
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the metric as a function of block weights, which are those of their images."""
+        assert state.lengths is not None
+        image = np.repeat(np.arange(state.samples), state.lengths)
+        home = intervals.block_of(state.samples)[image]
+        objects = state.rows[:, 0] == 1.0
+        kinds = np.unique(state.rows[objects, 1])
+        sorted_: list[tuple[NDArray[np.int64], Array, NDArray[np.int64]]] = []
+        for kind in kinds:
+            own = state.rows[:, 1] == kind
+            places = np.flatnonzero(own & ~objects)
+            places = places[np.argsort(-state.rows[places, 2], kind="stable")]
+            found = state.rows[places, 3:], home[places]
+            sorted_.append((home[own & objects], *found))
+
+        def value(weights: Array) -> Array:
+            if not len(kinds):
+                return np.full(len(weights), np.nan)
+            return np.array([_mean_precision(each, sorted_) for each in weights])
+
+        return value
+
+
+def _mean_precision(
+    weights: Array, classes: Sequence[tuple[NDArray[np.int64], Array, NDArray[np.int64]]]
+) -> float:
+    found = []
+    for objects, matched, home in classes:
+        wanted = weights[objects].sum()
+        if wanted == 0:  # a resample without this class
+            continue
+        own = weights[home][:, None]
+        hits, counted = np.cumsum(own * matched, axis=0), np.cumsum(own, axis=0)
+        recall = hits / wanted
+        precision = np.divide(hits, counted, out=np.zeros_like(hits), where=counted > 0)
+        precision = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+        for level in range(matched.shape[1]):
+            places = np.searchsorted(recall[:, level], _RECALLS - 1e-12)
+            inside = places < len(recall)
+            values = np.zeros(len(_RECALLS))
+            values[inside] = precision[places[inside], level]
+            found.append(values.mean())
+    return float(np.mean(found)) if found else 0.0
+
+
+_MAKERS: dict[str, Callable[..., Metric]] = {
+    "accuracy": _accuracy,
+    "auroc": _Auroc,
+    "cosine": _cosine,
+    "exact_match": _exact_match,
+    "f1": _F1,
+    "iou": _iou,
+    "mae": _error(1),
+    "map": _map,
+    "mse": _error(2),
+    "perplexity": _perplexity,
+    "psnr": _psnr,
+    "wer": _wer,
+}

@@ -1,0 +1,208 @@
+"""Confidence bounds of metrics and of their drops. Imports numpy and scipy only."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv, ndtr, ndtri, stdtrit
+
+Array = NDArray[np.float64]
+
+Method = Literal["exact", "bca", "rule_of_three", "unpaired"]
+"""How a bound was computed; docs/task-metrics.md has the formulas."""
+
+Statistic = Callable[[Array], Array]
+"""The statistic of resamples: weights of the blocks, shape (resamples, blocks), to (resamples,)."""
+
+SEED = 51
+
+MOST_BLOCKS = 500
+"""Samples are resampled in blocks where there are more: the jackknife of n samples takes n^2 steps.
+Blocks of s samples have 1/s of the variance and 1/sqrt(s) of the skewness, so that the variance and
+the acceleration of BCa stay those of single samples."""
+
+RESAMPLES = 4_999
+
+_MOST_EXPANDED = 10.0
+"""By how much an expanded alpha may be smaller: of a handful of samples t tails have no end."""
+
+_ROUNDING = 1e-12
+"""Of the largest value: differences below it are rounding of a sum."""
+
+
+class DropBounds(NamedTuple):
+    """Upper confidence bounds of a drop, one for each level."""
+
+    method: Method
+    upper: tuple[float, ...]
+
+
+def holm_levels(confidence: float, family: int) -> tuple[float, ...]:
+    """Return the one-sided levels of Holm's procedure: 1 - alpha / r for r = 1 ... `family`."""
+    alpha = 1.0 - confidence
+    return tuple(1.0 - alpha / rank for rank in range(1, family + 1))
+
+
+def holds_by_holm(bounds: Sequence[Sequence[float]], limit: float) -> list[bool]:
+    """Return for which members of a family it is proven that the drop is at most `limit`.
+
+    `bounds`: of each member its upper bounds at the levels of `holm_levels`. Holm, Scandinavian
+    Journal of Statistics 6 (1979): the clearest member has to hold at 1 - alpha / family, the next
+    one at 1 - alpha / (family - 1), and so on; the first that does not hold ends it.
+    """
+    open_ = set(range(len(bounds)))
+    while open_:
+        level = len(open_) - 1
+        proven = {member for member in open_ if bounds[member][level] <= limit}
+        if not proven:
+            break
+        open_ -= proven
+    return [member not in open_ for member in range(len(bounds))]
+
+
+def share_limits(count: int, samples: int, level: float) -> tuple[float, float]:
+    """Return the one-sided lower and upper limit of a share, each at `level` (Clopper-Pearson)."""
+    alpha = 1.0 - level
+    lower = float(betaincinv(count, samples - count + 1, alpha)) if count else 0.0
+    upper = float(betaincinv(count + 1, samples - count, level)) if count < samples else 1.0
+    return lower, upper
+
+
+def binary_bounds(worse: int, better: int, samples: int, levels: Sequence[float]) -> DropBounds:
+    """Return upper bounds of (worse - better) / samples for metrics of 0 and 1 per sample.
+
+    Only the samples that changed count. Their shares have exact binomial limits, and the limits of
+    the difference follow from these by squaring and adding (MOVER: Zou and Donner, Statistics in
+    Medicine 27, 2008). If all changes go one way this is the Clopper-Pearson bound; without any
+    change it is the rule of three.
+    """
+    drop = (worse - better) / samples
+    upper = []
+    for level in levels:
+        above = share_limits(worse, samples, level)[1] - worse / samples
+        below = better / samples - share_limits(better, samples, level)[0]
+        upper.append(drop + math.hypot(above, below))
+    return DropBounds("exact" if worse + better else "rule_of_three", tuple(upper))
+
+
+def rare_change_bounds(
+    drop: float, samples: int, levels: Sequence[float], *, scale: float
+) -> DropBounds:
+    """Return upper bounds where no sample changed, or all changed by the same `drop`.
+
+    At most a share of 1 - (1 - level)^(1 / samples), about 3 / samples at 95 %, changes
+    otherwise, by `scale` at most.
+    """
+    room = max(scale - drop, 0.0)
+    upper = (drop + room * -math.expm1(math.log1p(-level) / samples) for level in levels)
+    return DropBounds("rule_of_three", tuple(upper))
+
+
+def bca_limits(
+    statistic: Statistic, blocks: int, levels: Sequence[float], *, resamples: int = RESAMPLES
+) -> tuple[Array, Array] | None:
+    """Return one-sided lower and upper limits by the BCa bootstrap, shape (levels,) each.
+
+    Efron, Journal of the American Statistical Association 82 (1987), with a fixed seed; equal to
+    `scipy.stats.bootstrap` but for the resamples, without its n x n jackknife per level. None: the
+    statistic is the same in all resamples or without any one block, so there is no interval. NaN
+    where the statistic has no finite value on one of them.
+    """
+    observed = float(statistic(np.ones((1, blocks)))[0])
+    drawn = np.sort(statistic(_weights(blocks, resamples)))
+    jackknife = statistic(1.0 - np.eye(blocks))
+    if not (np.isfinite(drawn).all() and np.isfinite(jackknife).all() and math.isfinite(observed)):
+        return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
+    apart = jackknife.mean() - jackknife
+    spread = float((apart**2).sum())
+    tiny = _ROUNDING * max(abs(observed), float(np.abs(drawn).max()))
+    if drawn[-1] - drawn[0] <= tiny or spread <= tiny**2:
+        return None
+    acceleration = float((apart**3).sum()) / (6.0 * spread**1.5)
+    below = np.searchsorted(drawn, observed) + np.searchsorted(drawn, observed, side="right")
+    bias = float(ndtri(np.clip(below / 2.0 / resamples, 0.5 / resamples, 1 - 0.5 / resamples)))
+
+    def limit(quantiles: Array) -> Array:
+        shifted = bias + ndtri(quantiles)
+        # Beyond its pole the formula turns back: the farthest resample is the limit there.
+        room = np.maximum(1.0 - acceleration * shifted, 1e-9)
+        return np.asarray(np.quantile(drawn, ndtr(bias + shifted / room)))
+
+    upper = np.asarray(levels)
+    return limit(1.0 - upper), limit(upper)
+
+
+def expanded_level(level: float, samples: int) -> float:
+    """Return the level at which a percentile interval of few samples covers `level`.
+
+    The bootstrap's distribution is too narrow by sqrt((n - 1) / n), and has normal instead of t
+    tails (Hesterberg, The American Statistician 69, 2015). `samples`: those that changed.
+    """
+    if samples < 2:
+        return level
+    quantile = stdtrit(samples - 1, level)
+    expanded = float(ndtr(math.sqrt(samples / (samples - 1)) * quantile))
+    return min(expanded, 1.0 - (1.0 - level) / _MOST_EXPANDED)
+
+
+@functools.lru_cache(maxsize=4)
+def _weights(blocks: int, resamples: int) -> Array:
+    """Return how often each block is drawn: shape (resamples, blocks)."""
+    rng = np.random.default_rng([SEED, blocks, resamples])
+    drawn = rng.integers(blocks, size=(resamples, blocks))
+    places = drawn + blocks * np.arange(resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=resamples * blocks)
+    return counts.reshape(resamples, blocks).astype(np.float64)
+
+
+def block_of(samples: int) -> NDArray[np.int64]:
+    """Return the block of each sample, at random but always the same: shape (samples,)."""
+    if samples <= MOST_BLOCKS:
+        return np.arange(samples)
+    rng = np.random.default_rng([SEED, samples])
+    return rng.permutation(np.arange(samples) % MOST_BLOCKS)
+
+
+def block_sums(values: Array) -> Array:
+    """Return sums over the blocks of samples: shape (samples, k) to (blocks, k)."""
+    blocks = block_of(len(values))
+    if len(values) <= MOST_BLOCKS:
+        return values
+    return np.stack([np.bincount(blocks, weights=column) for column in values.T], axis=1)
+
+
+def unpaired_bounds(
+    one: tuple[float, float], other: tuple[float, float], levels: Sequence[float]
+) -> DropBounds:
+    """Return upper bounds of `one` - `other`, measured on different samples.
+
+    `one`: value and upper limit; `other`: value and lower limit; both limits at the first level.
+    The limits are combined by squaring and adding (MOVER), and widened for higher levels as those
+    of a normal distribution.
+    """
+    drop = one[0] - other[0]
+    width = math.hypot(one[1] - one[0], other[0] - other[1])
+    first = float(ndtri(levels[0]))
+    return DropBounds("unpaired", tuple(drop + width * float(ndtri(v)) / first for v in levels))
+
+
+def samples_needed(
+    samples: int, *, drop: float, bound: float, limit: float, alpha: float, scale: float
+) -> int | None:
+    """Return how many samples prove that the drop is at most `limit`, if the others are like these.
+
+    `bound`: the upper bound that these samples give; `alpha`: 1 - its level; `scale`: the largest
+    drop of a sample. Where nothing changed the rule of three is solved for the samples; else the
+    width of an interval falls with the square root of their number. None: no number does, as
+    the drop itself is at the limit or above it.
+    """
+    if not (math.isfinite(bound) and drop < limit):
+        return None
+    if drop == 0.0 and bound <= scale and limit < scale:
+        return math.ceil(math.log(alpha) / math.log1p(-limit / scale))
+    return max(samples + 1, math.ceil(samples * ((bound - drop) / (limit - drop)) ** 2))

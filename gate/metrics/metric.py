@@ -1,0 +1,435 @@
+"""Metrics with a state per sample, and their values and drops by group."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.errors import DataError, PolicyError
+from gate.metrics import intervals
+from gate.metrics.intervals import Array, DropBounds, Statistic
+from gate.policy.metrics import MetricPolicy
+from gate.records.metrics import MetricDrop, MetricGroup, MetricSide, MetricValue
+
+# Runs in the process of the metrics (`gate.metrics.process`). A resample never calls a metric's
+# function: it weighs the states that were stored for each sample.
+
+
+class State(NamedTuple):
+    """The contribution of each sample on one side."""
+
+    rows: Array
+    """float64, shape (rows, k)."""
+    lengths: NDArray[np.int64] | None = None
+    """Rows of each sample, shape (samples,); None: one row a sample."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.rows if self.lengths is None else self.lengths)
+
+    def take(self, mask: NDArray[np.bool_]) -> State:
+        """Return the state of the samples where `mask` is true."""
+        if self.lengths is None:
+            return State(self.rows[mask])
+        return State(self.rows[np.repeat(mask, self.lengths)], self.lengths[mask])
+
+    def differs(self, other: State) -> NDArray[np.bool_]:
+        """Return which samples have another state in `other`: shape (samples,)."""
+        if self.lengths is None or other.lengths is None:
+            return np.asarray((self.rows != other.rows).any(axis=1))
+        changed = self.lengths != other.lengths
+        starts, others = (np.cumsum(n) - n for n in (self.lengths, other.lengths))
+        for place in np.flatnonzero(~changed):
+            size = self.lengths[place]
+            one = self.rows[starts[place] : starts[place] + size]
+            changed[place] = bool((one != other.rows[others[place] : others[place] + size]).any())
+        return np.asarray(changed)
+
+    @classmethod
+    def joined(cls, parts: Sequence[State]) -> State:
+        """Return the states of one sample range after the other as one."""
+        rows = np.concatenate([part.rows for part in parts])
+        if parts[0].lengths is None:
+            return cls(rows)
+        return cls(
+            rows, np.concatenate([part.lengths for part in parts if part.lengths is not None])
+        )
+
+
+class Metric(Protocol):
+    """A metric with a state per sample."""
+
+    resamples: int
+    """Of the bootstrap."""
+
+    def update(self, outputs: Any, labels: Any) -> State:
+        """Return the state of each sample of a batch."""
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the function from weights of blocks to values: shape (resamples, blocks) to
+        (resamples,)."""
+
+
+class PerSample:
+    """The mean or the sum of a value per sample."""
+
+    resamples = intervals.RESAMPLES
+
+    def __init__(self, function: Callable[..., Any], *, total: bool = False) -> None:
+        self._function = function
+        self.total = total
+
+    def update(self, outputs: Any, labels: Any) -> State:
+        """Call the function. Raises DataError unless it returns a finite value per sample."""
+        values = np.asarray(_plain(self._function(outputs, labels)), dtype=np.float64)
+        if values.shape != (count_of(outputs),):
+            raise DataError(
+                f"it returned shape {values.shape}, expected ({count_of(outputs)},): one value for "
+                "each sample. Set aggregate: dataset for one of all samples"
+            )
+        return State(values[:, None])
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the metric as a function of block weights, from sums over blocks."""
+        sums = intervals.block_sums(np.column_stack([state.rows[:, 0], np.ones(state.samples)]))
+
+        def value(weights: Array) -> Array:
+            totals = weights @ sums
+            return totals[:, 0] if self.total else totals[:, 0] / totals[:, 1]
+
+        return value
+
+
+class OfSums:
+    """A function of the sums of a state per sample: F1 of counts, WER of edits and words."""
+
+    def __init__(
+        self,
+        update: Callable[..., Any],
+        compute: Callable[[Array], Any],
+        *,
+        vectorized: bool = False,
+    ) -> None:
+        """`update(outputs, labels)` returns shape (samples, k); `compute(sums)` takes shape (k,),
+        or (n, k) if `vectorized`."""
+        self._update, self._compute, self._vectorized = update, compute, vectorized
+        self.resamples = intervals.RESAMPLES if vectorized else 999
+
+    def update(self, outputs: Any, labels: Any) -> State:
+        """Raises DataError unless there is a row for each sample."""
+        rows = np.asarray(_plain(self._update(outputs, labels)), dtype=np.float64)
+        if rows.ndim != 2 or len(rows) != count_of(outputs):
+            raise DataError(
+                f"update returned shape {rows.shape}, expected ({count_of(outputs)}, k): one row "
+                "for each sample"
+            )
+        return State(rows)
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the metric as a function of block weights, from sums over blocks."""
+        sums = intervals.block_sums(state.rows)
+
+        def value(weights: Array) -> Array:
+            totals = weights @ sums
+            if self._vectorized:
+                return np.asarray(self._compute(totals), dtype=np.float64)
+            return np.array([float(self._compute(each)) for each in totals])
+
+        return value
+
+
+class OfRows:
+    """A function of weighted rows, such as ranks of scores."""
+
+    resamples = 999
+
+    def __init__(
+        self,
+        update: Callable[..., State],
+        compute: Callable[[State, Array], float],
+    ) -> None:
+        """`compute(state, weights)`: weights of the samples, shape (samples,)."""
+        self._compute = compute
+        self.update = update
+
+    def statistic(self, state: State) -> Statistic:
+        """Return the metric as a function of block weights, which are those of their samples."""
+        blocks = intervals.block_of(state.samples)
+        return lambda weights: np.array([self._compute(state, each[blocks]) for each in weights])
+
+
+def count_of(outputs: Any) -> int:
+    """Return the number of samples in a batch of outputs: an array, or arrays by name."""
+    return len(next(iter(outputs.values())) if isinstance(outputs, Mapping) else outputs)
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def open_metric(policy: MetricPolicy) -> Metric:
+    """Return the metric that a policy names. Raises PolicyError where it is not usable."""
+    if policy.is_builtin:
+        from gate.metrics.builtin import built_in
+
+        return built_in(policy.function, policy.options)
+    target = _imported(policy.function)
+    dataset, total = policy.aggregation == "dataset", policy.aggregation == "sum"
+    if isinstance(target, type):
+        target = target(**policy.options)
+    elif policy.options:
+        target = _with_options(target, policy.options)
+    if _is_torchmetric(target):
+        return _of_torchmetric(target, dataset=dataset, total=total)
+    if dataset and hasattr(target, "update") and hasattr(target, "compute"):
+        return OfSums(target.update, target.compute)
+    if dataset or not callable(target):
+        raise PolicyError(
+            f"{policy.function} is {type(target).__name__}, expected "
+            + (
+                "a torchmetrics.Metric, or an object with update(outputs, labels) that returns a "
+                "row of counts per sample and compute(sums): the interval of a data set's value "
+                "needs a state per sample"
+                if dataset
+                else "a function (outputs, labels)"
+            )
+        )
+    return PerSample(target, total=total)
+
+
+def _with_options(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    return lambda outputs, labels: function(outputs, labels, **options)
+
+
+def _imported(function: str) -> Any:
+    module, _, path = function.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        target: Any = importlib.import_module(module)
+        for name in path.split("."):
+            target = getattr(target, name)
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"{function} cannot be imported: {described(error)}") from error
+    return target
+
+
+def described(error: BaseException) -> str:
+    """Return the text of an exception of the user's code, with the line that raised it."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and "/gate/metrics/metric.py" not in frame.filename
+    ]
+    if not own:
+        return text
+    frame = own[-1]
+    return f"{text} ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
+
+
+def _is_torchmetric(target: Any) -> bool:
+    module = sys.modules.get("torchmetrics")
+    return module is not None and isinstance(target, module.Metric)
+
+
+def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
+    """Its states of single samples. Raises PolicyError for states that do not add up."""
+    import torch
+
+    def each(outputs: Any, labels: Any) -> Any:
+        for place in range(count_of(outputs)):
+            metric.reset()
+            metric.update(
+                torch.as_tensor(np.asarray(outputs[place : place + 1])),
+                torch.as_tensor(np.asarray(labels[place : place + 1])),
+            )
+            yield metric
+
+    if not dataset:
+
+        def values(outputs: Any, labels: Any) -> Any:
+            return [float(one.compute()) for one in each(outputs, labels)]
+
+        return PerSample(values, total=total)
+    names = [name for name, reduce in metric._reductions.items() if reduce is not None]
+    other = [n for n, reduce in metric._reductions.items() if reduce is not torch.sum
+             and getattr(reduce, "__name__", "") != "dim_zero_sum"]  # fmt: skip
+    if other:
+        raise PolicyError(
+            f"the state {other[0]!r} of {type(metric).__name__} is not a sum over samples, so it "
+            "has no interval without computing the whole metric again and again. Use thresholds= "
+            "(binned states), a built-in metric, or aggregate: mean"
+        )
+    shapes = {name: tuple(metric._defaults[name].shape) for name in names}
+
+    def update(outputs: Any, labels: Any) -> Any:
+        rows = []
+        for one in each(outputs, labels):
+            states = [np.asarray(getattr(one, name).cpu(), dtype=np.float64) for name in names]
+            rows.append(np.concatenate([state.ravel() for state in states]))
+        return np.stack(rows)
+
+    def compute(sums: Array) -> float:
+        metric.reset()
+        start = 0
+        for name in names:
+            size = int(np.prod(shapes[name], dtype=int))
+            kind = metric._defaults[name].dtype
+            state = torch.as_tensor(sums[start : start + size].reshape(shapes[name])).to(kind)
+            setattr(metric, name, state)
+            start += size
+        metric._update_count = 1
+        return float(metric.compute())
+
+    return OfSums(update, compute)
+
+
+def source_of(policy: MetricPolicy) -> Path | None:
+    """Return the file of the function's module, after it was imported; None of a built-in."""
+    module = sys.modules.get(policy.function.partition(":")[0])
+    if policy.is_builtin or module is None:
+        return None
+    file = inspect.getsourcefile(module)
+    return None if file is None else Path(file)
+
+
+# Values and drops.
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The samples with one value in one column; or all."""
+
+    column: str | None
+    label: str | None
+    mask: NDArray[np.bool_]
+
+
+def drop_between(
+    metric: Metric, reference: State, state: State, *, sign: float, levels: Sequence[float]
+) -> MetricDrop:
+    """Return how much worse `state` is than `reference`, sample by sample the same samples.
+
+    `sign`: 1.0 if higher is better, else -1.0. `levels`: of the bounds.
+    """
+    ours, theirs = metric.statistic(state), metric.statistic(reference)
+
+    def drop_of(weights: Array) -> Array:
+        return sign * (theirs(weights) - ours(weights))
+
+    samples = state.samples
+    blocks = min(samples, intervals.MOST_BLOCKS)
+    whole = np.ones((1, blocks))
+    drop = float(drop_of(whole)[0])
+    differs = reference.differs(state)
+    changed, scale = int(differs.sum()), _scale(metric, reference, state)
+    mean = isinstance(metric, PerSample) and not metric.total
+    if mean and _is_binary(reference.rows) and _is_binary(state.rows):
+        moved = sign * (reference.rows[:, 0] - state.rows[:, 0])
+        worse, better = int((moved > 0).sum()), int((moved < 0).sum())
+        found: DropBounds | None = intervals.binary_bounds(worse, better, samples, levels)
+    elif not changed:
+        found = intervals.rare_change_bounds(0.0, samples, levels, scale=scale)
+    else:
+        expanded = [intervals.expanded_level(level, changed) for level in levels]
+        limits = intervals.bca_limits(drop_of, blocks, expanded, resamples=metric.resamples)
+        found = (
+            intervals.rare_change_bounds(drop, samples, levels, scale=scale)
+            if limits is None
+            else DropBounds("bca", tuple(map(float, limits[1])))
+        )
+    assert found is not None
+    return MetricDrop(
+        drop=drop, changed=changed, method=found.method, bounds=found.upper, scale=scale
+    )
+
+
+def _is_binary(rows: Array) -> bool:
+    return bool(((rows == 0.0) | (rows == 1.0)).all())
+
+
+def _scale(metric: Metric, *states: State) -> float:
+    """Return the largest drop that a sample can have, as far as the samples show it: of a mean the
+    range of its values; of another metric what one more or less sample does to it, times their
+    number. At least the largest value, and 1 where all of them are 0."""
+    if isinstance(metric, PerSample):
+        rows = np.concatenate([state.rows for state in states])
+        scale = float(max(np.ptp(rows), np.abs(rows).max()))
+        samples = states[0].samples if metric.total else 1
+        return (scale or 1.0) * samples
+    found = [1e-300]
+    for state in states:
+        statistic, blocks = metric.statistic(state), min(state.samples, intervals.MOST_BLOCKS)
+        value = float(statistic(np.ones((1, blocks)))[0])
+        found += [abs(value)]
+        if blocks > 1:
+            without = statistic(1.0 - np.eye(blocks))
+            found += [blocks * float(np.nanmax(np.abs(without - value), initial=0.0))]
+    return max(found) if max(found) > 1e-300 else 1.0
+
+
+def value_of(metric: Metric, state: State, *, level: float) -> MetricValue:
+    """Return the value on all samples of a state, with one-sided limits at `level`."""
+    statistic, blocks = metric.statistic(state), min(state.samples, intervals.MOST_BLOCKS)
+    value = float(statistic(np.ones((1, blocks)))[0])
+    if isinstance(metric, PerSample) and not metric.total and _is_binary(state.rows):
+        low, high = intervals.share_limits(int(state.rows.sum()), state.samples, level)
+        return MetricValue(value=value, low=low, high=high)
+    limits = intervals.bca_limits(statistic, blocks, [level], resamples=metric.resamples)
+    if limits is None:  # all samples alike: at most a share of 3 / n is otherwise
+        room = _scale(metric, state) * -np.expm1(np.log1p(-level) / state.samples)
+        return MetricValue(value=value, low=value - room, high=value + room)
+    return MetricValue(value=value, low=float(limits[0][0]), high=float(limits[1][0]))
+
+
+def groups_of(
+    metric: Metric,
+    policy: MetricPolicy,
+    states: Mapping[str, State],
+    slices: Sequence[Slice],
+    *,
+    reference: str,
+) -> tuple[MetricGroup, ...]:
+    """Return all samples, then each slice: value of the reference, values and drops of the others.
+
+    Raises DataError where the metric has no finite value on a group.
+    """
+    sign = 1.0 if policy.is_higher_better else -1.0
+    whole = Slice(None, None, np.ones(states[reference].samples, dtype=bool))
+    family = intervals.holm_levels(policy.confidence, len(slices))
+    groups = []
+    for part in (whole, *slices):
+        taken = {side: state.take(part.mask) for side, state in states.items()}
+        levels = family if part.column is not None else (policy.confidence,)
+        sides = {}
+        values = {s: value_of(metric, t, level=policy.confidence) for s, t in taken.items()}
+        for side, value in values.items():
+            if not np.isfinite(value.value):
+                where = "" if part.column is None else f" on {part.column}={part.label}"
+                raise DataError(f"the value of {side}{where} is {value.value}, expected a number")
+            if side == reference:
+                continue
+            change = drop_between(metric, taken[reference], taken[side], sign=sign, levels=levels)
+            sides[side] = MetricSide(**value.model_dump(), change=change)
+        groups.append(
+            MetricGroup(
+                column=part.column,
+                label=part.label,
+                samples=int(part.mask.sum()),
+                reference=values[reference],
+                runtimes=sides,
+            )
+        )
+    return tuple(groups)

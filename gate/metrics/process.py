@@ -1,0 +1,439 @@
+"""The process in which metrics run (`serve_metrics`), and the side that feeds it (`MetricRun`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from gate.errors import DataError, GateError
+from gate.metrics.metric import (
+    Metric,
+    Slice,
+    State,
+    count_of,
+    described,
+    groups_of,
+    open_metric,
+)
+from gate.metrics.slices import Annotations, Labels
+from gate.policy.metrics import MetricPolicy
+from gate.records.metrics import MetricEvidence, MetricGroup
+from gate.sandbox import child
+from gate.sandbox.worker_process import Remedies, WorkerProcess, receive, send
+from gate.storage.digest import Digest
+
+REFERENCE = "reference"
+
+_WORKER = "gate.metrics.process:serve_metrics"
+
+_OPEN_S = 300.0
+"""To import what a function needs: PyTorch takes seconds, on a busy machine a minute."""
+
+_SUMMARY_S = 3600.0
+
+_REMEDIES = Remedies(
+    slow="Give the function less, or raise time_limit_s or memory_limit_mb of the metric.",
+    dead="See whether the function runs alone on one sample.",
+)
+
+Outputs = Sequence[Any]
+"""The arrays of one side for one batch, in the order of the file's outputs."""
+
+
+# The process.
+
+
+def serve_metrics(descriptor: int) -> None:
+    """Answer the other side until it closes the connection."""
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    hello, _ = receive(connection)
+    child.kill_with_parent(hello["parent"])
+    server = _Server(hello["outputs"])
+    while True:
+        try:
+            header, arrays = receive(connection)
+        except (EOFError, OSError):
+            return
+        try:
+            value, numbers = server.answer(header, arrays)
+        except BaseException as error:  # a function may call sys.exit
+            text = str(error) if isinstance(error, GateError) else described(error)
+            send(connection, {"error": text})
+            continue
+        send(connection, {"value": value}, numbers)
+
+
+class _Server:
+    """The metrics of one policy, and the batch that they see."""
+
+    def __init__(self, outputs: Sequence[str]) -> None:
+        self._outputs = list(outputs)
+        self._metrics: dict[str, tuple[MetricPolicy, Metric]] = {}
+        self._sides: dict[str, dict[str, Any]] = {}
+        self._labels: Labels | None = None
+
+    def answer(self, header: Any, arrays: Sequence[tuple[str, Any]]) -> tuple[Any, dict[str, Any]]:
+        """Return value and arrays for one message, by its verb."""
+        verb = header["verb"]
+        if verb == "open":
+            return self._open(header), {}
+        if verb == "batch":
+            self._batch(header, arrays)
+            return None, {}
+        policy, metric = self._metrics[header["name"]]
+        if verb == "update":
+            return None, self._update(policy, metric, header["start"])
+        states = _states_of(dict(arrays))
+        masks = {name: array for name, array in arrays if name.startswith("mask ")}
+        slices = [
+            Slice(column, label, masks[f"mask {place}"].astype(bool))
+            for place, (column, label) in enumerate(header["slices"])
+        ]
+        groups = groups_of(metric, policy, states, slices, reference=header["reference"])
+        return [group.to_plain() for group in groups], {}
+
+    def _open(self, header: Any) -> dict[str, str]:
+        policy = MetricPolicy.model_validate_json(json.dumps(header["policy"]))
+        metric = open_metric(policy)
+        self._metrics[policy.name] = (policy, metric)
+        return _sources(policy)
+
+    def _batch(self, header: Any, arrays: Sequence[tuple[str, Any]]) -> None:
+        named = dict(arrays)
+        self._labels = named.pop("labels", header["labels"])
+        self._sides = {
+            side: {name: named[f"{side} {name}"] for name in self._outputs}
+            for side in header["sides"]
+        }
+
+    def _update(self, policy: MetricPolicy, metric: Metric, start: int) -> dict[str, Any]:
+        found: dict[str, State] = {}
+        for side, outputs in self._sides.items():
+            given = outputs_for(policy, outputs)
+            try:
+                state = metric.update(given, self._labels)
+            except Exception as error:
+                raise DataError(_at_sample(metric, given, self._labels, start, error)) from error
+            bad = np.flatnonzero(~np.isfinite(state.rows).all(axis=1))
+            if len(bad):
+                place = bad[0]
+                if state.lengths is not None:
+                    place = np.searchsorted(np.cumsum(state.lengths), place, side="right")
+                raise DataError(
+                    f"sample {start + int(place)} of {side} has the value "
+                    f"{state.rows[bad[0]].tolist()}, expected finite numbers"
+                )
+            found[side] = state
+        return _arrays_of(found)
+
+
+def outputs_for(policy: MetricPolicy, outputs: Mapping[str, Any]) -> Any:
+    """Return what a metric gets: the output that it names, the only one, or all by name. Raises
+    DataError for an output that is not there, or not chosen among several."""
+    if policy.output is not None:
+        if policy.output not in outputs:
+            raise DataError(
+                f"there is no output '{policy.output}'; the file has: {', '.join(outputs)}"
+            )
+        return outputs[policy.output]
+    if policy.function == "map" or (not policy.is_builtin and len(outputs) > 1):
+        return dict(outputs)
+    if len(outputs) > 1:
+        raise DataError(f"name one of the outputs in output: {', '.join(outputs)}")
+    return next(iter(outputs.values()))
+
+
+def _at_sample(
+    metric: Metric, outputs: Any, labels: Labels | None, start: int, error: Exception
+) -> str:
+    """Return the text of an error with the first sample that raises alone, if one does."""
+    for place in range(count_of(outputs)):
+        one = slice(place, place + 1)
+        part = (
+            {name: array[one] for name, array in outputs.items()}
+            if isinstance(outputs, Mapping)
+            else outputs[one]
+        )
+        try:
+            metric.update(part, None if labels is None else labels[one])
+        except Exception as alone:
+            return f"sample {start + place}: {_text(alone)}"
+    return f"samples {start} to {start + count_of(outputs) - 1}: {_text(error)}"
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, GateError) else described(error)
+
+
+def _sources(policy: MetricPolicy) -> dict[str, str]:
+    """Digests of the function's own source files, its imports included, by module."""
+    if policy.is_builtin:
+        return {}
+    from gate.model.source_code import SourceFiles
+
+    sources = SourceFiles()
+    sources.add(policy.function.partition(":")[0], needed=True)
+    return {name: str(digest) for name, digest in sources.code().files.items()}
+
+
+def _arrays_of(states: Mapping[str, State]) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    for side, state in states.items():
+        arrays[f"rows {side}"] = state.rows
+        if state.lengths is not None:
+            arrays[f"lengths {side}"] = state.lengths
+    return arrays
+
+
+def _states_of(arrays: Mapping[str, Any]) -> dict[str, State]:
+    return {
+        name.removeprefix("rows "): State(
+            array, arrays.get(f"lengths {name.removeprefix('rows ')}")
+        )
+        for name, array in arrays.items()
+        if name.startswith("rows ")
+    }
+
+
+# The other side.
+
+
+class MetricRun:
+    """Evaluates the metrics of a policy batch by batch, in a process of their own.
+
+    What a metric raises is its failure, and no error of the measurement. The values of a unit of
+    samples do not depend on who measured it: a function sees the same batches.
+    """
+
+    def __init__(
+        self, metrics: Sequence[MetricPolicy], *, outputs: Sequence[str], annotations: Annotations
+    ) -> None:
+        """`outputs`: names of the file's outputs, in order."""
+        self._metrics, self._outputs, self._annotations = metrics, list(outputs), annotations
+        self._process: WorkerProcess | None = None
+        self.failures: dict[str, str] = {}
+        self.sources: dict[str, dict[str, str]] = {}
+        self._parts: dict[str, list[tuple[int, dict[str, State]]]] = {m.name: [] for m in metrics}
+        """By metric: number of samples and states of each batch or unit."""
+
+    def update(self, sides: Mapping[str, Outputs | None], *, start: int, count: int) -> None:
+        """Evaluate one batch. `sides`: outputs by name of the side; None: it has none."""
+        if not self._metrics or len(self.failures) == len(self._metrics):
+            return
+        labels = self._annotations.rows(start, start + count)
+        arrays = {
+            f"{side} {name}": _sendable(array)
+            for side, outputs in sides.items()
+            if outputs is not None
+            for name, array in zip(self._outputs, outputs, strict=True)
+        }
+        header: dict[str, Any] = {
+            "verb": "batch",
+            "sides": [side for side, outputs in sides.items() if outputs is not None],
+            "labels": None,
+        }
+        if isinstance(labels, np.ndarray):
+            arrays["labels"] = labels
+        else:
+            header["labels"] = labels
+        if self._ask(None, header, arrays) is None:
+            return
+        for metric in self._metrics:
+            if metric.name in self.failures:
+                continue
+            answer = self._ask(metric, {"verb": "update", "name": metric.name, "start": start})
+            if answer is not None:
+                self._parts[metric.name].append((count, _states_of(dict(answer[1]))))
+
+    def restart(self) -> None:
+        """Forget all batches."""
+        for parts in self._parts.values():
+            parts.clear()
+
+    def drain(self) -> dict[str, Any]:
+        """Return what was evaluated since the last time, for `take`, and forget it."""
+        found = {
+            name: (_joined(parts), sum(count for count, _ in parts))
+            for name, parts in self._parts.items()
+            if parts
+        }
+        self.restart()
+        return {
+            "states": {
+                name: [{side: list(state) for side, state in states.items()}, count]
+                for name, (states, count) in found.items()
+            },
+            "failures": dict(self.failures),
+            "sources": {name: dict(sources) for name, sources in self.sources.items()},
+        }
+
+    def take(self, drained: Any, *, samples: int) -> None:
+        """Add what another process evaluated of the samples that come next."""
+        given = drained if isinstance(drained, dict) else {}
+        for metric in self._metrics:
+            name = metric.name
+            failure = given.get("failures", {}).get(name)
+            found = given.get("states", {}).get(name)
+            sources = given.get("sources", {}).get(name, {})
+            if failure is None and (found is None or found[1] != samples):
+                failure = "a unit of samples was measured without it. Measure the unit again"
+            if failure is None and sources != self.sources.get(name, {}):
+                failure = "another process has another source of the function"
+            if failure is not None:
+                self.failures.setdefault(name, failure)
+                continue
+            states = {side: State(*each) for side, each in found[0].items()}
+            self._parts[name].append((samples, states))
+
+    def groups(
+        self, metric: MetricPolicy, *, samples: int, reference: str = REFERENCE
+    ) -> tuple[tuple[MetricGroup, ...], dict[str, State]]:
+        """Return values, drops and states of a metric over all `samples`, by group. The failure of
+        the metric if there are none: then it is in `failures`."""
+        parts = self._parts[metric.name]
+        if metric.name in self.failures:
+            return (), {}
+        if sum(count for count, _ in parts) != samples or not parts:
+            self.failures[metric.name] = "not all samples were evaluated"
+            return (), {}
+        states = _joined(parts)
+        if reference not in states:
+            self.failures[metric.name] = f"there are no values of {reference}"
+            return (), {}
+        lacking = [name for name in metric.slices if name not in self._annotations.columns]
+        if lacking:
+            self.failures[metric.name] = f"the samples have no column {lacking[0]!r}. Pass --slices"
+            return (), {}
+        slices = self._annotations.slices(metric.slices)
+        arrays = _arrays_of(states)
+        arrays |= {f"mask {place}": part.mask for place, part in enumerate(slices)}
+        header = {
+            "verb": "summarize",
+            "name": metric.name,
+            "reference": reference,
+            "slices": [[part.column, part.label] for part in slices],
+        }
+        answer = self._ask(metric, header, arrays, limit_s=_SUMMARY_S)
+        if answer is None:
+            return (), {}
+        groups = tuple(MetricGroup.model_validate_json(json.dumps(g)) for g in answer[0])
+        return groups, states
+
+    def evidence(self, *, samples: int) -> tuple[tuple[MetricEvidence, ...], bytes]:
+        """Return the record of each metric, and the values per sample as safetensors."""
+        from safetensors.numpy import save
+
+        records = []
+        tensors: dict[str, Any] = {}
+        for metric in self._metrics:
+            groups, states = self.groups(metric, samples=samples)
+            own = {
+                f"{metric.name}/{name.replace(' ', '/')}": np.ascontiguousarray(array)
+                for name, array in _arrays_of(states).items()
+            }
+            tensors |= own
+            records.append(
+                MetricEvidence(
+                    name=metric.name,
+                    definition_sha256=metric.definition(),
+                    source={
+                        name: Digest.parse(text)
+                        for name, text in self.sources.get(metric.name, {}).items()
+                    },
+                    higher_is_better=metric.is_higher_better,
+                    failure=self.failures.get(metric.name),
+                    groups=groups,
+                    values_sha256=values_digest(own) if own else None,
+                )
+            )
+        return tuple(records), save(tensors) if tensors else b""
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    def _ask(
+        self,
+        metric: MetricPolicy | None,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, Any] | None = None,
+        *,
+        limit_s: float | None = None,
+    ) -> tuple[Any, list[tuple[str, Any]]] | None:
+        """Return value and arrays of the answer; None where there is none, which fails the metric,
+        and all of them where the process is gone."""
+        limit = limit_s or (_OPEN_S if metric is None else metric.time_limit_s)
+        try:
+            process = self._started()
+            if process is None:
+                return None
+            answer, numbers = process.ask(header, arrays, limit_s=limit)
+        except GateError as error:
+            self._fail_all(metric, str(error))
+            return None
+        if "error" in answer:
+            if metric is not None:
+                self.failures[metric.name] = answer["error"]
+            else:
+                self._fail_all(None, answer["error"])
+            return None
+        return answer["value"], numbers
+
+    def _fail_all(self, metric: MetricPolicy | None, text: str) -> None:
+        self.close()
+        blamed = "" if metric is None else f"the process of all metrics ended with {metric.name}: "
+        for each in self._metrics:
+            own = each is metric or metric is None
+            self.failures.setdefault(each.name, text if own else blamed + text)
+
+    def _started(self) -> WorkerProcess | None:
+        """Return the process; None where all metrics failed as it opened them."""
+        if self._process is None:
+            self._process = WorkerProcess(
+                _WORKER,
+                {"outputs": self._outputs},
+                what="a metric",
+                remedies=_REMEDIES,
+                memory_bytes=int(max(m.memory_limit_mb for m in self._metrics) * 1e6),
+            )
+            for metric in self._metrics:
+                header = {"verb": "open", "policy": metric.to_plain()}
+                answer = self._ask(metric, header, limit_s=_OPEN_S)
+                if answer is not None:
+                    self.sources[metric.name] = answer[0]
+                elif len(self.failures) == len(self._metrics):  # it may have ended
+                    return None
+        return self._process
+
+
+def values_digest(tensors: Mapping[str, Any]) -> Digest:
+    """Return the digest of the values of one metric in `metrics.safetensors`: names, dtypes,
+    shapes and little-endian bytes, in the order of names."""
+    parts = []
+    for name, array in sorted(tensors.items()):
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        parts.append(f"{name} {little.dtype.str} {array.shape}\n".encode() + little.tobytes())
+    return Digest.of_bytes(b"".join(parts))
+
+
+def _joined(parts: Sequence[tuple[int, dict[str, State]]]) -> dict[str, State]:
+    """Return the states of the sides that have one in each part."""
+    sides = set.intersection(*(set(states) for _, states in parts)) if parts else set()
+    return {
+        side: State.joined([states[side] for _, states in parts])
+        for side in parts[0][1]
+        if side in sides
+    }
+
+
+def _sendable(array: Any) -> Any:
+    given = np.asarray(array)
+    return given if given.dtype.kind in "biuf" else given.astype(np.float32)

@@ -1,0 +1,211 @@
+"""Labels of any kind, and further columns of the samples: `.npy`, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.errors import DataError
+from gate.metrics.metric import Slice
+from gate.storage.digest import Digest
+
+LABEL = "label"
+"""The column of labels in JSON lines and Parquet."""
+
+MOST_VALUES = 50
+"""Distinct values of a column of slices: more is an id rather than a slice."""
+
+_NPY, _JSONL, _PARQUET = ".npy", ".jsonl", ".parquet"
+
+Labels = NDArray[Any] | Sequence[Any]
+"""One entry for each sample: rows of an array, or values of JSON."""
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Labels and columns of the samples, in addition to the inputs."""
+
+    labels: Labels | None = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By name, one text per sample."""
+    sha256: Digest | None = None
+    """Of the files that they come from."""
+    slices_sha256: Digest | None = None
+    """Of the file that the columns come from; None: there are none."""
+
+    @classmethod
+    def open(
+        cls, *, labels: Path | None, slices: Path | None, names: Sequence[str], samples: int | None
+    ) -> Annotations:
+        """Read labels, and the columns `names` of the file `slices`, else of that of the labels.
+
+        Raises DataError for a file of another kind or length, and for a column that is missing or
+        has more than 50 values.
+        """
+        given: Labels | None = None
+        columns: dict[str, Sequence[Any]] = {}
+        if labels is not None:
+            given, columns = _read(labels)
+            if given is None:
+                raise DataError(
+                    f"{labels} has no column '{LABEL}'; it has: {', '.join(columns) or 'none'}."
+                )
+            _check_length(len(given), samples, labels)
+        if slices is not None:
+            _, columns = _read(slices)
+        origin = slices or labels
+        found = {}
+        for name in names:
+            if name not in columns:
+                raise DataError(_missing(name, origin, columns))
+            _check_length(len(columns[name]), samples, origin)
+            found[name] = tuple(map(_text, columns[name]))
+            if len(set(found[name])) > MOST_VALUES:
+                raise DataError(
+                    f"the column '{name}' of {origin} has {len(set(found[name]))} distinct values. "
+                    f"Slices need a column of at most {MOST_VALUES}: group the values."
+                )
+        files = [Digest.of_file(path).hex for path in (labels, slices) if path is not None]
+        return cls(
+            given,
+            found,
+            Digest.of_json({"files": files}) if files else None,
+            Digest.of_file(origin) if found and origin is not None else None,
+        )
+
+    def rows(self, start: int, stop: int) -> Labels | None:
+        """Return the labels of a range of samples."""
+        return None if self.labels is None else self.labels[start:stop]
+
+    def slices(self, names: Sequence[str]) -> list[Slice]:
+        """Return one slice for each value of each column, sorted."""
+        found = []
+        for name in names:
+            values = np.asarray(self.columns[name])
+            found += [Slice(name, str(one), values == one) for one in np.unique(values)]
+        return found
+
+
+def _check_length(count: int, samples: int | None, path: Path | None) -> None:
+    if samples is not None and count != samples:
+        raise DataError(
+            f"{path} has {count} entries, the data set has {samples} samples. Give one for each "
+            "sample, in the same order."
+        )
+
+
+def _missing(name: str, origin: Path | None, columns: Mapping[str, Any]) -> str:
+    if origin is None:
+        return (
+            f"the policy has a slice '{name}', and no file has this column. Pass --slices "
+            "FILE.jsonl or FILE.parquet."
+        )
+    return (
+        f"{origin} has no column '{name}' for the slices of the policy; it has: "
+        f"{', '.join(columns) or 'none'}."
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise DataError(f"a slice is {str(value)[:60]!r}, expected a text, a number or true or false.")
+
+
+def _read(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+    """Return labels and columns. Raises DataError."""
+    reader = {_NPY: _read_npy, _JSONL: _read_lines, _PARQUET: _read_parquet}.get(path.suffix)
+    if reader is None:
+        raise DataError(f"{path.name} is no .npy, .jsonl or .parquet file. Save labels as one.")
+    try:
+        return reader(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def _read_npy(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise DataError(f"{path} is no whole .npy file: {error}.") from error
+    if array.ndim == 0 or array.dtype.kind not in "biufU":
+        raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected one label "
+                        "per sample.")  # fmt: skip
+    return (array.tolist() if array.dtype.kind == "U" else array), {}
+
+
+def _read_lines(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+    rows = []
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: {error}. Save it as UTF-8.") from error
+    # Not splitlines(): JSON may have U+2028 and the like within a text.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not JSON: {error}.") from error
+    labelled = [isinstance(row, dict) and LABEL in row for row in rows]
+    if any(labelled) and not all(labelled):
+        raise DataError(
+            f"{path}: the entry {labelled.index(False) + 1} has no '{LABEL}', others have one. "
+            "Give each sample one."
+        )
+    # Without, each line is a label, or has columns alone.
+    labels: Sequence[Any] = [row[LABEL] for row in rows] if any(labelled) else rows
+    names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
+    columns: dict[str, Sequence[Any]] = {
+        name: [row[name] for row in rows]
+        for name in names
+        if all(isinstance(row, dict) and name in row for row in rows)
+    }
+    return labels, columns
+
+
+def _read_parquet(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise DataError(f"{path} needs pyarrow: pip install 'parity-gate[data]'") from error
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} is no whole Parquet file: {error}.") from error
+    columns: dict[str, Sequence[Any]] = {}
+    for name in table.column_names:
+        try:
+            # As JSON lines have them, and as labels go to the process of the metrics.
+            columns[name] = json.loads(json.dumps(table.column(name).to_pylist(), default=_plain))
+        except (TypeError, ValueError, OverflowError) as error:
+            if name == LABEL:
+                raise DataError(
+                    f"{path}: the column '{LABEL}' is of {table.schema.field(name).type}: "
+                    f"{error}. Save numbers, texts, dates, or lists and structs of them."
+                ) from error
+    return columns.get(LABEL), columns
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Arrow as JSON has it: dates and times as text of ISO 8601."""
+    if isinstance(value, Decimal):
+        whole = value == value.to_integral_value()
+        return int(value) if whole else float(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    raise TypeError(f"{type(value).__name__} is no label")

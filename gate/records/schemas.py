@@ -1,0 +1,54 @@
+"""JSON Schema (2020-12) of records and settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
+
+_WORDS = ["NaN", "Infinity", "-Infinity"]
+
+
+class _RecordSchema(GenerateJsonSchema):
+    """A schema generator for records, in which NaN and infinite numbers are written as words."""
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
+        """Return the schema of a number or such a word."""
+        return {"anyOf": [super().float_schema(schema), {"enum": _WORDS}]}
+
+
+def record_schema(record: type[BaseModel], *, title: str) -> dict[str, Any]:
+    """Return the schema of a record as it is written in JSON."""
+    return _titled(record.model_json_schema(schema_generator=_RecordSchema), title)
+
+
+def settings_schema(
+    settings: type[BaseModel], *, title: str, section: str | None = None
+) -> dict[str, Any]:
+    """Return the schema of a YAML file of settings. `section`: the file may have the settings below
+    this key, beside other keys. No setting is required there: what is left out has a default."""
+    schema = settings.model_json_schema()
+    if section is None:
+        return _titled(schema, title)
+    definitions = schema.pop("$defs", {})
+    name = settings.__name__
+    whole = schema if "properties" in schema else definitions.pop(name)
+    whole.pop("required", None)
+    reference = {"$ref": f"#/$defs/{name}"}
+    return _titled(
+        {
+            "type": "object",
+            "if": {"required": [section]},
+            "then": {"properties": {section: reference}},
+            "else": reference,
+            "$defs": {name: whole, **definitions},
+        },
+        title,
+    )
+
+
+def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    schema.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}

@@ -1,0 +1,201 @@
+"""The built-in metrics against other libraries, and what the same batch in parts gives."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gate.errors import DataError
+from gate.metrics.builtin import built_in
+from gate.metrics.metric import State
+
+rng = np.random.default_rng(7)
+N = 60
+LOGITS = rng.normal(size=(N, 4))
+CLASSES = rng.integers(4, size=N)
+
+
+def value(name: str, outputs: Any, labels: Any, **options: Any) -> float:
+    metric = built_in(name, options)
+
+    def part(start: int, stop: int) -> State:
+        if isinstance(outputs, dict):
+            return metric.update({k: v[start:stop] for k, v in outputs.items()}, labels[start:stop])
+        return metric.update(outputs[start:stop], labels[start:stop])
+
+    whole = part(0, len(labels))
+    halves = State.joined([part(0, 17), part(17, len(labels))])
+    assert np.array_equal(whole.rows, halves.rows)
+    statistic = metric.statistic(whole)
+    blocks = whole.samples
+    found = float(statistic(np.ones((1, blocks)))[0])
+    # A weight of 2 is a sample that is there twice; of 0 one that is not there.
+    kept = np.arange(blocks) % 3 != 0
+    without = metric.statistic(whole.take(kept))(np.ones((1, int(kept.sum()))))[0]
+    assert statistic(kept[None].astype(float))[0] == pytest.approx(without)
+    return found
+
+
+def test_classes():
+    from sklearn import metrics as sk
+
+    best = LOGITS.argmax(axis=1)
+    assert value("accuracy", LOGITS, CLASSES) == sk.accuracy_score(CLASSES, best)
+    top = sk.top_k_accuracy_score(CLASSES, LOGITS, k=2)
+    assert value("accuracy", LOGITS, CLASSES, k=2) == pytest.approx(top)
+    for average in ("macro", "micro"):
+        peer = sk.f1_score(CLASSES, best, average=average)
+        assert value("f1", LOGITS, CLASSES, average=average) == pytest.approx(peer)
+    binary = (CLASSES == 1).astype(int)
+    peer = sk.f1_score(binary, best == 1)
+    assert value("f1", (best == 1).astype(int), binary, average="binary") == pytest.approx(peer)
+
+
+def test_auroc_with_ties():
+    from sklearn.metrics import roc_auc_score
+
+    scores = rng.integers(5, size=N).astype(float)
+    binary = rng.integers(2, size=N)
+    assert value("auroc", scores, binary) == pytest.approx(roc_auc_score(binary, scores))
+    two = np.column_stack([np.zeros(N), scores])
+    assert value("auroc", two, binary) == pytest.approx(roc_auc_score(binary, scores))
+
+
+def test_numbers():
+    outputs, labels = rng.normal(size=(2, N, 3, 5))
+    flat = (outputs.reshape(N, -1), labels.reshape(N, -1))
+    assert value("mse", outputs, labels) == pytest.approx(((outputs - labels) ** 2).mean())
+    assert value("mae", outputs, labels) == pytest.approx(np.abs(outputs - labels).mean())
+    norms = np.linalg.norm(flat[0], axis=1) * np.linalg.norm(flat[1], axis=1)
+    assert value("cosine", outputs, labels) == pytest.approx(
+        ((flat[0] * flat[1]).sum(1) / norms).mean()
+    )
+    error = ((flat[0] - flat[1]) ** 2).mean(axis=1)
+    assert value("psnr", outputs, labels, data_range=2.0) == pytest.approx(
+        (10 * np.log10(4 / error)).mean()
+    )
+    assert value("psnr", outputs, outputs) == 100.0
+
+
+def test_segments():
+    import torch
+    from torchmetrics.functional import jaccard_index
+
+    logits, masks = rng.normal(size=(N, 3, 4, 4)), rng.integers(3, size=(N, 4, 4))
+    peer = jaccard_index(
+        torch.tensor(logits), torch.tensor(masks), task="multiclass", num_classes=3
+    )
+    assert value("iou", logits, masks) == pytest.approx(float(peer))
+    assert value("iou", masks, masks) == 1.0
+
+
+def test_texts():
+    import jiwer
+
+    words = [rng.choice(list("abcde"), size=6) for _ in range(N)]
+    ids = np.array([[ord(letter) - 97 for letter in each] for each in words])
+    changed = np.where(rng.random(ids.shape) < 0.2, 0, ids)
+    vocabulary = [f"{letter} " for letter in "abcde"]
+    texts = [" ".join(each) for each in words]
+    guessed = ["".join(vocabulary[i] for i in row) for row in changed]
+    assert value("wer", changed, texts, vocabulary=vocabulary) == pytest.approx(
+        jiwer.wer(texts, guessed)
+    )
+    blanked = np.stack([changed + 1, np.zeros_like(changed)], axis=2).reshape(N, -1)
+    ctc = value("wer", blanked, texts, vocabulary=["", *vocabulary], blank=0)
+    assert ctc == pytest.approx(jiwer.wer(texts, guessed))
+    assert value("exact_match", changed, ids) == (changed == ids).all(axis=1).mean()
+
+
+def test_perplexity():
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    logits, ids = rng.normal(size=(N, 7, 11)), rng.integers(11, size=(N, 7))
+    ids[:, -2:] = -100
+    peer = cross_entropy(torch.tensor(logits).flatten(0, 1), torch.tensor(ids).flatten())
+    assert value("perplexity", logits, ids) == pytest.approx(float(peer.exp()))
+
+
+def test_map_is_that_of_coco():
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    truth, found = {"images": [], "annotations": [], "categories": [{"id": 1}, {"id": 2}]}, []
+    labels, boxes, scores, classes = [], [], [], []
+    for image in range(1, N + 1):
+        truth["images"].append({"id": image, "width": 100, "height": 100})
+        count = int(rng.integers(1, 5))
+        corner, size = rng.uniform(0, 60, (count, 2)), rng.uniform(8, 30, (count, 2))
+        kinds = rng.integers(1, 3, count)
+        labels.append(
+            {"boxes": np.hstack([corner, corner + size]).tolist(), "classes": kinds.tolist()}
+        )
+        for (x, y), (w, h), kind in zip(corner, size, kinds, strict=True):
+            truth["annotations"].append(
+                {"id": len(truth["annotations"]) + 1, "image_id": image, "category_id": int(kind),
+                 "bbox": [x, y, w, h], "area": w * h, "iscrowd": 0}
+            )  # fmt: skip
+        near = np.vstack([corner + rng.normal(0, 2, corner.shape), rng.uniform(0, 60, (2, 2))])
+        wide = np.vstack([size * rng.uniform(0.8, 1.2, size.shape), rng.uniform(8, 30, (2, 2))])
+        kind = np.concatenate([kinds, rng.integers(1, 3, 2)])
+        score = rng.uniform(0.05, 1, count + 2)
+        for (x, y), (w, h), k, s in zip(near, wide, kind, score, strict=True):
+            found.append(
+                {"image_id": image, "category_id": int(k), "bbox": [x, y, w, h], "score": s}
+            )
+        empty = 6 - len(near)
+        boxes.append(np.vstack([np.hstack([near, near + wide]), np.zeros((empty, 4))]))
+        scores.append(np.concatenate([score, np.zeros(empty)]))
+        classes.append(np.concatenate([kind, np.zeros(empty)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gt = COCO(truth)
+        peer = COCOeval_faster(gt, gt.loadRes(found), "bbox")
+        peer.evaluate()
+        peer.accumulate()
+        peer.summarize()
+    outputs = {"boxes": np.array(boxes), "scores": np.array(scores), "classes": np.array(classes)}
+    ours = value("map", outputs, labels)
+    assert 0.1 < ours < 0.9
+    assert ours == pytest.approx(peer.stats[0], abs=1e-9)
+    assert value("map", outputs, labels, thresholds=[0.5]) == pytest.approx(peer.stats[1], abs=1e-9)
+
+
+SCORED: list[tuple[str, dict[str, Any]]] = [
+    ("accuracy", {}), ("accuracy", {"k": 2}), ("exact_match", {}), ("f1", {}), ("auroc", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), SCORED)
+def test_labels_that_no_output_can_equal_are_refused(name: str, options: dict[str, Any]):
+    """Both files would miss them alike, so that no drop could show."""
+    metric = built_in(name, options)
+    wrong: list[Any] = [None, "2", float("nan"), 1.5, -1, 4]
+    for label in wrong:
+        labels = [*CLASSES[:-1].tolist(), label]
+        with pytest.raises(DataError, match="a label is"):
+            metric.update(LOGITS, labels)
+    for right in (CLASSES.tolist(), CLASSES.astype(float), CLASSES.astype(np.uint8), CLASSES > 0):
+        assert metric.update(LOGITS, right).samples == N
+
+
+@pytest.mark.parametrize(("name", "options"), SCORED[:-1])
+def test_nan_is_no_class(name: str, options: dict[str, Any]):
+    outputs = np.where(np.arange(N)[:, None] == 5, np.nan, LOGITS)
+    with pytest.raises(DataError, match="NaN"):
+        built_in(name, options).update(outputs, CLASSES)
+
+
+def test_words_beyond_the_vocabulary_and_boxes_of_width_and_height_are_refused():
+    logits = rng.normal(size=(2, 3, 5))
+    for label in (-1, 5):
+        with pytest.raises(DataError, match=f"a label is {label}"):
+            built_in("perplexity", {}).update(logits, np.full((2, 3), label))
+    outputs = {"boxes": np.zeros((1, 1, 4)), "scores": np.ones((1, 1)), "classes": np.ones((1, 1))}
+    for box in ([20, 30, 10, 10], [0, 0, float("nan"), 3]):
+        with pytest.raises(DataError, match="x1 <= x2"):
+            built_in("map", {}).update(outputs, [{"boxes": [box], "classes": [1]}])
+    outputs["scores"][0] = np.nan
+    with pytest.raises(DataError, match="NaN"):
+        built_in("map", {}).update(outputs, [{"boxes": [[0, 0, 5, 5]], "classes": [1]}])

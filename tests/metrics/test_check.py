@@ -1,0 +1,256 @@
+"""Metrics of one's own in `gate check`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gate import cli
+from gate.api import EvaluationResult, check
+from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.decide import decide
+from gate.measure.job import EvaluationData
+from gate.metrics.process import values_digest
+from gate.policy.policy import Policy
+from gate.storage.digest import Digest
+from gate.summary.render import render_check
+from tests.metrics.detector import Detector, detector
+from tests.metrics.project import Project, project
+
+__all__ = ["detector", "project"]
+
+NOW = "2026-01-01T00:00:00+00:00"
+
+HIT = "name: hit, function: 'mymetrics:hit', slices: [language]"
+
+
+def checked(
+    project: Project, *metrics: str, file: str = "model.onnx", labels: str | None = "labels.jsonl"
+) -> EvaluationResult:
+    policy = Policy.from_file(project.policy(*metrics))
+    data = EvaluationData.open("ids.npy").with_labels(
+        None if labels is None else Path(labels), metrics=policy.metrics
+    )
+    return check(file, "textnet:build", data, policy)
+
+
+def of(result: EvaluationResult, name: str) -> dict[str | None, CheckResult]:
+    return {check.point: check for check in result.decision.checks if check.name == name}
+
+
+def test_a_drop_in_one_slice_alone_refuses_the_file(project: Project):
+    metric = f"{HIT}, max_drop: 0.3"
+    good = checked(project, metric)
+    assert good.decision.passed
+    worse = checked(project, metric, file="worse.onnx")
+    assert worse.decision.verdict is Verdict.FAIL
+    drops = of(worse, "metric_drop")
+    assert {point: (each.verdict, each.code) for point, each in drops.items()} == {
+        "hit": (Verdict.PASS, "proven"),
+        "hit, language=a": (Verdict.PASS, "proven"),
+        "hit, language=b": (Verdict.FAIL, "dropped"),
+    }
+    foreign = drops["hit, language=b"]
+    assert foreign.samples == project.foreign.sum()
+    assert foreign.params["drop"] == pytest.approx(1.0, abs=0.05)
+    assert drops["hit"].params["drop"] == pytest.approx(project.foreign.mean(), abs=0.01)
+    assert [check.title for check in worse.decision.problems] == [
+        "ort-cpu / metric_drop of hit, language=b"
+    ]
+    assert all(render_check(each) for each in worse.decision.checks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["misses-dim.onnx", "misses-few.onnx"])
+def test_a_detector_fails_in_one_slice_and_passes_within_the_bound(detector: Detector, file: str):
+    policy = Policy.from_file(Path("policy.yaml")).model_copy(update={"incumbent": None})
+    data = EvaluationData.open("images.npy").with_labels(
+        Path("labels.jsonl"), metrics=policy.metrics
+    )
+    result = check(file, "squares:build", data, policy)
+    verdicts = {point: each.verdict for point, each in of(result, "metric_drop").items()}
+    held = file == "misses-few.onnx"
+    assert verdicts == {
+        "map50": Verdict.PASS,
+        "map50, camera=front": Verdict.PASS,
+        "map50, camera=rear": Verdict.PASS if held else Verdict.FAIL,
+    }
+    assert result.decision.passed is held
+    for camera, point in ((None, "map50"), ("rear", "map50, camera=rear")):
+        peer = detector.map50_of("model.onnx", camera) - detector.map50_of(file, camera)
+        drop = of(result, "metric_drop")[point].params["drop"]
+        assert 0 < peer == pytest.approx(drop, abs=1e-9)
+
+
+def test_what_counts_is_the_bound_not_the_value(project: Project):
+    few = of(checked(project, f"{HIT}, max_drop: 0.01"), "metric_drop")
+    assert (few["hit"].verdict, few["hit"].code) == (Verdict.PASS, "proven")
+    slice_ = few["hit, language=b"]
+    assert (slice_.verdict, slice_.code, slice_.params["method"]) == (
+        Verdict.ERROR, "too_few", "rule_of_three",
+    )  # fmt: skip
+    assert slice_.params["needed"] > slice_.samples
+    exact = of(checked(project, f"{HIT}, max_drop: 0.0"), "metric_drop")
+    assert {each.code for each in exact.values()} == {"no_worse"}
+
+
+def test_values_per_sample_are_bound_by_digest(project: Project, tmp_path: Path):
+    result = checked(
+        project,
+        f"{HIT}, max_drop: 0.3",
+        "name: m, function: 'mymetrics:margin', options: {power: 2}, min: 0.0",
+    )
+    path = tmp_path / "values.safetensors"
+    path.write_bytes(result.metric_values)
+    values = load_file(path)
+    expected = (np.asarray(project.outputs).argmax(axis=1) >= 0).astype(float)
+    np.testing.assert_array_equal(values["hit/rows/reference"][:, 0], expected)
+    for metric in result.evidence.metrics:
+        own = {name: v for name, v in values.items() if name.startswith(f"{metric.name}/")}
+        assert values_digest(own) == metric.values_sha256
+        assert list(metric.source) == ["mymetrics"]
+    assert of(result, "metric_limit")["m"].code == "within"
+
+
+def test_the_decision_is_bound_to_the_files_of_labels_and_slices(project: Project):
+    rows = Path("labels.jsonl").read_text()
+    Path("slices.jsonl").write_text(rows)
+    policy = Policy.from_file(project.policy(f"{HIT}, max_drop: 0.3"))
+    samples = EvaluationData.open("ids.npy")
+
+    def bound() -> EvaluationResult:
+        labels, slices = Path("labels.jsonl"), Path("slices.jsonl")
+        data = samples.with_labels(labels, slices=slices, metrics=policy.metrics)
+        result = check("model.onnx", "textnet:build", data, policy)
+        source = result.evidence.source
+        assert source.labels_sha256 == Digest.of_file(labels)
+        assert source.slices_sha256 == Digest.of_file(slices)
+        return result
+
+    before = bound()
+    first, *others = rows.splitlines(keepends=True)
+    Path("slices.jsonl").write_text("".join([*others, first]))
+    after = bound()
+    assert before.decision.evidence_sha256 != after.decision.evidence_sha256
+    own = checked(project, f"{HIT}, max_drop: 0.3").evidence.source
+    assert own.slices_sha256 == own.labels_sha256
+
+
+def test_one_broken_metric_does_not_spoil_another(project: Project):
+    result = checked(
+        project,
+        "name: nan, function: 'mymetrics:is_nan', max_drop: 0.3",
+        "name: hit, function: 'mymetrics:hit', max_drop: 0.3",
+    )
+    assert of(result, "metric_drop")["hit"].verdict is Verdict.PASS
+    assert [problem.point for problem in result.decision.problems] == ["nan"]
+
+
+def test_no_labels_is_not_measured(project: Project):
+    result = checked(project, "name: top1, function: accuracy, max_drop: 0.3", labels=None)
+    assert [p.params["problems"][0]["code"] for p in result.decision.problems] == ["metric_failed"]
+
+
+def test_labels_of_the_data_serve_metrics_too(project: Project):
+    rows = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
+    np.save("labels.npy", np.array([row["label"] for row in rows]))
+    policy = Policy.from_file(project.policy("name: top1, function: accuracy, min: 0.9"))
+    data = EvaluationData.open("ids.npy", labels=Path("labels.npy"))
+    result = check("model.onnx", "textnet:build", data, policy)
+    assert of(result, "metric_limit")["top1"].code == "within"
+
+
+def test_data_set_metrics(project: Project):
+    pytest.importorskip("torchmetrics")
+    (project.folder / "tm.py").write_text(
+        "import torch\nfrom torchmetrics.classification import BinaryF1Score\n"
+        "class F1(BinaryF1Score):\n"
+        "    def update(self, preds, target):\n"
+        "        super().update(preds.argmax(dim=1), target)\n"
+    )
+    rows = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
+    np.save("labels.npy", np.array([row["label"] for row in rows]))
+    metrics = [
+        "name: builtin, function: f1, options: {average: binary}, max_drop: 0.5",
+        "name: counts, function: 'mymetrics:Counts', aggregate: dataset, max_drop: 0.5",
+        "name: torch, function: 'tm:F1', aggregate: dataset, max_drop: 0.5",
+    ]
+    result = checked(project, *metrics, file="worse.onnx", labels="labels.npy")
+    groups = [metric.groups[0] for metric in result.evidence.metrics]
+    assert [metric.failure for metric in result.evidence.metrics] == [None] * 3
+    changes = [group.runtimes["ort-cpu"].change for group in groups]
+    for change in changes:
+        assert change.drop == pytest.approx(changes[0].drop)
+        assert change.bounds[0] == pytest.approx(changes[0].bounds[0], rel=0.1)
+        assert change.method == "bca"
+        assert change.drop < change.bounds[0] < 0.5
+
+
+def altered(result: EvaluationResult, **update: Any) -> Verdict:
+    (metric, *others) = result.evidence.metrics
+    evidence = result.evidence.model_copy(
+        update={"metrics": (metric.model_copy(update=update), *others)}
+    )
+    return decide(result.policy, evidence, decided_at=NOW).verdict
+
+
+def test_evidence_that_does_not_fit_the_policy_never_passes(project: Project):
+    result = checked(project, f"{HIT}, max_drop: 0.3")
+    (metric,) = result.evidence.metrics
+    assert altered(result) is Verdict.PASS
+    whole, *slices = metric.groups
+    side = whole.runtimes["ort-cpu"]
+    for drop in (float("nan"), float("inf"), 0.4):
+        change = side.change.model_copy(update={"drop": drop})
+        sides = {"ort-cpu": side.model_copy(update={"change": change})}
+        assert (
+            altered(result, groups=(whole.model_copy(update={"runtimes": sides}), *slices))
+            is not Verdict.PASS
+        )
+    unbound = result.evidence.source.model_copy(update={"slices_sha256": None})
+    evidence = result.evidence.model_copy(update={"source": unbound})
+    assert decide(result.policy, evidence, decided_at=NOW).verdict is Verdict.ERROR
+    for update in (
+        {"name": "other"},
+        {"definition_sha256": metric.values_sha256},
+        {"failure": "it broke"},
+        {"groups": ()},
+        {"groups": (whole,)},
+        {"groups": tuple(slices)},
+        {"groups": (whole, slices[0], slices[0])},
+        {"groups": (whole.model_copy(update={"runtimes": {}}), *slices)},
+        {"groups": (whole.model_copy(update={"samples": 0}), *slices)},
+        {"values_sha256": None},
+        {"source": {}},
+    ):
+        assert altered(result, **update) is not Verdict.PASS, update
+    none = result.evidence.model_copy(update={"metrics": ()})
+    assert decide(result.policy, none, decided_at=NOW).verdict is Verdict.ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_a_plan_measures_metrics_with_labels_and_slices_of_files(
+    project: Project, capsys: pytest.CaptureFixture[str]
+):
+    rows = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
+    Path("slices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("labels.jsonl").write_text("".join(f"{row['label']}\n" for row in rows))
+    policy = project.policy(f"{HIT}, max_drop: 0.3")
+
+    def gate(*arguments: str) -> dict[str, Any]:
+        cli.main([*arguments, "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    gate(
+        "plan", "worse.onnx", "--reference", "textnet:build", "--inputs", "ids.npy", "--labels",
+        "labels.jsonl", "--slices", "slices.jsonl", "--policy", str(policy), "--batch-size", "8",
+        "--units", "2", "-o", "plan.json",
+    )  # fmt: skip
+    assert gate("measure", "plan.json", "--unit", "0", "-o", "0.json")["measured"] is True
+    with Path("slices.jsonl").open("a") as stream:
+        stream.write("\n")
+    assert gate("merge", "plan.json", "0.json")["error"]["type"] == "DigestMismatch"

@@ -1,0 +1,126 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from gate.metrics.intervals import (
+    bca_limits,
+    binary_bounds,
+    block_sums,
+    holds_by_holm,
+    holm_levels,
+    rare_change_bounds,
+    samples_needed,
+    share_limits,
+    unpaired_bounds,
+)
+
+
+def linear(values: np.ndarray):
+    sums = block_sums(np.stack([values, np.ones_like(values)], axis=1))
+
+    def mean(weights: np.ndarray) -> np.ndarray:
+        total = weights @ sums
+        return total[:, 0] / total[:, 1]
+
+    return mean, len(sums)
+
+
+def test_changes_of_one_kind_have_the_exact_bound_of_scipy():
+    for worse, samples, level in ((0, 500, 0.95), (1, 500, 0.95), (7, 900, 0.99), (500, 500, 0.9)):
+        expected = stats.binomtest(worse, samples, alternative="less").proportion_ci(level, "exact")
+        bounds = binary_bounds(worse, 0, samples, [level])
+        assert bounds.upper[0] == pytest.approx(expected.high, rel=1e-9)
+        assert bounds.method == ("exact" if worse else "rule_of_three")
+    low, high = share_limits(3, 50, 0.95)
+    assert (low, high) == pytest.approx(tuple(stats.binomtest(3, 50).proportion_ci(0.9, "exact")))
+
+
+def test_no_change_is_the_rule_of_three():
+    assert binary_bounds(0, 0, 1000, [0.95]).upper[0] == pytest.approx(3 / 1000, rel=4e-3)
+    assert rare_change_bounds(0.0, 1000, [0.95], scale=2.0).upper[0] == pytest.approx(
+        6e-3, rel=4e-3
+    )
+    alike = rare_change_bounds(0.25, 1000, [0.95], scale=1.0).upper[0]
+    assert alike == pytest.approx(0.25 + 0.75 * 3 / 1000, rel=4e-3)
+
+
+@pytest.mark.parametrize("kind", ["normal", "skewed", "rare"])
+def test_bca_is_that_of_scipy(kind: str):
+    rng = np.random.default_rng(3)
+    values = {
+        "normal": rng.normal(size=300),
+        "skewed": rng.exponential(size=300),
+        "rare": np.where(rng.random(300) < 0.05, 0.5, 0.0),
+    }[kind]
+    mean, blocks = linear(values)
+    limits = bca_limits(mean, blocks, [0.95, 0.99])
+    assert limits is not None
+    for place, level in enumerate((0.95, 0.99)):
+        peer = stats.bootstrap(
+            (values,), np.mean, confidence_level=2 * level - 1, n_resamples=20_000, rng=1
+        ).confidence_interval
+        tolerance = 0.12 * (peer.high - peer.low)
+        assert limits[1][place] == pytest.approx(peer.high, abs=tolerance)
+        assert limits[0][place] == pytest.approx(peer.low, abs=tolerance)
+
+
+def test_blocks_keep_the_interval_of_single_samples():
+    values = np.random.default_rng(5).exponential(size=20_000)
+    mean, blocks = linear(values)
+    limits = bca_limits(mean, blocks, [0.95])
+    assert limits is not None
+    error = values.std() / math.sqrt(len(values))
+    assert limits[1][0] - values.mean() == pytest.approx(1.645 * error, rel=0.1)
+    assert blocks == 500
+
+
+def test_what_never_varies_has_no_bootstrap():
+    for values in (np.zeros(200), np.full(200, 0.1), np.full(2000, 0.1)):
+        assert bca_limits(*linear(values), [0.95]) is None
+
+
+def test_holm_is_a_step_down_procedure():
+    levels = holm_levels(0.95, 3)
+    assert levels == pytest.approx((0.95, 0.975, 1 - 0.05 / 3))
+    # Upper bounds at levels 0.95, 0.975, 0.983: the first holds at once, the second only after it.
+    easy, middle, hard = (0.1, 0.2, 0.3), (0.1, 0.3, 0.6), (0.6, 0.7, 0.8)
+    assert holds_by_holm([easy, middle, hard], 0.5) == [True, True, False]
+    assert holds_by_holm([middle, middle, middle], 0.5) == [False] * 3
+    assert holds_by_holm([(math.nan,) * 2, (0.0, 0.0)], 0.5) == [False, True]
+    assert holds_by_holm([], 0.5) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(80, 5000))
+def test_bounds_grow_with_drop_and_level(worse: int, better: int, samples: int):
+    levels = holm_levels(0.95, 4)
+    bounds = binary_bounds(worse, better, samples, levels).upper
+    assert list(bounds) == sorted(bounds)
+    assert bounds[0] >= (worse - better) / samples
+    assert binary_bounds(worse + 1, better, samples, levels).upper[0] > bounds[0]
+
+
+def test_the_needed_number_of_samples_is_enough():
+    bound = binary_bounds(0, 0, 100, [0.95]).upper[0]
+    needed = samples_needed(100, drop=0.0, bound=bound, limit=0.01, alpha=0.05, scale=1.0)
+    assert needed == 299
+    assert binary_bounds(0, 0, needed, [0.95]).upper[0] <= 0.01
+    assert binary_bounds(0, 0, needed - 1, [0.95]).upper[0] > 0.01
+    bound = binary_bounds(4, 2, 400, [0.95]).upper[0]
+    needed = samples_needed(400, drop=0.005, bound=bound, limit=0.01, alpha=0.05, scale=1.0)
+    assert needed is not None
+    times = needed / 400
+    assert binary_bounds(int(4 * times), int(2 * times), needed, [0.95]).upper[0] <= 0.0101
+    for drop, high in ((0.01, 0.02), (0.02, 0.03), (0.0, math.nan), (0.0, math.inf)):
+        found = samples_needed(400, drop=drop, bound=high, limit=0.01, alpha=0.05, scale=1.0)
+        assert found is None
+
+
+def test_unpaired_bounds_widen_with_both_sides():
+    paired = unpaired_bounds((0.9, 0.92), (0.88, 0.85), [0.95, 0.99])
+    assert paired.upper[0] == pytest.approx(0.02 + math.hypot(0.02, 0.03))
+    assert paired.upper[1] > paired.upper[0]

@@ -1,0 +1,78 @@
+"""A text classifier and a detector into a real MLflow store, by their own metrics and slices."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from gate import cli
+from tests.metrics.project import Project, project
+from tests.registry.servers import empty_database
+
+__all__ = ["project"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.slow,
+    pytest.mark.proof,
+]
+
+
+def gate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    code = cli.main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_text_classifier_is_refused_for_one_slice(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    empty_database(Path("mlflow.db"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    policy = str(
+        project.policy(
+            "name: hit, function: 'mymetrics:hit', slices: [language], max_drop: 0.3, "
+            "max_drop_from_champion: 0.0",
+            more="incumbent: {first_release: allow}\n",
+        )
+    )
+
+    def promote(file: str, report: str) -> tuple[int, dict]:
+        gate(
+            capsys, "check", file, "--reference", "textnet:build", "--inputs", "ids.npy", "--labels",
+            "labels.jsonl", "--policy", policy, "--report", report, "--track", "--against", "text",
+        )  # fmt: skip
+        return gate(
+            capsys, "promote", file, "--name", "text", "--report", report, "--policy", policy
+        )
+
+    code, said = gate(
+        capsys, "check", "model.onnx", "--reference", "textnet:build", "--inputs", "ids.npy",
+        "--labels", "labels.jsonl", "--policy", policy, "--report", "unasked",
+    )  # fmt: skip
+    assert code == 2  # the champion was not looked up
+    code, said = promote("model.onnx", "first")
+    assert (code, said["outcome"]) == (0, "promoted")
+    assert (Path("first") / "metrics.safetensors").exists()
+    assert "metric-hit" in (Path("first") / "report.html").read_text()
+
+    code, said = promote("worse.onnx", "second")
+    assert (code, said["outcome"]) == (1, "refused")
+    checks = json.loads((Path("second") / "decision.json").read_text())["checks"]
+    failed = {(check["name"], check["point"]) for check in checks if check["verdict"] == "FAIL"}
+    assert ("metric_drop", "hit, language=b") in failed
+    assert ("metric_champion_drop", "hit, language=b") in failed
+    assert ("metric_drop", "hit") not in failed
+    assert ("metric_drop", "hit, language=a") not in failed
+
+    shutil.copy("model.onnx", "same.onnx")
+    code, said = gate(capsys, "history", "--model", "text", "--metric", "hit")
+    assert code == 0
+    assert [row["value"] for row in said["versions"]] == [1.0]
+    # MLflow keeps an engine by address: a relative one may be of another folder.
+    here = f"sqlite:///{Path('mlflow.db').resolve()}"
+    runs = MlflowClient(here).search_runs(["1"])
+    assert {run.data.metrics.get("ort-cpu/metric/hit") for run in runs} >= {1.0}

@@ -1,0 +1,103 @@
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gate.errors import PolicyError
+from gate.policy.metrics import BUILTIN, MetricPolicy
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy
+from gate.summary.policy_docs import fields_named, policy_fields
+
+
+def metric(**fields: Any) -> MetricPolicy:
+    given = {"name": "top1", "function": "accuracy", "max_drop": 0.01} | fields
+    return MetricPolicy.model_validate_json(json.dumps(given))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"function": "acuracy"}, "expected package.module:function, or one of accuracy"),
+        ({"function": "mymetrics"}, "expected package.module:function"),
+        ({"max_drop": None}, "no bound is set"),
+        ({"max_drop": -0.1}, "greater than or equal to 0"),
+        ({"max_drop": "NaN"}, "max_drop"),
+        ({"confidence": 0.5}, "greater than 0.5"),
+        ({"confidence": 1.0}, "less than 1"),
+        ({"options": {"top": 5}}, "accuracy has no 'top'; it takes: k"),
+        ({"function": "mse", "min": 0.1}, "set max instead"),
+        ({"max": 0.9}, "set min instead"),
+        ({"higher_is_better": False}, "leave higher_is_better out"),
+        ({"aggregate": "dataset"}, "accuracy is always 'mean'"),
+        ({"slices": ["camera", "camera"]}, "name each column once"),
+        ({"time_limit_s": 0}, "greater than 0"),
+        ({"bound": 1}, "Extra inputs"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        metric(**fields)
+
+
+def test_right_metrics_are_taken():
+    own = metric(function="pkg.mod:Own.value", max_drop=0.0, aggregate="sum", options={"k": [1]})
+    assert (own.is_builtin, own.aggregation, own.is_higher_better) == (False, "sum", True)
+    for name, traits in BUILTIN.items():
+        builtin = metric(name=name, function=name)
+        assert builtin.aggregation == traits.aggregate
+        assert builtin.is_higher_better == traits.higher_is_better
+    assert metric(function="mse", max=2.0, max_drop=None).max == 2.0
+
+
+def test_the_definition_ignores_bounds_and_nothing_else():
+    base = metric()
+    for same in ({"max_drop": 0.5}, {"min": 0.1}, {"name": "x"}, {"time_limit_s": 1.0}):
+        assert metric(**same).definition() == base.definition()
+    for other in ({"function": "m:f"}, {"options": {"k": 2}}, {"output": "y"}, {"slices": ["a"]},
+                  {"confidence": 0.9}):  # fmt: skip
+        assert metric(**other).definition() != base.definition()
+
+
+def test_metrics_in_a_policy(tmp_path):
+    text = """
+task: tensors
+metrics:
+  - name: map50
+    function: mymetrics:map50
+    max_drop: 0.002
+    max_drop_from_champion: 0.0
+    slices: [camera]
+"""
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match="set incumbent: {first_release: allow}"):
+        Policy.from_file(path)
+    path.write_text(text + "incumbent: {first_release: allow}\n")
+    policy = Policy.from_file(path)
+    assert [each.name for each in policy.metrics] == ["map50"]
+    assert Policy.from_json(policy.to_json()) == policy
+    path.write_text(text.replace("max_drop: 0.002", "max_dorp: 0.002"))
+    with pytest.raises(PolicyError, match=r"policy.yaml:6: metrics.*Did you mean max_drop"):
+        Policy.from_file(path)
+
+
+def test_one_name_is_one_metric():
+    with pytest.raises(ValidationError, match="'top1' is there twice"):
+        Policy(metrics=(metric(), metric(max_drop=0.1)), runtimes=Policy.default().runtimes)
+
+
+def test_a_policy_without_metrics_keeps_its_digest_and_its_champion_bounds():
+    assert "metrics" not in Policy.default().to_plain()
+    with pytest.raises(ValidationError, match="incumbent: no bound is set"):
+        Policy(incumbent=ChampionPolicy(), runtimes=Policy.default().runtimes)
+
+
+def test_every_field_is_explained():
+    (found,) = fields_named("max_drop", policy_fields())
+    assert found.place == "metrics[].max_drop"
+    fields = [each for each in policy_fields() if each.place.startswith("metrics[].")]
+    assert len(fields) == len(MetricPolicy.model_fields)
+    assert all(each.text or each.place == "metrics[].function" for each in fields)
