@@ -17,7 +17,7 @@ from torch import nn
 from gate.errors import ExportError, ExportRefused, OnnxFileError, StorageError
 from gate.export import strategies
 from gate.export.export_warnings import Capture, captured, hazards, tracer_warnings
-from gate.export.failures import ExportFailure
+from gate.export.failures import ExportFailure, export_error, failure_texts
 from gate.export.request import Example, ExportRequest, notices
 from gate.export.strategies import ExporterOptions, RungFailed, export_copy, neutral
 from gate.export.strategies import Strategy as ExporterStrategy
@@ -26,7 +26,7 @@ from gate.export.verify_export import (
     File,
     NumericalCheck,
     difference,
-    foreign_objection,
+    foreign_in,
     unplain,
     verified,
 )
@@ -50,7 +50,7 @@ class LintGuard:
         self._reports: dict[Strategy, LintReport] = {}
 
     def report(self, strategy: Strategy) -> LintReport:
-        """What the rules found."""
+        """Return the findings of the rules."""
         if strategy not in self._reports:
             self._reports[strategy] = lint_model(self._model, strategy=strategy)
         return self._reports[strategy]
@@ -83,7 +83,7 @@ class LintGuard:
 
 
 def _line(finding: LintFinding) -> str:
-    return f"{finding.code} at {finding.place} ({finding.expression})"
+    return f"{finding.code} at {finding.location} ({finding.expression})"
 
 
 # One strategy alone carries if its file is valid and the one that was asked for. In a ladder the
@@ -102,8 +102,6 @@ _steps = logging.getLogger("gate.steps")
 
 _LOWEST = {"dynamo": 18}
 """The first opset that a strategy writes by itself."""
-
-_WRONG = "Keep Python code on data and sizes out of forward; see the tracer warnings."
 
 
 @dataclass(frozen=True)
@@ -150,11 +148,11 @@ class StrategyRunner:
         return tuple(f"{strategy}: {impersonal(why)}" for strategy, why in self._notes.items())
 
     def run(self) -> ExportedFile:
-        """The first rung that carries, else the first that is only in doubt.
+        """Return the first export that works, else the first that is only in doubt.
 
-        Raises ExportRefused where the model's source forbids all of them, NoRung, ExportError where
-        the custom symbolic functions can't be registered, and OSError where a file can't be
-        written.
+        Raises ExportRefused where the model's source forbids all of them, ExportError where none
+        works or the custom symbolic functions can't be registered, and OSError where a file
+        can't be written.
         """
         doubtful: ExportedFile | None = None
         for strategy in self._request.settings.rungs:
@@ -171,7 +169,7 @@ class StrategyRunner:
                 continue
             if carried.doubt is None:
                 return carried
-            self._notes[strategy] = f"wrote a file that {carried.doubt}"
+            self._notes[strategy] = failure_texts("wrong_file", reason=carried.doubt)[0]
             doubtful = doubtful or carried
         if doubtful is None:
             raise self._no_rung() if self._failures else self._safety.refusal()
@@ -187,12 +185,12 @@ class StrategyRunner:
                 refusal = chosen.explain()
         if len(self._notes) == 1:
             return AllStrategiesFailed(refusal, ())
-        cause = "no strategy of the ladder could export the model"
+        cause, _ = failure_texts("no_strategy")
         tried = self._request.settings.rungs
         return AllStrategiesFailed(refusal.of_all(tried, cause=cause), self.rungs)
 
     def _lowest(self, strategy: export.Strategy) -> ExportedFile:
-        """By the opset that was asked for, or the lowest that works."""
+        """Return the model exported by the requested opset, or by the lowest that works."""
         wanted = self._opsets(strategy)
         while True:
             opset = wanted.pop(0)
@@ -241,18 +239,23 @@ class StrategyRunner:
         if path.is_file() and is_large(path):
             externalize_weights(path, name=self._name)
         verified(path, self._request, opset=opset)
-        return ExportedFile(path, strategy, opset, options, output, self._doubt(strategy))
+        return ExportedFile(
+            path, strategy, opset, options, output, self._changed_parameters_text(strategy)
+        )
 
-    def _doubt(self, strategy: export.Strategy) -> str | None:
+    def _changed_parameters_text(self, strategy: export.Strategy) -> str | None:
         """Parameters that forward changes: TorchScript writes them as the example leaves them."""
         own = dict(self._request.model.named_parameters())
         changed = [name for name in self._request.state.changed if name in own]
         if strategy == "dynamo" or not changed:
             return None
-        return f"has {', '.join(changed[:_SHOWN])} as forward changed it for the example"
+        return failure_texts("changed_parameters", names=", ".join(changed[:_SHOWN]))[0]
 
     def _sane(self, carried: ExportedFile) -> ExportedFile:
-        """With a doubt, if there is one. Raises RungFailed for more than a doubt."""
+        """Return the export with its doubt, if there is one.
+
+        Raises RungFailed if there is more than a doubt.
+        """
         with self._listening():
             objection = self._sanity.objection(carried.path)
         if objection is None:
@@ -260,7 +263,7 @@ class StrategyRunner:
         if objection.kind != "doubt":
             # Some operators are written wrongly in lower opsets, such as repeated indices at 13.
             since = carried.opset + 1 if objection.kind == "differs" else None
-            raise RungFailed.because(f"wrote a file that {objection.cause}", _WRONG, since=since)
+            raise RungFailed.because("wrong_file", reason=objection.cause, since=since)
         return replace(carried, doubt=objection.cause)
 
     @contextlib.contextmanager
@@ -276,7 +279,8 @@ class StrategyRunner:
 def _explained(
     explain: Callable[[], ExportFailure], symbolics_spec: str | None, opset: int
 ) -> ExportFailure:
-    """With the custom symbolic functions, so that what they write does not count as missing."""
+    """Explain a failure with the custom symbolic functions, so that their operators do not count as
+    missing."""
     with registered(symbolics_spec, opset=opset):
         return explain()
 
@@ -381,7 +385,8 @@ def staged(
 
 
 def log_of(output: Path) -> Path:
-    """Where what the exporters printed is kept: after a failure, and with `verbose`."""
+    """Return the path where the output of the exporters is kept: after a failure, and with
+    `verbose`."""
     return output.with_name(f"{output.name}.export.log")
 
 
@@ -403,7 +408,7 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
             "opset_asked": settings.opset,
             "dynamic_batch": settings.dynamic_batch,
             "batch_size": settings.batch_size,
-            **_axes_stated(settings),
+            **_batch_axes_entry(settings),
             "custom_symbolics": settings.custom_symbolics,
             "lint": settings.lint,
             **carried.options,
@@ -419,7 +424,7 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
     )
 
 
-def _axes_stated(settings: ExportSettings) -> dict[str, str]:
+def _batch_axes_entry(settings: ExportSettings) -> dict[str, str]:
     axes = (f"{name}={'none' if axis is None else axis}"
             for name, axis in settings.batch_axes.items())  # fmt: skip
     return {"batch_axes": ";".join(axes)} if settings.batch_axes else {}
@@ -455,7 +460,7 @@ def self_check(
             f"{exported.path} was exported without weights, so nothing can be checked. "
             "Set export.export_params: true."
         )
-    if settings.operator_export_type != "ONNX" and foreign_objection(exported.path):
+    if settings.operator_export_type != "ONNX" and foreign_in(exported.path):
         return {}
     file = File(exported.path)
     names = tuple(spec.name for spec in exported.subject.inputs)
@@ -475,5 +480,5 @@ def self_check(
         }
         wrong = NumericalCheck(request).difference(file)
         if wrong is not None:
-            raise ExportError(f"the exported file {wrong}. {_WRONG}")
+            raise export_error("wrong_export", reason=wrong)
         return found

@@ -15,14 +15,14 @@ from typing import IO
 import torch
 
 from gate.errors import first_line
-from gate.model.source_code import source_place
+from gate.model.source_code import source_location
 
 _STANDARD_DESCRIPTORS = (1, 2)
 
 
 @dataclass
 class Capture:
-    """What was said. Filled when the `with` block of `captured` ends, however it ends."""
+    """The captured output. Filled when the `with` block of `captured` ends, however it ends."""
 
     text: str = ""
     warnings: list[warnings.WarningMessage] = field(default_factory=list)
@@ -47,9 +47,9 @@ def captured() -> Iterator[Capture]:
             capture.warnings = list(caught)
 
 
-def place(warning: warnings.WarningMessage) -> str:
+def warning_location(warning: warnings.WarningMessage) -> str:
     """`torchvision/models/x.py:12`: below the import path, so the same on every machine."""
-    return source_place(warning.filename, warning.lineno)
+    return source_location(warning.filename, warning.lineno)
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def shorten_message(error: BaseException) -> str:
 
 
 def clipped(text: str) -> str:
-    """As much of what others wrote as is shown."""
+    """Return the part of a foreign text that is shown."""
     return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
 
 
@@ -124,17 +124,17 @@ def tracer_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...
     torch tells its tracer the same about itself: its modules are written to be traced.
     """
     return _unique(
-        f"{place(warning)}: {_one_line(warning)}"
+        f"{warning_location(warning)}: {_message_text(warning)}"
         for warning in caught
         if issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
-        and not _in_torch_library(place(warning))
+        and not _in_torch_library(warning_location(warning))
     )
 
 
 def hazards(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
-    """What the exporter itself warns of: operators left in training mode, batch-bound LSTMs."""
+    """Return the exporter's own warnings: operators left in training mode, batch-bound LSTMs."""
     return _unique(
-        _one_line(warning)
+        _message_text(warning)
         for warning in caught
         if issubclass(warning.category, UserWarning)
         and _IN_EXPORTER in warning.filename.replace("\\", "/")
@@ -147,7 +147,7 @@ def _in_torch_library(where: str) -> bool:
     return where.startswith(_IN_TORCH) and not where.startswith("torch/jit/")
 
 
-def _one_line(warning: warnings.WarningMessage) -> str:
+def _message_text(warning: warnings.WarningMessage) -> str:
     return " ".join(str(warning.message).split())
 
 

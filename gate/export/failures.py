@@ -15,10 +15,191 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from gate.errors import ExportError
 from gate.export.export_warnings import captured, clipped, shorten_message
 from gate.export.torchscript_settings import overriding
-from gate.model.source_code import source_place
+from gate.model.source_code import source_location
 from gate.records.export import Strategy
+
+_TENSORS_ONLY = (
+    "a trace takes only tensors; it was called with {1}",
+    "Call forward with tensors only: pass texts, numbers and other settings to the model's "
+    "constructor.",
+)
+
+_OTHER_STRATEGY = "Set export.strategy to direct or dynamo, or change this part of forward."
+
+_NAMED_TUPLE = "Return a named tuple instead: its fields may be of any type."
+
+_NO_PYTHON = "Keep Python code on data and sizes out of forward; see the tracer warnings."
+
+_BAKED = (
+    "Probably the trace fixed the batch size or a branch: use x.shape[0] instead of len(x), "
+    "and no Python if on data; see the tracer warnings."
+)
+
+FAILURES: dict[str, tuple[str, str]] = {
+    # what torch raises: {0} is the matching text, {1} its first group
+    "data_dependent": (
+        "forward decides by the values of a tensor{at}",
+        "Use torch.where or torch.cond there, or set export.strategy to scripted, which keeps "
+        "if, for and while.",
+    ),
+    "fixed_axis": (
+        "forward fixes an axis that should be dynamic{at}: {brief}",
+        "Use the tensor's own shape there (x.shape[0], -1), or leave this axis out of the dynamic "
+        "ones.",
+    ),
+    "no_fake": (
+        "a custom operator has no rule for the shape of its result{at}: {brief}",
+        "Register one with @torch.library.register_fake, see docs/custom-operators.md.",
+    ),
+    "untraceable_type": _TENSORS_ONLY,
+    "unsupported_type": _TENSORS_ONLY,
+    "returns_dict": (
+        "a traced module can't return a dict",
+        "Set export.strategy to direct or dynamo, which flatten dicts, or return a tuple.",
+    ),
+    "returns_other": (
+        "forward returns something that is no tensor",
+        "Return the tensors alone.",
+    ),
+    "missing_argument": (
+        "forward was called without its argument {1}",
+        "Give the example one array for each argument of forward. torch takes a dict in the last "
+        "place for keyword arguments: let forward take the tensors themselves.",
+    ),
+    "interpreter": ("the scripted module fails{at}: {1}", _OTHER_STRATEGY),
+    "hidden_python": (
+        "the scripted module calls Python code that TorchScript can't see into",
+        "Call a custom operator as torch.ops.namespace.name(…), not by its Python function; give "
+        "other Python code to export.strategy: direct.",
+    ),
+    "uncompiled": (
+        "torch.jit.script can't compile forward{at}: {brief}",
+        "Set export.strategy to traced or direct if forward takes one path for all inputs, or "
+        "write this part with what TorchScript supports.",
+    ),
+    "python_operator": (
+        "the Python operator {1} has no ONNX form{at}",
+        "Write it with torch's operators, or give it a static method symbolic(g, *inputs), or set "
+        "export.autograd_inlining: true.",
+    ),
+    "lost_shape": (
+        "the exporter has lost a shape or a type that it needs{at}: {brief}",
+        "Set export.strategy to direct if the module was traced or scripted, else to dynamo.",
+    ),
+    "internal": ("the exporter failed inside{at}: {brief}", _OTHER_STRATEGY),
+    "uncaptured": (
+        "torch.export can't take forward{at}: {brief}",
+        "Change this part of forward, or set export.strategy to direct or scripted.",
+    ),
+    "untranslated": (
+        "the dynamo exporter failed{at}: {brief}",
+        "Set export.strategy to direct, or change this part of forward.",
+    ),
+    "unread": ("the exporter failed{at}: {brief}", "Simplify this part of forward."),
+    # before the exporter
+    "not_installed": ("the strategy dynamo {needs}", "{install}."),
+    "unequal_traces": (
+        "two traces of the model gave different graphs: forward draws random numbers, or "
+        "depends on state that it changes itself",
+        "Make eval mode repeatable.",
+    ),
+    "trace_failed": (
+        "torch.jit.trace failed: {brief}",
+        "Call forward with the example alone, and remove what is not a tensor operation.",
+    ),
+    "script_failed": (
+        "torch.jit.script failed: {brief}",
+        "Annotate the types of arguments that are not tensors, and take out of forward what "
+        "TorchScript does not support.",
+    ),
+    "not_flat": (
+        "the compiled model does not take or return flat tensors: {brief}",
+        "Take and return tensors, in tuples.",
+    ),
+    "keyword_only": (
+        "forward takes {name} by keyword only, and a trace around TorchScript cannot pass it",
+        "Take {name} by position, too: leave out the * before it.",
+    ),
+    "unannotated": (
+        "forward takes {name} as a dict, list or tuple without an annotation: TorchScript "
+        "takes every argument without an annotation for a tensor",
+        "Annotate it, such as {name}: dict[str, torch.Tensor].",
+    ),
+    "mixed_values": (
+        "{place} is a {kind} with values of several types ({types}), and TorchScript supports "
+        "{kind}s of one type of value only",
+        _NAMED_TUPLE,
+    ),
+    # of the file that was written
+    "invalid_file": ("the exporter wrote a file that is not valid: {reason}", "{remedy}."),
+    "other_opset": (
+        "the file is written in opset {opset}, expected opset {wanted}",
+        "Set export.opset to {opset}, or to auto for the lowest that works.",
+    ),
+    "foreign_operators": (
+        "the file needs operators that ONNX Runtime does not have: {operators}",
+        "Write them with ONNX's own operators in the symbolic function, see "
+        "docs/custom-operators.md.",
+    ),
+    "other_inputs": (
+        "the exported file has the inputs {inputs}, expected {wanted}: forward ignores an argument",
+        "Leave the argument out of the example, or use it in forward.",
+    ),
+    "other_outputs": (
+        "the exported file has the outputs {outputs}, expected {wanted}",
+        "Name what forward returns, in its order, or set export.output_names: null.",
+    ),
+    "other_domains": (
+        "the file uses the domains {{{domains}}}, expected {domain}: {version} as "
+        "export.custom_opsets says",
+        "Leave {domain} out of it, or write an operator of it in custom_symbolics.",
+    ),
+    "static_axis": (
+        "{name} has the shape {shape} in the file, expected a dynamic axis {axis} ({label}): "
+        "forward fixes its size (len(x), int(x.shape[{axis}]))",
+        "Use -1 or x.shape[{axis}] as it is.",
+    ),
+    "wrong_file": ("wrote a file that {reason}", _NO_PYTHON),
+    "wrong_export": ("the exported file {reason}", _NO_PYTHON),
+    "differs": ("differs by {error:.2g} from the model in {name}, at {sizes}", _NO_PYTHON),
+    "differs_on": ("{reason}, where the inputs are {title}", _NO_PYTHON),
+    "unusable": ("can't be right: {reason}", _NO_PYTHON),
+    "changed_parameters": ("has {names} as forward changed it for the example", _NO_PYTHON),
+    "unloadable": (
+        "ONNX Runtime can't load {file}: {reason}",
+        "Try a lower export.opset, or a newer onnxruntime.",
+    ),
+    "fails": ("the exported file fails with {sizes}: {reason}", _BAKED),
+    "other_shape": (
+        "with {sizes} the exported file returns {got} for {name}, the model {want}",
+        _BAKED,
+    ),
+    "not_finite": (
+        "with {sizes} {side} returns NaN or infinity for {name}, expected finite values",
+        "Check the checkpoint and the example.",
+    ),
+    # of a ladder
+    "no_strategy": (
+        "no strategy of the ladder could export the model",
+        "Change forward so that one of them takes it: each says above what it met.",
+    ),
+}
+"""Cause and remedy by code: format strings, whose fields are the parameters of the code."""
+
+
+def failure_texts(code: str, *groups: str, **params: Any) -> tuple[str, str]:
+    """Return cause and remedy of a code."""
+    cause, remedy = FAILURES[code]
+    return cause.format(*groups, **params), remedy.format(*groups, **params)
+
+
+def export_error(code: str, **params: Any) -> ExportError:
+    """Return the error of a file that was exported and is wrong."""
+    return ExportError(". ".join(failure_texts(code, **params)))
+
 
 _OF_TORCH = ("aten", "prim", "quantized", "prims")
 
@@ -138,7 +319,7 @@ def source_line(text: str) -> str | None:
     frames = _TRACED_FRAME.findall(text) or _PYTHON_FRAME.findall(text)
     if _TORCHSCRIPT not in text or _LAST in text:
         frames = frames if _TRACED_FRAME.search(text) else frames[::-1]
-    places = [source_place(file, int(line)) for file, line in frames if file[:1] != "<"]
+    places = [source_location(file, int(line)) for file, line in frames if file[:1] != "<"]
     own = [place for place in places if not place.startswith(_LIBRARY)]
     return next(iter(own or places), None)
 
@@ -252,7 +433,7 @@ def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> 
 
 
 def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
-    """What to do about operators that need different things, in one short sentence."""
+    """Summarize in one sentence what to do about operators that need different remedies."""
     later = [name for name, one in operators.items() if one.since is not None]
     custom = [name for name in operators if name not in later and is_custom(name)]
     others = [name for name in operators if name not in later and name not in custom]
@@ -407,99 +588,30 @@ _NODE_KIND = re.compile(r"containing node has kind '([\w:]+)'")
 _IDENTIFIER = re.compile(r"(\w+)(?=$|[\s,(])")
 
 
-_TRACE_TENSORS = (
-    "Give forward tensors alone: texts, numbers and other settings belong into the model's "
-    "constructor."
-)
-
-_OTHER_STRATEGY = "Set export.strategy to direct or dynamo, or change this part of forward."
-
-
-_MESSAGES: tuple[tuple[str, str, str], ...] = (
+_MESSAGES = {
     (
-        r"Could not guard on data-dependent expression|Dynamic control flow is not supported",
-        "forward decides by the values of a tensor{at}",
-        "Use torch.where or torch.cond there, or set export.strategy to scripted, which keeps "
-        "if, for and while.",
-    ),
-    (
-        r"Constraints violated|You marked .{1,200} as dynamic but",
-        "forward fixes an axis that was to be dynamic{at}: {brief}",
-        "Use the tensor's own shape there (x.shape[0], -1), or leave this axis out of the dynamic "
-        "ones.",
-    ),
-    (
-        r"(?:no fake impl registered|find fake impl|register_fake|Meta backend|meta kernel)",
-        "a custom operator can't say the shape of its result{at}: {brief}",
-        "Register one with @torch.library.register_fake, see docs/custom-operators.md.",
-    ),
-    (
-        r"Type '(.+?)' cannot be traced",
-        "a trace takes tensors only, it was given {1}",
-        _TRACE_TENSORS,
-    ),
-    (
-        r"received an input of unsupported type: (\w+)",
-        "a trace takes tensors only, it was given {1}",
-        _TRACE_TENSORS,
-    ),
-    (
-        r"Encountering a dict at the output of the tracer",
-        "a traced module can't return a dict",
-        "Set export.strategy to direct or dynamo, which flatten dicts, or return a tuple.",
-    ),
-    (
-        r"Only tensors, lists, tuples of tensors|Type 'str' is not .{0,60}output",
-        "forward returns something that is no tensor",
-        "Return the tensors alone.",
-    ),
+        r"Could not guard on data-dependent expression|Dynamic control flow is not supported"
+    ): "data_dependent",
+    r"Constraints violated|You marked .{1,200} as dynamic but": "fixed_axis",
+    r"(?:no fake impl registered|find fake impl|register_fake|Meta backend|meta kernel)": "no_fake",
+    r"Type '(.+?)' cannot be traced": "untraceable_type",
+    r"received an input of unsupported type: (\w+)": "unsupported_type",
+    (r"Encountering a dict at the output of the tracer"): "returns_dict",
+    r"Only tensors, lists, tuples of tensors|Type 'str' is not .{0,60}output": "returns_other",
     (
         r"(?:missing value for argument|missing \d+ required positional arguments?:|"
-        r"missing a required argument:) '(\w+)'",
-        "forward was not given its argument {1}",
-        "Give the example one array for each argument of forward. torch takes a dict in the last "
-        "place for keyword arguments: let forward take the tensors themselves.",
-    ),
-    (
-        r"failed in the TorchScript interpreter(?:.*\n)*.*Error: (.+)",
-        "the scripted module fails{at}: {1}",
-        _OTHER_STRATEGY,
-    ),
-    (
-        r"required keyword attribute 'Subgraph' is undefined",
-        "the scripted module calls Python code that TorchScript can't see into",
-        "Call a custom operator as torch.ops.namespace.name(…), not by its Python function; give "
-        "other Python code to export.strategy: direct.",
-    ),
-    (
-        r"<--- HERE",
-        "torch.jit.script can't compile forward{at}: {brief}",
-        "Set export.strategy to traced or direct if forward takes one path for all inputs, or "
-        "write this part in what TorchScript knows.",
-    ),
-    (
-        r"[Cc]ouldn't export Python operator (\w+)",
-        "the Python operator {1} has no ONNX form{at}",
-        "Write it with torch's operators, or give it a static method symbolic(g, *inputs), or set "
-        "export.autograd_inlining: true.",
-    ),
-    (
-        r"of unknown rank|Cannot determine scalar type|unknown (?:shape|dtype)",
-        "the exporter has lost a shape or a type that it needs{at}: {brief}",
-        "Set export.strategy to direct if the module was traced or scripted, else to dynamo.",
-    ),
-    (r"INTERNAL ASSERT FAILED", "the exporter failed inside{at}: {brief}", _OTHER_STRATEGY),
-    (
-        r"Failed to export the model with torch\.export",
-        "torch.export can't take forward{at}: {brief}",
-        "Change this part of forward, or set export.strategy to direct or scripted.",
-    ),
-    (
-        r"Failed to (?:decompose|convert) the (?:FX graph|exported program)",
-        "the dynamo exporter failed{at}: {brief}",
-        "Set export.strategy to direct, or change this part of forward.",
-    ),
-)
+        r"missing a required argument:) '(\w+)'"
+    ): "missing_argument",
+    r"failed in the TorchScript interpreter(?:.*\n)*.*Error: (.+)": "interpreter",
+    r"required keyword attribute 'Subgraph' is undefined": "hidden_python",
+    r"<--- HERE": "uncompiled",
+    r"[Cc]ouldn't export Python operator (\w+)": "python_operator",
+    r"of unknown rank|Cannot determine scalar type|unknown (?:shape|dtype)": "lost_shape",
+    r"INTERNAL ASSERT FAILED": "internal",
+    r"Failed to export the model with torch\.export": "uncaptured",
+    r"Failed to (?:decompose|convert) the (?:FX graph|exported program)": "untranslated",
+}
+"""Regular expressions of messages to codes of `FAILURES`; the first that matches counts."""
 
 
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
@@ -526,18 +638,18 @@ def opset_in(error: BaseException) -> int | None:
     return int(named[2]) if named else None
 
 
-def reading(error: BaseException) -> tuple[str, str]:
-    """Cause and remedy of an error that is about no single operator."""
+def reading(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
+    """The failure of an error that is about no single operator."""
     text, source = _text(error), where(error)
     at = f" at {source}" if source else ""
     message = shorten_message(_chain(error)[-1])
-    for pattern, cause, remedy in _MESSAGES:
+    for pattern, code in _MESSAGES.items():
         if found := re.search(pattern, text):
             groups = [clipped(group or "") for group in (found[0], *found.groups())]
-            return cause.format(*groups, at=at, brief=message), remedy
+            return ExportFailure.from_code(code, *groups, tried=tried, at=at, brief=message)
     kind = _NODE_KIND.search(text)
-    place = f" at the operator {kind[1]}" if kind else at
-    return f"the exporter failed{place}: {message}", "Simplify this part of forward."
+    at = f" at the operator {kind[1]}" if kind else at
+    return ExportFailure.from_code("unread", tried=tried, at=at, brief=message)
 
 
 def where(error: BaseException) -> str | None:
@@ -549,7 +661,7 @@ def where(error: BaseException) -> str | None:
         frames = traceback.extract_tb(one.__traceback__)[1:]  # the first is who caught it
         own = [frame for frame in frames if not _is_machinery(frame.filename)]
         if own:
-            return source_place(own[-1].filename, own[-1].lineno or 0)
+            return source_location(own[-1].filename, own[-1].lineno or 0)
     return None
 
 
@@ -588,7 +700,7 @@ def _is_machinery(filename: str) -> bool:
     path = Path(filename)
     if path.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in path.parts:
         return True
-    return source_place(filename, 0).startswith(_MACHINERY)
+    return source_location(filename, 0).startswith(_MACHINERY)
 
 
 # It stops at the first operator that it does not know. A placeholder is registered for that one,
@@ -614,7 +726,7 @@ class LegacyExport:
     keywords: dict[str, Any]
 
     def error(self, module: nn.Module) -> Exception | None:
-        """What the export of `module` raises; the file is thrown away."""
+        """Return the exception that the export of `module` raises; the file is deleted."""
         fixed = {"dynamo": False, "opset_version": self.opset, "verbose": False}
         try:
             file: Any = io.BytesIO()  # works, and is left out of the annotation
@@ -653,7 +765,7 @@ def unwritten(
 def _met(
     export: LegacyExport, module: nn.Module, kinds: dict[str, UnsupportedOperator]
 ) -> tuple[Met, Exception | None]:
-    """Where placeholders for `kinds` were met in one export, and what stopped it."""
+    """Return where placeholders for `kinds` occurred in one export, and what stopped it."""
     met: Met = {}
     with contextlib.ExitStack() as placeholders:
         for name, kind in kinds.items():
@@ -719,14 +831,23 @@ _MOST_NOTES = 6
 
 @dataclass(frozen=True)
 class ExportFailure:
-    """What the exporter could not do, and what the user can do: `cause` and `remedy` in one line
-    each, and all operators that the strategy can't write, where it failed on one."""
+    """A failure of the exporter and its remedy: `cause` and `remedy` in one line each, and all
+    operators that the strategy cannot write, if it failed on one."""
 
     cause: str
     remedy: str
     operators: tuple[UnsupportedOperator, ...] = ()
     tried: tuple[str, ...] = ()
     """The strategies that failed: none of them is proposed."""
+    code: str | None = None
+    """Of `FAILURES`; None: it is about operators."""
+
+    @classmethod
+    def from_code(
+        cls, code: str, *groups: str, tried: tuple[str, ...] = (), **params: Any
+    ) -> ExportFailure:
+        """Return the failure with the texts of its code."""
+        return cls(*failure_texts(code, *groups, **params), tried=tried, code=code)
 
     @classmethod
     def of(
@@ -748,7 +869,7 @@ class ExportFailure:
         if named is not None and named.name not in names(every):
             every = (*every, named)
         if not every:
-            return cls(*reading(error), tried=tried)
+            return reading(error, tried)
         opset = opset_in(error) if opset is None else opset
         return cls(_cause(every, opset), remedy(every, tried), every, tried)
 
@@ -758,7 +879,7 @@ class ExportFailure:
         if self.operators:
             advice = remedy(self.operators, tried)
         elif any(f"export.strategy to {strategy}" in advice for strategy in tried):
-            advice = "Change forward so that one of them takes it: each says above what it met."
+            advice = FAILURES["no_strategy"][1]
         return ExportFailure(cause, advice, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
@@ -865,7 +986,7 @@ def refused(
 
 
 def _handed(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:
-    """What the strategy hands to the exporter."""
+    """Return what the strategy passes to the exporter."""
     if strategy == "direct" or isinstance(module, torch.jit.ScriptModule):
         return module
     if strategy == "scripted":

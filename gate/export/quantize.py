@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import io
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +27,8 @@ from gate.records.evidence import BatchAxes, ExportRecord, Subject
 from gate.storage import files
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
-from gate.storage.record import Record
+from gate.storage.record import Record, added_field
+from gate.storage.yaml_section import load_section
 
 # Apart from the quantizer, so that params.yaml is read without onnx.
 
@@ -43,6 +48,15 @@ class QuantizeSettings(Record):
     file would answer otherwise there."""
     activation: Literal["uint8", "int8"] = "uint8"
     weight: Literal["uint8", "int8"] = "int8"
+    symmetric_activations: bool = added_field(False)
+    """Ranges of activations that are symmetric about zero."""
+    exclude: tuple[str, ...] = added_field(())
+    """Names of nodes that stay in float32."""
+
+    @classmethod
+    def load(cls, path: Path) -> QuantizeSettings:
+        """Read the section `quantize:` of a YAML file. Raises PolicyError."""
+        return load_section(cls, path, "quantize")
 
 
 # It is another model with other answers, and judged as such: by its own policy, beside the exact
@@ -75,8 +89,8 @@ def quantize(
     `calibration` gives batches until `settings.samples` are used. `axes`: where the samples are in
     them; None: on axis 0. The same file, samples and
     settings give the same bytes. Raises OnnxFileError for a file that is none, ExportError where
-    nothing can be calibrated, NothingQuantized, PackageBroken, StorageError; an older `output`
-    stays then.
+    nothing can be calibrated or `settings.exclude` names a node that the file lacks,
+    NothingQuantized, PackageBroken, StorageError; an older `output` stays then.
     """
     onnx_runtime()  # or the file would be blamed for it
     subject = read_subject(exact)
@@ -85,15 +99,11 @@ def quantize(
     used = _Used(calibration, settings, subject, axes)
     with temporary_folder() as folder:
         prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
-        try:
-            with _quiet():
-                _prepare(exact, prepared)
-                _quantize(prepared, used, made, settings)
-        except Exception as error:
-            raise ExportError(
-                f"{exact} can't be quantized: {type(error).__name__}: {first_line(error)}. "
-                "Check that the calibration samples fit the file's inputs and are finite."
-            ) from error
+        with _refusing(exact):
+            _prepare(exact, prepared)
+        _check_names(settings.exclude, prepared, exact)
+        with _refusing(exact):
+            _quantize(prepared, used, made, settings)
         proto = onnx.load(str(made))
         if not _is_quantized(proto):
             raise NothingQuantized(
@@ -105,14 +115,57 @@ def quantize(
         made.write_bytes(data)
         twin = read_subject(made)  # valid, before it takes the place of an older one
         files.write_bytes(output, data)
+    stated = settings.to_plain()
+    if "exclude" in stated:
+        stated["exclude"] = json.dumps(stated["exclude"])  # the record has no lists
     recorded = {
-        **settings.to_plain(),
+        **stated,
         "format": "QDQ",
         "calibration_samples": used.count,
         "calibration_sha256": str(used.digest()),
         "of_sha256": str(subject.sha256),
     }
     return Quantized(output, twin, ExportRecord(strategy="quantized", settings=recorded))
+
+
+class QuantizerTrials:
+    """An exact file, prepared and calibrated once, to be quantized with many settings.
+
+    The files carry no digest of the exact file: make the one to keep with `quantize`.
+    """
+
+    def __init__(
+        self, exact: Path, calibration: Sequence[Mapping[str, NDArray[Any]]], folder: Path
+    ) -> None:
+        """`calibration`: batches as `quantize` takes them. `folder`: where the prepared file and
+        the ranges are kept. Raises ExportError."""
+        onnx_runtime()
+        self._exact, self._calibration, self._folder = exact, calibration, folder
+        self._subject, self._prepared = read_subject(exact), folder / "prepared.onnx"
+        with _refusing(exact):
+            _prepare(exact, self._prepared)
+
+    def write(
+        self, output: Path, settings: QuantizeSettings, *, only: Collection[str] = ()
+    ) -> Path:
+        """Write the int8 file and return its path. `only`: quantize these nodes alone; empty: all
+        but `settings.exclude`. Raises ExportError."""
+        used = _Used(iter(self._calibration), settings, self._subject, None)
+        ranges = self._folder / f"{settings.method}-{settings.samples}.json"
+        with _refusing(self._exact):
+            _quantize(self._prepared, used, output, settings, only=only, ranges=ranges)
+        return output
+
+
+def quantized_layers(path: Path) -> tuple[str, ...]:
+    """Return the names of the nodes that compute on quantized values, in the file's order."""
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    stored = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    return tuple(
+        node.name
+        for node in nodes
+        if "uantizeLinear" not in node.op_type and stored.intersection(node.input)
+    )
 
 
 class _Used:
@@ -156,7 +209,7 @@ class _Used:
         return max(sizes, default=1)
 
     def digest(self) -> Digest:
-        """Of all that was used."""
+        """Return the digest of all samples that were used."""
         return Digest.of_json({"batches": self._used})
 
 
@@ -165,9 +218,61 @@ def _prepare(exact: Path, prepared: Path) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     quant_pre_process(str(exact), str(prepared), skip_symbolic_shape=True)
+    model = onnx.load(str(prepared))
+    if name_nodes(model.graph):
+        onnx.save(model, str(prepared))
 
 
-def _quantize(prepared: Path, used: _Used, made: Path, settings: QuantizeSettings) -> None:
+def name_nodes(graph: onnx.GraphProto) -> bool:
+    """Give each node without a name, or with that of another node, a name of its operator and
+    place. Return whether there was one."""
+    uses = Counter(node.name for node in graph.node)
+    unnamed = [at for at, node in enumerate(graph.node) if not node.name or uses[node.name] > 1]
+    for at in unnamed:
+        node = graph.node[at]
+        name = f"{node.op_type}_{at}"
+        while uses[name]:
+            name += "_"
+        uses[name], node.name = 1, name
+    return bool(unnamed)
+
+
+def _check_names(names: Collection[str], prepared: Path, exact: Path) -> None:
+    nodes = onnx.load(str(prepared), load_external_data=False).graph.node
+    present = {node.name for node in nodes}
+    missing = sorted(set(names) - present)
+    if missing:
+        near = difflib.get_close_matches(missing[0], present, n=1)
+        raise ExportError(
+            f"quantize.exclude names the node {missing[0]!r}, and {exact} has none of this name."
+            + (f" Did you mean {near[0]!r}?" if near else " Name nodes of the file.")
+        )
+
+
+@contextlib.contextmanager
+def _refusing(exact: Path) -> Iterator[None]:
+    """Raise ExportError for whatever the quantizer raises, and keep it quiet."""
+    try:
+        with _quiet():
+            yield
+    except Exception as error:
+        raise ExportError(
+            f"{exact} can't be quantized: {type(error).__name__}: {first_line(error)}. "
+            "Check that the calibration samples fit the file's inputs and are finite."
+        ) from error
+
+
+def _quantize(
+    prepared: Path,
+    used: _Used,
+    made: Path,
+    settings: QuantizeSettings,
+    *,
+    only: Collection[str] = (),
+    ranges: Path | None = None,
+) -> None:
+    """Run the quantizer. `ranges`: a file that keeps the calibrated ranges for further calls,
+    where this version of ONNX Runtime has such files."""
     from onnxruntime import quantization
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
@@ -183,6 +288,14 @@ def _quantize(prepared: Path, used: _Used, made: Path, settings: QuantizeSetting
         "entropy": CalibrationMethod.Entropy,
         "percentile": CalibrationMethod.Percentile,
     }
+    more: dict[str, Any] = {}
+    if (
+        ranges is not None
+        and "calibration_cache_path" in inspect.signature(quantize_static).parameters
+    ):
+        more["calibration_cache_path"] = ranges
+    if settings.symmetric_activations:
+        more["extra_options"] = {"ActivationSymmetric": True}
     quantize_static(
         str(prepared),
         str(made),
@@ -193,6 +306,9 @@ def _quantize(prepared: Path, used: _Used, made: Path, settings: QuantizeSetting
         activation_type=types[settings.activation],
         weight_type=types[settings.weight],
         calibrate_method=methods[settings.method],
+        nodes_to_quantize=list(only),
+        nodes_to_exclude=list(settings.exclude),
+        **more,
     )
 
 

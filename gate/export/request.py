@@ -17,7 +17,13 @@ from torch.utils._pytree import tree_map_only
 
 from gate.errors import ExportError, ModelError
 from gate.export.export_warnings import shorten_message
-from gate.model.forward_signature import ForwardSignature, Leaf, is_plain, leaves
+from gate.model.forward_signature import (
+    ForwardSignature,
+    Leaf,
+    PositionalModel,
+    is_plain,
+    leaves,
+)
 from gate.model.model_state import ModelState
 from gate.onnx_file import reading
 from gate.records.evidence import Subject, TensorSpec
@@ -188,7 +194,7 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
             )
         if labels:
             axes[name] = labels
-    for label, places in places_of(axes).items():
+    for label, places in axes_by_label(axes).items():
         sizes = {example.arrays[name].shape[axis] for name, axis in places}
         if len(sizes) > 1:
             raise ExportError(
@@ -198,7 +204,7 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
     return axes
 
 
-def places_of(axes: Axes) -> dict[str, list[tuple[str, int]]]:
+def axes_by_label(axes: Axes) -> dict[str, list[tuple[str, int]]]:
     """Each label with the inputs and axes that have it."""
     places: dict[str, list[tuple[str, int]]] = {}
     for name, labels in axes.items():
@@ -207,7 +213,9 @@ def places_of(axes: Axes) -> dict[str, list[tuple[str, int]]]:
     return places
 
 
-def others(batch: Example, places: list[tuple[str, int]], *, samples: Example) -> Iterator[Example]:
+def resized_batches(
+    batch: Example, places: list[tuple[str, int]], *, samples: Example
+) -> Iterator[Example]:
     """The batch at other sizes of one label, the likely ones first.
 
     An odd number of samples, taken from all `samples`; of other axes an odd step, the strides and
@@ -234,7 +242,7 @@ def axes_text(axes: Mapping[str, Mapping[int, str]]) -> str:
     )
 
 
-def own_label(name: str, axis: int) -> str:
+def output_axis_label(name: str, axis: int) -> str:
     """A label for an axis of an output that moves with the inputs, but is none of theirs."""
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"
 
@@ -251,7 +259,7 @@ class OutputShapes:
     shapes: Shapes
 
     def size(self, place: tuple[str, int]) -> int:
-        """Of an axis of an input."""
+        """Return the size of an axis of an input."""
         name, axis = place
         return int(self.batch.arrays[name].shape[axis])
 
@@ -263,24 +271,24 @@ class OutputShapes:
 
 @dataclass(frozen=True)
 class OutputAxes:
-    """What the outputs of `first` become when a labelled axis of the inputs has another size."""
+    """The outputs of `first` when a labeled axis of the inputs has another size."""
 
     first: OutputShapes
     moved: Mapping[str, OutputShapes]
     """By the label of the inputs' axes that had another size."""
     inputs: Axes
 
-    def found(self) -> Axes:
+    def detect(self) -> Axes:
         """Axes that moved, by the label that they moved with if they have its size."""
         axes: Axes = {}
         for label, other in self.moved.items():
-            place = places_of(self.inputs)[label][0]
+            place = axes_by_label(self.inputs)[label][0]
             for name, shape in self.first.shapes.items():
                 for axis, size in enumerate(shape):
                     if not other.same(name, axis, as_in=self.first):
                         taken = axes.setdefault(name, {})
                         same = size == self.first.size(place) and axis not in taken
-                        taken[axis] = label if same else own_label(name, axis)
+                        taken[axis] = label if same else output_axis_label(name, axis)
         return {name: dict(sorted(labels.items())) for name, labels in axes.items()}
 
     def declared(self, settings: ExportSettings, *, other_data: Iterable[OutputShapes]) -> Axes:
@@ -295,10 +303,10 @@ class OutputAxes:
             for name, labels in settings.dynamic_axes.items()
             if name in self.first.shapes and name not in self.first.batch.arrays
         }
-        places = places_of({name: dict(labels) for name, labels in wanted.items()})
+        places = axes_by_label({name: dict(labels) for name, labels in wanted.items()})
         all_places = [place for outputs in places.values() for place in outputs]
         for place in all_places:
-            self._check_place(*place)
+            self._check_axis(*place)
         fixed = [place for place in all_places if not self._moves(place, self.moved.values())]
         data = list(other_data) if fixed else []
         for place in fixed:
@@ -309,7 +317,7 @@ class OutputAxes:
                 self._check_label(label, outputs, run)
         return {name: dict(sorted(labels.items())) for name, labels in wanted.items()}
 
-    def _check_place(self, name: str, axis: int) -> None:
+    def _check_axis(self, name: str, axis: int) -> None:
         shape = self.first.shapes[name]
         if axis >= len(shape):
             raise ExportError(
@@ -323,7 +331,7 @@ class OutputAxes:
     def _never(self, name: str, axis: int) -> ExportError:
         tried = ", ".join(
             f"{moving} {self.first.size(places[0])} and {self.moved[moving].size(places[0])}"
-            for moving, places in places_of(self.inputs).items()
+            for moving, places in axes_by_label(self.inputs).items()
         )
         return ExportError(
             f"export.dynamic_axes says that axis {axis} of {name} may have any size, and "
@@ -338,7 +346,7 @@ class OutputAxes:
             for name, axis in outputs
             if axis < len(run.shapes.get(name, ()))
         }
-        for name, axis in places_of(self.inputs).get(label, ()):
+        for name, axis in axes_by_label(self.inputs).get(label, ()):
             sizes[f"axis {axis} of {name}"] = run.size((name, axis))
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{place} is {size}" for place, size in sizes.items())
@@ -355,8 +363,8 @@ def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str
     inputs was asked for, but for outputs whose axes were declared.
     """
     return tuple(
-        f"axis {axis} of {spec.name} has no fixed size in the file ({size}), and nobody asked for "
-        f"that{_why(spec, axis, axes)}"
+        f"axis {axis} of {spec.name} has no fixed size in the file ({size}), and the settings do "
+        f"not ask for that{_why(spec, axis, axes)}"
         for spec in (*subject.inputs, *subject.outputs)
         for axis, size in enumerate(spec.shape)
         if isinstance(size, str) and not _wanted(spec, axis, axes, settings)
@@ -384,7 +392,10 @@ Run = Callable[[Example], object]
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What every strategy exports. Built by `Request.of`, inside of `exporter.neutral`."""
+    """The model, inputs and axes that every strategy exports.
+
+    Built by `Request.of`, inside of `exporter.neutral`.
+    """
 
     model: nn.Module
     """A private copy, in eval mode."""
@@ -437,14 +448,14 @@ class ExportRequest:
         inputs = input_axes(batch, settings, outputs=outputs)
         sizes = {
             label: _other(run, (batch, example), label, places)
-            for label, places in places_of(inputs).items()
+            for label, places in axes_by_label(inputs).items()
         }
         moved = {
             label: OutputShapes(other, _shapes(outputs, leaf))
             for label, (other, leaf) in sizes.items()
         }
         of_outputs = OutputAxes(OutputShapes(batch, shapes), moved, inputs)
-        moving = of_outputs.found()
+        moving = of_outputs.detect()
         declared = of_outputs.declared(settings, other_data=_other_data(run, batch, outputs))
         for name, labels in declared.items():
             moving[name] = dict(sorted({**moving.get(name, {}), **labels}.items()))
@@ -465,7 +476,7 @@ class ExportRequest:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """In the file's order."""
+        """Return the names in the file's order."""
         return tuple(self.batch.arrays)
 
     @property
@@ -481,7 +492,10 @@ class ExportRequest:
         return self.batch.tensors()
 
     def answers(self, example: Example) -> list[Array]:
-        """What the model itself returns, in the order of `output_names`. Raises ExportError."""
+        """Return the outputs of the model itself, in the order of `output_names`.
+
+        Raises ExportError.
+        """
         found = _leaves(_forward(self.call, self.model, self.state, example))
         return [np.array(leaf.tensor.detach().numpy()) for leaf in found]
 
@@ -496,7 +510,7 @@ class ExportRequest:
             return
         hooked = self.model._forward_hooks or self.model._forward_pre_hooks
         if hooked:  # they would see the flat tensors
-            yield Flat(self.model, self.call)
+            yield PositionalModel(self.model, self.call)
             return
         before, original = vars(self.model).get("forward"), self.model.forward
 
@@ -510,19 +524,6 @@ class ExportRequest:
             del self.model.forward
             if before is not None:
                 self.model.forward = before
-
-
-class Flat(nn.Module):
-    """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
-
-    def __init__(self, model: nn.Module, call: ForwardSignature) -> None:
-        super().__init__()
-        self.model = model
-        self._call = call
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Call the model."""
-        return tuple(leaf.tensor for leaf in leaves(self._call(self.model, tensors)))
 
 
 def _forward(call: ForwardSignature, model: nn.Module, state: ModelState, batch: Example) -> object:
@@ -568,7 +569,7 @@ def _other(
     """The batch at the first other size of the label that the model itself computes."""
     batch, samples = examples
     failure: ExportError | None = None
-    for other in others(batch, places, samples=samples):
+    for other in resized_batches(batch, places, samples=samples):
         try:
             return other, _leaves(run(other))
         except ExportError as error:
@@ -593,7 +594,7 @@ def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Ou
 
 
 def _shapes(names: tuple[str, ...], found: list[Leaf]) -> Shapes:
-    """By name; where another number of tensors is returned, of those that are."""
+    """Return the shapes by name; if another number of tensors is returned, by position."""
     return {name: leaf.tensor.shape for name, leaf in zip(names, found, strict=False)}
 
 

@@ -17,8 +17,9 @@ from gate import installation
 from gate.errors import ExportError
 from gate.export.export_warnings import shorten_message
 from gate.export.failures import ExportFailure, opset_for_all, refused
-from gate.export.request import Axes, ExportRequest, Flat, axes_text
+from gate.export.request import Axes, ExportRequest, axes_text
 from gate.export.torchscript_settings import CustomSymbolics, TorchScriptSettings
+from gate.model.forward_signature import PositionalModel
 from gate.onnx_file.reading import subgraphs
 from gate.records.export import Strategy as StrategyStrategy
 
@@ -55,9 +56,9 @@ class RungFailed(Exception):
         self.explain = explain
 
     @classmethod
-    def because(cls, cause: str, remedy: str, *, since: int | None = None) -> RungFailed:
-        """A cause and a remedy of our own."""
-        return cls(ExportFailure(cause, remedy), since=since)
+    def because(cls, code: str, *, since: int | None = None, **params: Any) -> RungFailed:
+        """A failure that the gate found itself: a code of `FAILURES`."""
+        return cls(ExportFailure.from_code(code, **params), since=since)
 
     @classmethod
     def of(
@@ -68,7 +69,7 @@ class RungFailed(Exception):
         opset: int,
         explain: Callable[[], ExportFailure] | None = None,
     ) -> RungFailed:
-        """What an exporter raised."""
+        """Return the failure for what an exporter raised."""
         refusal = ExportFailure.of(error, strategy=strategy, opset=opset)
         since = opset_for_all(refusal.operators)
         return cls(refusal, since=since, explain=explain if refusal.operators else None)
@@ -114,7 +115,7 @@ def neutral(model: nn.Module) -> Iterator[None]:
 
 
 def settings_of(request: ExportRequest, keywords: dict[str, Any]) -> ExporterOptions:
-    """What an exporter was told, with what holds for all of them."""
+    """Return the settings that an exporter received, common ones included."""
     names = {"input_names": request.input_names, "output_names": request.output_names}
     flat: ExporterOptions = {**keywords, **{key: ",".join(value) for key, value in names.items()}}
     return {**flat, "fused_attention": False, "grad": False}
@@ -202,7 +203,7 @@ def write_dynamo(
     """
     if not installation.is_installed("onnxscript"):
         needs, _, install = installation.remedy("export").partition(": ")
-        raise RungFailed.because(f"the strategy dynamo {needs}", f"{install}.")
+        raise RungFailed.because("not_installed", needs=needs, install=install)
     plain: ExporterOptions = {
         "dynamo": True,
         "opset_version": symbolics.opset,
@@ -247,34 +248,22 @@ def _dynamo_explain(
         )
 
 
-_BY_FIELDS = "Return a named tuple instead: its fields may be of any type."
-
-
-def objection(request: ExportRequest) -> tuple[str, str] | None:
-    """Cause and remedy; None: nothing speaks against it that is known beforehand.
-
-    Asked where it failed: TorchScript's own messages tell of its inside.
-    """
+def _uncompiled(request: ExportRequest, code: str, error: Exception) -> RungFailed:
+    """Explain why TorchScript refuses a model, in place of messages about its internals; `code` if
+    no reason is recognized."""
     for name in request.call.keyword_only:
-        return (
-            f"forward takes {name} by keyword only, which a trace around TorchScript can't give it",
-            f"Take {name} by position, too: leave out the * before it.",
-        )
+        return RungFailed.because("keyword_only", name=name)
     for name, hint in request.call.structured.items():
         if hint is None:
-            return (
-                f"forward takes {name} as a dict, list or tuple, and does not say so: TorchScript "
-                "takes every argument without an annotation for a tensor",
-                f"Annotate it, such as {name}: dict[str, torch.Tensor].",
-            )
+            return RungFailed.because("unannotated", name=name)
     with contextlib.suppress(Exception):  # then there is another reason
         mixed = _mixed(request.call(request.model, request.arguments), "what forward returns")
         if mixed is not None:
-            return mixed, _BY_FIELDS
-    return None
+            return RungFailed.because("mixed_values", **mixed)
+    return RungFailed.because(code, brief=shorten_message(error))
 
 
-def _mixed(value: Any, place: str) -> str | None:
+def _mixed(value: Any, place: str) -> dict[str, Any] | None:
     """The first dict or list with values of several types in it: TorchScript has none."""
     if isinstance(value, Mapping):
         items, what = {f"{place}[{key!r}]": item for key, item in value.items()}, "dict"
@@ -285,10 +274,7 @@ def _mixed(value: Any, place: str) -> str | None:
         return None
     kinds = sorted({_kind(item) for item in items.values()})
     if what and len(kinds) > 1:
-        return (
-            f"{place} is a {what} with values of several types ({', '.join(kinds)}), and "
-            f"TorchScript has {what}s of one type of value only"
-        )
+        return {"place": place, "kind": what, "types": ", ".join(kinds)}
     return next((found for at, item in items.items() if (found := _mixed(item, at))), None)
 
 
@@ -327,16 +313,9 @@ def _trace(module: nn.Module, request: ExportRequest) -> torch.jit.ScriptModule:
             module, request.arguments, check_trace=_CHECK_TRACE, strict=_STRICT_TRACE
         )
     except torch.jit.TracingCheckError as error:  # type: ignore[attr-defined]
-        raise RungFailed.because(
-            "two traces of the model gave different graphs: forward draws random numbers, or "
-            "depends on state that it changes itself",
-            "Make eval mode repeatable.",
-        ) from error
+        raise RungFailed.because("unequal_traces") from error
     except Exception as error:
-        raise RungFailed.because(
-            f"torch.jit.trace failed: {shorten_message(error)}",
-            "Try forward with the example alone, and take out what is not a tensor operation.",
-        ) from error
+        raise RungFailed.because("trace_failed", brief=shorten_message(error)) from error
     return trace
 
 
@@ -363,24 +342,14 @@ def write_scripted(
     try:
         scripted = torch.jit.script(request.model)
     except Exception as error:
-        why = objection(request) or (
-            f"torch.jit.script failed: {shorten_message(error)}",
-            "Annotate the types of arguments that are not tensors, and take out of forward what "
-            "TorchScript has no words for.",
-        )
-        raise RungFailed.because(*why) from error
+        raise _uncompiled(request, "script_failed", error) from error
     if not request.plain or request.call.takes_none:
         try:
             scripted = torch.jit.trace(  # type: ignore[no-untyped-call]
-                Flat(scripted, request.call), request.arguments, check_trace=False
+                PositionalModel(scripted, request.call), request.arguments, check_trace=False
             )
         except Exception as error:
-            why = objection(request) or (
-                "the compiled model does not take or return flat tensors: "
-                + shorten_message(error),
-                "Take and return tensors, in tuples.",
-            )
-            raise RungFailed.because(*why) from error
+            raise _uncompiled(request, "not_flat", error) from error
     return _write(request, scripted, path, strategy="scripted", opset=symbolics.opset)
 
 

@@ -30,9 +30,10 @@ Target = torch._ops.OpOverload
 
 
 class CustomSymbolics:
-    """What `register` is given. `opset` is the one that the file is written in.
+    """The argument of `register`.
 
-    `translations` is the custom translation table of `torch.onnx.export(dynamo=True)`.
+    `opset` is the one that the file is written in. `translations` is the custom translation table
+    of `torch.onnx.export(dynamo=True)`.
     """
 
     def __init__(self, opset: int) -> None:
@@ -187,7 +188,7 @@ class TorchScriptSettings:
         self._functions(model)
 
     def keywords(self, model: nn.Module) -> dict[str, Any]:
-        """For `torch.onnx.export(dynamo=False)`: those that it has."""
+        """Return the keywords for `torch.onnx.export(dynamo=False)` that this version accepts."""
         from torch.onnx import OperatorExportTypes
 
         given = {
@@ -222,7 +223,7 @@ class TorchScriptSettings:
 
 
 def _classes(name: str, model: nn.Module) -> Iterator[type[nn.Module]]:
-    """Of this name, with its module or without."""
+    """Return the classes of this name, with or without its module."""
     kinds = {type(module) for module in model.modules()}
     names = {kind: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
     found = [kind for kind, whole in names.items() if f".{whole}".endswith(f".{name}")]

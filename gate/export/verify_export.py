@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from gate.errors import ExportError, OnnxFileError, first_line
+from gate.export.failures import export_error, failure_texts
 from gate.export.request import Example, ExportRequest
 from gate.export.strategies import RungFailed
 from gate.onnx_file.reading import nodes_within, read_subject, verify_file
@@ -23,12 +24,6 @@ from gate.statistics.accumulators import distances
 Array = NDArray[Any]
 
 
-_BAKED = (
-    "Probably the trace fixed the batch size or a branch: use x.shape[0] instead of len(x), "
-    "and no Python if on data; see the tracer warnings."
-)
-
-
 class File:
     """A file in a session. Raises ExportError where ONNX Runtime can't load it."""
 
@@ -36,10 +31,8 @@ class File:
         try:
             self._session = open_on_cpu(path)
         except Exception as error:
-            raise ExportError(
-                f"ONNX Runtime can't load {path.name}: {first_line(error).rstrip('.')}. "
-                "Try a lower export.opset, or a newer onnxruntime."
-            ) from error
+            reason = first_line(error).rstrip(".")
+            raise export_error("unloadable", file=path.name, reason=reason) from error
         self.outputs: tuple[str, ...] = tuple(out.name for out in self._session.get_outputs())
 
     def answers(self, example: Example) -> list[Array]:
@@ -48,19 +41,17 @@ class File:
             returned = self._session.run(None, example.arrays)
         except Exception as error:
             reason = first_line(error).rstrip(".")
-            raise ExportError(
-                f"the exported file fails with {sizes(example)}: {reason}. {_BAKED}"
-            ) from error
+            raise export_error("fails", sizes=sizes(example), reason=reason) from error
         return [np.asarray(array) for array in returned]
 
 
 def difference(
     file: File, example: Example, expected: Sequence[Array]
 ) -> dict[str, tuple[float, float]]:
-    """By output: the largest absolute difference to `expected`, and the largest value there.
+    """Return, by output, the largest absolute difference to `expected` and the largest value there.
 
-    In float64; both are 0 for an empty output. Raises ExportError for another shape, and for
-    values that are not finite.
+    In float64; both are 0 for an empty output. Raises ExportError for another shape, and for values
+    that are not finite.
     """
     returned = file.answers(example)
     return {
@@ -80,16 +71,11 @@ def sizes(example: Example) -> str:
 
 def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[float, float]:
     if got.shape != want.shape:
-        raise ExportError(
-            f"with {sizes(example)} the exported file returns {list(got.shape)} for {name}, "
-            f"the model {list(want.shape)}. {_BAKED}"
-        )
+        shapes = {"got": list(got.shape), "want": list(want.shape)}
+        raise export_error("other_shape", sizes=sizes(example), name=name, **shapes)
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         side = "the model" if not np.isfinite(want).all() else "the exported file"
-        raise ExportError(
-            f"with {sizes(example)} {side} returns NaN or infinity for {name}, expected finite "
-            "values. Check the checkpoint and the example."
-        )
+        raise export_error("not_finite", sizes=sizes(example), side=side, name=name)
     return float(distances(want, got).max(initial=0.0)), float(
         np.abs(want.astype(np.float64)).max(initial=0.0)
     )
@@ -128,12 +114,16 @@ and stay between the smallest and the largest of them."""
 
 @dataclass(frozen=True)
 class CheckFailure:
-    """What speaks against a file."""
+    """The objections to a file."""
 
     cause: str
     """As in "the file ..."."""
     kind: Literal["fails", "differs", "doubt"]
     """doubt: it differs on data that was made up."""
+
+
+def _cause(code: str, **params: Any) -> str:
+    return failure_texts(code, **params)[0]
 
 
 class NumericalCheck:
@@ -151,14 +141,14 @@ class NumericalCheck:
             if cause is not None:
                 return CheckFailure(cause, "differs")
         except ExportError as error:
-            return CheckFailure(f"can't be right: {str(error).rstrip('.')}", "fails")
+            return CheckFailure(_cause("unusable", reason=str(error).rstrip(".")), "fails")
         for title, batch in self._changed():
             try:
                 cause = self._compare(file, title, batch, exact_integers=False)
             except ExportError as error:  # what the model itself can't compute proves nothing
-                cause = f"can't be right: {error}" if title in self._expected else None
+                cause = _cause("unusable", reason=error) if title in self._expected else None
             if cause and self._repeatable(title, batch):
-                return CheckFailure(f"{cause}, where the inputs are {title}", "doubt")
+                return CheckFailure(_cause("differs_on", reason=cause, title=title), "doubt")
         return None
 
     def difference(self, file: File) -> str | None:
@@ -208,7 +198,7 @@ class NumericalCheck:
         }
         for name, (off, largest) in difference(file, batch, expected).items():
             if floats[name] and not off <= _SHARE * largest + _TINY:
-                return f"differs by {off:.2g} from the model in {name}, at {sizes(batch)}"
+                return _cause("differs", error=off, name=name, sizes=sizes(batch))
         return None
 
     def _repeatable(self, title: str, batch: Example) -> bool:
@@ -231,31 +221,22 @@ def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
     except OnnxFileError as error:
         raise _invalid(error, path) from error
     if subject.opset != opset:
-        raise RungFailed.because(
-            f"the file is written in opset {subject.opset}, expected opset {opset}",
-            f"Set export.opset to {subject.opset}, or to auto for the lowest that works.",
-            since=subject.opset if subject.opset > opset else None,
-        )
+        since = subject.opset if subject.opset > opset else None
+        raise RungFailed.because("other_opset", opset=subject.opset, wanted=opset, since=since)
     try:
         verify_file(path, opset=opset)
     except OnnxFileError as error:
         raise _invalid(error, path) from error
-    if request.settings.operator_export_type == "ONNX" and (foreign := foreign_objection(path)):
-        raise RungFailed.because(*foreign)
+    if request.settings.operator_export_type == "ONNX" and (foreign := foreign_in(path)):
+        raise RungFailed.because("foreign_operators", operators=_listed(foreign))
     _check_domains(path, request.settings.custom_opsets)
-    inputs = tuple(spec.name for spec in subject.inputs)
-    if request.settings.export_params and inputs != request.input_names:
-        raise RungFailed.because(
-            f"the exported file has the inputs {list(inputs)}, expected "
-            f"{list(request.input_names)}: forward ignores an argument",
-            "Leave the argument out of the example, or use it in forward.",
-        )
-    outputs = [spec.name for spec in subject.outputs]
-    if tuple(outputs) != request.output_names:
-        raise RungFailed.because(
-            f"the exported file has the outputs {outputs}, expected {list(request.output_names)}",
-            "Name what forward returns, in its order, or set export.output_names: null.",
-        )
+    inputs = [spec.name for spec in subject.inputs]
+    wanted = list(request.input_names)
+    if request.settings.export_params and inputs != wanted:
+        raise RungFailed.because("other_inputs", inputs=inputs, wanted=wanted)
+    outputs, wanted = [spec.name for spec in subject.outputs], list(request.output_names)
+    if outputs != wanted:
+        raise RungFailed.because("other_outputs", outputs=outputs, wanted=wanted)
     for spec in (*subject.inputs, *subject.outputs):
         _check_dynamic(spec, request)
 
@@ -273,16 +254,9 @@ def foreign_operators(model: onnx.ModelProto) -> tuple[str, ...]:
     )
 
 
-def foreign_objection(path: Path) -> tuple[str, str] | None:
-    """Cause and remedy, if the ONNX file `path` has an operator that ONNX Runtime can't run."""
-    found = foreign_operators(onnx.load(path, load_external_data=False))
-    if not found:
-        return None
-    return (
-        f"the file needs operators that ONNX Runtime does not have: {_listed(found)}",
-        "Write them by ONNX's own operators in the symbolic function, see "
-        "docs/custom-operators.md.",
-    )
+def foreign_in(path: Path) -> tuple[str, ...]:
+    """Return the `foreign_operators` of a file."""
+    return foreign_operators(onnx.load(path, load_external_data=False))
 
 
 def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
@@ -290,7 +264,7 @@ def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
     chosen = settings.operator_export_type
     if chosen == "ONNX":
         return ()
-    found = foreign_operators(onnx.load(path, load_external_data=False))
+    found = foreign_in(path)
     if not found:
         return (
             f"operator_export_type {chosen} changed nothing: all operators are plain ONNX. "
@@ -316,27 +290,19 @@ def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:
     for domain, version in wanted.items():
         if written.get(domain) != version:
             has = ", ".join(sorted(f"{name or 'ai.onnx'}: {v}" for name, v in written.items()))
-            raise RungFailed.because(
-                f"the file uses the domains {{{has}}}, expected {domain}: {version} as "
-                "export.custom_opsets says",
-                f"Leave {domain} out of it, or write an operator of it in custom_symbolics.",
-            )
+            raise RungFailed.because("other_domains", domains=has, domain=domain, version=version)
 
 
 def _check_dynamic(spec: TensorSpec, request: ExportRequest) -> None:
     for axis, label in request.axes.get(spec.name, {}).items():
         if axis >= len(spec.shape) or isinstance(spec.shape[axis], str):
             continue
-        place = "first axis" if axis == 0 else f"axis {axis}"
         raise RungFailed.because(
-            f"{spec.name} has the shape {list(spec.shape)} in the file, expected a dynamic "
-            f"{place} ({label}): forward fixes its size (len(x), int(x.shape[{axis}]))",
-            f"Use -1 or x.shape[{axis}] as it is.",
+            "static_axis", name=spec.name, shape=list(spec.shape), axis=axis, label=label
         )
 
 
 def _invalid(error: OnnxFileError, path: Path) -> RungFailed:
     # The name of the temporary file would tell nobody anything.
     cause, _, remedy = str(error).replace(str(path), path.name).rstrip(".").rpartition(". ")
-    cause = cause or str(error)
-    return RungFailed.because(f"the exporter wrote a file that is not valid: {cause}", f"{remedy}.")
+    return RungFailed.because("invalid_file", reason=cause or str(error), remedy=remedy)

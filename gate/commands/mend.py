@@ -1,0 +1,486 @@
+"""`gate mend`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gate.commands.click_types import NEW_FOLDER, ONNX_FILE, SETTINGS_FILE
+from gate.commands.options import MeasuringRequest, with_search
+from gate.commands.progress import loading
+from gate.commands.result import TIME, CommandResult, ExitCode, machine_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.mend.plan import MendPlan, Outcome, Winner
+    from gate.mend.recipe import Recipe, Steps
+    from gate.mend.search import MendRecord, Search, Trial
+    from gate.policy.policy import Policy
+
+_TRIALS, _LOG, _CHART, _POLICY = "trials.json", "trials.jsonl", "trials.svg", "policy.json"
+
+_SETTINGS, _EXACT = "settings.yaml", "exact.onnx"
+"""The names of the settings and of the float32 file that gate quantize takes, of an int8 file."""
+
+_MODEL, _RECIPE = "model.onnx", "recipe.yaml"
+
+_WRITTEN = (_MODEL, f"{_MODEL}.export.json", _POLICY, _SETTINGS, _EXACT)
+"""The files that a search writes in addition to its trials and the recipe."""
+
+_CANDIDATES, _CONVERTED = 60, 600
+"""The number of candidates that the default budget covers: by a policy of exact precision, and by
+one for float16 or int8."""
+
+_SHOWN = 3
+"""How many reasons of failed trials are printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request(MeasuringRequest):
+    """The options, as parsed."""
+
+    file: Path | None
+    export_settings: Path | None
+    budget: int | None
+    time_s: float | None
+    output: Path
+
+
+@click.command("mend", short_help="Search for an export that passes, and prove it.")
+@with_search
+@click.option(
+    "--file", type=ONNX_FILE, metavar="MODEL.onnx",
+    help="The file that was rejected. It is tried first; the names of its inputs and outputs are "
+    "kept.",
+)  # fmt: skip
+@click.option(
+    "--settings", "export_settings", type=SETTINGS_FILE, metavar="FILE.yaml",
+    help="YAML with an 'export:' section, such as params.yaml. A strategy or an opset in it is "
+    "kept; what it leaves open is searched.",
+)  # fmt: skip
+@click.option(
+    "--budget", type=click.IntRange(min=1), metavar="N",
+    help="Forward passes at most, for example --budget 2000. One is one sample computed by one "
+    f"candidate. Default: enough for {_CANDIDATES} candidates, for float16 and int8 {_CONVERTED}.",
+)  # fmt: skip
+@click.option(
+    "--time", "time_s", type=TIME, metavar="30m",
+    help="End the search after this time. Without it, the same inputs give the same result.",
+)  # fmt: skip
+@click.option(
+    "--output", type=NEW_FOLDER, required=True, metavar="DIR",
+    help="Write the file, recipe.yaml and the trials here. A search that was interrupted continues "
+    "from the trials in it.",
+)  # fmt: skip
+@machine_options
+def command(**options: Any) -> CommandResult:
+    """Search for an export of the PyTorch model that passes the policy at the least cost.
+
+    Tries exporter strategies and opsets, then disables the ONNX Runtime optimizers that are at
+    fault, then replaces operators by equivalent ones. With precision reduced or quantized, it then
+    converts the file and keeps in float32 as few layers as possible. One half of the samples finds
+    the file; it is checked in full on the other half. gate export --recipe DIR/recipe.yaml writes
+    the same file again.
+
+    Exit code 0: a file passes; 1: none does; 2: no candidate could be measured.
+
+    \b
+    Examples:
+      gate mend --reference mypackage.models:build --inputs samples.npy --output mended
+      gate mend --reference mypackage.models:build --checkpoint model.safetensors \\
+          --inputs samples.npy --policy params.yaml --file model.onnx --output mended
+      gate mend --reference mypackage.models:build --inputs samples.npy --output mended \\
+          --budget 2000 --time 30m --json
+      gate mend --reference mypackage.models:build --inputs samples.npy --output mended \\
+          --precision reduced
+    """
+    from gate.commands.evaluate import policy_from_options
+
+    request = _Request(**options)
+    policy = policy_from_options(
+        policy=request.policy,
+        precision=request.precision,
+        task=request.task,
+        roles=request.roles,
+        runtimes=request.runtimes,
+        settings=request.settings,
+    )
+    return _mend(request, policy)
+
+
+def _mend(request: _Request, policy: Policy) -> CommandResult:
+    """Search, and write the folder. Raises GateError where nothing can be searched."""
+    begun = time.monotonic()
+    _require_free(request)
+    with loading():
+        from gate import __version__
+        from gate.measure.job import Reference
+        from gate.mend.plan import MendPlan, names_of
+        from gate.mend.recipe import Builder, Inputs, example_of, halves, record_of
+        from gate.mend.search import Search, TrialLog
+        from gate.onnx_file.reading import read_subject
+        from gate.records.export import ExportSettings
+        from gate.storage.digest import Digest
+        from gate.storage.files import scratch
+        from gate.storage.yaml_section import load_section
+
+        data = request.open_data(policy)
+        samples = halves(data, min_samples=policy.min_samples)
+        reference = Reference.from_factory(
+            request.reference, checkpoint=request.checkpoint, preprocessing=request.preprocessing
+        )
+    if reference.source.is_onnx and request.file is None:
+        raise click.UsageError(
+            f"--reference {request.reference} is an ONNX file, from which nothing is exported. "
+            "Name the file to mend: --file MODEL.onnx."
+        )
+    path = request.export_settings
+    settings = (
+        load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
+    )
+    axes = dict(request.batch_axes)
+    settings = settings.model_copy(update={"batch_axes": {**settings.batch_axes, **axes}})
+    file = request.file
+    inputs = Inputs(
+        factory=request.reference,
+        checkpoint=None if request.checkpoint is None else str(request.checkpoint),
+        checkpoint_sha256=reference.source.checkpoint_sha256,
+        preprocessing=None if request.preprocessing is None else str(request.preprocessing),
+        samples=request.inputs,
+        samples_sha256=data.samples.digest(),
+        batch_axes=axes,
+        file=None if file is None else str(file),
+        file_sha256=None if file is None else read_subject(file).sha256,
+    )
+    stated = None if file is None else record_of(file)
+    slices = data.annotations.slices_sha256
+    identity = {
+        "gate": __version__,
+        "source": reference.source.to_plain(),
+        "slices": None if slices is None else str(slices),
+        "export_record": None if stated is None else stated.to_plain(),
+        "inputs": inputs.to_plain(),
+        "policy": policy.to_plain(),
+        "settings": settings.to_plain(),
+        "labels": None if data.labels_sha256 is None else str(data.labels_sha256),
+        "batch_size": request.batch_size,
+        "versions": versions(),
+    }
+    log = TrialLog.open(request.output / _LOG, Digest.of_json(identity))
+    count = _CANDIDATES if policy.precision == "exact" else _CONVERTED
+    budget = request.budget or count * len(samples[0].samples) + len(samples[1].samples)
+    search = Search(
+        reference,
+        policy,
+        budget,
+        deadline=begun + request.time_s if request.time_s else float("inf"),
+        progress=_print_progress,
+        log=log,
+    )
+    plan = MendPlan(
+        search,
+        Builder(reference, example_of(data.samples, settings), file, samples[0]),
+        settings,
+        names_of(file, settings) if file is not None and path is None else None,
+    )
+    with scratch(request.output / "model.onnx") as folder:
+        outcome = plan.run(samples, folder)
+        recipe = _write(request, plan, outcome, inputs)
+    record = _record(search, outcome)
+    _write_trials(request.output, record)
+    plain = {
+        **record.to_plain(),
+        "recipe": None if recipe is None else recipe.to_plain(),
+        "file": None if recipe is None else str(request.output / "model.onnx"),
+    }
+    return CommandResult(
+        _exit_code(record),
+        plain,
+        lambda console: _show(request, record, recipe, console),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages on which the bytes of an export depend."""
+    from importlib import import_module
+
+    from gate.installation import is_installed
+
+    names = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+    return {name: import_module(name).__version__ for name in names if is_installed(name)}
+
+
+def _exit_code(record: MendRecord) -> ExitCode:
+    if record.ended_by == "interrupt":
+        return ExitCode.INTERRUPTED
+    return ExitCode.of_verdict(record.verdict)
+
+
+def _print_progress(search: Search) -> None:
+    """Print the last trial, and the best one so far, on stderr."""
+    from gate.storage.safe_text import make_printable
+
+    last, best = search.trials[-1], search.best
+    line = f"trial {len(search.trials)}: {last.verdict} {last.title}"
+    if best is not None and best is not last:
+        line += f" (closest so far: {best.verdict} {best.title})"
+    click.echo(make_printable(line), err=True)
+
+
+def _write(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> Recipe | None:
+    """Write the file that passed and its recipe; where none passes, remove those of an earlier
+    search, unless this one was not finished.
+
+    Raises StorageError, OSError.
+    """
+    from gate.mend.recipe import copy_file
+
+    output, winner = request.output, outcome.winner
+    if winner is None and outcome.ended_by in ("interrupt", "time"):
+        return None
+    recipe = None if winner is None else _recipe(request, plan, winner, inputs)
+    for name in (*_WRITTEN, _RECIPE):
+        (output / name).unlink(missing_ok=True)
+    if winner is None or recipe is None:
+        return None
+    # The recipe is written first: files next to one are recognized as those of an earlier search,
+    # also after a crash.
+    recipe.write(output / _RECIPE)
+    winner.result.policy.save(output / _POLICY)
+    if recipe.steps.quantize is not None:
+        _write_settings(plan, recipe.steps, output)
+    copy_file(winner.path, output / _MODEL)
+    return recipe
+
+
+def _require_free(request: _Request) -> None:
+    """Raise UsageError where the search would overwrite or remove what it did not write."""
+    output = request.output.resolve()
+    used = {
+        "--file": request.file,
+        "--policy": request.policy,
+        "--inputs": Path(request.inputs.partition("#")[0]),
+        "--checkpoint": request.checkpoint,
+        "--labels": request.labels,
+        "--slices": request.slices,
+        "--preprocessing": request.preprocessing,
+        "--settings": request.export_settings,
+        "--reference": Path(request.reference),
+    }
+    for option, path in used.items():
+        if path is not None and path.exists() and path.resolve().is_relative_to(output):
+            raise click.UsageError(
+                f"{option} {path} is in the folder of --output, whose files are replaced. Name "
+                "another folder there."
+            )
+    present = [name for name in (*_WRITTEN, _RECIPE) if (output / name).exists()]
+    if not present:
+        return
+    with loading():
+        from gate.errors import GateError
+        from gate.mend.recipe import Recipe
+        from gate.onnx_file.reading import read_subject
+    try:
+        sha256 = Recipe.read(output / _RECIPE).sha256
+        is_own = _MODEL not in present or read_subject(output / _MODEL).sha256 == sha256
+    except (GateError, OSError):
+        is_own = False
+    if not is_own:
+        raise click.UsageError(
+            f"{request.output / present[0]} was not written by gate mend: no {_RECIPE} in that "
+            "folder names its model.onnx by SHA-256. Move it, or name another folder for --output."
+        )
+
+
+def _write_settings(plan: MendPlan, steps: Steps, output: Path) -> None:
+    """Write the settings of the quantizer, and the float32 file whose nodes they name."""
+    from gate.mend.recipe import copy_file, write_yaml
+    from gate.storage.files import temporary_folder
+
+    with temporary_folder() as folder:
+        exact = steps.model_copy(update={"quantize": None})
+        copy_file(plan.builder.build(exact, Path(folder)), output / _EXACT)
+    assert steps.quantize is not None
+    write_yaml(output / _SETTINGS, {"quantize": steps.quantize.to_plain()})
+
+
+def _recipe(request: _Request, plan: MendPlan, winner: Winner, inputs: Any) -> Recipe:
+    from gate.mend.recipe import Recipe, SearchRecord, Verification
+    from gate.mend.search import worst_ratio
+
+    evidence, decision = winner.result.evidence, winner.result.decision
+    assert winner.steps is not None  # each candidate of the plan has them
+    return Recipe(
+        stage=winner.candidate.stage,
+        inputs=inputs,
+        steps=winner.steps,
+        session_options={
+            name: {"disabled_optimizers": names}
+            for name, names in winner.candidate.disabled_optimizers.items()
+        },
+        float32=winner.candidate.float32,
+        sha256=evidence.subject.sha256,
+        verified=Verification(
+            samples=len(winner.result.job.samples),
+            policy_sha256=winner.result.policy.digest(),
+            runtimes=tuple(r.runtime for r in evidence.runtimes if r.absent_reason is None),
+            worst_ratio=worst_ratio(decision.checks),
+            rounded_ratio=winner.rounded_ratio,
+            not_measured=tuple(r.runtime for r in evidence.runtimes if r.absent_reason is not None),
+        ),
+        search=SearchRecord(
+            budget=plan.search.budget,
+            forwards=plan.search.spent,
+            time_limit_s=request.time_s,
+            ended_by="passed",
+        ),
+        versions=versions(),
+    )
+
+
+def _record(search: Search, outcome: Outcome) -> MendRecord:
+    from gate.mend.search import MendRecord
+
+    best = search.best
+    winner = outcome.winner
+    is_measured = any(trial.verdict in ("PASS", "FAIL") for trial in search.trials)
+    return MendRecord(
+        verdict="PASS" if winner is not None else "FAIL" if is_measured else "ERROR",
+        ended_by=outcome.ended_by,
+        budget=search.budget,
+        forwards=search.spent,
+        winner=None if winner is None else winner.candidate.title,
+        closest=best.title if winner is None and best is not None else None,
+        trials=tuple(search.trials),
+    )
+
+
+def _write_trials(output: Path, record: MendRecord) -> None:
+    from gate.report.comparisons import CostPoint, cost_chart
+    from gate.storage import files
+
+    record.save(output / _TRIALS)
+    points = [
+        CostPoint(trial.title, trial.worst_ratio, trial.latency_ms, trial.size_bytes, trial.passed)
+        for trial in record.trials
+        if trial.worst_ratio is not None
+        and trial.latency_ms is not None
+        and trial.size_bytes is not None
+        and trial.half == "search"
+    ]
+    drawn = cost_chart(points)
+    if drawn is not None:
+        files.write_bytes(output / _CHART, drawn.file())
+
+
+_HEADINGS = ("stage", "settings", "half", "verdict", "worst ratio", "ms", "MB")
+
+_STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not built": "yellow"}
+
+_ENDS = {
+    "budget": "The budget of forward passes is used up: give a larger --budget.",
+    "time": "The time limit ended the search: the same command continues it.",
+    "interrupt": "Interrupted: the same command continues the search.",
+    "candidates": "All candidates were tried.",
+}
+
+
+_UNVERIFIED = "passes on the half of the search, and was not verified on the other"
+
+
+def _show(request: _Request, record: MendRecord, recipe: Recipe | None, console: Console) -> None:
+    from rich.text import Text
+
+    from gate.report.terminal import add_row, print_table
+    from gate.storage.safe_text import make_printable
+
+    shown = print_table(_HEADINGS, right=_HEADINGS[4:])
+    for trial in record.trials:
+        add_row(shown, _cells(trial), style=_STYLES[trial.verdict])
+    console.print(shown)
+    lines = _passed_lines(request, recipe) if recipe is not None else list(_failed_lines(record))
+    for line in lines:
+        console.print(Text(make_printable(line)))
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    from gate.summary.render import format_number
+
+    ratio, latency, size = trial.worst_ratio, trial.latency_ms, trial.size_bytes
+    return (
+        trial.stage,
+        trial.title,
+        trial.half,
+        trial.verdict,
+        "" if ratio is None else format_number(ratio),
+        "" if latency is None else f"{latency:.2f}",
+        "" if size is None else f"{size / 1e6:.2f}",
+    )
+
+
+def _passed_lines(request: _Request, recipe: Recipe) -> list[str]:
+    output = request.output
+    lines = [
+        f"PASS    {output / 'model.onnx'}, verified on {recipe.verified.samples} samples that the "
+        f"search did not use, in {', '.join(recipe.verified.runtimes)}",
+        f"recipe  gate export --recipe {_quoted(output / 'recipe.yaml')} --output model.onnx",
+    ]
+    if recipe.float32 is not None:
+        lines.append(
+            f"float32 {recipe.float32.count} nodes stay in float32, {recipe.float32.share:.1%}"
+        )
+    if recipe.float32 is not None and recipe.verified.not_measured:
+        absent = ", ".join(recipe.verified.not_measured)
+        lines.append(f"not in  {absent}: not measured here; run gate check there")
+    for runtime, options in recipe.session_options.items():
+        names = ", ".join(options["disabled_optimizers"])
+        lines.append(
+            f"serve   open {runtime} with disabled_optimizers {names}; {output / _POLICY} has them"
+        )
+    lines.append(f"next    {_check_command(request)}")
+    return lines
+
+
+def _check_command(request: _Request) -> str:
+    """Return the command that checks the file by the same question, for a shell."""
+    note = request.output / f"{_MODEL}.export.json"
+    options: list[tuple[str, object]] = [
+        ("--reference", request.reference),
+        ("--checkpoint", request.checkpoint),
+        ("--inputs", request.inputs),
+        *(
+            ("--batch-axis", f"{name}={'none' if axis is None else axis}")
+            for name, axis in request.batch_axes
+        ),
+        ("--labels", request.labels),
+        ("--slices", request.slices),
+        ("--preprocessing", request.preprocessing),
+        ("--batch-size", request.batch_size),
+        ("--policy", request.output / _POLICY),
+        ("--export-record", note if note.is_file() else None),
+    ]
+    stated = [f"{name} {_quoted(value)}" for name, value in options if value is not None]
+    return " ".join([f"gate check {_quoted(request.output / _MODEL)}", *stated])
+
+
+def _quoted(value: object) -> str:
+    return shlex.quote(str(value))
+
+
+def _failed_lines(record: MendRecord) -> list[str]:
+    lines = [f"{record.verdict:<8}no candidate passes. {_ENDS.get(record.ended_by, '')}"]
+    verified = {trial.key for trial in record.trials if trial.half == "verify"}
+    ranked = sorted(record.trials, key=lambda trial: trial.distance)
+    for index, trial in enumerate(ranked[:_SHOWN]):
+        label = "closest" if index == 0 else "then"
+        passed = "verified, and refused" if trial.key in verified else _UNVERIFIED
+        why = trial.failure or ", ".join(trial.failing[:_SHOWN]) or passed
+        layer = f", first in {trial.layer}" if trial.layer else ""
+        lines.append(f"{label:<8}{trial.title} ({trial.half}): {why}{layer}")
+    return lines

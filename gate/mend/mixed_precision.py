@@ -1,0 +1,275 @@
+"""Float16 files of a float32 file, with any set of nodes that stay in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from gate.errors import ExportError, first_line
+from gate.export.quantize import name_nodes
+from gate.localize.file_graph import FileGraph, SubgraphSession
+from gate.onnx_file.reading import SINGLE_FILE_LIMIT, nodes_of, read_subject, replace_messages
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
+from gate.reference.onnx_widening import widened
+from gate.storage import files
+
+# ONNX Runtime's CPU provider computes most float16 nodes in float32 and rounds nothing between
+# them, so a file that overflows on a device passes there. Files are searched for with each float16
+# value rounded by a pair of Casts, which it does keep.
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+_SQUARING = {
+    "LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization",
+    "LpNormalization", "ReduceL2", "ReduceSumSquare",
+}  # fmt: skip
+"""Operators whose intermediate values are squares of their inputs."""
+
+
+def is_float32(path: Path) -> bool:
+    """Return whether a file has no float16, bfloat16 or quantized value. Raises OnnxFileError."""
+    read_subject(path)
+    model = onnx.load(str(path), load_external_data=False)
+    nodes = list(nodes_of(model))
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    types |= {value.type.tensor_type.elem_type for value in model.graph.input}
+    types |= {kind for node in nodes if (kind := _casts_to(node)) is not None}
+    types |= {one.t.data_type for node in nodes for one in node.attribute if one.HasField("t")}
+    quantized = any("uantize" in n.op_type or n.op_type.startswith("QLinear") for n in nodes)
+    return not quantized and not types & {TensorProto.FLOAT16, TensorProto.BFLOAT16}
+
+
+class Float16Conversion:
+    """A float32 file, and its float16 files with any set of nodes in float32."""
+
+    def __init__(self, exact: Path) -> None:
+        """Raises ExportError for a file with subgraphs, one above 2 GB, one whose types cannot be
+        inferred, or one without float32 nodes."""
+        if read_subject(exact).size_bytes > SINGLE_FILE_LIMIT:
+            raise ExportError(f"{exact} is above 2 GB, which the float16 converter cannot hold.")
+        self.path, self._model = exact, onnx.load(str(exact))
+        graph = self._model.graph
+        if len(list(nodes_of(self._model))) != len(graph.node) or self._model.functions:
+            raise ExportError(
+                f"{exact} has subgraphs or functions. Mixed precision needs a flat graph: export "
+                "without control flow."
+            )
+        _lift_constants(graph)
+        name_nodes(graph)
+        types = types_of(self._model)
+        unknown = [n for n in graph.node if any(name and name not in types for name in n.output)]
+        if unknown:
+            raise ExportError(
+                f"the types of the node {unknown[0].name!r} ({unknown[0].op_type}) of {exact} "
+                "cannot be inferred. Export without operators of ONNX Runtime's own domain."
+            )
+        self.nodes = tuple(
+            node.name
+            for node in graph.node
+            if any(types.get(name) == TensorProto.FLOAT for name in node.output)
+        )
+        """The names of the nodes that compute float32 values, in the file's order."""
+        if not self.nodes:
+            raise ExportError(f"{exact} computes nothing in float32.")
+
+    def convert(self, float32: Collection[str]) -> onnx.ModelProto:
+        """Return the float16 model with these nodes in float32. Inputs and outputs keep their
+        types. Raises ExportError."""
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        _split_constants(model.graph, frozenset(float32))
+        try:
+            made: onnx.ModelProto = convert_float_to_float16(
+                model, keep_io_types=True, node_block_list=[*float32]
+            )
+        except Exception as error:  # the converter's own, without a common base
+            raise ExportError(
+                f"{self.path} can't be converted to float16: {type(error).__name__}: "
+                f"{first_line(error)}."
+            ) from error
+        _repair(made.graph, {node.name for node in model.graph.node})
+        return made
+
+    def float32_nodes(self, model: onnx.ModelProto) -> tuple[str, ...]:
+        """Return the nodes of the original file that compute in float32 in a converted model: also
+        those of operators that the converter never converts."""
+        types = types_of(model)
+        return tuple(
+            node.name
+            for node in model.graph.node
+            if node.name in self._named
+            and any(types.get(name) == TensorProto.FLOAT for name in node.output)
+        )
+
+    @property
+    def _named(self) -> frozenset[str]:
+        return frozenset(self.nodes)
+
+    def overflowing(self, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[str, ...]:
+        """Return the nodes that read or compute a value beyond float16 on these samples, or whose
+        squares of inputs are. Raises what ONNX Runtime raises."""
+        tested = TestedFile(self.path, read_subject(self.path))
+        graph = FileGraph(tested)
+        session = SubgraphSession(graph.marked(graph.tensors), plain_setup("ort-cpu"))
+        largest: dict[str, float] = {
+            tensor.name: _magnitude(numpy_helper.to_array(tensor))
+            for tensor in self._model.graph.initializer
+        }
+        for feed in feeds:
+            for name, array in (*feed.items(), *session(feed).items()):
+                largest[name] = max(largest.get(name, 0.0), _magnitude(array))
+        return tuple(
+            node.name
+            for node in self._model.graph.node
+            if node.name in self._named and _overflows(node, largest)
+        )
+
+
+def round_as_device(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a float32 model that rounds each value to float16 where the float16 `model` has one,
+    as a device that computes in float16 does, also on the CPU.
+
+    Sums inside of one operator, such as the states of an LSTM, are not rounded.
+    """
+    made, types = widened(model), types_of(model)
+    graph = made.graph
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        for at, name in enumerate(node.output):
+            if types.get(name) == TensorProto.FLOAT16:
+                wide, half = f"{name}::float32", f"{name}::float16"
+                node.output[at] = wide
+                nodes.append(helper.make_node("Cast", [wide], [half], to=TensorProto.FLOAT16))
+                nodes.append(helper.make_node("Cast", [half], [name], to=TensorProto.FLOAT))
+    replace_messages(graph.node, nodes)
+    del graph.value_info[:]
+    return made
+
+
+def save_model(model: onnx.ModelProto, path: Path) -> Path:
+    """Write a model, the same one always with the same bytes. Raises StorageError."""
+    files.write_bytes(path, model.SerializeToString(deterministic=True))
+    return path
+
+
+def types_of(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the element types of all values, as far as they can be inferred."""
+    graph = shape_inference.infer_shapes(model).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    return {name: kind for name, kind in types.items() if kind}
+
+
+def _magnitude(array: Any) -> float:
+    """Return the largest magnitude of finite or infinite values; NaN counts as infinite."""
+    if array.dtype.kind != "f" or not array.size:
+        return 0.0
+    largest = float(np.abs(array).max())
+    return math.inf if math.isnan(largest) else largest
+
+
+def _overflows(node: onnx.NodeProto, largest: Mapping[str, float]) -> bool:
+    bound = math.sqrt(_LARGEST) if node.op_type in _SQUARING else _LARGEST
+    reads = (largest.get(name, 0.0) > bound for name in node.input)
+    return any(reads) or any(largest.get(name, 0.0) > _LARGEST for name in node.output)
+
+
+def _lift_constants(graph: onnx.GraphProto) -> None:
+    """Turn float32 constants, and copies of initializers, into initializers: the converter rounds
+    a Constant although the node that reads it stays in float32."""
+    arrays = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    kept = []
+    for node in graph.node:
+        name = node.output[0] if node.output else ""
+        tensor = None
+        if node.op_type == "Identity" and node.input[0] in arrays:
+            tensor = arrays[node.input[0]]
+        elif node.op_type == "Constant":
+            value = helper.get_attribute_value(node.attribute[0])
+            if node.attribute[0].name == "value" and value.data_type == TensorProto.FLOAT:
+                tensor = value
+            elif node.attribute[0].name in ("value_float", "value_floats"):
+                tensor = numpy_helper.from_array(np.asarray(value, np.float32))
+        if tensor is None or name in outputs:
+            kept.append(node)
+            continue
+        copy = graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = name
+        arrays[name] = copy
+    replace_messages(graph.node, kept)
+    read = {name for node in kept for name in node.input} | outputs
+    used = [tensor for tensor in graph.initializer if tensor.name in read]
+    replace_messages(graph.initializer, used)
+
+
+def _split_constants(graph: onnx.GraphProto, float32: frozenset[str]) -> None:
+    """Give nodes that stay in float32 initializers of their own: the converter rounds those that
+    a float16 node reads as well."""
+    arrays = {t.name: t for t in graph.initializer if t.data_type == TensorProto.FLOAT}
+    shared = {name for node in graph.node if node.name not in float32 for name in node.input}
+    copied: set[str] = set()
+    for node in graph.node:
+        for at, name in enumerate(node.input):
+            if node.name in float32 and name in shared and name in arrays:
+                own = f"{name}::float32"
+                if own not in copied:
+                    copy = graph.initializer.add()
+                    copy.CopyFrom(arrays[name])
+                    copy.name = own
+                    copied.add(own)
+                node.input[at] = own
+
+
+def _repair(graph: onnx.GraphProto, original: Collection[str]) -> None:
+    """Mend what the converter leaves: Casts that two readers of a value share are there twice,
+    values between two float32 nodes pass through float16, and the nodes are not in order."""
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    nodes = {node.output[0]: node for node in graph.node if node.name not in original}
+    half = {n: c.input[0] for n, c in nodes.items() if _casts_to(c) == TensorProto.FLOAT16}
+    outputs = {value.name for value in graph.output}
+    # A value that is cast to float16 and back is read as it was before.
+    before = {
+        name: half[cast.input[0]]
+        for name, cast in nodes.items()
+        if _casts_to(cast) == TensorProto.FLOAT and cast.input[0] in half
+    }
+    named = {source: name for name, source in before.items() if name in outputs}
+    inputs = {value.name for value in graph.input}
+    named = {source: name for source, name in named.items() if source not in inputs}
+    kept = [node for node in graph.node if node.name in original]
+    kept += [cast for name, cast in nodes.items() if name not in before or name in outputs]
+    kept = [node for node in kept if node.output[0] not in named.values() or node.name in original]
+    for node in kept:
+        for at, name in enumerate(node.input):
+            node.input[at] = named.get(before.get(name, name), before.get(name, name))
+        for at, name in enumerate(node.output):
+            node.output[at] = named.get(name, name)
+    read = {name for node in kept for name in node.input} | outputs
+    kept = [n for n in kept if n.name in original or n.output[0] in read]
+    replace_messages(graph.node, kept)
+    try:
+        OnnxModel.graph_topological_sort(graph)
+    except RuntimeError as error:
+        raise ExportError(
+            f"the float16 converter left a node without its inputs: {first_line(error)}."
+        ) from error
+    del graph.value_info[:]
+
+
+def _casts_to(node: onnx.NodeProto) -> int | None:
+    return helper.get_attribute_value(node.attribute[0]) if node.op_type == "Cast" else None

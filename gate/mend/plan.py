@@ -1,0 +1,381 @@
+"""The candidates of a search in their order, from exports to int8 files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import onnx
+from pydantic import ValidationError
+
+from gate.api import EvaluationResult
+from gate.errors import GateError, first_line
+from gate.export.quantize import QuantizeSettings
+from gate.measure.job import EvaluationData
+from gate.mend.mixed_precision import is_float32, round_as_device, save_model
+from gate.mend.recipe import MODEL, Builder, Float16Settings, Stage, Steps
+from gate.mend.rewrites import REWRITES, Graph, GraphEdit, forms, functions_of
+from gate.mend.search import BudgetSpent, Candidate, Search, Trial, with_disabled
+from gate.mend.sensitivity import Smallest, evaluator, smallest_float16, smallest_int8
+from gate.onnx_file.reading import read_subject
+from gate.policy.policy import Precision
+from gate.records.export import HIGHEST_OPSET, ExportSettings
+from gate.records.export import Strategy as ExportStrategy
+from gate.storage.files import temporary_folder
+
+# The plan does not depend on time or on the machine, so that a second search tries the same
+# candidates in the same order.
+
+
+_OPSETS = (13, 17, 20)
+"""Where operators changed that exporters write: 13 (axes as inputs), 17 (LayerNormalization), 20
+(Resize and ReduceMax of 18, Gelu, GridSample)."""
+
+_DYNAMO_FROM = 18
+
+_BASES = 2
+"""From how many files that fail, the closest first, rewrites start in each round."""
+
+_CONVERTED = 2
+"""How many float32 files are converted at most: one more if the result of the first is refused on
+the half that verifies it."""
+
+_CONVERSIONS: Mapping[Precision, tuple[Stage, Float16Settings | QuantizeSettings, Smallest]] = {
+    "reduced": ("mixed_precision", Float16Settings(), smallest_float16),
+    "quantized": ("quantization", QuantizeSettings(), smallest_int8),
+}
+"""By precision of the policy: the stage, the settings without any layer in float32, the search."""
+
+_NO_SET = "no set of layers in float32 passes"
+
+_ROUNDED = "the copy that rounds each float16 value, as a device does, differs too much"
+
+_DIFFERS = "the same steps made another file the second time, so that no recipe can state it"
+
+_ROUNDS = 3
+"""How many rewrites are combined at most: a file may have several faults."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The candidate that passed on both halves, and its file."""
+
+    candidate: Candidate
+    path: Path
+    steps: Steps | None
+    """With the digests of its edits."""
+    result: EvaluationResult
+    """Of the half that verified it."""
+    rounded_ratio: float | None = None
+    """Of a float16 file: the worst ratio of a copy that rounds each float16 value (docs/
+    mixed-precision.md), on the same half."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a search ended."""
+
+    winner: Winner | None
+    ended_by: Literal["passed", "budget", "time", "interrupt", "candidates"]
+
+
+@dataclass(frozen=True)
+class MendPlan:
+    """The candidates of the stages export, optimizers and rewrite, one after the other; by a policy
+    of another precision than exact, each float32 file that passes is converted."""
+
+    search: Search
+    builder: Builder
+    settings: ExportSettings
+    """Of every export, but for strategy, opset and constant folding."""
+    named: ExportSettings | None = None
+    """The same with the names and axes of the file that `--file` named."""
+
+    def run(self, samples: tuple[EvaluationData, EvaluationData], folder: Path) -> Outcome:
+        """Search on the first samples, verify on the second. `folder`: an empty one, for the file.
+
+        Stops at the first candidate that passes on both, which is the cheapest one. Ctrl-C ends the
+        search.
+        """
+        conversion = _CONVERSIONS.get(self.search.policy.precision)
+        converted: set[str] = set()  # digests of graphs
+        try:
+            for candidate, trial in self._tried(samples[0]):
+                if not trial.passed:
+                    continue
+                found: Candidate | None = candidate
+                if conversion is not None and not self._is_converted(candidate):
+                    if str(trial.graph) in converted or len(converted) == _CONVERTED:
+                        continue
+                    converted.add(str(trial.graph))
+                    found = self._converted(candidate, samples, *conversion)
+                if found is not None and (winner := self._verified(found, samples[1], folder)):
+                    return Outcome(winner, "passed")
+                self.search.is_late = False
+        except BudgetSpent as spent:
+            return Outcome(None, spent.by)
+        except KeyboardInterrupt:
+            return Outcome(None, "interrupt")
+        return Outcome(None, "candidates")
+
+    def _verified(
+        self, candidate: Candidate, samples: EvaluationData, folder: Path
+    ) -> Winner | None:
+        room = folder / f"verified-{len(self.search.trials)}"
+        room.mkdir()
+        trial = self.search.judge(candidate, samples, into=room)
+        result = self.search.result
+        if not trial.passed or result is None:
+            return None
+        path = result.job.candidate.path
+        steps, ratio = candidate.steps, None
+        if steps is not None and steps.float16 is not None:
+            ratio = self._rounded_ratio(path, candidate, samples)
+            if ratio > 1.0:
+                update = {"verdict": "FAIL", "worst_ratio": ratio, "failure": _ROUNDED}
+                self.search.trials[-1] = trial.model_copy(update=update)
+                return None
+        if steps is not None:
+            with temporary_folder() as again:
+                steps = self.builder.steps_made(steps, Path(again))
+                sha256 = read_subject(Path(again, MODEL)).sha256
+            if sha256 != result.evidence.subject.sha256:
+                update = {"verdict": "FAIL", "failure": _DIFFERS}
+                self.search.trials[-1] = trial.model_copy(update=update)
+                return None
+        return Winner(candidate, path, steps, result, ratio)
+
+    def _rounded_ratio(self, path: Path, candidate: Candidate, samples: EvaluationData) -> float:
+        policy = with_disabled(self.search.policy, candidate.disabled_optimizers)
+        with temporary_folder() as folder:
+            rounded = save_model(round_as_device(onnx.load(str(path))), Path(folder, MODEL))
+            return evaluator(self.search, policy, samples)(rounded)
+
+    def _is_converted(self, candidate: Candidate) -> bool:
+        if candidate.steps is None:
+            return True
+        with temporary_folder() as folder:
+            return not is_float32(self.builder.build(candidate.steps, Path(folder)))
+
+    def _converted(
+        self,
+        candidate: Candidate,
+        samples: tuple[EvaluationData, EvaluationData],
+        stage: Stage,
+        plain: Float16Settings | QuantizeSettings,
+        smallest: Smallest,
+    ) -> Candidate | None:
+        """Return the file with the fewest layers in float32 that passes on the first samples."""
+        assert candidate.steps is not None
+        search, disabled = self.search, candidate.disabled_optimizers
+        policy = with_disabled(search.policy, disabled)
+        name = "float16" if isinstance(plain, Float16Settings) else "quantize"
+        found, why = None, _NO_SET
+        search.reserved = len(samples[0].samples) + 2 * len(samples[1].samples)
+        try:
+            with temporary_folder() as folder:
+                exact = self.builder.build(candidate.steps, Path(folder))
+                found = smallest(exact, search, policy, samples[0])
+        except GateError as error:
+            why = first_line(error)
+        finally:
+            search.reserved = 0
+        settings = plain if found is None else found.settings
+        steps = candidate.steps.model_copy(update={name: settings})
+        cost = 0.0 if found is None else float(found.layers.count)
+        made = self.candidate(stage, steps, cost, disabled)
+        if found is None:
+            search.refuse(made, samples[0], why)
+            return None
+        made = replace(made, float32=found.layers)
+        search.is_late = True
+        return made if search.judge(made, samples[0]).passed else None
+
+    def _tried(self, samples: EvaluationData) -> Iterator[tuple[Candidate, Trial]]:
+        failed: list[tuple[Candidate, Trial]] = []
+        for candidate in self._exports():
+            trial = self.search.judge(candidate, samples)
+            yield candidate, trial
+            failed.append((candidate, trial))
+        for candidate, trial in tuple(failed):
+            for made in self._without_optimizers(candidate, trial, samples):
+                yield made
+                failed.append(made)
+        tried = {candidate.key() for candidate, _ in failed}
+        for _ in range(_ROUNDS):
+            failed.sort(key=lambda pair: pair[1].distance)
+            bases, failed = failed[:_BASES], failed[_BASES:]
+            for candidate in self._rewritten(bases):
+                if candidate.key() in tried:
+                    continue
+                tried.add(candidate.key())
+                trial = self.search.judge(candidate, samples)
+                yield candidate, trial
+                failed.append((candidate, trial))
+                for made in self._without_optimizers(candidate, trial, samples):
+                    yield made
+                    failed.append(made)
+
+    def candidate(
+        self,
+        stage: Stage,
+        steps: Steps,
+        cost: float,
+        disabled: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> Candidate:
+        """Return the candidate that is built by these steps."""
+        return Candidate(
+            stage=stage,
+            settings=steps.to_plain(),
+            cost=cost,
+            build=partial(self.builder.build, steps),
+            disabled_optimizers=disabled or {},
+            steps=steps,
+        )
+
+    def _exports(self) -> Iterator[Candidate]:
+        if self.builder.file is not None:
+            yield self.candidate("export", Steps(), 0.0)
+        if self.search.reference.source.is_onnx:
+            return  # its nodes are modules of PyTorch, but no model that anyone exports
+        planned = list(exports_of(self.named or self.settings))
+        if self.named is not None:  # the file may have the names of other outputs
+            planned += list(exports_of(self.settings))[: len(self.settings.rungs)]
+        for cost, settings in enumerate(planned, start=1):
+            yield self.candidate("export", Steps(export=settings), float(cost))
+
+    def _without_optimizers(
+        self, candidate: Candidate, trial: Trial, samples: EvaluationData
+    ) -> Iterator[tuple[Candidate, Trial]]:
+        """Disable the optimizers that a localization blames, until none is blamed any more."""
+        while trial.optimizers and trial.runtime in self.search.policy.runtimes:
+            before = candidate.disabled_optimizers
+            names = before.get(trial.runtime, ())
+            more = tuple(name for name in trial.optimizers if name not in names)
+            if not more or candidate.steps is None:
+                return
+            disabled = {**before, trial.runtime: (*names, *more)}
+            stage: Stage = "optimizers" if candidate.stage == "export" else candidate.stage
+            cost = candidate.cost + len(disabled[trial.runtime])
+            candidate = self.candidate(stage, candidate.steps, cost, disabled)
+            trial = self.search.judge(candidate, samples)
+            yield candidate, trial
+
+    def _rewritten(self, bases: Sequence[tuple[Candidate, Trial]]) -> Iterator[Candidate]:
+        for candidate, trial in bases:
+            steps = candidate.steps
+            if steps is None:
+                continue
+            variants = [*self._with_functions(steps, trial), *self._with_edits(steps, trial)]
+            for cost, changed in enumerate(variants):
+                yield self.candidate("rewrite", changed, float(cost), candidate.disabled_optimizers)
+
+    def _with_functions(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
+        """Yield the steps with functions of torch in another form, those of the layer at fault
+        first."""
+        if steps.export is None or steps.edits:
+            return
+        called = {
+            name: paths for name, paths in self._functions().items() if name not in steps.functions
+        }
+        touching = [name for name, paths in called.items() if _touches(paths, trial.layer)]
+        for name in touching or called:
+            yield steps.model_copy(update={"functions": (*steps.functions, name)})
+        if len(called) > 1:
+            yield steps.model_copy(update={"functions": (*steps.functions, *called)})
+
+    def _functions(self) -> Mapping[str, tuple[str, ...]]:
+        module = self.builder.reference.module
+        try:
+            return functions_of(module, self.builder.example)
+        except Exception:  # the user's code; without the list no function is replaced
+            return {}
+
+    def _with_edits(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
+        """Yield the steps with one more edit of the graph: in the layer at fault first, else
+        anywhere."""
+        if trial.verdict == "not built":
+            return
+        with temporary_folder() as folder:
+            try:
+                graph = Graph.load(self.builder.build(steps, Path(folder)))
+            except GateError:
+                return
+        found = {name: [form.at for form in forms(graph, name)] for name in REWRITES}
+        within = {
+            name: [at for at in places if at in trial.region] for name, places in found.items()
+        }
+        for places in (within, found):
+            for name, ats in places.items():
+                if ats and (name != "float64" or places is within):
+                    added = GraphEdit(rewrite=name, at=tuple(ats))
+                    kept = tuple(one.model_copy(update={"before": None, "after": None})
+                                 for one in steps.edits)  # fmt: skip
+                    yield steps.model_copy(update={"edits": (*kept, added)})
+
+
+def _touches(paths: Sequence[str], layer: str | None) -> bool:
+    """Return True if one of these modules is the layer, contains it, or is part of it."""
+    if layer is None:
+        return False
+    return any(
+        path == layer or path.startswith(f"{layer}.") or layer.startswith(f"{path}.")
+        for path in paths
+        if path
+    )
+
+
+def exports_of(base: ExportSettings) -> Iterator[ExportSettings]:
+    """Yield the exports to try, the cheapest first: each strategy at the lowest opset, then the
+    first one and dynamo at higher opsets, then these without constant folding.
+
+    What `base` asks for stays: a strategy that is no ladder, an opset that is a number.
+    """
+    opsets = _OPSETS if base.opset == "auto" else (base.opset,)
+    lowest = {rung: _DYNAMO_FROM if rung == "dynamo" else opsets[0] for rung in base.rungs}
+    lowest = lowest if base.opset == "auto" else dict.fromkeys(base.rungs, opsets[0])
+    few = [rung for rung in base.rungs if rung in (base.rungs[0], "dynamo")]
+    choices: list[tuple[ExportStrategy, int, bool]] = []
+    choices += [(rung, lowest[rung], True) for rung in base.rungs]
+    choices += [(rung, opset, True) for opset in opsets for rung in few if opset > lowest[rung]]
+    choices += [(rung, lowest[rung], False) for rung in few]
+    for rung, opset, folding in choices:
+        made = _with(base, rung, opset, folding=folding and base.do_constant_folding)
+        if made is not None and (folding or base.do_constant_folding):
+            yield made
+
+
+def _with(
+    base: ExportSettings, strategy: ExportStrategy, opset: int, *, folding: bool
+) -> ExportSettings | None:
+    """Return the settings with these choices; None where they contradict others."""
+    if opset > HIGHEST_OPSET[strategy]:
+        return None
+    choice = {"strategy": strategy, "opset": opset, "do_constant_folding": folding}
+    try:
+        return ExportSettings(**{**dict(base), **choice})
+    except ValidationError:
+        return None
+
+
+def names_of(file: Path, base: ExportSettings) -> ExportSettings | None:
+    """Return the settings with names and dynamic axes of this file; None where they do not fit."""
+    subject = read_subject(file)
+    axes = {
+        spec.name: {
+            axis: size for axis, size in enumerate(spec.shape) if axis > 0 and isinstance(size, str)
+        }
+        for spec in subject.inputs
+    }
+    choice = {
+        "input_names": tuple(spec.name for spec in subject.inputs),
+        "output_names": tuple(spec.name for spec in subject.outputs),
+        "dynamic_axes": {name: labels for name, labels in axes.items() if labels},
+    }
+    try:
+        return ExportSettings(**{**dict(base), **choice})
+    except ValidationError:
+        return None

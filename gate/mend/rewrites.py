@@ -1,0 +1,630 @@
+"""Equivalent forms of single operators, as edits of the graph or of functions while exporting."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from gate.errors import ExportError, first_line
+from gate.mend.mixed_precision import save_model, types_of
+from gate.model.forward_signature import ForwardSignature
+from gate.onnx_file.reading import nodes_of, replace_messages, subgraphs
+from gate.storage.digest import Digest
+from gate.storage.record import Record, Sha256
+
+# No form below is trusted because it is correct on paper: a file with an edit is a candidate like
+# any other, and only the gate's check of the whole file accepts it.
+
+
+class GraphEdit(Record):
+    """An edit of a graph, as recipe.yaml and the record of the export list it."""
+
+    rewrite: str
+    """A key of `REWRITES`."""
+    at: tuple[str, ...]
+    """The tensors that are computed in the other form."""
+    before: Sha256 | None = None
+    """The digest of the file without the edit; None until it is made."""
+    after: Sha256 | None = None
+
+    @property
+    def text(self) -> str:
+        """The edit in one line, for the record of an export."""
+        return f"{self.rewrite} at {', '.join(self.at)}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with its nodes by the tensors that they compute."""
+
+    model: onnx.ModelProto
+    producers: dict[str, onnx.NodeProto] = field(init=False)
+    opset: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        producers = {name: node for node in self.model.graph.node for name in node.output if name}
+        versions = [one.version for one in self.model.opset_import if one.domain in ("", "ai.onnx")]
+        object.__setattr__(self, "producers", producers)
+        object.__setattr__(self, "opset", max(versions, default=0))
+
+    @classmethod
+    def load(cls, path: Path) -> Graph:
+        """Read the graph of a file. Raises ExportError for a file with external data, and for one
+        whose nodes are in functions of the file."""
+        model = onnx.load(str(path), load_external_data=False)
+        if any(uses_external_data(one) for one in model.graph.initializer):
+            raise ExportError(f"{path.name} has external data: its graph is not edited.")
+        if model.functions:
+            raise ExportError(f"{path.name} defines functions: its graph is not edited.")
+        return cls(model)
+
+    def node(self, name: str, *kinds: str) -> onnx.NodeProto | None:
+        """Return the node that computes a tensor, if it is of one of these operators."""
+        node = self.producers.get(name)
+        return node if node is not None and node.op_type in kinds and not node.domain else None
+
+    def value(self, name: str) -> NDArray[Any] | None:
+        """Return the value of a tensor that is a constant; None for one that is computed."""
+        for initializer in self.model.graph.initializer:
+            if initializer.name == name:
+                return numpy_helper.to_array(initializer)
+        node = self.node(name, "Constant", "Identity", "Cast")
+        if node is None:
+            return None
+        if node.op_type != "Constant":
+            return self.value(node.input[0])
+        held = attributes(node).get("value")
+        return None if held is None else numpy_helper.to_array(held)
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """The element types of the tensors, as far as they can be inferred."""
+        return types_of(self.model)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all nodes and tensors."""
+        graph = self.model.graph
+        tensors = (*graph.input, *graph.initializer)
+        nodes = list(nodes_of(self.model))
+        outputs = {name for node in nodes for name in node.output}
+        return frozenset(outputs | {one.name for one in (*tensors, *nodes)})
+
+    def is_float32(self, name: str) -> bool:
+        """Whether a tensor is in float32; False where its type cannot be inferred."""
+        return self.types.get(name) == onnx.TensorProto.FLOAT
+
+    def is_number(self, name: str, number: float) -> bool:
+        """Whether a tensor is a constant whose elements are all this number."""
+        value = self.value(name)
+        return value is not None and value.size > 0 and bool(np.all(value == number))
+
+    def region(self, ends: Collection[str], borders: Collection[str]) -> tuple[str, ...]:
+        """Return the tensors that are computed between the `borders` and the `ends`, those of the
+        ends included, in the order of the graph."""
+        found: set[str] = set()
+        ahead = [name for name in ends if name in self.producers]
+        while ahead:
+            name = ahead.pop()
+            if name in found or (name in borders and name not in ends):
+                continue
+            found.add(name)
+            ahead += [one for one in self.producers[name].input if one in self.producers]
+        return tuple(name for name in self.producers if name in found)
+
+
+@dataclass(frozen=True)
+class EquivalentForm:
+    """Nodes that compute one tensor in another form."""
+
+    at: str
+    """The tensor, whose name stays."""
+    nodes: tuple[onnx.NodeProto, ...]
+    constants: tuple[onnx.TensorProto, ...] = ()
+    replaced: tuple[str, ...] = ()
+    """The tensors of the form that was there, `at` included."""
+
+
+class _Writer:
+    """Makes the nodes of a form; the names of its tensors begin with that of the result."""
+
+    def __init__(self, graph: Graph, at: str) -> None:
+        self._graph, self._at = graph, at
+        self._count = itertools.count()
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: list[onnx.TensorProto] = []
+
+    def add(self, kind: str, *inputs: str, **attributes_: Any) -> str:
+        """Add a node with one output; return the name of the output."""
+        name = self._new_name()
+        self._nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes_))
+        return name
+
+    def constant(self, value: float | NDArray[Any], dtype: Any = np.float32) -> str:
+        """Add a constant; return its name."""
+        name = self._new_name()
+        self._constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def _new_name(self) -> str:
+        """Return a name that the graph does not have: an earlier edit may have written some."""
+        names = (f"{self._at}_mend_{number}" for number in self._count)
+        return next(name for name in names if name not in self._graph.names)
+
+    def form(self, result: str, replaced: Sequence[str]) -> EquivalentForm:
+        """Return the form whose result is this tensor, under the name of the one before."""
+        for node in self._nodes:
+            node.output[:] = [self._at if name == result else name for name in node.output]
+        return EquivalentForm(self._at, tuple(self._nodes), tuple(self._constants), tuple(replaced))
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node by name."""
+    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
+
+
+Find = Callable[[Graph, onnx.NodeProto], EquivalentForm | None]
+
+
+def _log_softmax(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(Softmax(x)), which is -inf where a share underflows, as LogSoftmax(x)."""
+    inner = graph.node(node.input[0], "Softmax") if node.op_type == "Log" else None
+    if inner is None:
+        return None
+    write = _Writer(graph, node.output[0])
+    result = write.add("LogSoftmax", inner.input[0], **attributes(inner))
+    return write.form(result, [inner.output[0], node.output[0]])
+
+
+def _log_sum_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(ReduceSum(Exp(x))), which overflows, as ReduceLogSumExp(x), which subtracts the
+    largest."""
+    total = graph.node(node.input[0], "ReduceSum") if node.op_type == "Log" else None
+    inner = None if total is None else graph.node(total.input[0], "Exp")
+    if total is None or inner is None:
+        return None
+    settings = attributes(total)
+    axes = settings.pop("axes", None)
+    if len(total.input) > 1 and total.input[1]:
+        value = graph.value(total.input[1])
+        axes = None if value is None else [int(axis) for axis in value.reshape(-1)]
+        if value is None:
+            return None
+    axes = axes or None  # empty ones: all axes
+    if settings.pop("noop_with_empty_axes", 0) and axes is None:
+        return None
+    write = _Writer(graph, node.output[0])
+    if axes is None:
+        result = write.add("ReduceLogSumExp", inner.input[0], **settings)
+    elif graph.opset >= 18:
+        result = write.add(
+            "ReduceLogSumExp", inner.input[0], write.constant(np.array(axes), np.int64), **settings
+        )
+    else:
+        result = write.add("ReduceLogSumExp", inner.input[0], axes=axes, **settings)
+    return write.form(result, [inner.output[0], total.output[0], node.output[0]])
+
+
+def _log_sigmoid(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(Sigmoid(x)), which is -inf for large negative x, as -Softplus(-x)."""
+    inner = graph.node(node.input[0], "Sigmoid") if node.op_type == "Log" else None
+    if inner is None:
+        return None
+    write = _Writer(graph, node.output[0])
+    result = write.add("Neg", write.add("Softplus", write.add("Neg", inner.input[0])))
+    return write.form(result, [inner.output[0], node.output[0]])
+
+
+def _softplus(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(1 + Exp(x)), which overflows, as Softplus(x)."""
+    total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
+    for index in (0, 1) if total is not None else ():
+        assert total is not None  # narrowed for the type checker
+        inner = graph.node(total.input[index], "Exp")
+        if inner is not None and graph.is_number(total.input[1 - index], 1.0):
+            write = _Writer(graph, node.output[0])
+            result = write.add("Softplus", inner.input[0])
+            return write.form(result, [inner.output[0], total.output[0], node.output[0]])
+    return None
+
+
+def _log_add_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(Exp(a) + Exp(b)), which overflows, as Max(a, b) + Softplus(-|a - b|)."""
+    total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
+    if total is None:
+        return None
+    left, right = (graph.node(name, "Exp") for name in total.input)
+    if left is None or right is None:
+        return None
+    a, b = left.input[0], right.input[0]
+    write = _Writer(graph, node.output[0])
+    apart = write.add("Neg", write.add("Abs", write.add("Sub", a, b)))
+    result = write.add("Add", write.add("Max", a, b), write.add("Softplus", apart))
+    return write.form(result, [left.output[0], right.output[0], total.output[0], node.output[0]])
+
+
+_SMALL = 0.5
+"""Below it the sum 1 + x loses digits of x."""
+
+
+def _log1p(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(1 + x), which loses the digits of a small x, as 2 Atanh(x / (x + 2)) there."""
+    total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
+    for index in (0, 1) if total is not None else ():
+        assert total is not None  # narrowed for the type checker
+        if graph.is_number(total.input[1 - index], 1.0) and graph.is_float32(node.output[0]):
+            x = total.input[index]
+            write = _Writer(graph, node.output[0])
+            is_small = write.add("Less", write.add("Abs", x), write.constant(_SMALL))
+            within = write.add("Where", is_small, x, write.constant(0.0))
+            share = write.add("Div", within, write.add("Add", within, write.constant(2.0)))
+            small = write.add("Mul", write.add("Atanh", share), write.constant(2.0))
+            large = write.add("Log", total.output[0])
+            return write.form(write.add("Where", is_small, small, large), [node.output[0]])
+    return None
+
+
+def _expm1(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Exp(x) - 1, which loses the digits of a small x, as Tanh(x / 2) (Exp(x) + 1)."""
+    if node.op_type not in ("Sub", "Add"):
+        return None
+    inner = graph.node(node.input[0], "Exp")
+    number = 1.0 if node.op_type == "Sub" else -1.0
+    if inner is None or not graph.is_number(node.input[1], number):
+        return None
+    if not graph.is_float32(node.output[0]):
+        return None
+    write = _Writer(graph, node.output[0])
+    half = write.add("Tanh", write.add("Mul", inner.input[0], write.constant(0.5)))
+    result = write.add("Mul", half, write.add("Add", inner.output[0], write.constant(1.0)))
+    return write.form(result, [node.output[0]])
+
+
+def _square_of(graph: Graph, name: str) -> str | None:
+    """Return the tensor whose square this is."""
+    node = graph.node(name, "Mul", "Pow")
+    if node is None:
+        return None
+    if node.op_type == "Mul":
+        return node.input[0] if node.input[0] == node.input[1] else None
+    return node.input[0] if graph.is_number(node.input[1], 2.0) else None
+
+
+def _variance(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Mean(x²) - Mean(x)², which cancels for a large mean, as Mean((x - Mean(x))²)."""
+    if node.op_type != "Sub":
+        return None
+    outer = graph.node(node.input[0], "ReduceMean")
+    mean_name = _square_of(graph, node.input[1])
+    mean = None if mean_name is None else graph.node(mean_name, "ReduceMean")
+    if outer is None or mean is None or _square_of(graph, outer.input[0]) != mean.input[0]:
+        return None
+    settings = attributes(outer)
+    if settings != attributes(mean) or list(outer.input[1:]) != list(mean.input[1:]):
+        return None
+    x, axes = mean.input[0], list(mean.input[1:])
+    write = _Writer(graph, node.output[0])
+    centered = write.add("Sub", x, write.add("ReduceMean", x, *axes, **settings | {"keepdims": 1}))
+    result = write.add("ReduceMean", write.add("Mul", centered, centered), *axes, **settings)
+    return write.form(result, [outer.output[0], node.output[0]])
+
+
+def _layer_norm(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """LayerNormalization by its ordinary operators, centered before the square is taken."""
+    if node.op_type != "LayerNormalization" or len([name for name in node.output if name]) > 1:
+        return None
+    if not all(graph.is_float32(name) for name in (node.input[0], node.output[0])):
+        return None
+    settings = attributes(node)
+    axis, epsilon = settings.get("axis", -1), settings.get("epsilon", 1e-5)
+    scale = graph.value(node.input[1])
+    if axis >= 0 and (scale is None or scale.ndim == 0):
+        return None
+    axes = list(range(axis, 0)) if axis < 0 else list(range(-scale.ndim, 0))  # type: ignore[union-attr]
+    write = _Writer(graph, node.output[0])
+
+    def mean(name: str) -> str:
+        if graph.opset >= 18:
+            axes_name = write.constant(np.array(axes), np.int64)
+            return write.add("ReduceMean", name, axes_name, keepdims=1)
+        return write.add("ReduceMean", name, axes=axes, keepdims=1)
+
+    centered = write.add("Sub", node.input[0], mean(node.input[0]))
+    variance = mean(write.add("Mul", centered, centered))
+    deviation = write.add("Sqrt", write.add("Add", variance, write.constant(epsilon)))
+    result = write.add("Mul", write.add("Div", centered, deviation), node.input[1])
+    if len(node.input) > 2 and node.input[2]:
+        result = write.add("Add", result, node.input[2])
+    return write.form(result, [node.output[0]])
+
+
+def _clip(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Min(Max(x, low), high), or Min(Relu(x), high), as Clip(x, low, high): ReLU6 among others."""
+    if node.op_type != "Min" or len(node.input) != 2:
+        return None
+    for index in (0, 1):
+        high, inner = (
+            graph.value(node.input[1 - index]),
+            graph.node(node.input[index], "Max", "Relu"),
+        )
+        if high is None or high.size != 1 or high.dtype != np.float32 or inner is None:
+            continue
+        lows = [graph.value(name) for name in inner.input] if inner.op_type == "Max" else []
+        low = next((value for value in lows if value is not None and value.size == 1), None)
+        x = next((n for n, v in zip(inner.input, lows, strict=False) if v is None), inner.input[0])
+        if inner.op_type == "Max" and (low is None or len(inner.input) != 2):
+            continue
+        write = _Writer(graph, node.output[0])
+        least = write.constant(0.0 if low is None else float(low.reshape(())))
+        result = write.add("Clip", x, least, write.constant(float(high.reshape(()))))
+        return write.form(result, [inner.output[0], node.output[0]])
+    return None
+
+
+def _resize(**wanted: Any) -> Find:
+    """A Resize by other attributes. It computes something else, on purpose: exporters and tools
+    write these attributes wrongly."""
+
+    def find(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+        if node.op_type != "Resize":
+            return None
+        settings = attributes(node)
+        mode = settings.get("mode", b"nearest").decode()
+        if ("nearest_mode" in wanted) != (mode == "nearest") or (
+            "cubic_coeff_a" in wanted and mode != "cubic"
+        ):
+            return None
+        changed = settings | wanted
+        if all(settings.get(key) == _as_attribute(value) for key, value in wanted.items()):
+            return None
+        write = _Writer(graph, node.output[0])
+        result = write.add("Resize", *node.input, **changed)
+        return write.form(result, [node.output[0]])
+
+    find.__doc__ = "Resize with " + ", ".join(f"{key} {value}" for key, value in wanted.items())
+    return find
+
+
+def _as_attribute(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+_DOUBLE = frozenset(
+    (
+        "Add", "Sub", "Mul", "Div", "Neg", "Sqrt", "Exp", "Log", "Pow", "Softmax", "LogSoftmax",
+        "ReduceSum", "ReduceMean", "ReduceLogSumExp", "MatMul", "Gemm", "Abs", "Tanh", "Sigmoid",
+        "CumSum",
+    )
+)  # fmt: skip
+"""Operators that the CPU provider of ONNX Runtime 1.18 and later also computes in float64."""
+
+
+def _double(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """An operator in float64, rounded to float32 at the end. It costs time."""
+    if node.op_type not in _DOUBLE or len(node.output) != 1 or not graph.is_float32(node.output[0]):
+        return None
+    write = _Writer(graph, node.output[0])
+    inputs = [
+        write.add("Cast", name, to=onnx.TensorProto.DOUBLE) if graph.is_float32(name) else name
+        for name in node.input
+    ]
+    inner = write.add(node.op_type, *inputs, **attributes(node))
+    return write.form(write.add("Cast", inner, to=onnx.TensorProto.FLOAT), [node.output[0]])
+
+
+REWRITES: dict[str, Find] = {
+    "log_softmax": _log_softmax,
+    "log_sum_exp": _log_sum_exp,
+    "log_sigmoid": _log_sigmoid,
+    "softplus": _softplus,
+    "log_add_exp": _log_add_exp,
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "variance": _variance,
+    "layer_norm": _layer_norm,
+    "clip": _clip,
+    "resize_half_pixel": _resize(coordinate_transformation_mode="half_pixel"),
+    "resize_pytorch": _resize(coordinate_transformation_mode="pytorch_half_pixel"),
+    "resize_align_corners": _resize(coordinate_transformation_mode="align_corners"),
+    "resize_asymmetric": _resize(coordinate_transformation_mode="asymmetric"),
+    "resize_nearest": _resize(coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+    "resize_nearest_exact": _resize(
+        coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil"
+    ),
+    "resize_cubic": _resize(coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75),
+    "float64": _double,
+}
+"""By name, in the order in which they are tried: what recipe.yaml lists under `edits`."""
+
+
+def forms(graph: Graph, rewrite: str) -> Iterator[EquivalentForm]:
+    """Yield the forms of one rewrite, in the order of the graph."""
+    find = REWRITES[rewrite]
+    for node in graph.model.graph.node:
+        if node.input and not node.domain and (form := find(graph, node)) is not None:
+            yield form
+
+
+def edit(path: Path, edits: Sequence[GraphEdit]) -> tuple[GraphEdit, ...]:
+    """Write the edits into the file at `path`; return them with the digests of the file.
+
+    Raises ExportError where the file has no such place, or another digest than a recipe states.
+    """
+    made = []
+    for wanted in edits:
+        before = Digest.of_file(path)
+        graph = Graph.load(path)
+        by_name = {form.at: form for form in forms(graph, wanted.rewrite)}
+        missing = [name for name in wanted.at if name not in by_name]
+        if missing or (wanted.before is not None and wanted.before != before):
+            raise ExportError(
+                f"the edit '{wanted.rewrite}' does not fit the file with the SHA-256 {before.hex}"
+                f"{', which has no place at ' + missing[0] if missing else ''}. Export with the "
+                "versions that recipe.yaml names, or run gate mend again."
+            )
+        for name in wanted.at:
+            _apply(graph.model.graph, by_name[name])
+        try:
+            onnx.checker.check_model(graph.model)
+        except onnx.checker.ValidationError as error:
+            raise ExportError(
+                f"the edit '{wanted.rewrite}' makes no valid file: {first_line(error)}."
+            ) from error
+        save_model(graph.model, path)
+        after = Digest.of_file(path)
+        made.append(wanted.model_copy(update={"before": before, "after": after}))
+    return tuple(made)
+
+
+def _apply(graph: onnx.GraphProto, form: EquivalentForm) -> None:
+    """Put a form in the place of the node that computes its tensor; drop what is unused then."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes += form.nodes if form.at in node.output else [node]
+    graph.initializer.extend(form.constants)
+    unused = set(form.replaced) - {form.at}
+    read = _read(nodes) | {value.name for value in graph.output}
+    for name in reversed(form.replaced):
+        if name in unused - read:
+            nodes = [node for node in nodes if name not in node.output]
+            read = _read(nodes) | {value.name for value in graph.output}
+    replace_messages(graph.node, nodes)
+
+
+def _read(nodes: Sequence[onnx.NodeProto]) -> set[str]:
+    """Return the tensors that these nodes and their subgraphs read."""
+    found: set[str] = set()
+    for node in nodes:
+        found.update(node.input)
+        for inner in subgraphs(node):
+            found |= _read(inner.node) | {value.name for value in inner.output}
+    return found
+
+
+# Functions of torch that exporters lack or write badly, by ordinary ones. They take the place of
+# the function while the copy of the model is exported; no source of the user's is touched.
+
+
+def _attention(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,  # noqa: ARG001 - a model in eval mode has none
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Compute attention by two products and a softmax."""
+    if enable_gqa:
+        key, value = (
+            one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value)
+        )
+    scores = query @ key.transpose(-2, -1)
+    scores = scores * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(~ones.tril(), -math.inf)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        else:
+            scores = scores + attn_mask
+    return torch.softmax(scores, -1) @ value
+
+
+def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(a, b) + functional.softplus(-(a - b).abs())
+
+
+def _logsigmoid(x: torch.Tensor) -> torch.Tensor:
+    return -functional.softplus(-x)
+
+
+def _log1p_of(x: torch.Tensor) -> torch.Tensor:
+    is_small = x.abs() < _SMALL
+    within = torch.where(is_small, x, torch.zeros_like(x))
+    return torch.where(is_small, 2.0 * torch.atanh(within / (within + 2.0)), torch.log(1.0 + x))
+
+
+def _expm1_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(0.5 * x) * (torch.exp(x) + 1.0)
+
+
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., torch.Tensor]]] = {
+    "scaled_dot_product_attention": ((functional.scaled_dot_product_attention,), _attention),
+    "logaddexp": ((torch.logaddexp, torch.Tensor.logaddexp), _logaddexp),
+    "logsigmoid": ((functional.logsigmoid,), _logsigmoid),
+    "log1p": ((torch.log1p, torch.Tensor.log1p, torch.special.log1p), _log1p_of),
+    "expm1": ((torch.expm1, torch.Tensor.expm1, torch.special.expm1), _expm1_of),
+}
+"""By name the functions that are replaced, and by what: what recipe.yaml lists under
+`functions`."""
+
+
+class _Replaced(TorchFunctionMode):
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._forms = {f: form for name in names for f in FUNCTIONS[name][0]
+                       for form in (FUNCTIONS[name][1],)}  # fmt: skip
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._forms.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextmanager
+def replaced_functions(names: Collection[str]) -> Iterator[None]:
+    """Compute these functions of torch in their other form within the `with` block."""
+    if not names:
+        yield
+        return
+    with _Replaced(names):
+        yield
+
+
+def functions_of(
+    model: nn.Module, example: Mapping[str, NDArray[Any]]
+) -> dict[str, tuple[str, ...]]:
+    """Return which functions of `FUNCTIONS` the model calls on the example, with the paths of the
+    modules that call them. Raises what the model raises."""
+    by_function = {f: name for name, (functions, _) in FUNCTIONS.items() for f in functions}
+    found: dict[str, dict[str, None]] = {}
+    within: list[str] = []
+
+    class _Watched(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if (name := by_function.get(func)) is not None:
+                found.setdefault(name, {})[within[-1] if within else ""] = None
+            return func(*args, **(kwargs or {}))
+
+    def leave(*_: Any) -> None:
+        within.pop()
+
+    copied = copy.deepcopy(model).cpu().eval()
+    for path, module in copied.named_modules():
+        module.register_forward_pre_hook(lambda *_, path=path: within.append(path))
+        module.register_forward_hook(leave)
+    arrays = [torch.from_numpy(np.ascontiguousarray(array)) for array in example.values()]
+    call = ForwardSignature(copied, tuple(example))
+    with torch.no_grad(), _Watched():
+        call(copied, arrays)
+    return {name: tuple(found[name]) for name in FUNCTIONS if name in found}

@@ -1,0 +1,414 @@
+"""Candidates, their trials, and the search for the cheapest one that passes."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import onnx
+from pydantic import Field
+
+from gate.api import EvaluationResult, check
+from gate.decision.check_result import CheckResult, Verdict
+from gate.errors import EvidenceError, GateError, first_line
+from gate.measure.job import EvaluationData, Reference
+from gate.mend.recipe import Float32Layers, Stage, Steps
+from gate.mend.rewrites import Graph
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import load_note
+from gate.policy.policy import Policy
+from gate.records.localization import Localization
+from gate.storage.digest import Digest
+from gate.storage.files import temporary_folder
+from gate.storage.record import Count, Measured, Record, Sha256
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""The cheapest first."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make a file that may pass."""
+
+    stage: Stage
+    settings: Mapping[str, Any]
+    """What recipe.yaml records: values of JSON, by which the same file can be built again."""
+    cost: float
+    """The rank within the stage: of two that pass the lower one is taken."""
+    build: Callable[[Path], Path] = field(compare=False)
+    """Make the file and the note of its export (`note_path`) in a folder, and return the path of
+    the file. Raises GateError where it cannot be made."""
+    disabled_optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By runtime of the policy, the optimizers of ONNX Runtime that its sessions leave out."""
+    steps: Steps | None = field(default=None, compare=False)
+    """How it is built, for a candidate that gets further edits; None: it gets none."""
+    float32: Float32Layers | None = field(default=None, compare=False)
+    """Of a file that was converted or quantized."""
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The order in which candidates are tried."""
+        return STAGES.index(self.stage), self.cost
+
+    @property
+    def title(self) -> str:
+        """The settings in one line, for tables."""
+        plain = [f"{name}={value}" for name, value in self.settings.items()]
+        parts = [self.steps.text] if self.steps is not None else plain
+        names = sorted({name for some in self.disabled_optimizers.values() for name in some})
+        parts += [f"without {', '.join(names)}"] if names else []
+        return "; ".join(parts)
+
+    def key(self) -> Digest:
+        """The digest by which a trial is found again in an earlier search."""
+        disabled = {name: list(names) for name, names in self.disabled_optimizers.items()}
+        return Digest.of_json({"settings": dict(self.settings), "disabled": disabled})
+
+
+class Trial(Record):
+    """What the gate measured of one candidate."""
+
+    key: Sha256
+    """The digest of the candidate: `Candidate.key`."""
+    stage: Stage
+    title: str
+    settings: dict[str, Any]
+    half: Literal["search", "verify"] = "search"
+    """Which half of the samples it was measured on."""
+    samples: Count
+    """How many these are."""
+    forwards: Count = 0
+    """Forward passes that it took from the budget."""
+    verdict: Literal["PASS", "FAIL", "ERROR", "not built"]
+    worst_ratio: Measured | None = None
+    """The largest ratio of a deviation to its bound, over all checks with a bound; None: none was
+    measured."""
+    failing: tuple[str, ...] = ()
+    """The names of the checks that are FAIL or ERROR, with their codes: `noise_ratio: violated`."""
+    failure: str | None = None
+    """Why there is no file, or why it could not be measured."""
+    latency_ms: Measured | None = None
+    """Median of one batch in the fastest runtime that was measured; it decides nothing."""
+    size_bytes: Count | None = None
+    sha256: Sha256 | None = None
+    graph: Sha256 | None = None
+    """The digest of the graph and its weights, without what the file says about itself."""
+    layer: str | None = None
+    """Path of the module that diverges first, where the gate located one."""
+    fault: str | None = None
+    """The code of its fault."""
+    region: tuple[str, ...] = ()
+    """The tensors of the file that this module computes."""
+    runtime: str | None = None
+    """The runtime in which it diverges."""
+    optimizers: tuple[str, ...] = ()
+    """Optimizers of ONNX Runtime without which the file is right in this runtime."""
+    disabled: dict[str, tuple[str, ...]] = Field(default={})
+    """By runtime, the optimizers that were disabled."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate accepted the file."""
+        return self.verdict == "PASS"
+
+    @property
+    def distance(self) -> tuple[int, float]:
+        """How far it is from passing: the smaller, the closer."""
+        order = ("PASS", "FAIL", "ERROR", "not built").index(self.verdict)
+        ratio = math.inf if self.worst_ratio is None else self.worst_ratio
+        return order, math.inf if math.isnan(ratio) else ratio
+
+
+class BudgetSpent(Exception):
+    """The forward passes or the time of a search are used up."""
+
+    def __init__(self, by: Literal["budget", "time"]) -> None:
+        super().__init__(by)
+        self.by: Literal["budget", "time"] = by
+
+
+@dataclass
+class Search:
+    """The candidates that were judged, and what is left of the budget.
+
+    A forward pass is one sample computed by one candidate, whatever the number of runtimes and
+    repetitions with which the gate measures it. So a budget does not depend on the machine.
+    """
+
+    reference: Reference
+    policy: Policy
+    budget: int
+    """Forward passes."""
+    deadline: float = math.inf
+    """Of `time.monotonic`; it only ends the search earlier."""
+    progress: Callable[[Search], None] = lambda _search: None
+    """Called after each trial."""
+    log: TrialLog | None = None
+    """Where trials are kept, so that a search that was interrupted goes on; None: nowhere."""
+    trials: list[Trial] = field(default_factory=list)
+    spent: int = 0
+    result: EvaluationResult | None = None
+    """Of the last file that was measured."""
+    reserved: int = 0
+    """Forward passes that are held back for the file that a longer search finds."""
+    is_late: bool = False
+    """Whether what was found is still measured after the deadline."""
+
+    def spend(self, forwards: int) -> None:
+        """Take forward passes from the budget. Raises BudgetSpent."""
+        if time.monotonic() > self.deadline and not self.is_late:
+            raise BudgetSpent("time")
+        if self.spent + forwards + self.reserved > self.budget:
+            raise BudgetSpent("budget")
+        self.spent += forwards
+
+    def judge(
+        self, candidate: Candidate, samples: EvaluationData, *, into: Path | None = None
+    ) -> Trial:
+        """Build the candidate and check its file on these samples. Raises BudgetSpent.
+
+        A file of a graph that was measured already is not measured again. `into`: an empty folder
+        where the file stays; its samples verify it, and it is measured in any case.
+        """
+        self.spend(0)
+        if into is not None:
+            trial = self._measure(candidate, into, samples, half="verify")
+        elif (earlier := self._earlier(candidate, samples)) is not None:
+            trial = earlier
+        else:
+            with temporary_folder() as folder:
+                trial = self._measure(candidate, Path(folder), samples, half="search")
+        self.trials.append(trial)
+        if self.log is not None:
+            self.log.add(trial)
+        self.progress(self)
+        return trial
+
+    def refuse(self, candidate: Candidate, samples: EvaluationData, why: str) -> None:
+        """Add the trial of a candidate of which there is no file."""
+        trial = _untried(candidate, samples, "search")
+        self.trials.append(trial.model_copy(update={"failure": why}))
+        self.progress(self)
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial that came closest to passing; of equal ones the first."""
+        return min(self.trials, key=lambda trial: trial.distance, default=None)
+
+    def _earlier(self, candidate: Candidate, samples: EvaluationData) -> Trial | None:
+        found = None if self.log is None else self.log.earlier.get(str(candidate.key()))
+        if found is not None and found.samples == len(samples.samples):
+            self.spend(found.forwards)
+            return found
+        return None
+
+    def _measure(
+        self,
+        candidate: Candidate,
+        folder: Path,
+        samples: EvaluationData,
+        *,
+        half: Literal["search", "verify"],
+    ) -> Trial:
+        trial = _untried(candidate, samples, half)
+        self.result = None
+        try:
+            path = candidate.build(folder)
+        except GateError as error:
+            return trial.model_copy(update={"failure": first_line(error)})
+        graph = _graph_digest(path)
+        same = None if half == "verify" else self._same(graph, trial)
+        if same is not None:
+            kept = {"key", "stage", "title", "settings", "sha256", "forwards"}
+            update = {name: value for name, value in dict(same).items() if name not in kept}
+            subject = read_subject(path)
+            return trial.model_copy(update={**update, "sha256": subject.sha256})
+        self.spend(len(samples.samples))
+        trial = trial.model_copy(update={"forwards": len(samples.samples)})
+        note = load_note(path)
+        reference = self.reference if note is None else replace(self.reference, note=note)
+        policy = with_disabled(self.policy, candidate.disabled_optimizers)
+        try:
+            result = check(path, reference, samples, policy)
+        except GateError as error:
+            update = {"verdict": "ERROR", "failure": first_line(error), "graph": graph}
+            return trial.model_copy(update=update)
+        self.result = result
+        return trial.model_copy(update={"graph": graph, **_measured(result, path)})
+
+    def _same(self, graph: Digest | None, trial: Trial) -> Trial | None:
+        """Return the trial that measured this very graph, with the same session options."""
+        return next(
+            (
+                one
+                for one in self.trials
+                if graph is not None
+                and one.graph == graph
+                and one.half == trial.half
+                and one.disabled == trial.disabled
+                and one.verdict != "ERROR"
+            ),
+            None,
+        )
+
+
+def _untried(
+    candidate: Candidate, samples: EvaluationData, half: Literal["search", "verify"]
+) -> Trial:
+    return Trial(
+        key=candidate.key(),
+        stage=candidate.stage,
+        title=candidate.title,
+        settings=dict(candidate.settings),
+        disabled=dict(candidate.disabled_optimizers),
+        half=half,
+        samples=len(samples.samples),
+        verdict="not built",
+    )
+
+
+@dataclass(frozen=True)
+class TrialLog:
+    """The file `trials.jsonl` of a search, with the trials of an earlier one on the same inputs."""
+
+    path: Path
+    earlier: Mapping[str, Trial]
+
+    @classmethod
+    def open(cls, path: Path, inputs: Digest) -> TrialLog:
+        """Open the log of a search, whose reference, policy, samples and versions have the digest
+        `inputs`. Trials of other inputs, those that could not be measured, and a last line that
+        is not whole are dropped. Raises OSError."""
+        earlier: dict[str, Trial] = {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        if lines and lines[0] == _first_line(inputs):
+            for line in lines[1:]:
+                try:
+                    trial = Trial.from_json(line)
+                except EvidenceError:
+                    break
+                if trial.half == "search" and trial.verdict != "ERROR":
+                    earlier[str(trial.key)] = trial
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [_first_line(inputs), *(trial.to_json() for trial in earlier.values())]
+        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        return cls(path, earlier)
+
+    def add(self, trial: Trial) -> None:
+        """Add a trial, unless it comes from this log. Raises OSError."""
+        if str(trial.key) not in self.earlier and trial.half == "search":
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(f"{trial.to_json()}\n")
+
+
+def _first_line(inputs: Digest) -> str:
+    return json.dumps({"schema_version": 1, "inputs": str(inputs)})
+
+
+def _graph_digest(path: Path) -> Digest | None:
+    """Return the digest of a graph with its weights; None for a file with external data."""
+    if read_subject(path).external_data:
+        return None
+    model = onnx.load(str(path))
+    del model.metadata_props[:]
+    return Digest.of_bytes(model.SerializeToString(deterministic=True))
+
+
+def with_disabled(policy: Policy, disabled: Mapping[str, Collection[str]]) -> Policy:
+    """Return the policy whose runtimes leave these optimizers of ONNX Runtime out.
+
+    Raises PolicyError.
+    """
+    if not disabled:
+        return policy
+    runtimes = dict(policy.runtimes)
+    for name, optimizers in disabled.items():
+        options = dict(runtimes[name].options)
+        stated = options.get("disabled_optimizers")
+        before = stated if isinstance(stated, list) else []
+        options["disabled_optimizers"] = [*before, *(o for o in optimizers if o not in before)]
+        runtimes[name] = runtimes[name].model_copy(update={"options": options})
+    return policy.model_copy(update={"runtimes": runtimes})
+
+
+def _measured(result: EvaluationResult, path: Path) -> dict[str, Any]:
+    located = result.explanation.localisation
+    latencies = [r.latency.median_ms for r in result.evidence.runtimes if r.latency is not None]
+    return {
+        "verdict": result.decision.verdict.value,
+        "worst_ratio": worst_ratio(result.decision.checks),
+        "failing": tuple(f"{check_.label}: {check_.code}" for check_ in result.failures),
+        "latency_ms": min(latencies, default=None),
+        "size_bytes": result.evidence.subject.size_bytes,
+        "sha256": result.evidence.subject.sha256,
+        **({} if located is None else _located(located, path)),
+    }
+
+
+def _located(located: Localization, path: Path) -> dict[str, Any]:
+    return {
+        "layer": located.first_divergence,
+        "fault": located.fault_code,
+        "runtime": located.runtime,
+        "optimizers": () if located.blame is None else located.blame.names,
+        "region": _region(located, path),
+    }
+
+
+def _region(located: Localization, path: Path) -> tuple[str, ...]:
+    """Return the tensors of the layers at fault; none for a file whose graph is not edited."""
+    try:
+        graph = Graph.load(path)
+    except GateError:
+        return ()
+    ends = {row.tensor for row in located.layers if row.verdict == "source" and row.tensor}
+    others = {row.tensor for row in located.layers if row.tensor} - ends
+    return graph.region(ends, others)
+
+
+def worst_ratio(checks: Sequence[CheckResult]) -> float | None:
+    """Return the largest ratio of a deviation to its bound; None: no check has both.
+
+    A share that must be large, such as top-1 agreement, deviates by what it lacks of 1. NaN counts
+    as infinite.
+    """
+    ratios = [_ratio(check_) for check_ in checks if check_.verdict is not Verdict.WAIVED]
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+def _ratio(check_: CheckResult) -> float | None:
+    observed, bound = check_.observed, check_.bound
+    if not isinstance(observed, int | float) or not isinstance(bound, int | float):
+        return None
+    if math.isnan(observed):
+        return math.inf
+    if check_.relation == ">=" and 0.0 <= bound <= 1.0:
+        observed, bound = 1.0 - observed, 1.0 - bound
+    elif check_.relation != "<=":
+        return None
+    if bound <= 0.0:
+        return 0.0 if observed <= bound else math.inf
+    return max(0.0, float(observed)) / float(bound)
+
+
+class MendRecord(Record):
+    """The content of trials.json: what was tried, and how the search ended."""
+
+    schema_version: Literal[1] = 1
+    verdict: Literal["PASS", "FAIL", "ERROR"]
+    """PASS: a file passed on both halves of the samples. FAIL: none did, and at least one was
+    measured. ERROR: no candidate was measured."""
+    ended_by: Literal["passed", "budget", "time", "interrupt", "candidates"]
+    budget: Count
+    """Forward passes at most."""
+    forwards: Count
+    winner: str | None = None
+    """The title of the candidate that passed."""
+    closest: str | None = None
+    """Where none did, that of the candidate that came closest."""
+    trials: tuple[Trial, ...]

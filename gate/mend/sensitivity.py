@@ -1,0 +1,301 @@
+"""The sensitivity of the outputs to single layers, and the smallest set of layers that must stay
+exact; for int8 files, the settings of the quantizer that exclude it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gate.api import collect_evidence
+from gate.decision.decide import decide
+from gate.errors import GateError, NothingQuantized
+from gate.export.quantize import QuantizerTrials, QuantizeSettings, quantized_layers
+from gate.installation import onnx_runtime
+from gate.measure.job import EvaluationData
+from gate.mend.mixed_precision import Float16Conversion, round_as_device, save_model
+from gate.mend.recipe import Feed, Float16Settings, Float32Layers, feeds_of
+from gate.mend.search import BudgetSpent, Search, worst_ratio
+from gate.onnx_file.sessions import open_on_cpu
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.storage.files import temporary_folder
+
+Evaluate = Callable[[Path], float]
+"""Return the largest ratio of a deviation to its bound that a file shows; at most 1: it passes."""
+
+SENSITIVITY_SAMPLES = 16
+"""Samples on which each layer's sensitivity is measured: it only orders the layers."""
+
+
+_NEVER = "1970-01-01T00:00:00+00:00"
+"""The date of decisions that are not kept."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The error that one layer causes alone."""
+
+    layer: str
+    """Name of the node."""
+    error: float
+    """RMS error of the output in units of its standard deviation, of the worst output; infinite
+    for NaN or infinity."""
+    ratio: float
+    """The same error in units of the bound: scaled by the ratio of all layers to their error."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file with few layers in float32."""
+
+    settings: Float16Settings | QuantizeSettings
+    layers: Float32Layers
+
+
+Smallest = Callable[[Path, Search, Policy, EvaluationData], Found | None]
+"""Search the conversion of a float32 file that passes a policy on samples with the fewest layers in
+float32."""
+
+
+def evaluator(search: Search, policy: Policy, data: EvaluationData) -> Evaluate:
+    """Return a function that measures a file on these samples by the bounds of a policy alone, in
+    one runtime on the CPU, and takes its forward passes from the budget of the search."""
+    instruments = Instruments.none().model_copy(
+        update={
+            "noise_samples": policy.instruments.noise_samples,
+            "stability_samples": policy.instruments.stability_samples,  # its bounds need them
+            "max_floor": policy.instruments.max_floor,
+        }
+    )
+    runtimes = policy.runtimes
+    on_cpu = [name for name in runtimes if name in ("ort-cpu-optimized", "ort-cpu")][:1]
+    update = {"runtimes": {name: runtimes[name] for name in on_cpu or runtimes}}
+    policy = policy.model_copy(update={**update, "instruments": instruments})
+
+    def evaluate(path: Path) -> float:
+        search.spend(len(data.samples))
+        try:
+            evidence = collect_evidence(path, search.reference, data, policy)
+        except GateError:
+            return math.inf
+        decision = decide(policy, evidence, decided_at=_NEVER)  # without locating what is off
+        ratio = worst_ratio(decision.checks)
+        if decision.passed:
+            return min(1.0, ratio or 0.0)
+        return ratio if ratio is not None and ratio > 1.0 else math.inf
+
+    return evaluate
+
+
+class OutputError:
+    """The error of a file's outputs against those of the exact file, of any role."""
+
+    def __init__(self, exact: Path, feeds: Sequence[Feed]) -> None:
+        """Raises what ONNX Runtime raises."""
+        self._feeds = feeds
+        self._expected = self._outputs(exact)
+
+    def __call__(self, path: Path | bytes) -> float:
+        """Return the largest error of an output: the RMS error in units of the standard deviation,
+        for integers and bools the share of unequal elements. Infinite where a value is not finite
+        and was, or where the file does not run."""
+        try:
+            actual = self._outputs(path)
+        except Exception:  # ONNX Runtime's own, without a common base
+            return math.inf
+        return max(map(_error, self._expected, actual), default=math.inf)
+
+    def _outputs(self, model: Path | bytes) -> list[NDArray[Any]]:
+        session = open_on_cpu(model)
+        batches = [session.run(None, dict(feed)) for feed in self._feeds]
+        outputs = zip(*batches, strict=True)
+        return [np.concatenate([np.ravel(part) for part in parts]) for parts in outputs]
+
+
+def _error(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+    if expected.shape != actual.shape:
+        return math.inf
+    if expected.dtype.kind != "f":
+        return float(np.mean(expected != actual)) if expected.size else 0.0
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(actual)):
+        return math.inf
+    difference = (actual - expected)[finite]
+    if not difference.size or not difference.any():
+        return 0.0
+    spread = float(np.std(expected[finite])) or float(np.abs(expected[finite]).max())
+    return float(np.sqrt(np.mean(difference**2))) / spread if spread else math.inf
+
+
+def measure_sensitivity(
+    layers: Sequence[str],
+    error_alone: Callable[[str], float],
+    *,
+    error: float,
+    ratio: float,
+) -> tuple[Sensitivity, ...]:
+    """Return the layers, the most sensitive first; equal ones stay in their order.
+
+    `error_alone`: the error of a file in which this layer alone is changed. `error`, `ratio`: of a
+    file in which all of them are, in units of the output and of the bound.
+    """
+    unit = ratio / error if error > 0.0 else math.nan
+    alone = {layer: error_alone(layer) for layer in layers}
+    found = [Sensitivity(layer, one, one * unit) for layer, one in alone.items()]
+    return tuple(sorted(found, key=lambda each: -each.error))
+
+
+def smallest_set(
+    ranked: Sequence[str], order: Sequence[str], passes: Callable[[Sequence[str]], bool]
+) -> tuple[str, ...] | None:
+    """Return a set that passes and of which no single member can be left out, in the order of
+    `order`; None: not even all of `ranked` pass.
+
+    First the shortest start of `ranked` (the most harmful first) that passes is found by doubling
+    and halving, then delta debugging removes blocks of neighbors in `order`. If the budget is spent
+    meanwhile, the smallest set so far is returned. Raises BudgetSpent before a set passed.
+    """
+    place = {name: at for at, name in enumerate(order)}
+
+    def sorted_set(some: Sequence[str]) -> tuple[str, ...]:
+        return tuple(sorted(some, key=place.__getitem__))
+
+    low, high = 0, 1
+    while not passes(sorted_set(ranked[:high])):
+        if high >= len(ranked):
+            return None
+        low, high = high, min(2 * high, len(ranked))
+    best = sorted_set(ranked[:high])
+    try:
+        while high - low > 1:
+            middle = (low + high) // 2
+            if passes(sorted_set(ranked[:middle])):
+                high, best = middle, sorted_set(ranked[:middle])
+            else:
+                low = middle
+        for smaller in _reduced(best, passes):
+            best = smaller
+    except BudgetSpent:
+        pass
+    return best
+
+
+def _reduced(
+    best: tuple[str, ...], passes: Callable[[Sequence[str]], bool]
+) -> Iterator[tuple[str, ...]]:
+    """Yield ever smaller sets that pass, down to one without a superfluous member."""
+    size = max(1, len(best) // 2)
+    while best:
+        removed, start = False, 0
+        while start < len(best):
+            rest = best[:start] + best[start + size :]
+            if passes(rest):
+                best, removed = rest, True
+                yield best
+            else:
+                start += size
+        if size == 1 and not removed:
+            return
+        size = max(1, size // 2)
+
+
+def smallest_float16(
+    exact: Path, search: Search, policy: Policy, data: EvaluationData
+) -> Found | None:
+    """Return the float16 file with the smallest set of nodes in float32 that passes the policy on
+    these samples, each float16 value rounded as on a device; None: no set passes.
+
+    Raises GateError, and BudgetSpent if it is spent before a set passes.
+    """
+    onnx_runtime()
+    conversion = Float16Conversion(exact)
+    evaluate = evaluator(search, policy, data)
+    sensitivity: tuple[Sensitivity, ...] = ()
+    with temporary_folder() as folder:
+        path = Path(folder, "rounded.onnx")
+
+        def rounded(float32: Collection[str]) -> Path:
+            return save_model(round_as_device(conversion.convert(float32)), path)
+
+        def ratio(float32: Collection[str]) -> float:
+            return evaluate(rounded(float32))
+
+        def alone(node: str) -> float:
+            search.spend(len(few))
+            return error(rounded([name for name in conversion.nodes if name != node]))
+
+        chosen: tuple[str, ...] | None = ()
+        if (plain := ratio(())) > 1.0:
+            order = conversion.overflowing(feeds_of(exact, data))
+            if not order or ratio(order) > 1.0:
+                few = data.samples.take(range(min(SENSITIVITY_SAMPLES, len(data.samples))))
+                error = OutputError(exact, feeds_of(exact, replace(data, samples=few)))
+                rest = [node for node in conversion.nodes if node not in order]
+                sensitivity = measure_sensitivity(rest, alone, error=math.nan, ratio=plain)
+                order = (*order, *(each.layer for each in sensitivity))
+            chosen = smallest_set(order, conversion.nodes, lambda some: ratio(some) <= 1.0)
+    if chosen is None:
+        return None
+    kept = conversion.float32_nodes(conversion.convert(chosen))
+    layers = Float32Layers.of(kept, conversion.nodes, {})
+    return Found(Float16Settings(float32_nodes=chosen), layers)
+
+
+def smallest_int8(
+    exact: Path, search: Search, policy: Policy, data: EvaluationData
+) -> Found | None:
+    """Return the int8 file with the fewest layers in float32 that passes the policy on these
+    samples, among those with scales per channel or per tensor and symmetric or asymmetric ranges;
+    None: no set passes.
+
+    Calibrated on the same samples. Raises GateError, and BudgetSpent if it is spent before a set
+    passes.
+    """
+    evaluate, feeds = evaluator(search, policy, data), feeds_of(exact, data)
+    base = QuantizeSettings(samples=max(1, len(data.samples)), batch_size=data.batch_size)
+    with temporary_folder() as folder:
+        trials, path = QuantizerTrials(exact, feeds, Path(folder)), Path(folder, "int8.onnx")
+
+        def ratio(settings: QuantizeSettings) -> float:
+            return evaluate(trials.write(path, settings))
+
+        variants = [
+            base.model_copy(update={"per_channel": channel, "symmetric_activations": symmetric})
+            for symmetric in (False, True)
+            for channel in (True, False)
+        ]
+        found = [ratio(settings) for settings in variants]
+        best, settings = min(zip(found, variants, strict=True), key=lambda pair: pair[0])
+        layers = quantized_layers(trials.write(path, settings))
+        if not layers:
+            raise NothingQuantized(
+                f"nothing in {exact} could be quantized: it has no operator that the quantizer "
+                "knows (Conv, MatMul, Gemm and others). Serve the exact file."
+            )
+        chosen: tuple[str, ...] | None = ()
+        ranked: tuple[Sensitivity, ...] = ()
+        if best > 1.0:
+            error = OutputError(exact, feeds[: max(1, SENSITIVITY_SAMPLES // data.batch_size)])
+            ranked = measure_sensitivity(
+                layers,
+                lambda layer: error(trials.write(path, settings, only=(layer,))),
+                error=error(trials.write(path, settings)),
+                ratio=best,
+            )
+
+            def passes(some: Sequence[str]) -> bool:
+                return ratio(settings.model_copy(update={"exclude": tuple(some)})) <= 1.0
+
+            chosen = smallest_set([each.layer for each in ranked], layers, passes)
+    if chosen is None:
+        return None
+    settings = settings.model_copy(update={"exclude": chosen})
+    ratios_alone = {each.layer: each.ratio for each in ranked}
+    return Found(settings, Float32Layers.of(chosen, layers, ratios_alone))

@@ -1,0 +1,126 @@
+"""`gate mend`, and `gate export --recipe` with what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from gate.onnx_file.reading import read_subject
+from tests import small_project
+from tests.commands.running import runner
+
+_, mend = runner("mend")
+run_mend, _ = runner("mend")
+_, export = runner("export")
+run_export, _ = runner("export")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The folder of a user; what is written goes elsewhere."""
+    monkeypatch.chdir(small_project.made())
+    return tmp_path
+
+
+def question(project, *more: str) -> list[str]:
+    return ["--reference", "small_models:build", "--inputs", "images.npy",
+            "--output", str(project / "mended"), *more]  # fmt: skip
+
+
+def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(project, capsys):
+    code, told = mend(capsys, *question(project, "--file", "bad.onnx"))
+    assert code == 0
+    assert [(t["half"], t["verdict"]) for t in told["trials"]] == [
+        ("search", "FAIL"), ("search", "PASS"), ("verify", "PASS"),
+    ]  # fmt: skip
+    made = project / "mended" / "model.onnx"
+    subject = read_subject(made)
+    assert [one.name for one in (*subject.inputs, *subject.outputs)] == ["input", "logits"]
+    assert told["recipe"]["sha256"] == str(subject.sha256)
+    assert json.loads((project / "mended" / "trials.json").read_text())["winner"] == told["winner"]
+    assert (project / "mended" / "trials.svg").read_bytes().startswith(b"<svg")
+
+    recipe = project / "mended" / "recipe.yaml"
+    again = project / "again.onnx"
+    code, _ = export(capsys, "--recipe", str(recipe), "--output", str(again))
+    assert code == 0
+    assert again.read_bytes() == made.read_bytes()
+    note = made.with_name("model.onnx.export.json").read_bytes()
+    assert again.with_name("again.onnx.export.json").read_bytes() == note
+
+    document = YAML().load(recipe)
+    document["steps"]["export"]["opset"] = 17
+    YAML().dump(document, recipe)
+    again.unlink()
+    code, _, err = run_export(capsys, "--recipe", str(recipe), "--output", str(again))
+    assert (code, again.exists()) == (2, False)
+    assert "expected" in err
+
+    code, told = mend(capsys, *question(project, "--file", "bad.onnx", "--budget", "33"))
+    assert (code, told["ended_by"], told["verdict"]) == (1, "budget", "FAIL")
+    assert told["closest"] == told["trials"][0]["title"]
+    assert not made.exists()
+    assert not recipe.exists()
+
+
+@pytest.mark.parametrize("option", ["--file", "--inputs"])
+def test_what_the_search_uses_is_not_in_its_folder(project, capsys, option):
+    folder = project / "mended"
+    folder.mkdir()
+    source = "bad.onnx" if option == "--file" else "images.npy"
+    used = folder / ("model.onnx" if option == "--file" else "policy.json.npy")
+    content = Path(source).read_bytes()
+    used.write_bytes(content)
+    code, _, err = run_mend(capsys, *question(project, option, str(used)))
+    assert (code, used.read_bytes()) == (2, content)
+    assert option in err
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "policy.json"])
+def test_a_file_of_the_user_is_left_as_it_is(project, capsys, name):
+    folder = project / "mended"
+    folder.mkdir()
+    content = Path("bad.onnx").read_bytes()
+    (folder / name).write_bytes(content)
+    code, _, err = run_mend(capsys, *question(project))
+    assert (code, (folder / name).read_bytes()) == (2, content)
+    assert "recipe.yaml" in err
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_a_candidate_that_was_not_verified_is_no_error(project, capsys):
+    code, found = mend(capsys, *question(project, "--budget", "40"))
+    assert [(trial["half"], trial["verdict"]) for trial in found["trials"]] == [("search", "PASS")]
+    assert (code, found["verdict"], found["ended_by"]) == (1, "FAIL", "budget")
+
+
+def test_one_sample_is_refused(project, capsys):
+    np.save(project / "one.npy", np.load("images.npy")[:1])
+    code, _, err = run_mend(
+        capsys, "--reference", "small_models:build", "--inputs", str(project / "one.npy"),
+        "--output", str(project / "mended"),
+    )  # fmt: skip
+    assert code == 2
+    assert "at least 2" in err
+    assert not (project / "mended").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--recipe", "recipe.yaml", "--output", "m.onnx", "--opset", "13"], "--opset"),
+        (["small_models:build", "--recipe", "recipe.yaml", "--output", "m.onnx"], "FACTORY"),
+        (["small_models:build", "--output", "m.onnx"], "--example-input"),
+        (["--example-input", "images.npy", "--output", "m.onnx"], "FACTORY"),
+    ],
+)
+def test_a_recipe_goes_with_an_output_alone(project, capsys, arguments, word):
+    (project / "recipe.yaml").write_text("schema_version: 1\n")
+    placed = [str(project / a) if a in ("recipe.yaml", "m.onnx") else a for a in arguments]
+    code, _, err = run_export(capsys, *placed)
+    assert code == 2
+    assert word in err

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from gate.commands.export import quantize_command
+from gate.export.quantize import quantized_layers
+from gate.mend.mixed_precision import Float16Conversion, round_as_device
+from gate.mend.search import BudgetSpent
+from gate.mend.sensitivity import OutputError, measure_sensitivity, smallest_set
+
+X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+
+
+@pytest.fixture
+def exact(tmp_path: Path) -> Path:
+    """Two linear layers; between them the values are multiplied by 1e4 and divided again."""
+    rng = np.random.default_rng(1)
+    weights = {
+        "first": rng.normal(size=(16, 16)),
+        "second": rng.normal(size=(16, 4)),
+        "large": np.array(1e4),
+        "small": np.array(1e-4),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"], name="matmul_1"),
+        helper.make_node("Mul", ["a", "large"], ["b"]),
+        helper.make_node("Abs", ["b"], ["c"]),
+        helper.make_node("Mul", ["c", "small"], ["d"]),
+        helper.make_node("MatMul", ["d", "second"], ["y"], name="matmul_2"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(v.astype(np.float32), name) for name, v in weights.items()],
+    )
+    path = tmp_path / "exact.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), str(path))
+    return path
+
+
+def test_overflow_shows_on_the_cpu_only_with_rounded_values(exact) -> None:
+    conversion, error = Float16Conversion(exact), OutputError(exact, [{"x": X}])
+    plain = conversion.convert(())
+    assert error(plain.SerializeToString()) < 0.01  # the CPU computes in float32
+    assert error(round_as_device(plain).SerializeToString()) == np.inf
+    with np.errstate(over="ignore", invalid="ignore"):
+        (actual,) = ReferenceEvaluator(plain).run(None, {"x": X})
+    assert not np.isfinite(actual).all()
+
+
+def test_float32_nodes_pass_values_in_float32(exact) -> None:
+    conversion, error = Float16Conversion(exact), OutputError(exact, [{"x": X}])
+    overflowing = conversion.overflowing([{"x": X}])
+    assert overflowing == ("Mul_1", "Abs_2", "Mul_3")
+    made = conversion.convert(overflowing)
+    onnx.checker.check_model(made, full_check=True)
+    assert conversion.float32_nodes(made) == overflowing
+    assert error(round_as_device(made).SerializeToString()) < 0.01
+    # Cast of x, to float32 before and to float16 behind the three nodes, of y.
+    assert sum(node.op_type == "Cast" for node in made.graph.node) == 4
+    assert made.SerializeToString() == conversion.convert(overflowing).SerializeToString()
+
+
+@pytest.mark.parametrize("needed", [{3}, {0, 7}, {2, 3, 4}, set(range(8)), set()])
+def test_the_set_is_the_smallest_whatever_the_ranking(needed: set[int]) -> None:
+    order = [str(number) for number in range(8)]
+    for ranked in (order, order[::-1]):
+        found = smallest_set(ranked, order, lambda some: {str(n) for n in needed} <= set(some))
+        assert found == tuple(str(n) for n in sorted(needed))
+    assert smallest_set(order, order, lambda _some: False) is None
+
+
+def test_a_spent_budget_ends_with_the_best_set_so_far() -> None:
+    order, left = [str(number) for number in range(8)], [5]
+
+    def passes(some: object) -> bool:
+        left[0] -= 1
+        if left[0] < 0:
+            raise BudgetSpent("budget")
+        return "3" in some  # type: ignore[operator]
+
+    assert "3" in (smallest_set(order, order, passes) or ())
+    with pytest.raises(BudgetSpent):
+        smallest_set(order, order, passes)
+
+
+def test_the_most_sensitive_layer_is_first_in_units_of_the_bound() -> None:
+    errors = {"a": 0.1, "b": 0.4, "c": 0.1}
+    found = measure_sensitivity(list(errors), errors.__getitem__, error=0.5, ratio=2.0)
+    assert [each.layer for each in found] == ["b", "a", "c"]
+    assert found[0].ratio == pytest.approx(1.6)
+
+
+def test_the_settings_exclude_layers_and_give_the_same_bytes(exact, tmp_path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    settings = tmp_path / "settings.yaml"
+
+    def made(name: str, exclude: str, *options: str) -> tuple[int, Path]:
+        settings.write_text(f"quantize: {{samples: 8, per_channel: false, exclude: [{exclude}]}}\n")
+        output = tmp_path / name
+        arguments = [exact, "--calibration", tmp_path / "x.npy", "--output", output]
+        words = [*map(str, arguments), "--settings", str(settings), *options]
+        result = CliRunner().invoke(quantize_command, words)
+        return result.exit_code, output
+
+    (code, one), (_, again) = made("1.onnx", "matmul_1"), made("2.onnx", "matmul_1")
+    assert code == 0
+    assert one.read_bytes() == again.read_bytes()
+    assert "matmul_1" not in quantized_layers(one)
+    assert "matmul_2" in quantized_layers(one)
+    code, missing = made("3.onnx", "matmul_9")
+    assert code != 0
+    assert not missing.exists()
+    assert made("4.onnx", "", "--samples", "4")[0] == 2

@@ -1,0 +1,205 @@
+"""The search finds the cheapest export that passes on samples that it did not use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate.api import check
+from gate.measure.job import EvaluationData, Reference
+from gate.mend.mixed_precision import is_float32
+from gate.mend.plan import MendPlan, Outcome
+from gate.mend.recipe import Builder, example_of, halves
+from gate.mend.search import Search, TrialLog, with_disabled
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.records.export import ExportSettings
+from gate.storage.digest import Digest
+from tests.localisation.optimisers.faults import FAULTS
+
+TRACED = ExportSettings(strategy="traced", opset=13, do_constant_folding=False)
+
+
+class Steep(nn.Module):
+    """The exporters of PyTorch write log(sigmoid(x)) for LogSigmoid, which is -inf from -104 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8)
+        self.act = nn.LogSigmoid()
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.act(100 * self.first(x)))
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return 2.0 * x
+
+
+def doubles_small_values(path: Path) -> Path:
+    """Write a file that computes 2 x, and something else for x above 100."""
+    wide = ["batch", 6]
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+        helper.make_node("Sub", ["x", "hundred"], ["above"]),
+        helper.make_node("Relu", ["above"], ["more"]),
+        helper.make_node("Add", ["twice", "more"], ["output"]),
+    ]
+    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, wide)
+    given = helper.make_tensor_value_info("output", TensorProto.FLOAT, wide)
+    hundred = numpy_helper.from_array(np.float32(100.0), "hundred")
+    graph = helper.make_graph(nodes, "doubles", [taken], [given], [hundred])
+    opset = [helper.make_opsetid("", 13)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
+def searched(
+    model: nn.Module,
+    samples: np.ndarray,
+    folder: Path,
+    *,
+    settings: ExportSettings = TRACED,
+    policy: Policy | None = None,
+    budget: int = 10_000,
+    log: TrialLog | None = None,
+    file: Path | None = None,
+) -> tuple[Search, Outcome]:
+    reference = Reference.of(model.eval())
+    data = EvaluationData.of(samples)
+    search = Search(reference, policy or Policy.default(), budget, log=log)
+    builder = Builder(reference, example_of(data.samples, settings), file)
+    return search, MendPlan(search, builder, settings).run(halves(data), folder)
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory) -> tuple[Search, Outcome]:
+    return searched(Steep(), floats(24, 6), tmp_path_factory.mktemp("steep"))
+
+
+class TestAFaultOfTheExporter:
+    def test_is_mended_by_a_rewrite_of_the_layer_that_was_located(self, mended):
+        search, outcome = mended
+        assert search.trials[0].verdict == "FAIL"
+        assert search.trials[0].layer == "act"
+        assert outcome.winner is not None
+        assert outcome.winner.candidate.stage == "rewrite"
+        assert [trial.half for trial in search.trials if trial.passed] == ["search", "verify"]
+
+    def test_passes_on_fresh_samples(self, mended):
+        _, outcome = mended
+        result = check(outcome.winner.path, Steep().eval(), floats(24, 6, seed=3))
+        assert result.decision.passed
+
+    def test_has_the_rewrite_in_the_record_of_its_export(self, mended):
+        _, outcome = mended
+        export = outcome.winner.result.evidence.export
+        edits = [one.text for one in outcome.winner.steps.edits]
+        functions = outcome.winner.steps.functions
+        assert bool(edits) != bool(functions)
+        assert export.settings.get("replaced_functions", "") == ",".join(functions)
+        assert [export.settings[f"edit_{place}"] for place in range(len(edits))] == edits
+
+
+class TestAFaultOfAnOptimizer:
+    def test_is_mended_by_disabling_it(self, tmp_path):
+        fault = FAULTS["a transposed matrix by a vector"]
+        samples = floats(24, *fault.inputs.shape[1:])
+        search, outcome = searched(fault.model(), samples, tmp_path)
+        winner = outcome.winner
+        assert winner.candidate.stage == "optimizers"
+        assert winner.candidate.disabled_optimizers == {"ort-cpu-optimized": fault.names}
+        fresh = floats(24, *fault.inputs.shape[1:], seed=3)
+        policy = with_disabled(search.policy, winner.candidate.disabled_optimizers)
+        assert check(winner.path, fault.model().eval(), fresh, policy).decision.passed
+        assert not check(winner.path, fault.model().eval(), fresh).decision.passed
+
+
+class TestTheHeldOutHalf:
+    def test_rejects_what_passed_on_the_half_of_the_search(self, tmp_path):
+        samples = floats(24, 6)
+        samples[1::2] *= 200.0
+        few = Instruments(probes=False, search_inputs=0)
+        policy = Policy.default().model_copy(update={"instruments": few})
+        file = doubles_small_values(tmp_path / "m.onnx")
+        search, outcome = searched(Doubles(), samples, tmp_path, policy=policy, file=file)
+        assert [(trial.half, trial.verdict) for trial in search.trials] == [
+            ("search", "PASS"),
+            ("verify", "FAIL"),
+            ("search", "PASS"),
+            ("verify", "PASS"),
+        ]
+        assert outcome.winner.steps.export == TRACED
+
+
+class TestTheBudget:
+    def test_ends_the_search_at_the_same_trial_each_time(self, tmp_path):
+        runs = []
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            runs.append(searched(Steep(), floats(24, 6), tmp_path / name, budget=24))
+        for search, outcome in runs:
+            assert outcome == Outcome(None, "budget")
+            assert search.spent <= 24
+        titles = [[trial.title for trial in search.trials] for search, _ in runs]
+        assert titles[0] == titles[1]
+
+
+class TestTheLog:
+    def test_spares_a_second_search_the_trials_of_the_first(self, tmp_path):
+        path, inputs = tmp_path / "trials.jsonl", Digest.of_bytes(b"inputs")
+        (tmp_path / "first").mkdir()
+        log = TrialLog.open(path, inputs)
+        first, stopped = searched(Steep(), floats(24, 6), tmp_path / "first", budget=24, log=log)
+        assert stopped.ended_by == "budget"
+        path.write_text(path.read_text() + '{"key": "torn')
+        log = TrialLog.open(path, inputs)
+        assert set(log.earlier) == {str(trial.key) for trial in first.trials}
+        (tmp_path / "second").mkdir()
+        again, outcome = searched(Steep(), floats(24, 6), tmp_path / "second", log=log)
+        assert again.trials[: len(first.trials)] == first.trials
+        assert outcome.winner is not None
+        assert not TrialLog.open(path, Digest.of_bytes(b"other inputs")).earlier
+
+
+class Overflows(nn.Module):
+    """Values between the layers are beyond float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last((self.layers(x) * 1e6).abs() * 1e-6)
+
+
+class TestAFloat16File:
+    def test_keeps_in_float32_only_what_overflows_and_is_built_again(self, tmp_path):
+        policy = Policy.reduced(task="tensors")
+        search, outcome = searched(Overflows(), floats(24, 6), tmp_path, policy=policy)
+        winner = outcome.winner
+        assert winner.candidate.stage == "mixed_precision"
+        assert [trial.half for trial in search.trials] == ["search", "search", "verify"]
+        assert 1 <= winner.candidate.float32.count <= 3
+        assert not is_float32(winner.path)
+        assert winner.rounded_ratio <= 1.0
+        (tmp_path / "again").mkdir()
+        reference, samples = Reference.of(Overflows().eval()), EvaluationData.of(floats(24, 6))
+        again = Builder(reference, example_of(samples.samples, TRACED))
+        made = again.build(winner.steps, tmp_path / "again")
+        assert made.read_bytes() == winner.path.read_bytes()

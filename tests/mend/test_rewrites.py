@@ -1,0 +1,215 @@
+"""Each rewrite computes what the operators before it stand for, where these lose digits or
+overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from gate.errors import ExportError
+from gate.mend.rewrites import FUNCTIONS, Graph, GraphEdit, edit, forms, replaced_functions
+from gate.storage.digest import Digest
+
+WIDE = np.concatenate(
+    [np.linspace(-200, 200, 41), np.linspace(-1, 1, 40), np.logspace(-8, -2, 40)]
+).astype(np.float32)[None]
+
+Node = tuple[str, list[str], dict[str, object]]
+
+
+def node(kind: str, *inputs: str, **attributes: object) -> Node:
+    return kind, list(inputs), attributes
+
+
+def expm1_where_finite(x: np.ndarray) -> np.ndarray:
+    return np.expm1(np.minimum(x, 80))
+
+
+TABLE: dict[str, tuple[list[Node], Callable[[np.ndarray], np.ndarray]]] = {
+    "log_softmax": (
+        [node("Softmax", "x", axis=1), node("Log", "0")],
+        lambda x: x - np.log(np.exp(x - x.max()).sum()) - x.max(),
+    ),
+    "log_sum_exp": (
+        [node("Exp", "x"), node("ReduceSum", "0", "axes", keepdims=1), node("Log", "1")],
+        lambda x: np.log(np.exp(x - x.max()).sum(keepdims=True)) + x.max(),
+    ),
+    "log_sigmoid": (
+        [node("Sigmoid", "x"), node("Log", "0")], lambda x: -np.logaddexp(0, -x)
+    ),
+    "softplus": (
+        [node("Exp", "x"), node("Add", "0", "one"), node("Log", "1")],
+        lambda x: np.logaddexp(0, x),
+    ),
+    "log_add_exp": (
+        [node("Neg", "x"), node("Exp", "x"), node("Exp", "0"), node("Add", "1", "2"),
+         node("Log", "3")],
+        lambda x: np.logaddexp(x, -x),
+    ),
+    "log1p": (
+        [node("Abs", "x"), node("Add", "0", "one"), node("Log", "1")],
+        lambda x: np.log1p(np.abs(x)),
+    ),
+    "expm1": (
+        [node("Min", "x", "eighty"), node("Exp", "0"), node("Sub", "1", "one")],
+        expm1_where_finite,
+    ),
+    "clip": (
+        [node("Relu", "x"), node("Min", "0", "six")], lambda x: np.clip(x, 0, 6)
+    ),
+    "variance": (
+        [node("Add", "x", "far"), node("Mul", "0", "0"),
+         node("ReduceMean", "1", axes=[1], keepdims=1), node("ReduceMean", "0", axes=[1], keepdims=1),
+         node("Mul", "3", "3"), node("Sub", "2", "4")],
+        lambda x: (x + 20000.0).astype(np.float32).astype(np.float64).var(1, keepdims=True),
+    ),
+    "layer_norm": (
+        [node("LayerNormalization", "x", "ones", "zeros", epsilon=1e-5)],
+        lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-5),
+    ),
+    "float64": (
+        [node("CumSum", "x", "axis")], lambda x: np.cumsum(x, 1)
+    ),
+}  # fmt: skip
+
+
+RELATIVE_TO_ALL = ("log_softmax", "layer_norm")
+"""Their values near zero are differences of large ones."""
+
+
+def written(path: Path, nodes: list[Node]) -> Path:
+    """The nodes in a chain; the n-th one computes the tensor `n`."""
+    constants = {
+        "one": np.float32(1), "six": np.float32(6), "eighty": np.float32(80),
+        "far": np.float32(20000), "axes": np.array([1]), "axis": np.array(1),
+        "no_axes": np.array([], np.int64),
+        "ones": np.ones(WIDE.shape[1], np.float32), "zeros": np.zeros(WIDE.shape[1], np.float32),
+    }  # fmt: skip
+    used = {name for _, inputs, _ in nodes for name in inputs}
+    made = [
+        helper.make_node(kind, inputs, [str(place)], **attributes)
+        for place, (kind, inputs, attributes) in enumerate(nodes)
+    ]
+    held = [
+        numpy_helper.from_array(np.asarray(value), name)
+        for name, value in constants.items()
+        if name in used
+    ]
+    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDE.shape[1]])
+    given = helper.make_tensor_value_info(
+        str(len(nodes) - 1), TensorProto.FLOAT, ["rows", "columns"]
+    )
+    graph = helper.make_graph(made, "chain", [taken], [given], held)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
+    return path
+
+
+def computed(path: Path, x: np.ndarray) -> np.ndarray:
+    """Without optimizations, which have rewrites of their own."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_rewrite_is_as_exact_as_float32_allows(name, tmp_path):
+    nodes, right = TABLE[name]
+    path = written(tmp_path / "m.onnx", nodes)
+    before = Digest.of_file(path)
+    places = tuple(form.at for form in forms(Graph.load(path), name))
+    assert places == (str(len(nodes) - 1),)
+    (made,) = edit(path, [GraphEdit(rewrite=name, at=places)])
+    assert (made.before, made.after) == (before, Digest.of_file(path))
+    expected = right(WIDE.astype(np.float64))
+    few = 1e-6 * np.abs(expected).max() if name in RELATIVE_TO_ALL else 1e-30
+    np.testing.assert_allclose(computed(path, WIDE), expected, rtol=3e-6, atol=few)
+
+
+def test_a_second_edit_of_a_tensor_gives_new_names(tmp_path):
+    path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
+    edit(path, [GraphEdit(rewrite=name, at=("1",)) for name in ("log_sigmoid", "float64")])
+    right = TABLE["log_sigmoid"][1](WIDE.astype(np.float64))
+    np.testing.assert_allclose(computed(path, WIDE), right, rtol=3e-6, atol=1e-30)
+
+
+def test_a_sum_over_no_axes_is_one_over_all(tmp_path):
+    path = written(
+        tmp_path / "m.onnx",
+        [node("Exp", "x"), node("ReduceSum", "0", "no_axes"), node("Log", "1")],
+    )
+    edit(path, [GraphEdit(rewrite="log_sum_exp", at=("2",))])
+    np.testing.assert_allclose(computed(path, WIDE), [[200.0]], rtol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["log1p", "expm1", "layer_norm", "float64"])
+def test_a_graph_of_another_precision_has_no_place_for_float32_constants(name, tmp_path):
+    path = written(tmp_path / "m.onnx", TABLE[name][0])
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            wide = numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+    onnx.save(model, path)
+    assert not list(forms(Graph.load(path), name))
+
+
+def test_float64_leaves_an_input_that_is_absent(tmp_path):
+    path = written(tmp_path / "m.onnx", [node("ReduceSum", "x", "", keepdims=1)])
+    edit(path, [GraphEdit(rewrite="float64", at=("0",))])
+    right = WIDE.astype(np.float64).sum(keepdims=True)
+    np.testing.assert_allclose(computed(path, WIDE), right, rtol=1e-6)
+
+
+def test_an_edit_of_another_file_is_refused(tmp_path):
+    path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
+    wanted = GraphEdit(rewrite="log_sigmoid", at=("1",), before=Digest.of_bytes(b"another"))
+    with pytest.raises(ExportError, match="does not fit"):
+        edit(path, [wanted])
+    with pytest.raises(ExportError, match="no place at 7"):
+        edit(path, [GraphEdit(rewrite="log_sigmoid", at=("7",))])
+
+
+ARGUMENTS = {
+    "scaled_dot_product_attention": lambda: [torch.randn(2, 2, 5, 4) for _ in range(3)],
+    "logaddexp": lambda: [torch.from_numpy(WIDE), torch.from_numpy(WIDE).flip(1)],
+    "logsigmoid": lambda: [torch.from_numpy(WIDE)],
+    "log1p": lambda: [torch.from_numpy(WIDE).abs()],
+    "expm1": lambda: [torch.from_numpy(WIDE).clamp(max=80)],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_replaced_function_computes_the_same(name):
+    torch.manual_seed(0)
+    function, arguments = FUNCTIONS[name][0][0], ARGUMENTS[name]()
+    right = function(*(one.double() for one in arguments))
+    with replaced_functions([name]):
+        made = make_fx(function)(*arguments)
+    operators = [str(one.target).replace("_", "") for one in made.graph.nodes]
+    assert not any(name.replace("_", "") in operator for operator in operators)
+    torch.testing.assert_close(made(*arguments).double(), right, rtol=2e-6, atol=1e-6)
+
+
+def test_replaced_attention_masks_as_torch_does():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 5, 4) for _ in range(3))
+    mask = torch.ones(5, 5).tril().bool()
+    for keywords in ({"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask.float()}):
+        right = functional.scaled_dot_product_attention(query, key, value, **keywords)
+        with replaced_functions(["scaled_dot_product_attention"]):
+            got = functional.scaled_dot_product_attention(query, key, value, **keywords)
+        torch.testing.assert_close(got, right)
