@@ -90,7 +90,8 @@ def names(found: Localization, truth: str, model: nn.Module) -> bool:
     """True if the first divergence is the module; of a parameter, if the cause names it too."""
     tensors = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     if truth in tensors:
-        return found.first_divergence == truth.rpartition(".")[0] and f"`{truth}`" in found.cause
+        named = [detail.get("name") for detail in found.fault_params.get("details", ())]
+        return found.first_divergence == truth.rpartition(".")[0] and truth in named
     return found.first_divergence == truth
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from gate.decision.catalog import OPTIMISER
-from gate.localize.diagnosis import WEIGHTS, Diagnoser, DivergentValue, Fault
+from gate.localize.diagnosis import Diagnoser, DivergentValue
 from gate.localize.file_graph import FileGraph
 from gate.localize.layer_deviations import (
     OFF,
@@ -20,8 +19,8 @@ from gate.localize.layer_deviations import (
     Measured,
     worst,
 )
-from gate.localize.layer_weights import Floats, loose_tensors
-from gate.localize.model_runner import ComputedValue, ValueSurvey
+from gate.localize.layer_weights import Detail, Floats, loose_tensors
+from gate.localize.model_runner import ComputedValue, ValueSurvey, class_name
 from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import ValueLayout, returned_values
 from gate.records.evidence import Subject
@@ -31,14 +30,12 @@ from gate.records.localization import (
     LayerVerdict,
     Localization,
     OptimizerFault,
-    listed,
 )
-from gate.summary.render import broken, capital, short
 
 
 @dataclass(frozen=True)
 class LocalizationFindings:
-    """Of one file, before it is told which verdict each layer gets."""
+    """The measurements of one file from which the verdict of each layer is derived."""
 
     survey: ValueSurvey
     graph: FileGraph
@@ -47,7 +44,7 @@ class LocalizationFindings:
     folded: Mapping[int, int]
     """Values of layers to those of the BatchNorm that is folded into them."""
     constants: Callable[[], Container[int]] = frozenset
-    """Finds the values that are the same for all samples."""
+    """Returns the numbers of the values that are the same for all samples."""
     trials: TrialRuns | None = None
     """Finds what depends on what; None: nothing is known of that."""
 
@@ -82,8 +79,8 @@ class LocalizationFindings:
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:
-        """Tensors of values that were overwritten before this one was computed: whoever reads the
-        tensor now reads another value than PyTorch."""
+        """Tensors of values that were overwritten before this one was computed: a node that reads
+        the tensor now reads another value than PyTorch did."""
         names = self.layout.names
         return {
             names[earlier]: by.text
@@ -92,7 +89,10 @@ class LocalizationFindings:
         }
 
     def _lost(self, number: int) -> ComputedValue | None:
-        """What code computed, and no tensor has, of what the value was computed from."""
+        """Return an unmatched value of functional code that this value was computed from, or None.
+
+        Such a value was computed by code between two calls, and no tensor of the file has it.
+        """
         values = (self.survey.values[before] for before in self.survey.values[number].inputs)
         return next((v for v in values if v.functional and v.number not in self.layout.names), None)
 
@@ -107,7 +107,7 @@ class LocalizationFindings:
         )
 
     def loose(self, model: nn.Module) -> Mapping[str, Floats]:
-        """As `loose_tensors`, of the values that no tensor of the file has."""
+        """Return `loose_tensors` for the values that no tensor of the file has."""
         unmatched = set(range(len(self.survey.values))) - self.layout.names.keys()
         constant = self.constants()
         return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
@@ -128,24 +128,14 @@ class LocalizationFindings:
         )
 
     def _is_constant(self, value: ComputedValue) -> bool:
-        """True for what an exporter may have computed beforehand."""
+        """Return True for what an exporter may have computed beforehand."""
         return value.number in self.constants()
 
-
-_NAMES = 5
-"""Modules in a sentence."""
 
 _FAULTS = 5
 """Faults that are reported, at most."""
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
-
-_PLAIN = "Serve with optimisations on, as in ort-cpu-optimized, or update ONNX Runtime."
-
-_GROWTH = (
-    "The model amplifies rounding there: look for differences of large numbers, sharp softmax or "
-    "division by small numbers; or allow more noise in the policy knowingly."
-)
 
 
 def build_localization(
@@ -156,7 +146,7 @@ def build_localization(
     *,
     blame: OptimizerFault | None = None,
 ) -> Localization:
-    """The record. `blame`: which optimiser it is, where it may be one."""
+    """Return the record. `blame`: the optimizer at fault, where one is suspected."""
     measured = findings.measured
     detective = Diagnoser(
         model,
@@ -169,40 +159,43 @@ def build_localization(
     )
     causes = _causes(findings, limits, detective)
     # Quantization that the policy allows is a fault only if there is no other one.
-    faults = [cause for cause in causes.values() if not (limits.quantized and cause.quantized)]
+    faults = [one for one in causes.values() if not (limits.quantized and _is_rounded(one))]
     exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
     divergences = faults or list(causes.values()) or list(exchanged.values())
     rows = [*_layers(findings, limits, causes, model)]
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
-    text, remedy = _sources(divergences) if divergences else _whole(measured, limits, rows)
-    # With optimisations off no optimiser is at work, whatever the file does with them on.
+    outcome = list(_sources(divergences) if divergences else _whole(measured, limits, rows))
+    # With optimizations off no optimizer runs, so none can be at fault.
     optimiser = limits.level != OFF and limits.is_optimiser(measured.whole)
     if divergences and optimiser:
-        text, remedy = f"{text} With optimisations off the file agrees.", OPTIMISER
-    if blame is not None:
-        text, remedy = f"{text} {blame.text}.", blame.remedy or remedy
+        outcome.append({"code": "unoptimized_agrees"})
     if measured.noise_unmeasured is not None:
-        text += f" Units are single float32 roundings, because {measured.noise_unmeasured}."
+        outcome.append({"code": "unit", "reason": measured.noise_unmeasured})
+    first = divergences[0] if divergences else None
     return Localization(
         subject_sha256=subject.sha256,
         runtime=limits.runtime,
         samples=measured.samples,
         layers=tuple(rows),
-        first_divergence=divergences[0].module if divergences else None,
+        first_divergence=first.module if first else None,
         whole_ratio=worst(measured.whole[limits.level]),
-        cause=text,
-        fault=divergences[0].text if divergences else None,
-        fault_code=divergences[0].code if divergences else None,
+        outcome=tuple(outcome),
+        fault_code=first.code if first else None,
+        fault_params=first.params if first else {},
         faults=tuple(_independent(divergences)),
         optimiser=optimiser,
         blame=blame,
-        remedy=remedy,
     )
+
+
+def _is_rounded(fault: LayerFault) -> bool:
+    """Return True if rounding to the bits of a quantized file is all of it."""
+    return fault.code == "int8" and fault.params.get("variant") != "lossy"
 
 
 def _causes(
     findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
-) -> dict[int, Fault]:
+) -> dict[int, LayerFault]:
     """Return the faults by the number of the value, most upstream first. Exchanged inputs are one
     fault, even if several values are computed from them, and so is another output of a faulty node.
     """
@@ -213,10 +206,10 @@ def _causes(
         if not detective.reads_other_output(suspect, suspects):
             suspects.append(suspect)
     exchanged = {name: by for suspect in suspects for name, by in suspect.exchanged.items()}
-    causes: dict[int, Fault] = {}
+    causes: dict[int, LayerFault] = {}
     for suspect in suspects:
         if suspect.exchanged:
-            if not any(cause.of_inputs for cause in causes.values()):
+            if not any(cause.code == "input_order" for cause in causes.values()):
                 causes[suspect.value.number] = detective.exchanged_inputs(exchanged)
         elif (missing := detective.missing_module(suspect)) is not None:
             causes.setdefault(missing.number, detective.nowhere(missing, suspect.tensor))
@@ -225,18 +218,24 @@ def _causes(
     return dict(sorted(causes.items()))
 
 
-def _independent(faults: Sequence[Fault]) -> Iterator[LayerFault]:
+def _independent(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:
     """The first faults, each once: a module that is called twice is wrong twice, and a file that
     is quantized is so everywhere."""
-    kinds = {fault.text if not fault.quantized else "quantized": fault for fault in faults[::-1]}
-    first = sorted(kinds.values(), key=faults.index)[:_FAULTS]
-    return (LayerFault(module=one.module, text=one.text, remedy=one.remedy) for one in first)
+    first: list[LayerFault] = []
+    for fault in faults:
+        if not any(
+            fault.params == one.params or (_is_rounded(fault) and _is_rounded(one))
+            for one in first
+            if one.code == fault.code
+        ):
+            first.append(fault)
+    return first[:_FAULTS]
 
 
 def _layers(
     findings: LocalizationFindings,
     limits: DeviationLimits,
-    causes: Mapping[int, Fault],
+    causes: Mapping[int, LayerFault],
     model: nn.Module,
 ) -> Iterator[LayerRow]:
     """One row a value that a module computed, or that code between modules did."""
@@ -253,10 +252,12 @@ def _layers(
                     call=value.call,
                     kind=value.kind,
                     verdict="unmapped" if cause is None else "source",
-                    detail=None if cause is None else cause.text,
+                    code=cause.code if cause else None,
+                    params=cause.params if cause else {},
                 )
             continue
         suspect = findings.suspect(value.number)
+        detail = _detail(suspect, layer, cause)
         ratio = layer.through.ratio
         module = value.path if cause is None else cause.module
         yield LayerRow(
@@ -270,7 +271,8 @@ def _layers(
             local_ratio=layer.alone.ratio,
             amplification=ratio / before if before else None,
             verdict=_verdict(limits, layer, cause),
-            detail=_detail(suspect, layer, cause),
+            code=detail.pop("code", None),
+            params=detail,
         )
         before = ratio
 
@@ -280,26 +282,28 @@ def _kind(
 ) -> str:
     """The module's type; of functional values the operators of the file."""
     if not suspect.value.functional:
-        return type(model.get_submodule(module)).__name__
+        return class_name(model.get_submodule(module))
     places, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
     operators = dict.fromkeys(findings.graph.nodes[place].op_type for place in places)
     return "code: " + ", ".join(name for name in operators if name != "Constant")
 
 
-def _verdict(limits: DeviationLimits, layer: LayerDeviations, cause: Fault | None) -> LayerVerdict:
+def _verdict(
+    limits: DeviationLimits, layer: LayerDeviations, cause: LayerFault | None
+) -> LayerVerdict:
     if cause is not None:
         return "source"
     return "propagated" if limits.is_off(layer) else "ok"
 
 
-def _detail(suspect: DivergentValue, layer: LayerDeviations, cause: Fault | None) -> str | None:
+def _detail(suspect: DivergentValue, layer: LayerDeviations, cause: LayerFault | None) -> Detail:
     if cause is not None:
-        return cause.text
+        return {**cause.params, "code": cause.code}
     if layer.through.mismatch is not None:
-        return layer.through.mismatch
+        return {**layer.through.mismatch}
     if layer.through.equal and not layer.through.finite:
-        return "no finite number in the file, nor in PyTorch"
-    return f"with {suspect.folded.path} folded in" if suspect.folded else None
+        return {"code": "not_finite"}
+    return {"code": "with_folded", "norm": suspect.folded.path} if suspect.folded else {}
 
 
 def _outputs(
@@ -312,6 +316,7 @@ def _outputs(
             agrees = limits.agrees({name: output})
             inside_right = name in exchanged or limits.agrees({name: measured.marked[name]})
             alone = inside_right and not has_source
+            detail = {**output.mismatch} if output.mismatch else {}
             yield LayerRow(
                 module="",
                 kind=f"output of the whole file, {_LEVELS[level]}",
@@ -320,13 +325,14 @@ def _outputs(
                 mean_abs_diff=_number(output, output.mean),
                 noise_ratio=output.ratio,
                 verdict="ok" if agrees else "source" if alone else "propagated",
-                detail=output.mismatch,
+                code=detail.pop("code", None),
+                params=detail,
             )
 
 
 def _exchanged(
     findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
-) -> Iterator[tuple[str, Fault]]:
+) -> Iterator[tuple[str, LayerFault]]:
     """Outputs that are other tensors than the right ones, where all layers are right."""
     names, outputs = findings.layout.names, findings.graph.outputs
     returned = returned_values(outputs, findings.survey, names)
@@ -341,69 +347,46 @@ def _exchanged(
             yield name, detective.output(name, right)
 
 
-def _sources(causes: list[Fault]) -> tuple[str, str]:
+def _sources(causes: list[LayerFault]) -> Iterator[Detail]:
     first = causes[0]
     titles = dict.fromkeys(cause.module or "(model)" for cause in causes)
     others = [title for title in titles if title != (first.module or "(model)")]
-    name = first.module or "The model itself"
-    text = f"{name} is wrong although its inputs are right: {first.text}."
-    if first.of_inputs:
-        text = f"{capital(first.text)}."
-    if len(others) > 2 and all(cause.remedy == WEIGHTS for cause in causes):
-        text += f" So are {len(others)} more: the file is of another checkpoint."
+    yield {"code": "inputs" if first.code == "input_order" else "source"}
+    weights = all(one.code == "weights" and "variant" not in one.params for one in causes)
+    if len(others) > 2 and weights:
+        yield {"code": "other_checkpoint", "count": len(others)}
     elif others:
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        text += (
-            f" So are {', '.join(others[:5])}{more}." if len(others) > 1 else f" So is {others[0]}."
-        )
-    return text, first.remedy
+        yield {"code": "also", "modules": others}
 
 
-def _whole(
-    measured: Measured, limits: DeviationLimits, rows: list[LayerRow]
-) -> tuple[str, str | None]:
-    """Where no layer alone is wrong."""
+def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) -> Iterator[Detail]:
+    """Yield the details of a file in which no single layer is wrong."""
     optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
+    agrees = {"code": "unoptimized_agrees" if limits.agrees(plain) else "unoptimized_differs"}
+    failure = next((output.failure for output in optimised.values() if output.failure), None)
     if not limits.agrees(measured.marked):
-        if not math.isfinite(worst(measured.marked)):
+        ratio = worst(measured.marked)
+        if not math.isfinite(ratio):
+            yield {"code": "not_found"}
             names = [row.title for row in rows if row.verdict == "unmapped"]
-            missing = f" No tensor was found for {listed(names, most=_NAMES)}." if names else ""
-            return (
-                "Cause not found: the outputs differ, and every layer that was compared is right "
-                f"when its inputs are.{missing}",
-                None,
-            )
+            if names:
+                yield {"code": "unmapped", "names": names}
+            return
+        yield {"code": "grown", "ratio": ratio}
         grown = [row for row in rows if row.amplification is not None]
         most = max(grown, key=lambda row: row.amplification or 0.0, default=None)
-        where = f", most at {most.title} (by {most.amplification:.3g})" if most else ""
-        ratio = worst(measured.marked)
-        return (
-            f"No layer alone is off by more than rounding; errors grow on the way{where}, up to a "
-            f"noise ratio of {ratio:.4g} in the outputs.",
-            _GROWTH,
-        )
-    failure = next((output.failure for output in optimised.values() if output.failure), None)
-    if failure is not None:
-        also = "it agrees" if limits.agrees(plain) else "it does not agree either"
-        text = (
-            f"ONNX Runtime can't compute the file with optimisations on: {short(broken(failure))}"
-        )
-        return f"{text}. With optimisations off {also}.", OPTIMISER
-    if not limits.agrees(optimised):
-        also = "" if limits.agrees(plain) else ", and also with optimisations off"
-        return (
-            "Every layer agrees while its tensor is an output; the file as it is does not (noise "
-            f"ratio {worst(optimised):.4g}){also}: the optimiser fuses nodes into something "
-            "else.",
-            OPTIMISER,
-        )
-    if not limits.agrees(plain):
-        return (
-            "Every layer agrees; the file as it is does not with optimisations off (noise ratio "
-            f"{worst(plain):.4g}).",
-            _PLAIN,
-        )
-    return f"No layer diverges on {measured.samples} samples.", None
+        if most is not None:
+            yield {"code": "grown_at", "module": most.title, "factor": most.amplification}
+    elif failure is not None:
+        yield {"code": "session_fails", "failure": failure}
+        yield agrees
+    elif not limits.agrees(optimised):
+        yield {"code": "fused", "ratio": worst(optimised)}
+        yield agrees
+    elif not limits.agrees(plain):
+        yield {"code": "only_unoptimized", "ratio": worst(plain)}
+    else:
+        yield {"code": "agrees", "samples": measured.samples}
 
 
 def _number(deviation: Deviation, value: float) -> float | None:

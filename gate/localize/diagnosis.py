@@ -1,4 +1,4 @@
-"""From a divergent value to a fault code."""
+"""Diagnosis of a divergent value: from the value to a fault code."""
 
 from __future__ import annotations
 
@@ -17,30 +17,24 @@ from torch import nn
 from gate.localize import layer_weights
 from gate.localize.file_graph import FileGraph
 from gate.localize.layer_deviations import Deviation
-from gate.localize.layer_weights import Floats, tensor_names, tensors_around, tensors_of
-from gate.localize.model_runner import ComputedValue
+from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_around, tensors_of
+from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
 from gate.localize.value_matching import ValueLayout
-from gate.records.localization import FaultCode, listed
+from gate.records.localization import FaultCode, LayerFault
 from gate.storage.arrays import OutputArray
 
 _WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
 
+_POOL = {**_WINDOW, "kernel_shape": ("kernel_size", None), "ceil_mode": ("ceil_mode", 0)}
+
+_NORMS = ("BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization")
+
 _SETTINGS: dict[str, Mapping[str, tuple[str, Any]]] = {
-    "Conv": {**_WINDOW, "group": ("groups", 1)},
-    "ConvTranspose": {**_WINDOW, "group": ("groups", 1)},
-    "MaxPool": {**_WINDOW, "kernel_shape": ("kernel_size", None), "ceil_mode": ("ceil_mode", 0)},
-    "AveragePool": {
-        "strides": ("stride", 1),
-        "pads": ("padding", 0),
-        "kernel_shape": ("kernel_size", None),
-        "ceil_mode": ("ceil_mode", 0),
-        "count_include_pad": ("count_include_pad", 0),
-    },
-    "BatchNormalization": {"epsilon": ("eps", 1e-5)},
-    "LayerNormalization": {"epsilon": ("eps", 1e-5)},
-    "InstanceNormalization": {"epsilon": ("eps", 1e-5)},
-    "GroupNormalization": {"epsilon": ("eps", 1e-5)},
+    **{name: {**_WINDOW, "group": ("groups", 1)} for name in ("Conv", "ConvTranspose")},
+    "MaxPool": _POOL,
+    "AveragePool": {**_POOL, "count_include_pad": ("count_include_pad", 0)},
+    **{name: {"epsilon": ("eps", 1e-5)} for name in _NORMS},
     "LeakyRelu": {"alpha": ("negative_slope", 0.01)},
     "Elu": {"alpha": ("alpha", 1.0)},
     "Gelu": {"approximate": ("approximate", "none")},
@@ -88,11 +82,11 @@ _FUNCTIONS = {
 _ACTIVATIONS = {*_FUNCTIONS.values(), "ReLU6", "Hardtanh", "GELU", "Softmin"}
 
 
-def another_function(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> str | None:
+def mismatched_activation(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> str | None:
     """The activation that exporters write by just these operators, where the module is another
     one; else None."""
     operators = sorted(node.op_type for node in nodes if node.op_type != "Constant")
-    kind = type(module).__name__
+    kind = class_name(module)
     if kind not in _ACTIVATIONS:
         return None
     function = _FUNCTIONS.get(tuple(operators)) or _gelu(operators)
@@ -108,8 +102,8 @@ def _gelu(operators: list[str]) -> str | None:
     return "GELU by tanh" if {"Tanh", "Add"} <= of <= {"Tanh", "Add", "Mul", "Pow"} else None
 
 
-def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """Each setting that a node has otherwise than the module, in words."""
+def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[Detail]:
+    """Each setting that a node has otherwise than the module."""
     listed = list(nodes)
     yield from _padding_mode(module, listed)
     yield from _reset_gate(module, listed)
@@ -122,7 +116,7 @@ def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[st
             stated, want = given.get(name, default), getattr(module, attribute)
             if stated is not None and not _equal(stated, want, name):
                 text = stated.decode() if isinstance(stated, bytes) else stated
-                yield f"{name} is {_short(text)} in the file, {attribute} is {want} in the model"
+                yield _setting(name, _short(text), attribute, want)
 
 
 def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
@@ -132,7 +126,7 @@ def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
 
 
 def training(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
+    """Return True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
     listed = list(nodes)
     means = {name for node in listed if node.op_type in _MEANS for name in node.output}
     for node in listed:
@@ -145,7 +139,12 @@ def training(nodes: Iterable[onnx.NodeProto]) -> bool:
     return False
 
 
-def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[str]:
+def _setting(name: str, got: str, attribute: str, want: Any) -> Detail:
+    named = {"setting": name, "attribute": attribute}
+    return {"code": "setting", **named, "got": got, "want": str(want)}
+
+
+def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
     want = getattr(module, "padding_mode", None)
     if want not in _PADDING_MODES:
         return
@@ -153,15 +152,15 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[st
     modes = [a.s.decode() for node in pads for a in node.attribute if a.name == "mode"]
     found = set(modes or ["constant"])
     if _PADDING_MODES[want] not in found:
-        yield f"padding mode is {', '.join(found)} in the file, padding_mode is {want} in the model"
+        yield _setting("padding mode", ", ".join(found), "padding_mode", want)
 
 
-def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[str]:
+def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
     """PyTorch's GRU applies the reset gate behind the product with the hidden weights."""
     for node in nodes:
         behind = any(a.name == "linear_before_reset" and a.i for a in node.attribute)
         if isinstance(module, nn.GRU) and node.op_type == "GRU" and not behind:
-            yield "linear_before_reset is 0 in the file, PyTorch's GRU computes with 1"
+            yield {"code": "reset_gate"}
 
 
 def _equal(stated: Any, want: Any, name: str) -> bool:
@@ -190,56 +189,10 @@ _TF32 = 2.0**-12
 _SHOWN = 4
 """Nodes."""
 
-_NAMES = 6
-"""Tensors and settings."""
-
 _KEY_MASKS = {"Attention": 3, "QAttention": 5, "MultiHeadAttention": 4}
 """Fused operators of ONNX Runtime to the place of their mask, or of the lengths that it gives."""
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
-
-_EVAL = "Export in eval mode: model.eval(), training=TrainingMode.EVAL."
-
-WEIGHTS = (
-    "Export again from the checkpoint of the reference; if it stays, try "
-    "export.do_constant_folding: false."
-)
-
-_ROUNDED = (
-    "Export in float32 and do not convert the file afterwards, or judge a file that is rounded on "
-    "purpose by --precision reduced."
-)
-
-_BFLOAT16 = (
-    "Convert to float16, which keeps 11 bits where bfloat16 keeps 8, as --precision reduced "
-    "allows; or judge by a policy of your own."
-)
-
-_OTHER_MODEL = (
-    "Export again from the code and checkpoint of the reference: the file is of another model."
-)
-
-_INPUTS = (
-    "Export again with export.input_names in the order of the arguments of forward, or rename the "
-    "inputs of the file."
-)
-
-_UNREAD = (
-    "Export again with this input in use. If an optimizer dropped it, switch that fusion off; look "
-    "for code that leaves it out under a condition."
-)
-
-_LENGTHS = (
-    "Optimize again with the whole mask (use_raw_attention_mask of onnxruntime.transformers), or "
-    "pad on the right."
-)
-
-_OUTPUTS = "Export with export.output_names as the model returns them, and nothing behind them."
-
-_OPERATOR = (
-    "Export again from the code of the reference; if it stays, with another opset, or by another "
-    "exporter (torch.onnx.export(..., dynamo=True)); update ONNX Runtime."
-)
 
 _QUANTIZED = re.compile(
     r"uantizeLinear$|Integer(ToFloat)?$|^QLinear|^Q(Gemm|Attention|MoE|Embed|Ordered)|"
@@ -253,34 +206,6 @@ integers, scales and zero points."""
 _LOST = 0.25
 """Relative error (rms) of a layer that eight or four bits explain; well calibrated ones lose 0.005
 to 0.03 in eight and 0.1 in four."""
-
-_QUANTIZED_FILE = (
-    "If the file is quantized on purpose, judge it as that: --precision quantized for a "
-    "classifier; for any other model a policy with precision: quantized, task: tensors and a "
-    "numeric bound (docs/quantized.md). Otherwise export in float32 and do not quantize."
-)
-
-_CALIBRATION = (
-    "Calibrate on samples like these, quantize weights per channel, or leave this layer in "
-    "float32. If the loss is acceptable, raise the bound of the policy."
-)
-
-_UNFOUND = (
-    "Export again from the code and checkpoint of the reference; if it stays, with another opset, "
-    "or by another exporter (torch.onnx.export(..., dynamo=True))."
-)
-
-_IN_PLACE = (
-    "Export again by PyTorch's own exporter, which follows operations in place; or do without: "
-    "nn.ReLU(inplace=False), x = x + y in the place of x += y, clone() before it."
-)
-
-_CODE = (
-    "Export again, if the file is of other code than the reference. If it stays, look at the "
-    "functions that forward calls there (F.interpolate, indexing, integer arithmetic, in-place "
-    "changes): write them with operators that the exporter knows, or export with another opset or "
-    "exporter."
-)
 
 
 @dataclass(frozen=True)
@@ -308,28 +233,14 @@ class DivergentValue:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of the modules that it may be, the likeliest first."""
+        """Return the paths of the modules that may be at fault, the likeliest first."""
         own = (self.value.path,)
         return (self.folded.path, *own) if self.folded else own
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is known about one source."""
-
-    module: str
-    """Path of the module at fault."""
-    text: str
-    """What is wrong, without a full stop."""
-    remedy: str
-    code: FaultCode
-    quantized: bool = False
-    """True if what a few bits lose is all of it."""
-
-    @property
-    def of_inputs(self) -> bool:
-        """True if inputs are exchanged, whatever the value is."""
-        return self.code == "input_order"
+def _fault(path: str, code: FaultCode, **params: Any) -> LayerFault:
+    given = {name: value for name, value in params.items() if value is not None}
+    return LayerFault(module=path, code=code, params=given)
 
 
 class Diagnoser:
@@ -359,56 +270,60 @@ class Diagnoser:
         self._reduced = reduced
         self._quantized = quantized
 
-    def cause(self, suspect: DivergentValue) -> Fault:
+    def cause(self, suspect: DivergentValue) -> LayerFault:
         """The first explanation that the evidence gives, from the most certain to the least."""
         if suspect.missing:
-            text = f"no node of the file computes it: what follows reads {suspect.tensor}"
-            return Fault(suspect.value.path, text, _OTHER_MODEL, code="missing_value")
+            return _fault(suspect.value.path, "missing_value", tensor=suspect.tensor)
         places, met = self._graph.segment(suspect.tensor, self._cuts)
         nodes = [self._graph.nodes[place] for place in places]
         for evidence in (
-            self._training(suspect, nodes),
+            _fault(suspect.value.path, "training_mode") if training(nodes) else None,
             self._weights(suspect, places, nodes),
             self._settings(suspect, nodes),
             self._shape(suspect, nodes),
             self._precision(suspect, nodes),
             self._quantization(suspect, nodes),
-            self._in_place(suspect, met),
+            self._overwrite_fault(suspect, met),
             self._unread(suspect, nodes, met),
             self._code(suspect, nodes, met),
         ):
             if evidence is not None:
                 return evidence
-        path, shown = suspect.paths[0], _operators(nodes)
-        module = self._model.get_submodule(path)
-        text = f"{shown} computes something else than {type(module).__name__}"
-        another = another_function(module, nodes)
+        module = self._model.get_submodule(suspect.paths[0])
+        another = mismatched_activation(module, nodes)
+        params: Detail = {"nodes": _operators(nodes), "kind": class_name(module)}
         if another is not None:
-            return Fault(
-                path,
-                f"{text}: these are the operators of {another}",
-                _OTHER_MODEL,
-                code="operators",
-            )
+            params |= {"variant": "of", "function": another}
+        else:
+            params |= self._excluded(suspect, places, nodes)
+        return _fault(suspect.paths[0], "operators", **params)
+
+    def _excluded(
+        self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+    ) -> Detail:
+        """Return the causes that are excluded, and why.
+
+        The details name the module's tensors that match the file and those that could not be
+        compared.
+        """
         same, unfound = self._compared(suspect, places, nodes)
-        if same:
-            are = "is" if len(same) == 1 else "are"
-            text = f"{listed(same, most=_NAMES)} {are} the model's, but {text}"
+        details: list[Detail] = [{"code": "same", "names": same}] if same else []
         if suspect.unmatched:
-            names = listed(list(dict.fromkeys(v.path for v in suspect.unmatched)), most=_NAMES)
-            text += f" ({names} precedes it, has no counterpart in the file and may be at fault)"
-        elif unfound and not same:
-            text += f", and the file has none of its tensors: {listed(unfound, most=_NAMES)}"
+            before = list(dict.fromkeys(value.path for value in suspect.unmatched))
+            details.append({"code": "precedes", "names": before})
         elif unfound:
-            text += f" (not compared: {listed(unfound, most=_NAMES)})"
+            details.append({"code": "not_compared" if same else "no_tensors", "names": unfound})
         excluded = ["training mode", "shape", *([] if self._reduced else ["16 bits"])]
         excluded += ["weights"] if same and not unfound else []
-        text += f"; cause not found, excluded: {listed(excluded)}"
-        return Fault(path, text, _UNFOUND if unfound else _OPERATOR, code="operators")
+        return {
+            "details": details,
+            "excluded": excluded,
+            "variant": "uncompared" if unfound else None,
+        }
 
     def reads_other_output(self, suspect: DivergentValue, faulty: Iterable[DivergentValue]) -> bool:
-        """True if the suspect is computed from another output of a node with a faulty one, which
-        is no value of the model: nothing right could be put in there."""
+        """Return True if the suspect is computed from another output of a node with a faulty one,
+        which is no value of the model: nothing right could be put in there."""
         places, _ = self._graph.segment(suspect.tensor, self._cuts)
         nodes = {self._graph.producer.get(one.tensor) for one in faulty}
         own = self._graph.producer.get(suspect.tensor)
@@ -429,7 +344,7 @@ class Diagnoser:
             read = [self._tensors.get(number) for number in value.inputs]
             if read and None not in read and not set(read) & set(met):
                 return value
-            if self._is_as_in_file(value, places) and not self._set_otherwise(value, places):
+            if self._is_as_in_file(value, places) and not self._differing_settings(value, places):
                 continue
             among = [*suspect.unmatched, *([] if suspect.value.functional else [suspect.value])]
             wanted = len({(v.path, v.call) for v in among if v.kind == value.kind})
@@ -440,7 +355,7 @@ class Diagnoser:
         return None
 
     def _is_as_in_file(self, value: ComputedValue, places: Sequence[int]) -> bool:
-        """True if the nodes read all parameters of the value's module as they are."""
+        """Return True if the nodes read all parameters of the value's module as they are."""
         comparison = self._parameters(value, places)
         return bool(comparison.same) and not (comparison.differences or comparison.unfound)
 
@@ -459,94 +374,70 @@ class Diagnoser:
         )
 
     def _has_gates(self, places: Sequence[int]) -> bool:
-        """True if a recurrent operator reads its rows in an order of its own."""
+        """Return True if a recurrent operator reads its rows in an order of its own."""
         return any(self._graph.nodes[place].op_type in _RECURRENT for place in places)
 
-    def _set_otherwise(self, value: ComputedValue, places: Sequence[int]) -> str | None:
+    def _differing_settings(self, value: ComputedValue, places: Sequence[int]) -> list[Detail]:
         """The settings that the only node of the value's kind has otherwise than its module."""
         nodes = [self._graph.nodes[place] for place in places]
         own = [node for node in nodes if computes(node.op_type, value.kind)]
-        if len(own) != 1:
-            return None
-        return "; ".join(differing(self._model.get_submodule(value.path), own)) or None
+        return list(differing(self._model.get_submodule(value.path), own)) if len(own) == 1 else []
 
     def _computes(self, place: int, kind: str, axes: int) -> bool:
-        """True if the node computes a module of this kind whose weight has so many axes."""
+        """Return True if the node computes a module of this kind whose weight has so many axes."""
         if not computes(self._graph.nodes[place].op_type, kind):
             return False
         constants = self._graph.constants([place]).values()
         return not axes or any(array.ndim == axes for array in constants)
 
-    def nowhere(self, value: ComputedValue, behind: str) -> Fault:
+    def nowhere(self, value: ComputedValue, behind: str) -> LayerFault:
         """The cause where no tensor has the value, and the first one behind is wrong."""
         places, _ = self._graph.segment(behind, self._cuts)
         for difference in self._parameters(value, places).differences:
-            return Fault(difference.module, difference.text, WEIGHTS, code="weights")
-        settings = self._set_otherwise(value, places)
-        if settings is not None:
-            return Fault(value.path, settings, _OTHER_MODEL, code="settings")
-        text = f"no tensor of the file has its values, and {behind}, which follows, is wrong"
-        return Fault(value.path, text, _OTHER_MODEL, code="missing_value")
+            return _fault(difference.module, "weights", details=[difference.detail])
+        settings = self._differing_settings(value, places)
+        if settings:
+            return _fault(value.path, "settings", details=settings)
+        return _fault(value.path, "missing_value", variant="unmatched", tensor=behind)
 
-    def left_out(self, places: Sequence[str]) -> Fault:
+    def left_out(self, places: Sequence[str]) -> LayerFault:
         """The cause where the model returns more than the file. `places`: of what is left out,
         counted from 1; empty where that is not known."""
-        what = "is" if len(places) == 1 else "are"
-        which = f"output {listed(places)} of the model {what}" if places else "outputs are"
-        return Fault("", f"{which} left out of the file", _OUTPUTS, code="not_returned")
+        params = {"variant": "places", "places": places} if places else {}
+        return _fault("", "not_returned", **params)
 
-    def output(self, name: str, right: str) -> Fault:
+    def output(self, name: str, right: str) -> LayerFault:
         """The cause where an output of the file is another tensor than the right one, although
         all layers are right."""
         if right in self._graph.outputs:
-            text = (
-                f"output {name} is what the model returns elsewhere, and {right} is what it returns"
-            )
-            return Fault(
-                "", f"{text} there: the outputs are in another order", _OUTPUTS, code="output_order"
-            )
+            return _fault("", "output_order", name=name, right=right)
         places, _ = self._graph.segment(name, self._cuts)
         nodes = _operators([self._graph.nodes[place] for place in places])
-        text = f"output {name} is not what the model returns, which is {right} in the file"
-        return Fault("", f"{text}: {nodes}" if nodes else text, _OUTPUTS, code="output_order")
+        variant = "followed" if nodes else "tensor"
+        return _fault("", "output_order", variant=variant, name=name, right=right, nodes=nodes)
 
-    def exchanged_inputs(self, moved: Mapping[str, str]) -> Fault:
+    def exchanged_inputs(self, moved: Mapping[str, str]) -> LayerFault:
         """The cause where the file reads inputs in the place of others."""
-        pairs = listed([f"{name} in the place of {by}" for name, by in sorted(moved.items())])
         inputs = sorted({*moved, *moved.values()})
-        how = "swapped" if len(inputs) == 2 else "in another order"
-        text = f"the inputs {listed(inputs)} are {how} in the file: it reads {pairs}"
-        return Fault("", text, _INPUTS, code="input_order")
+        return _fault("", "input_order", inputs=inputs, pairs=sorted(moved.items()))
 
     def _unread(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
-    ) -> Fault | None:
+    ) -> LayerFault | None:
+        path = suspect.paths[0]
         unread = [name for name in suspect.depends_on if name not in met]
         if unread:
-            names = listed(unread)
-            text = (
-                f"the model computes it from the input {names}, which the file does not read there"
-            )
-            return Fault(suspect.paths[0], text, _UNREAD, code="unread_input")
+            return _fault(path, "unread_input", inputs=unread)
         sums = {name for node in nodes if node.op_type == "ReduceSum" for name in node.output}
         for node in nodes:
             at = _KEY_MASKS.get(node.op_type) if node.domain == "com.microsoft" else None
             if at is not None and at < len(node.input) and node.input[at] in sums:
-                text = (
-                    f"{_operators([node])} reads how many elements of the mask are set, and not "
-                    "which: that is right for padding behind the tokens only"
-                )
-                return Fault(suspect.paths[0], text, _LENGTHS, code="unread_input")
+                return _fault(path, "unread_input", variant="mask", nodes=_operators([node]))
         return None
-
-    def _training(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
-        if not training(nodes):
-            return None
-        return Fault(suspect.value.path, "it runs in training mode", _EVAL, code="training_mode")
 
     def _weights(
         self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
-    ) -> Fault | None:
+    ) -> LayerFault | None:
         found = self._constants(suspect, places)
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
@@ -558,8 +449,8 @@ class Diagnoser:
                 module, value.path, found, format_=self._format
             )
             turned = layer_weights.transposed(module, value.path, nodes, found)
-            moved = layer_weights.moved(module, value.path, found)
-            differences += [one for one in (turned, moved) if one is not None]
+            differences += [] if turned is None else [turned]
+            differences += layer_weights.moved(module, value.path, found)
             # its own ones first
             differences.sort(key=lambda difference: difference.module != value.path)
         else:
@@ -574,10 +465,11 @@ class Diagnoser:
         # Another number is more than one that was rounded.
         # A weight in another order says more than its bias.
         first = min(differences, key=lambda one: (one.rounded_to is not None, -one.reordered))
-        rounded = _BFLOAT16 if self._reduced else _ROUNDED
-        remedy = rounded if first.rounded_to else _UNFOUND if first.by_code else WEIGHTS
-        text = "; ".join([first.text, *_beside(first, differences)])
-        return Fault(first.module, text, remedy, code="weights")
+        variant = "by_code" if first.by_code else None
+        if first.rounded_to:
+            variant = "rounded_reduced" if self._reduced else "rounded"
+        details = [first.detail, *_related_details(first, differences)]
+        return _fault(first.module, "weights", variant=variant, details=details)
 
     @property
     def _format(self) -> str | None:
@@ -586,8 +478,12 @@ class Diagnoser:
     def _comparison(
         self, suspect: DivergentValue, places: Sequence[int]
     ) -> layer_weights.WeightComparison:
-        """Of the module's tensors; where code computed the value, also of what it may have used:
-        parameters first, and where none of them differs, constants that modules returned."""
+        """Compare the module's tensors with the constants that the nodes at `places` read.
+
+        If code between two calls computed the value, the tensors that this code may have used are
+        compared as well: parameters first and, if none of them differs, constants that modules
+        returned.
+        """
         value, found = suspect.value, self._constants(suspect, places)
         compare = partial(
             layer_weights.comparison,
@@ -614,78 +510,81 @@ class Diagnoser:
     def _compared(
         self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> tuple[list[str], list[str]]:
-        """What of the module is as in the file, and what could not be compared."""
+        """Return the names of the module's matching tensors, and of those not compared."""
         if suspect.folded is not None:
             return [], []
         comparison = self._comparison(suspect, places)
         cut = len(suspect.value.path) + 1 if suspect.value.path else 0
         module = self._model.get_submodule(suspect.value.path)
-        same = [f"`{name[cut:]}`" for name in comparison.same] + compared(module, nodes)
-        return same, [f"`{name[cut:]}`" for name in comparison.unfound]
+        same = [name[cut:] for name in comparison.same] + compared(module, nodes)
+        return same, [name[cut:] for name in comparison.unfound]
 
-    def _settings(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
+    def _settings(
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
+    ) -> LayerFault | None:
         if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
             differences = list(differing(self._model.get_submodule(path), nodes))
             if differences:
-                return Fault(path, "; ".join(differences), _OTHER_MODEL, code="settings")
+                return _fault(path, "settings", details=differences)
         return None
 
-    def _shape(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
-        if suspect.alone.mismatch is None:
+    def _shape(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> LayerFault | None:
+        mismatch = suspect.alone.mismatch
+        if mismatch is None:
             return None
-        text = f"its shape is {suspect.alone.mismatch}; it comes from {_operators(nodes)}"
-        return Fault(suspect.paths[0], text, _OTHER_MODEL, code="shape")
+        shapes = {name: value for name, value in mismatch.items() if name != "code"}
+        variant = None if shapes else "unrun"
+        nodes_shown = _operators(nodes)
+        return _fault(suspect.paths[0], "shape", variant=variant, nodes=nodes_shown, **shapes)
 
-    def _precision(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> Fault | None:
+    def _precision(
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
+    ) -> LayerFault | None:
+        path = suspect.paths[0]
         narrow = {onnx.TensorProto.BFLOAT16: "bfloat16"}
         if not self._reduced:
             narrow[onnx.TensorProto.FLOAT16] = "float16"
         for node in nodes:
             for attribute in node.attribute:
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
-                    text = f"the file casts to {narrow[attribute.i]} in it ({_operators([node])})"
-                    return Fault(
-                        suspect.paths[0],
-                        text,
-                        _BFLOAT16 if self._reduced else _ROUNDED,
-                        code="precision_cast",
+                    return _fault(
+                        path,
+                        "precision_cast",
+                        variant="reduced" if self._reduced else None,
+                        format=narrow[attribute.i],
+                        nodes=_operators([node]),
                     )
-        size = suspect.alone.relative
-        if self._cuda and not self._reduced and _TF32 / 8 <= size <= _TF32 * 8:
-            text = f"its relative error, {size:.2g}, is that of TF32"
-            remedy = "Set determinism.tf32: false, which sets use_tf32 of the CUDA provider."
-            return Fault(suspect.paths[0], text, remedy, code="tf32")
+        error = suspect.alone.relative
+        if self._cuda and not self._reduced and _TF32 / 8 <= error <= _TF32 * 8:
+            return _fault(path, "tf32", error=error)
         return None
 
     def _quantization(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
-    ) -> Fault | None:
+    ) -> LayerFault | None:
         quantized = [node for node in nodes if _QUANTIZED.search(node.op_type)]
         if not quantized:
             return None
-        path, lost = suspect.paths[0], suspect.alone.relative
-        bits = (
-            "a few"
-            if any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
-            else "eight"
-        )
-        text = f"the file computes it from {bits} bits: it is quantized ({_operators(quantized)})"
-        if not lost <= _LOST:
-            text += f" and off by {lost:.2g} of its values, more than rounding to these bits"
-            return Fault(path, text, _CALIBRATION, code="int8")
-        return Fault(
-            path,
-            text,
-            _CALIBRATION if self._quantized else _QUANTIZED_FILE,
-            quantized=True,
-            code="int8",
+        few = any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
+        error = suspect.alone.relative
+        variant = "lossy" if not error <= _LOST else "allowed" if self._quantized else None
+        return _fault(
+            suspect.paths[0],
+            "int8",
+            variant=variant,
+            bits="a few" if few else "8",
+            nodes=_operators(quantized),
+            error=error,
         )
 
     def _constants(self, suspect: DivergentValue, places: Sequence[int]) -> dict[str, OutputArray]:
-        """What the nodes read, with the model's own tensor for one that is only rounded to the
-        steps of a quantized one."""
+        """Return the constants that the nodes at `places` read, by name.
+
+        A constant that is only a model tensor rounded to the steps of a quantized one is replaced
+        by that tensor of the model.
+        """
         found = self._graph.constants(
             place for place in places if not self._has_integers_only(self._graph.nodes[place])
         )
@@ -715,43 +614,43 @@ class Diagnoser:
         quantized = _QUANTIZED.search(node.op_type) is not None
         return quantized and node.op_type not in ("QuantizeLinear", "DequantizeLinear")
 
-    def _in_place(self, suspect: DivergentValue, met: Sequence[str]) -> Fault | None:
+    def _overwrite_fault(self, suspect: DivergentValue, met: Sequence[str]) -> LayerFault | None:
         for tensor in met:
             if tensor in suspect.overwritten:
-                who = suspect.overwritten[tensor]
-                text = (
-                    f"the file reads {tensor} as it was before {who} overwrote it in place, the "
-                    f"model what was left there"
-                )
-                return Fault(suspect.paths[0], text, _IN_PLACE, code="in_place")
+                writer = suspect.overwritten[tensor]
+                return _fault(suspect.paths[0], "in_place", tensor=tensor, writer=writer)
         return None
 
     def _code(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
-    ) -> Fault | None:
+    ) -> LayerFault | None:
         value = suspect.value if suspect.value.functional else suspect.got
         if value is None:
             return None
-        forward = f"the forward of {value.path}" if value.path else "the model's own forward"
-        place = f" before {value.before}" if value.before != value.path else ""
-        between = f"between {', '.join(met) or 'the inputs'} and {suspect.tensor}"
-        text = f"code in {forward}{place} differs in the file: {_operators(nodes)}, {between}"
-        return Fault(value.path, text, _CODE, code="code")
+        return _fault(
+            value.path,
+            "code",
+            code_of=value.path,
+            before=value.before if value.before != value.path else "",
+            nodes=_operators(nodes),
+            inputs=met,
+            tensor=suspect.tensor,
+        )
 
 
-def _beside(
+def _related_details(
     first: layer_weights.WeightDifference, differences: Sequence[layer_weights.WeightDifference]
-) -> list[str]:
-    """What else certainly differs of the same module, tensor by tensor."""
+) -> list[Detail]:
+    """Return the details of the other tensors of the same module that certainly differ."""
     if not first.tensor or first.rounded_to:
         return []
-    texts = {
-        one.tensor: one.text
+    details = {
+        one.tensor: one.detail
         for one in reversed(differences)
         if one.module == first.module and one.tensor and not one.rounded_to
     }
-    texts.pop(first.tensor, None)
-    return list(reversed(texts.values()))
+    details.pop(first.tensor, None)
+    return list(reversed(details.values()))
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:

@@ -22,7 +22,7 @@ from gate.storage.arrays import OutputArray, rounded
 from gate.weights.value_graph import inlined
 
 # The weights are taken out of the graph once and handed to every session as they lie in memory, so
-# that building a session costs milliseconds, whatever the model's size.
+# that building a session costs milliseconds for a model of any size.
 
 
 _INLINE = 1024
@@ -44,6 +44,9 @@ class Piece:
     """Tensors that it takes as inputs, under the names of `reference_name`."""
 
 
+_READ_VALUES = {"Shape": 0, "Size": 0, "CastLike": 1}
+"""Number of inputs, from the first, of which an operator reads values; others: all."""
+
 _STEPPED = ("QuantizeLinear", "DequantizeLinear")
 
 
@@ -61,7 +64,10 @@ class DequantizedConstant:
 def _dequantized(
     stored: OutputArray, scale: OutputArray, zero: OutputArray | None, given: Mapping[str, Any]
 ) -> DequantizedConstant | None:
-    """As the ONNX operator DequantizeLinear: one scale, one along `axis`, or one a block."""
+    """Dequantize a constant as the ONNX operator DequantizeLinear does.
+
+    There is one scale, one along `axis`, or one for each block.
+    """
     axis, block = int(given.get("axis", 1)), int(given.get("block_size", 0))
     factors = [
         scale.astype(np.float64),
@@ -87,7 +93,7 @@ def _dequantized(
 
 
 class FileGraph:
-    """The nodes of a file in their order; tensors are told by their names."""
+    """The nodes of a file in their order; tensors are identified by their names."""
 
     def __init__(self, candidate: TestedFile) -> None:
         """Raises OnnxFileError, DigestMismatch, StorageError."""
@@ -104,6 +110,7 @@ class FileGraph:
         self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
         """What the nodes compute from the inputs, in the order of the nodes."""
         self._computed = frozenset(self.tensors)
+        self._inputs = tuple(spec.name for spec in candidate.subject.inputs)
 
     @cached_property
     def _halves(self) -> dict[str, int]:
@@ -122,12 +129,42 @@ class FileGraph:
         return self._piece(range(len(self.nodes)), outputs, {})
 
     def cut(self, wanted: Iterable[str], cuts: Mapping[str, np.dtype[Any]]) -> Piece:
-        """What computes the tensors `wanted`, each from the nearest of `cuts` before it.
+        """Return the piece of the graph that computes `wanted`, starting at the nearest of `cuts`.
 
         `cuts` gives the tensors with their dtypes.
         """
         outputs = tuple(dict.fromkeys(wanted))
         return self._piece(sorted(self._between(outputs, cuts)), outputs, cuts)
+
+    def part(self, places: Iterable[int], values: Mapping[str, np.dtype[Any]]) -> Piece | None:
+        """Return the piece of these nodes, with those that compute constants for them.
+
+        `values`: tensors with a value, with their dtypes: what the nodes read of these and do not
+        compute is an input, and what they compute of these for other nodes is an output. None if
+        they compute nothing for others.
+        """
+        inside, cuts = set(places), dict[str, np.dtype[Any]]()
+        ahead = list(inside)
+        while ahead:
+            for need in self._needs[ahead.pop()]:
+                at = self.producer.get(need)
+                if at in inside:
+                    continue
+                if need in values:
+                    cuts[need] = values[need]
+                elif at is not None:
+                    inside.add(at)
+                    ahead.append(at)
+        produced = {name for at in inside for name in self.nodes[at].output if name}
+        outputs = tuple(
+            name
+            for at in sorted(inside)
+            for name in self.nodes[at].output
+            if name in values
+            and (name in self.outputs or not inside.issuperset(self.readers.get(name, (-1,))))
+        )
+        kept = {name: kind for name, kind in cuts.items() if name not in produced}
+        return self._piece(sorted(inside), outputs, kept) if outputs else None
 
     def segment(self, name: str, cuts: Container[str]) -> tuple[list[int], list[str]]:
         """Places of the nodes that compute the tensor from the nearest of `cuts`, and these."""
@@ -189,11 +226,22 @@ class FileGraph:
             ahead = needs - found
         return found
 
-    def _varying(self, inputs: Iterable[str]) -> tuple[str, ...]:
+    def is_constant(self, name: str) -> bool:
+        """Return True for what the inputs change at most in shape: a weight that is expanded to
+        the batch."""
+        return name not in self._from_values
+
+    @cached_property
+    def _from_values(self) -> frozenset[str]:
+        return frozenset((*self._inputs, *self._varying(self._inputs, shapes=False)))
+
+    def _varying(self, inputs: Iterable[str], *, shapes: bool = True) -> tuple[str, ...]:
+        """What is computed from the inputs. `shapes`: also from their shapes and types alone."""
         varying = dict.fromkeys(inputs)
         given = len(varying)
         for node, needs in zip(self.nodes, self._needs, strict=True):
-            if any(need in varying for need in needs):
+            read = needs if shapes else needs[: _READ_VALUES.get(node.op_type, len(needs))]
+            if any(need in varying for need in read):
                 varying.update(dict.fromkeys(name for name in node.output if name))
         return tuple(varying)[given:]
 
@@ -247,7 +295,7 @@ def reference_name(tensor: str) -> str:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, with what its branches and loops read from outside."""
+    """Yield the names that a node reads, including outer tensors that its subgraphs read."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         own = {value.name for value in (*graph.input, *graph.initializer)}
@@ -315,7 +363,7 @@ class SubgraphSession:
     """A session of a piece."""
 
     def __init__(self, piece: Piece, setup: OrtSetup) -> None:
-        """Raises EvidenceError where the provider doesn't load, and what ONNX Runtime raises."""
+        """Raise EvidenceError where the provider doesn't load, and what ONNX Runtime raises."""
         options = session_options(
             setup,
             threads=torch.get_num_threads(),
@@ -347,13 +395,19 @@ class SubgraphSession:
         only: Iterable[str] | None = None,
     ) -> dict[str, OutputArray]:
         """Arrays by the names of tensors. `references`: what stands for the cut tensors."""
-        fed = dict(feed)
-        for name in self.cuts:
-            reference = (references or {})[name]
-            half = self._halves.get(reference_name(name))
-            fed[reference_name(name)] = rounded(reference, half) if half else reference
+        fed = {**feed, **self.fed(references or {})}
         wanted = list(self.outputs if only is None else only)
         return dict(zip(wanted, self._session.run(wanted, fed), strict=True))
+
+    def fed(self, references: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
+        """Return what is fed for the cut tensors, by `reference_name`, in the file's dtypes."""
+        fed = {}
+        for name in self.cuts:
+            half = self._halves.get(reference_name(name))
+            fed[reference_name(name)] = (
+                rounded(references[name], half) if half else references[name]
+            )
+        return fed
 
 
 def _is_comparable(kind: str) -> bool:

@@ -37,8 +37,9 @@ class Deviation:
     """
 
     def __init__(self) -> None:
-        self.mismatch: str | None = None
-        """The first shapes that are not equal, or why there is no tensor."""
+        self.mismatch: dict[str, str] | None = None
+        """The first shapes that are not equal, or why there is no tensor, as a detail of
+        `gate.decision.faults`."""
         self.failure: str | None = None
         """What the runtime raised in the tensor's place."""
         self.largest = 0.0
@@ -57,7 +58,8 @@ class Deviation:
         """Add a batch."""
         self.finite = self.finite or bool(np.isfinite(value).any())
         if value.shape != tensor.shape:
-            self.mismatch = self.mismatch or f"{tensor.shape} in the file, {value.shape} in PyTorch"
+            shapes = {"got": str(tensor.shape), "want": str(value.shape)}
+            self.mismatch = self.mismatch or {"code": "mismatch", **shapes}
             return
         self._compared = True
         self._exact = value.dtype.kind != "f"
@@ -70,7 +72,7 @@ class Deviation:
     def fail(self, failure: str) -> None:
         """There is no tensor, because the runtime can't compute it."""
         self.failure = failure
-        self.mismatch = "no tensor: the runtime fails"
+        self.mismatch = {"code": "unrun"}
 
     def update_noise(
         self,
@@ -95,7 +97,7 @@ class Deviation:
 
     @property
     def equal(self) -> bool:
-        """True if all elements are equal, NaN to NaN."""
+        """Return True if all elements are equal, NaN to NaN."""
         return self._compared and self.mismatch is None and self.largest == 0.0
 
     @property
@@ -123,6 +125,19 @@ class Deviation:
         """rms(c - r64) / rms(r64)."""
         noise = self._record()
         return noise.candidate_rms / noise.truth_rms if noise.truth_rms else math.nan
+
+    def tolerances(self, bounds: tuple[float, float]) -> tuple[float, float]:
+        """Return the rms and the maximum of c - r up to which `ratio` and `peak` over the whole
+        tensor are within `bounds`; 0 for integers and bools."""
+        noise = self._record()
+        if self._exact or not noise.elements:
+            return 0.0, 0.0
+        grown = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
+        ratio, peak = bounds
+        return (
+            ratio * noise.floor_rms * (noise.scatter or 1.0),
+            peak * (noise.floor_peak or 0.0) * grown,
+        )
 
     def _record(self) -> NoiseParity:
         return self._noise.result()
@@ -179,15 +194,15 @@ class LayerDeviations:
 
 @dataclass
 class Measured:
-    """What was measured of a file."""
+    """The deviations measured for one file."""
 
     layers: dict[int, LayerDeviations]
     """By the numbers of values."""
     marked: dict[str, Deviation] = field(default_factory=dict)
-    """The file's outputs, with the tensors of all layers as outputs beside them."""
+    """The file's outputs, when the tensors of all layers are outputs too."""
     whole: dict[Level, dict[str, Deviation]] = field(default_factory=dict)
-    """The same of the file as it is, by level of optimisation: ORT_ENABLE_ALL stands for that of
-    the runtime, where it has any on."""
+    """The same for the unmodified file, by optimization level: ORT_ENABLE_ALL stands for the level
+    of the runtime, where it enables any."""
     samples: int = 0
     noise_unmeasured: str | None = None
 
@@ -216,7 +231,7 @@ class Measuring:
         *,
         optimised: OrtSetup,
     ) -> None:
-        """`setup`: of the layers; `optimised`: of the file as it is, with optimisations on."""
+        """`setup`: of the layers; `optimised`: of the file as it is, with optimizations on."""
         self._optimised = optimised
         self._bench = bench
         self._survey = survey
@@ -259,9 +274,9 @@ class Measuring:
         ]
 
     def _outputs(self, measured: Measured) -> Iterator[_View]:
-        """The file as it is, with the runtime's optimisations and without any.
+        """The file as it is, with the runtime's optimizations and without any.
 
-        Without optimisations marking changes nothing. That it can't run with them is a result.
+        Without optimizations marking changes nothing. That it can't run with them is a result.
         """
         for level in LEVELS:
             doubted = level != OFF
@@ -290,11 +305,11 @@ class Measuring:
         for batch, values in self._values(needed):
             truths = None if done else self._truths(batch, values, measured)
             for view in views:
-                self._look(view, (batch, values), truths, first=not done)
+                self._measure_view(view, (batch, values), truths, first=not done)
             done += length(batch)
         measured.samples = done
 
-    def _look(
+    def _measure_view(
         self,
         view: _View,
         computed: tuple[Batch, Mapping[int, OutputArray]],
@@ -354,23 +369,23 @@ def _fail(deviations: Iterable[Deviation], error: Exception) -> None:
 _ALONE = (8.0, 24.0)
 """Bounds on `ratio` and `peak` of a layer alone.
 
-Measured on the corpus of correct files (benchmarks/corpus: all architectures, exporters and
-opsets, both levels of optimisation) and on resnet18, mobilenet_v3_small, densenet121,
-convnext_tiny, swin_t and a small vision transformer by all exporters that take them: layers that
-are right have at most 3.2 and 6.6. One weight of a layer off by 10 % gives 2 400, one tensor
-through float16 1 100, GELU by tanh 3 400, epsilon 1e-3 for 1e-5 4 000 and 1e-5 for 1e-6 14.
+Measured on the corpus of correct files (benchmarks/corpus: all architectures, exporters and opsets,
+both levels of optimization) and on resnet18, mobilenet_v3_small, densenet121, convnext_tiny, swin_t
+and a small vision transformer by all exporters that take them: layers that are right have at most
+3.2 and 6.6. One weight of a layer off by 10 % gives 2 400, one tensor through float16 1 100, GELU
+by tanh 3 400, epsilon 1e-3 for 1e-5 4 000 and 1e-5 for 1e-6 14.
 """
 
 _THROUGH = 16.0
-"""Bound on `ratio` of a layer in the run through, where errors add up: right ones have at most 7.
-It only tells what is propagated from what is still ok."""
+"""Bound on `ratio` of a layer in the run through, where errors add up: correct layers have at most
+7. It only separates propagated deviations from layers that are still correct."""
 
 _OUTPUT = (8.0, 64.0)
 """Bounds on `ratio` and `peak` of the outputs of the file as it is: right ones have at most 3 and
 7. Wider than the policy's, because here are few samples and no verdict depends on it."""
 
 _FARTHER = 2.0
-"""By what factor an answer must be farther off with optimisations on for these to be in doubt: the
+"""By what factor an answer must be farther off with optimizations on for these to be in doubt: the
 limit may lie between two that are off by nearly the same."""
 
 _ON_CUDA = 10.0
@@ -396,26 +411,26 @@ class DeviationLimits:
     quantized: bool = False
     """True if the file is quantized on purpose, by its policy."""
     plain_refused: bool = False
-    """True if the same providers with optimisations off were refused: then no optimiser is at fault
+    """True if the same providers with optimizations off were refused: then no optimizer is at fault
     alone."""
 
     @property
     def level(self) -> Level:
-        """Optimisation level of the runtime."""
+        """Optimization level of the runtime."""
         enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
     def is_optimiser(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
-        """True if the file as it is agrees with optimisations off, and not with them on, by more
-        than the limit lies between the two."""
-        return self.doubt(whole, refused=False) is not None
+        """Return True if the file as it is agrees with optimizations off, and not with them on, by
+        more than the limit lies between the two."""
+        return self.relaxed_limit(whole, refused=False) is not None
 
-    def doubt(
+    def relaxed_limit(
         self, whole: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
     ) -> float | None:
-        """The strain up to which an answer is as right as with optimisations off, where these are
-        in doubt; else None. `refused`: with them on it is not right enough, though within limits.
-        """
+        """The strain up to which an answer is as right as with optimizations off, where these are
+        in doubt; else None. `refused`: with them on it is not right enough, though within
+        limits."""
         off, on = self.strain(whole["ORT_DISABLE_ALL"]), self.strain(whole["ORT_ENABLE_ALL"])
         wrong = on > 1.0 or (refused and self.level != "ORT_DISABLE_ALL" and on > 0.0)
         if self.plain_refused or not (off <= 1.0 and wrong and on >= _FARTHER * off):
@@ -423,31 +438,41 @@ class DeviationLimits:
         return min(1.0, math.sqrt(max(off, on / _FARTHER**4) * on))
 
     def is_source(self, layer: LayerDeviations) -> bool:
-        """True if the layer is wrong although its inputs are right."""
-        return not self._within(layer.alone, _ALONE)
+        """Return True if the layer is wrong although its inputs are right."""
+        ratio, peak = self.of_layer
+        return not (layer.alone.ratio <= ratio and layer.alone.peak <= peak)
 
     def is_off(self, layer: LayerDeviations) -> bool:
-        """True if its output in the file differs by more than rounding."""
+        """Return True if its output in the file differs by more than rounding."""
         return not layer.through.ratio <= _THROUGH * self._wider
 
     def agrees(self, outputs: Mapping[str, Deviation]) -> bool:
-        """True if all outputs differ by rounding only."""
+        """Return True if all outputs differ by rounding only."""
         return self.strain(outputs) <= 1.0
 
     def strain(self, outputs: Mapping[str, Deviation]) -> float:
         """The largest part of its bound that an output takes; infinite for NaN."""
-        ratio, peak = (bound * self._wider for bound in _OUTPUT)
+        ratio, peak = self.of_output
         parts = [p for o in outputs.values() for p in (o.ratio / ratio, o.peak / peak)]
         return math.inf if any(map(math.isnan, parts)) else max(parts, default=0.0)
 
-    def _within(self, deviation: Deviation, bounds: tuple[float, float]) -> bool:
-        ratio, peak = (bound * self._wider for bound in bounds)
-        return deviation.ratio <= ratio and deviation.peak <= peak
+    @property
+    def of_layer(self) -> tuple[float, float]:
+        """The bounds on `ratio` and `peak` of a layer alone."""
+        return self._widened(_ALONE)
+
+    @property
+    def of_output(self) -> tuple[float, float]:
+        """The bounds on `ratio` and `peak` of an output of the file as it is."""
+        return self._widened(_OUTPUT)
+
+    def _widened(self, bounds: tuple[float, float]) -> tuple[float, float]:
+        return bounds[0] * self._wider, bounds[1] * self._wider
 
     @property
     def _wider(self) -> float:
         wider = 1.0 if self.setup.on_cpu else _ON_CUDA
-        if self.reduced:  # other orders of summation are nothing beside it
+        if self.reduced:  # other orders of summation are negligible in comparison
             wider = REDUCED_UNIT * (BFLOAT16 if self.bfloat16 else 1.0)
         return wider if self.float64 else wider * _WITHOUT_FLOAT64
 

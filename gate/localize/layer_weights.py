@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,12 +21,15 @@ from gate.storage.arrays import OutputArray
 from gate.weights.layouts import misplaced
 from gate.weights.model_tensors import FORMATS, leeway, norms
 
-# By name, by equal values in whatever order or shape, and where none is equal, by nearness.
+# Match by name, by equal values in any order or shape and, where none is equal, by nearness.
 # Exporters reshape, transpose, gather, slice and pack (LSTM, GRU) the tensors of a model: then most
 # of their values are still there.
 
 
 Floats = NDArray[np.float64]
+
+Detail = dict[str, Any]
+"""An item of `params["details"]`: a code of `gate.decision.faults` with its parameters."""
 
 _MOST = 0.5
 """Share of equal elements from which a constant is a tensor of the model with changes."""
@@ -45,7 +49,7 @@ _DISTINCT = 4
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of the model beside the constant of the file that stands for it."""
+    """A tensor of the model with the constant of the file that corresponds to it."""
 
     name: str
     want: Floats
@@ -60,7 +64,7 @@ class Pair:
 
 @dataclass
 class Counterparts:
-    """What was compared, by the names of the model's tensors."""
+    """The result of comparing the model's tensors with constants, by tensor name."""
 
     differing: list[Pair] = field(default_factory=list)
     same: list[str] = field(default_factory=list)
@@ -110,7 +114,7 @@ def _equal(
     loose: Container[str],
 ) -> dict[str, Floats]:
     """Take what equals a constant; of equal tensors all. What may belong elsewhere may have been
-    computed anew, and then it is rounded anew."""
+    computed again, and then it is rounded again."""
     left, used = {}, set()
     for name, want in tensors.items():
         allowed = _ROUNDING if name in loose else 0.0
@@ -162,8 +166,8 @@ def _alike(
 
 
 def _is_cut(key: str, got: Floats, tensors: Mapping[str, Floats]) -> bool:
-    """Whether a constant without a tensor's name is a part of a larger tensor: then it is no other
-    one of its own shape."""
+    """Return whether a constant without a tensor's name is a part of a larger tensor: then it is no
+    other one of its own shape."""
     larger = (want for want in tensors.values() if want.size > got.size)
     return key not in tensors and _is_telling(got) and any(np.isin(got, w).all() for w in larger)
 
@@ -249,7 +253,7 @@ class WeightDifference:
 
     module: str
     """Path of the module that owns it."""
-    text: str
+    detail: Detail
     rounded_to: str | None = None
     """The format whose rounding explains all of the difference."""
     in_16_bits: bool = False
@@ -264,7 +268,7 @@ class WeightDifference:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """What the constants of a layer say about the model's tensors."""
+    """The result of comparing the constants of a layer with the model's tensors."""
 
     differences: tuple[WeightDifference, ...]
     same: tuple[str, ...] = ()
@@ -336,17 +340,20 @@ def transposed(
         want = weight if turns else weight.T
         if np.array_equal(array, want.T) and not np.array_equal(array, want):
             name = f"{path}.weight" if path else "weight"
-            return WeightDifference(path, f"`{name}` is transposed in the file")
+            return WeightDifference(path, {"code": "transposed", "name": name})
     return None
 
 
 def moved(
     module: nn.Module, path: str, found: Mapping[str, OutputArray]
-) -> WeightDifference | None:
-    """What a recurrent module has at another place, as the directions or the gates of an LSTM.
-    `comparison` takes every order, because exporters split, turn and join these."""
-    text = misplaced(module, found.values())
-    return None if text is None else WeightDifference(path, text)
+) -> Iterator[WeightDifference]:
+    """Yield the tensors of a recurrent module that are misplaced, such as LSTM directions or gates.
+
+    `comparison` accepts every order, because exporters split, transpose and concatenate these
+    tensors.
+    """
+    for code, names in misplaced(module, found.values()).items():
+        yield WeightDifference(path, {"code": code, "names": names}, tensor=names[0])
 
 
 def _named(path: str, tensors: Iterable[tuple[str, Floats]]) -> dict[str, Floats]:
@@ -362,7 +369,10 @@ def _tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]
 
 
 def _attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
-    """What code keeps as `self.table = …`, without registering it: exporters store it too."""
+    """Yield the tensors that code keeps as plain attributes (`self.table = ...`).
+
+    They are not registered as parameters or buffers, but exporters store them too.
+    """
     for name, tensor in plain_attributes(module, recurse=recurse):
         numbers = numbers_of(tensor)
         if numbers is not None and numbers.size:
@@ -393,22 +403,20 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
         for kind, axis in (("rows", 0), ("columns", 1))[: pair.want.ndim]:
             order = _order(np.moveaxis(pair.want, axis, 0), np.moveaxis(pair.got, axis, 0))
             if order is not None:
-                text = f"`{pair.name}` has its {kind} in another order in the file: {order}"
-                return WeightDifference(module, text, reordered=pair.want.ndim)
+                detail = {"code": "reordered", "name": pair.name, "axis": kind, "order": order}
+                return WeightDifference(module, detail, reordered=pair.want.ndim)
         found = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
         if found.rounded_to or pair.named or not by_code or not wrong.all():
             certain = pair.named or 2 * int(wrong.sum()) <= wrong.size
             return replace(found, tensor=pair.name if certain else "")
-        text = (
-            f"the file has neither `{pair.name}` there nor what the model's code computes from it"
-        )
-        return replace(found, text=text, by_code=True)
+        detail = {"code": "not_computed", "name": pair.name}
+        return replace(found, detail=detail, by_code=True)
     for name, rounded in FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
-            text = f"`{pair.name}` is rounded to {name} in the file"
-            return WeightDifference(module, text, name, in_16_bits=name != "bfloat16")
-    share = f"{pair.changed} of {pair.of} elements"
-    return WeightDifference(module, f"`{pair.name}` differs from the model's in {share}")
+            detail = {"code": "rounded", "name": pair.name, "format": name}
+            return WeightDifference(module, detail, name, in_16_bits=name != "bfloat16")
+    share = {"changed": pair.changed, "total": pair.of}
+    return WeightDifference(module, {"code": "differs_in", "name": pair.name, **share})
 
 
 def _order(want: Floats, got: Floats) -> str | None:
@@ -429,19 +437,25 @@ def _order(want: Floats, got: Floats) -> str | None:
 def difference(
     name: str, parameter: Floats, got: Floats, wrong: NDArray[np.bool_], *, tolerance: float
 ) -> WeightDifference:
-    """Of a parameter and what the file has of it, which differ where `wrong` says so. `tolerance`:
-    relative, of the largest element, within which a number is still a rounded one."""
+    """Return the difference between a parameter and the file's constant for it.
+
+    `wrong` marks the elements that differ. `tolerance` is relative to the largest element: within
+    it, a number still counts as a rounded one.
+    """
     module, apart = name.rpartition(".")[0], distances(parameter, got)
     kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
     in_16_bits = bool((apart <= kept).all())
     rounded = _rounded_to(parameter, got, tolerance=tolerance)
     if rounded is not None:
-        text = f"`{name}` is rounded to {rounded} in the file"
-        return WeightDifference(module, text, rounded, in_16_bits)
-    share = f"{int(wrong.sum())} of {wrong.size} elements"
+        as_format: Detail = {"code": "rounded", "name": name, "format": rounded}
+        return WeightDifference(module, as_format, rounded, in_16_bits)
+    detail: Detail = {"name": name, "changed": int(wrong.sum()), "total": wrong.size}
     largest = float(apart.max())
-    text = f"`{name}` differs from the model's in {share}, by at most {largest:.3g}"
-    return WeightDifference(module, text, in_16_bits=in_16_bits)
+    if math.isfinite(largest):
+        detail = {**detail, "code": "differs", "largest": largest}
+    else:  # NaN or infinite on one side
+        detail = {**detail, "code": "differs_in"}
+    return WeightDifference(module, detail, in_16_bits=in_16_bits)
 
 
 def rounded_to_steps(tensor: Floats, stored: DequantizedConstant) -> Floats | None:
@@ -457,7 +471,7 @@ def rounded_to_steps(tensor: Floats, stored: DequantizedConstant) -> Floats | No
 
 
 def fits(array: OutputArray, parameter: Floats) -> bool:
-    """True if it may be the parameter, as it is or transposed."""
+    """Return True if it may be the parameter, as it is or transposed."""
     return array.dtype.kind == "f" and parameter.shape in (array.shape, array.T.shape)
 
 
@@ -500,12 +514,13 @@ def folded_differences(
     *,
     format_: str | None = None,
 ) -> list[WeightDifference]:
-    """What a layer, and the BatchNorm folded into it, have otherwise than the file: which of the
-    two was another one.
+    """Return the differences between the file and a layer with a BatchNorm folded into it.
 
-    Folded, a weight is that of the layer, each output channel scaled by gamma / sqrt(var + eps).
-    `format_`: in which the file may keep and compute it (`gate.weights.model_tensors.leeway`);
-    None: float32.
+    They show which of the two modules differs. A folded weight is the weight of the layer, each
+    output channel scaled by gamma / sqrt(var + eps).
+
+    `format_`: the format in which the file may store and compute it
+    (`gate.weights.model_tensors.leeway`); None: float32.
     """
     layer, relative = modules[0], _UNITS * leeway(format_).relative
     norm = next(norms(modules[1]), None)
@@ -525,19 +540,18 @@ def folded_differences(
     same_offset = not offsets or _any_close(offsets, want, relative * size)
     if not wrong.any() and scaled.any() and not same_offset:
         # Had only the layer's weight changed, the offset would have stayed.
-        return [_another_scale(modules[1], paths[1], factor, tolerance=tolerance)]
+        return [_scale_difference(modules[1], paths[1], factor, tolerance=tolerance)]
     wrong |= scaled[:, None]
     rounded = _folded_rounding(rows, scale[:, None] * channels) if wrong.any() else None
     if rounded is not None:
         name = f"{paths[0]}.weight"
-        text = f"`{name}` is rounded to {rounded} in the file, after folding"
-        return [WeightDifference(paths[0], text, rounded)]
+        detail = {"code": "rounded_folded", "name": name, "format": rounded}
+        return [WeightDifference(paths[0], detail, rounded)]
     if wrong.any():
         unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
         return [difference(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
     if not same_offset:
-        text = f"the folded offset of `{paths[1]}` (bias, running_mean) differs from the model's"
-        return [WeightDifference(paths[1], text)]
+        return [WeightDifference(paths[1], {"code": "folded_offset", "norm": paths[1]})]
     return []
 
 
@@ -560,12 +574,12 @@ def affine_differences(
         return []
     relative = _UNITS * leeway(format_).relative
     if not _any_close(sized, norm.scale, relative * np.abs(norm.scale)):
-        lost, of = "scale", "weight, running_var, eps"
+        lost = "scale"
     elif not _any_close(sized, norm.offset(np.zeros(1)), relative * norm.size):
-        lost, of = "offset", "bias, running_mean"
+        lost = "offset"
     else:
         return []
-    return [WeightDifference(path, f"the {lost} of `{path}` ({of}) differs from the model's")]
+    return [WeightDifference(path, {"code": lost, "norm": path})]
 
 
 def _folded_rounding(rows: Floats, want: Floats) -> str | None:
@@ -579,8 +593,11 @@ def _folded_rounding(rows: Floats, want: Floats) -> str | None:
 
 
 def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
-    """By what each channel was scaled: the median over its weights, because single weights that
-    are wrong must not move it."""
+    """Return the factor by which each channel was scaled.
+
+    It is the median over the weights of the channel, because single weights that are wrong must not
+    move it.
+    """
     with np.errstate(all="ignore"):
         ratios = np.where(channels == 0.0, np.nan, rows / channels)
     some = np.atleast_1d(np.isfinite(ratios).any(axis=1))
@@ -588,15 +605,14 @@ def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
     return np.where(some, factor, scale)
 
 
-def _another_scale(
+def _scale_difference(
     norm: nn.Module, path: str, scale: Floats, *, tolerance: float
 ) -> WeightDifference:
     epsilon = _epsilon(norm, scale, tolerance=tolerance)
     if epsilon is not None:
-        text = f"the folded eps of `{path}` is {epsilon:.3g}, in the model {norm.eps:.3g}"
-        return WeightDifference(path, text, by_code=True)
-    text = f"the folded scale of `{path}` (weight, running_var, eps) differs from the model's"
-    return WeightDifference(path, text)
+        detail = {"code": "folded_eps", "norm": path, "epsilon": epsilon, "want": norm.eps}
+        return WeightDifference(path, detail, by_code=True)
+    return WeightDifference(path, {"code": "folded_scale", "norm": path})
 
 
 def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | None:
@@ -613,8 +629,8 @@ def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | Non
 
 
 def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
-    """True if one of the offsets is the wanted one, as far as folding in float32 keeps it, and by
-    no more than `kept` beyond that."""
+    """Return True if one of the offsets is the wanted one, as far as folding in float32 keeps it,
+    and by no more than `kept` beyond that."""
     allowed = kept + _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
     return any(bool((np.abs(offset - want) <= allowed).all()) for offset in offsets)
 

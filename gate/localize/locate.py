@@ -6,8 +6,8 @@ import itertools
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -43,9 +43,9 @@ from gate.records.instruments import ProbeResult
 from gate.records.localization import Explanation, Localization, OptimizerFault
 from gate.records.runtime import RUNTIMES, RuntimeName, traits_of
 from gate.reference.environment import deterministic
-from gate.reference.torch_session import copy_model
 from gate.statistics.accumulators import distances
-from gate.storage.arrays import Batch, OutputArray
+from gate.storage.arrays import Batch, OutputArray, text_digests
+from gate.summary.render import with_fault_texts
 
 MATCHED = 2
 """Samples on which tensors are matched and the float64 reference runs."""
@@ -53,19 +53,38 @@ MATCHED = 2
 _steps = logging.getLogger("gate.steps")
 
 
-def locate(
+@dataclass(frozen=True)
+class LayerComparison:
+    """The layers of one file compared with those of the model, and the runs behind the record."""
+
+    bench: LocalizationContext
+    findings: LocalizationFindings
+    limits: DeviationLimits
+    localization: Localization
+
+    def switched(self) -> AbstractContextManager[None]:
+        """Set the switches under which the model runs, and restore them afterwards."""
+        return _switched(self.bench.policy)
+
+
+def locate(case: MeasurementJob, *, runtime: RuntimeName, limit: int = 8) -> Localization:
+    """Return the record of `compare_layers`, without its runs. Raises what that raises."""
+    return compare_layers(case, runtime=runtime, limit=limit).localization
+
+
+def compare_layers(
     case: MeasurementJob,
     *,
     runtime: RuntimeName,
     limit: int = 8,
     refused: Collection[RuntimeName] = (),
     beyond: SampleSet | None = None,
-) -> Localization:
+) -> LayerComparison:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
     On the first `limit` samples; of a file with a fixed batch axis on whole batches. `refused`: by
-    the policy. Where `runtime` is, an optimiser may be to blame for less than what is a divergence
-    here; where the same without optimisations is, none is. `beyond`: inputs of the samples' shapes
+    the policy. Where `runtime` is, an optimizer may be to blame for less than what is a divergence
+    here; where the same without optimizations is, none is. `beyond`: inputs of the samples' shapes
     that are compared in their place; the samples, which agree, only say which tensor is which
     value. The model and all global switches are afterwards as they were.
 
@@ -84,8 +103,8 @@ def locate(
         size += 1  # none alone behind others: a batch norm may need two rows
     with _switched(policy):
         graph = FileGraph(candidate)
-        own = copy_model(case.model, device="cpu", double=binding.double)
-        side = ModelRunner(own, binding, original=case.model)
+        own = case.reference.copy(double=binding.double)
+        side = ModelRunner(own.module, binding, original=case.reference.module)
         first = {name: array[:size] for name, array in taken.items()}
         survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)
@@ -118,7 +137,7 @@ def locate(
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
             finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))
-            doubt = limits.doubt(measured.whole, refused=finer)
+            doubt = limits.relaxed_limit(measured.whole, refused=finer)
             blamed = _blame(bench, survey, limits, candidate=candidate, bound=doubt)
         except GateError:
             raise
@@ -139,7 +158,8 @@ def locate(
         matcher.constants,
         TrialRuns(bench, survey, layout, partial(_switched, policy)),
     )
-    return build_localization(findings, side.model, limits, candidate.subject, blame=blamed)
+    found = build_localization(findings, side.model, limits, candidate.subject, blame=blamed)
+    return LayerComparison(bench, findings, limits, with_fault_texts(found))
 
 
 def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
@@ -154,10 +174,12 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
 
 
 def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
-    """What the samples, `before`, say of the values of another input: all but those that are one
-    value on the samples and two here, as what a limit gets and returns.
+    """Return the part of the samples' layout that also holds for the values of another input.
 
-    Raises AnotherWay where the model takes another way.
+    `before` is the survey of the samples. Dropped are values that repeat each other in only one of
+    the two surveys, for example the input and the output of a clamp.
+
+    Raises ForwardPathChanged where the model makes other calls on this input.
     """
     if before.paths != survey.paths or before.at != survey.at:
         raise ForwardPathChanged("the model makes other calls on this input than on the samples.")
@@ -167,7 +189,7 @@ def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> Val
 
 
 def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
-    """Raises EvidenceError for a runtime that shows no tensor but the file's outputs."""
+    """Raise EvidenceError for a runtime that shows no tensor but the file's outputs."""
     named = {*RUNTIMES, *policy.runtimes}
     if runtime not in named:
         raise PolicyError(
@@ -184,7 +206,7 @@ def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
 
 
 def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
-    """Whether the runtime is that of `setup` with optimisations off."""
+    """Return whether the runtime is that of `setup` with optimizations off."""
     other = ort_setup(policy, runtime)
     return other is not None and other == other.plain and other.providers == setup.providers
 
@@ -192,7 +214,7 @@ def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
 def _measured(
     bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, setup: OrtSetup
 ) -> Measured:
-    """All samples in the runtime; where its optimisations break the pieces of the file, without
+    """All samples in the runtime; where its optimizations break the pieces of the file, without
     them; where a batch of another size does not fit the tensors, the first samples."""
     setups = [setup] if setup.plain == setup else [setup, setup.plain]
     benches = [bench] if len(bench.batches) == 1 else [bench, bench.first]
@@ -216,13 +238,14 @@ def _blame(
     candidate: TestedFile,
     bound: float | None,
 ) -> OptimizerFault | None:
-    """Which optimiser it is, where optimisations are in doubt: where there is a bound."""
+    """Return the optimizer at fault, where optimizations are suspected and there is a bound."""
     if bound is None:
         return None
     try:
         right = right_answers(bench, survey)
     except Exception as error:
-        return OptimizerFault(reason=describe_failure(error))
+        failed = {"failure": describe_failure(error)}
+        return OptimizerFault(reason_code="stopped", reason_params=failed)
     inquiry = TrialSettings(
         candidate=replace(candidate, path=candidate.path.resolve()),
         limits=limits,
@@ -235,8 +258,11 @@ def _blame(
 
 @contextmanager
 def _switched(policy: Policy) -> Iterator[None]:
-    """The policy's switches; tensors with versions, because in-place operations are told by them;
-    attention by its ordinary operators, because the fused ones call no modules."""
+    """Apply the policy's switches, disable inference mode, and disable fused attention.
+
+    Inference mode has no tensor versions, which identify in-place operations. Fused attention calls
+    no modules.
+    """
     fused = torch.backends.mha.get_fastpath_enabled()
     with deterministic(policy.determinism), torch.inference_mode(False), torch.no_grad():
         torch.backends.mha.set_fastpath_enabled(False)
@@ -257,7 +283,7 @@ def _count(batch: Batch) -> int:
 
 
 def _check_finite(measured: Measured) -> None:
-    """Raises EvidenceError if the model has nothing to compare an output with."""
+    """Raise EvidenceError if the model has nothing to compare an output with."""
     for name, output in measured.marked.items():
         if not output.finite:
             raise EvidenceError(
@@ -269,7 +295,7 @@ def _check_finite(measured: Measured) -> None:
 def _check_matched(
     survey: ValueSurvey, tensors: Mapping[int, object], folded: Mapping[int, int]
 ) -> None:
-    """Raises EvidenceError if no call of a module has a tensor in the file."""
+    """Raise EvidenceError if no call of a module has a tensor in the file."""
     calls = [
         value.number
         for value in survey.values
@@ -286,7 +312,7 @@ def _check_matched(
         )
 
 
-# It comes after the verdict and never changes it; what breaks in it is told, not raised.
+# It runs after the verdict and never changes it; failures are reported, not raised.
 
 
 SAMPLES = 8
@@ -294,40 +320,52 @@ SAMPLES = 8
 
 
 def locate_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
-    """Localise where a comparison of outputs failed, where optimisations break the file, or where
-    only a probe of other values fails; an empty explanation elsewhere.
-
-    Computed on the worst sample and the first ones, or on the worst sample of the probe. The
-    caller's model stays as it is.
-    """
-    if decision.verdict is not Verdict.FAIL:
-        return Explanation()
-    failed = _failed(decision)
-    runtime = _shown(case, evidence, failed)
-    if runtime is None:
-        broken = _of_broken(case, evidence)
-        return broken if broken.localisation else _of_probe(case, evidence, decision)
+    """Return the localization of `compare_failure`, or the reason why there is none."""
     try:
-        return Explanation(localisation=_located(case, runtime, refused=failed))
+        compared = compare_failure(case, evidence, decision)
     except Exception as error:
         return Explanation(failure=describe_failure(error))
+    return Explanation(localisation=None if compared is None else compared.localization)
 
 
-def _of_broken(case: MeasurementJob, evidence: Evidence) -> Explanation:
-    """Of the first runtime that breaks with optimisations on: empty where they are not to blame,
-    because then what it raised says more."""
+def compare_failure(
+    case: MeasurementJob, evidence: Evidence, decision: Decision
+) -> LayerComparison | None:
+    """Compare layers where a comparison of outputs failed, where optimizations break the file, or
+    where only a probe of other values fails; None elsewhere.
+
+    Computed on the worst sample and the first ones, or on the worst sample of the probe. The
+    caller's model stays as it is. Raises what `compare_layers` raises.
+    """
+    if decision.verdict is not Verdict.FAIL:
+        return None
+    failed = _failed(decision)
+    runtime = _shown(case, evidence, failed)
+    if runtime is not None:
+        return _compared(case, runtime, refused=failed)
+    return _of_broken(case, evidence) or _of_probe(case, evidence, decision)
+
+
+def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
+    """Compare layers in the first runtime that breaks only with optimizations enabled.
+
+    Return None where the optimizations are not the cause, because then the error of the runtime is
+    more informative.
+    """
     runtime = next((r for r in evidence.runtimes if _breaks_optimised(case, evidence, r)), None)
     if runtime is None:
-        return Explanation()
+        return None
     try:
-        found = _located(case, runtime, refused=[runtime.runtime])
+        compared = _compared(case, runtime, refused=[runtime.runtime])
     except Exception:
-        return Explanation()
-    return Explanation(localisation=found if found.optimiser else None)
+        return None
+    return compared if compared.localization.optimiser else None
 
 
-def _of_probe(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
-    """Of the probe of other values that is farthest off: empty where no layer shows it."""
+def _of_probe(
+    case: MeasurementJob, evidence: Evidence, decision: Decision
+) -> LayerComparison | None:
+    """Compare layers on the failed value probe that deviates most; None where no layer shows it."""
     failed = [
         (runtime, probe)
         for check in decision.problems
@@ -339,18 +377,21 @@ def _of_probe(case: MeasurementJob, evidence: Evidence, decision: Decision) -> E
         and ort_setup(case.policy, runtime.runtime) is not None
     ]
     if not failed:
-        return Explanation()
+        return None
     first = failed[0][0].runtime
     probe = max((p for r, p in failed if r.runtime == first), key=_farness)
     refused = [r.runtime for r, p in failed if p.name == probe.name]
     try:
         beyond = _worst_of(case, probe.name)
-        found = locate(case, runtime=first, limit=len(beyond), refused=refused, beyond=beyond)
+        compared = compare_layers(
+            case, runtime=first, limit=len(beyond), refused=refused, beyond=beyond
+        )
     except Exception:
-        return Explanation()
+        return None
+    found = compared.localization
     if found.first_divergence is None:
-        return Explanation()
-    return Explanation(localisation=found.model_copy(update={"probe": probe.name}))
+        return None
+    return replace(compared, localization=found.model_copy(update={"probe": probe.name}))
 
 
 def _farness(probe: ProbeResult) -> float:
@@ -363,15 +404,16 @@ def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
     """The sample of the probe that is farthest off, as often as samples are matched on; of a file
     with a fixed batch the whole probe. Raises anything."""
     with deterministic(case.policy.determinism):
-        stand = MeasurementContext.bare(case)
-        probe = ProbeInstrument(stand).named(name)
+        context = MeasurementContext.bare(case)
+        probe = ProbeInstrument(context).named(name)
         if probe is None:
             raise EvidenceError(f"there is no probe {name}. Judge the file again.")
         batch = probe.batch
-        if not stand.binding.fixed:
+        if not context.binding.fixed:
             session = open_on_cpu(case.candidate.path)
-            outputs = stand.binding.from_call(session.run(None, stand.binding.by_input(batch)))
-            worst = _worst_sample(stand.answers.reference(batch), outputs, size=probe.size)
+            returned = session.run(None, context.binding.by_input(batch))
+            outputs = context.binding.from_call([text_digests(output) for output in returned])
+            worst = _worst_sample(context.answers.reference(batch), outputs, size=probe.size)
             times = min(MATCHED, len(case.samples))
             batch = {name: np.stack([array[worst]] * times) for name, array in batch.items()}
     return case.samples.like(batch).allow_nan()
@@ -394,7 +436,7 @@ def _worst_sample(
 
 
 def _breaks_optimised(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
-    """Whether ONNX Runtime fails there with optimisations on, and nowhere with them off."""
+    """Return whether ONNX Runtime fails there with optimizations on, and nowhere with them off."""
     setup = ort_setup(case.policy, runtime.runtime)
     if setup is None or setup == setup.plain or not runtime.failure:
         return False
@@ -402,12 +444,12 @@ def _breaks_optimised(case: MeasurementJob, evidence: Evidence, runtime: Runtime
     return not any(other and other == other.plain and off.failure for other, off in others)
 
 
-def _located(
+def _compared(
     case: MeasurementJob, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
-) -> Localization:
-    places = _places(case, runtime)
+) -> LayerComparison:
+    places = _sample_indices(case, runtime)
     samples = case.samples.take(places)
-    return locate(
+    return compare_layers(
         replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=refused
     )
 
@@ -434,7 +476,7 @@ def _is_comparison(check: CheckResult) -> bool:
     return check.verdict is Verdict.FAIL and check.output is not None
 
 
-def _places(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
+def _sample_indices(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
     """The worst sample and the first ones; of a file with a fixed batch, the worst one's batch."""
     total = len(case.samples)
     worst = next((o.max_abs_diff_sample for o in runtime.outputs if o.max_abs_diff_sample), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Conditions
 from gate.runtimes.selection import SelectedRuntime
 from gate.storage.arrays import Batch
+from gate.summary.render import with_fault_texts
 
 Array = NDArray[Any]
 
@@ -34,18 +34,21 @@ _SAME = 1e-6
 """The same between two runs of the same modules."""
 
 
-@dataclass(frozen=True)
-class ChainDifference:
-    """What makes the difference, and the way out."""
+_Seam = dict[str, Any]
+"""The fields `seam_code` and `seam_params` of a localization."""
 
-    cause: str
-    remedy: str
+
+def _seam(code: str, **params: Any) -> _Seam:
+    return {"seam_code": code, "seam_params": params}
 
 
 def explain_chain(
     whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
-) -> ChainDifference | None:
-    """Of the first batch of samples; None where the chain answers alike, or can't be run."""
+) -> _Seam | None:
+    """Return how the chain differs with the files on the first batch of samples.
+
+    None where the chain gives the same answers, or can't be run.
+    """
     batch = _first_batch(whole)
     try:
         files = _with_files(whole, release, runtime, batch)
@@ -54,27 +57,18 @@ def explain_chain(
         copied = _with_modules(
             release, batch, {name: partial(_of_copies, part) for name, part in parts.items()}
         )
-    except Exception:  # of the chain's own code: what it can't do is told elsewhere
+    except Exception:  # of the chain's own code: its failures are reported elsewhere
         return None
     names = [spec.name for spec in release.subject.outputs]
     writers = {n: c.overwritten for n, c in release.calls.by_part.items() if c.overwritten}
     if writers and _apart(copied, modules) > _SAME and _apart(files, copied) <= _PLAIN:
-        listed = ", ".join(f"{part} (its {name})" for part, name in writers.items())
-        return ChainDifference(
-            f"in PyTorch the part {listed} writes into what the chain gives it (an operation in "
-            "place), and the chain goes on with what is left there; a file leaves it as it was",
-            "Give the part a copy, parts['name'](x.clone()), or build it with inplace=False.",
-        )
+        parts_in_place = [f"{part} (its {name})" for part, name in writers.items()]
+        return _seam("in_place", parts=parts_in_place)
     sizes = [_apart([one], [other]) for one, other in zip(files, modules, strict=True)]
     worst = int(np.argmax(sizes))
     if sizes[worst] <= _PLAIN:
         return None
-    return ChainDifference(
-        f"the chain itself answers otherwise with the files: its output {names[worst]} differs by "
-        f"{sizes[worst]:.3g} of its largest value",
-        "Look at its code for what tells a module from a file, and for a choice (argmax, a "
-        "threshold) that rounding turns: give samples without such ties, or take it out.",
-    )
+    return _seam("differs", output=names[worst], error=sizes[worst])
 
 
 def _with_files(
@@ -124,14 +118,15 @@ def _difference(one: Array, other: Array) -> float:
 def locate_part(
     whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName, limit: int = 8
 ) -> Localization:
-    """As `locate`, of the first part in the order of the chain's calls that diverges, which is
-    named; where none does, of none, without layers. `seam`: what does not fit where the chain gives
-    the files of this runtime what they take, or takes what they give.
+    """Run `locate` on the parts in the order of the chain's calls, and return the first divergence.
 
-    Raises as `locate`, with the name of the part.
+    The result names the part. Where no part diverges, it has no part and no layers. `seam` is set
+    where the inputs or outputs of the runtime's files do not fit the chain.
+
+    Raises the exceptions of `locate`, with the name of the part.
     """
     cases = release.cases(whole)
-    seam, compared = _seam(whole, release, runtime), list[str]()
+    seam, compared = _seam_of(whole, release, runtime), list[str]()
     for name in sorted(cases, key=list(release.calls.by_part).index):
         try:
             found = locate(cases[name], runtime=runtime, limit=limit)
@@ -140,44 +135,47 @@ def locate_part(
                 break
             raise type(error)(f"the part {name}: {error}") from error
         if found.diverges:
-            return found.model_copy(update={"part": name, "seam": seam})
+            return with_fault_texts(found.model_copy(update={"part": name, **(seam or {})}))
         compared.append(name)
-    alike = f"No layer diverges in {', '.join(compared) or 'a part that could be compared'}"
-    if seam is None:
-        blamed = blamed_on_chain(whole, release, runtime=runtime)
-        if blamed is not None:
-            return blamed
-        cause = f"{alike}, and each takes what the chain gives it."
-    else:
-        cause = f"{alike}; the seam is to blame: {seam}"
-    return _without_layers(whole, release, runtime, cause).model_copy(update={"seam": seam})
+    alike = {"code": "no_part", "parts": compared} if compared else {"code": "no_part_compared"}
+    if seam is not None:
+        return _without_layers(whole, release, runtime, alike, {"code": "seam"}, between=seam)
+    blamed = blamed_on_chain(whole, release, runtime=runtime)
+    if blamed is not None:
+        return blamed
+    return _without_layers(whole, release, runtime, alike, {"code": "parts_fit"})
 
 
 def blamed_on_chain(
     whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> Localization | None:
-    """Of a release whose parts are right, why the chain answers otherwise with their files; None
-    where it does not, or can't be run."""
-    found = explain_chain(whole, release, runtime=runtime)
-    if found is None:
+    """Explain why the chain answers differently with the files although each part is right.
+
+    None where it does not, or can't be run.
+    """
+    seam = explain_chain(whole, release, runtime=runtime)
+    if seam is None:
         return None
-    cause = f"Each part is right by itself, and {found.cause}."
-    return _without_layers(whole, release, runtime, cause).model_copy(
-        update={"seam": found.cause, "remedy": found.remedy}
-    )
+    return _without_layers(whole, release, runtime, {"code": "chain"}, between=seam)
 
 
 def _without_layers(
-    whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, cause: str
+    whole: MeasurementJob,
+    release: MultiFileRelease,
+    runtime: RuntimeName,
+    *outcome: dict[str, Any],
+    between: _Seam | None = None,
 ) -> Localization:
-    return Localization(
+    found = Localization(
         subject_sha256=release.subject.sha256,
         runtime=runtime,
         samples=min(whole.batch_size, len(whole.samples)),
         layers=(),
         first_divergence=None,
-        cause=cause,
+        outcome=outcome,
+        **(between or {}),
     )
+    return with_fault_texts(found)
 
 
 def _first_batch(whole: MeasurementJob) -> Batch:
@@ -186,8 +184,10 @@ def _first_batch(whole: MeasurementJob) -> Batch:
     return binding.by_input(next(whole.samples.batches(binding.batch_size)))
 
 
-def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName) -> str | None:
-    """What the chain can't do with the files that it can do with the modules; None: nothing."""
+def _seam_of(
+    whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
+) -> _Seam | None:
+    """Return what the chain can't do with the files but can do with the modules, or None."""
     policy = whole.policy
     if runtime not in policy.runtimes:
         raise PolicyError(
@@ -199,7 +199,7 @@ def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
         try:
             check_seam(taken, calls.taken([spec.name for spec in taken]), part=name)
         except InputMismatch as misfit:
-            return str(misfit)
+            return _seam("misfit", reason=str(misfit).rstrip("."))
     chosen = SelectedRuntime(runtime, policy.runtimes[runtime])
     with closing(chosen):
         try:
@@ -207,16 +207,13 @@ def _seam(whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
         except EvidenceError:
             raise
         except Exception as error:
-            return f"the files can't be opened together: {describe_failure(error)}."
+            return _seam("unopened", failure=describe_failure(error))
         try:
             session.run(_first_batch(whole))
         except GateError as error:
-            return str(error)
+            return _seam("misfit", reason=str(error).rstrip("."))
         except Exception as error:
-            return (
-                f"the chain breaks with what the files give: {describe_failure(error)}. With the "
-                "modules it runs: compare dtypes, layouts, names and sizes at the seam."
-            )
+            return _seam("breaks", failure=describe_failure(error))
         finally:
             session.close()
     return None

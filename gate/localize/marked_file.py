@@ -21,16 +21,16 @@ from gate.storage import files
 from gate.storage.arrays import OutputArray
 
 _SAMPLES = 2
-"""On which it is looked which types and how many axes the tensors have."""
+"""Number of samples on which the dtypes and ranks of the tensors are determined."""
 
 
 @dataclass(frozen=True)
 class MarkedFile:
-    """What was written."""
+    """An ONNX file with additional outputs, as it was written."""
 
     path: Path
     outputs: tuple[str, ...]
-    """Those that were added, in the order of the layers."""
+    """The added outputs, in the order of the layers."""
 
 
 def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> MarkedFile:
@@ -43,7 +43,7 @@ def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> 
     valid.
     """
     candidate = case.candidate
-    _check_place(candidate, path)
+    _check_output_path(candidate, path)
     rows = _rows(found, candidate)
     arrays = _computed(case, tuple(rows))
     model = _read(candidate)
@@ -63,7 +63,7 @@ def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> 
     return MarkedFile(path, tuple(arrays))
 
 
-def _check_place(candidate: TestedFile, path: Path) -> None:
+def _check_output_path(candidate: TestedFile, path: Path) -> None:
     beside = candidate.subject.external_data
     folder = candidate.path.parent
     taken = [candidate.path, *(folder / name for name in beside)]
@@ -89,7 +89,7 @@ def _rows(found: Localization, candidate: TestedFile) -> dict[str, LayerRow]:
 
 
 def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
-    """The tensors on a few samples, as the file computes them without optimisations."""
+    """The tensors on a few samples, as the file computes them without optimizations."""
     if not names:  # its only layer gives what the file gives
         return {}
     binding = case.bind(batch_size=_SAMPLES)

@@ -23,7 +23,9 @@ from gate.localize.file_graph import FileGraph
 from gate.measure.context import ReferencePass
 from gate.policy.policy import Policy
 from gate.reference.float64 import double_copy, in_double
+from gate.reference.onnx_reference import OnnxNode
 from gate.reference.random_rounding import RandomRounding
+from gate.reference.torch_reference import TorchReference
 from gate.reference.torch_session import TorchSession
 from gate.reference.validity import difference, is_near, is_valid
 from gate.storage.arrays import Batch, OutputArray
@@ -130,12 +132,17 @@ class Hook:
 
 def kind_of(module: nn.Module) -> str:
     """Return the name of the layer class of PyTorch that the module is of, or extends; else of its
-    own class."""
+    own class. Of a node of an ONNX file: its operator."""
     for kind in type(module).__mro__:
         package, _, name = kind.__module__.rpartition(".")
         if package == "torch.nn.modules" and name not in ("module", "container"):
             return kind.__name__.lstrip("_")
-    return type(module).__name__
+    return class_name(module)
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name of the module's class; of a node of an ONNX file its operator."""
+    return module.call.operator if isinstance(module, OnnxNode) else type(module).__name__
 
 
 def _is_plain(leaf: object) -> bool:
@@ -159,7 +166,7 @@ ELEMENTS = 8192
 
 @dataclass(frozen=True)
 class ComputedValue:
-    """What one call of a module, or code between two calls, computed on the first batch."""
+    """The first-batch result of one call of a module, or of code between two calls."""
 
     number: int
     path: str
@@ -178,12 +185,13 @@ class ComputedValue:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole value."""
+        """Return the size of the whole value in bytes."""
         return math.prod(self.shape) * self.sketch.itemsize
 
     @property
     def functional(self) -> bool:
-        """True if code in the forward of `path` computed it, and not a module called there."""
+        """Return True if code in the forward of `path` computed it, and not a module called
+        there."""
         return self.before is not None
 
 
@@ -200,15 +208,17 @@ class Overwriting:
 
     @property
     def text(self) -> str:
-        """Who did it."""
+        """Return a description of the module or code that overwrote the value."""
         if self.kind:
             return f"{self.path} ({self.kind})"
         return f"code in the forward of {self.path}" if self.path else "the model's own forward"
 
 
 class ValueSurvey:
-    """Hears one forward and tells its values apart. Needs tensors with versions: call the model
-    outside of inference mode."""
+    """Records the values of one forward.
+
+    It needs tensor versions: call the model outside of inference mode.
+    """
 
     def __init__(self) -> None:
         self.values: list[ComputedValue] = []
@@ -286,7 +296,7 @@ class ValueSurvey:
 
 
 @lru_cache(maxsize=512)
-def places(size: int) -> NDArray[np.int64]:
+def sampled_indices(size: int) -> NDArray[np.int64]:
     """Sorted places of at most `ELEMENTS` of `size` elements.
 
     Random ones, because a fixed step could hit the same channels only.
@@ -298,15 +308,15 @@ def places(size: int) -> NDArray[np.int64]:
 
 def sketch(array: OutputArray) -> OutputArray:
     """The elements of `array` at its places, shape (at most `ELEMENTS`,), as a copy."""
-    picked: OutputArray = array.reshape(-1)[places(array.size)]
+    picked: OutputArray = array.reshape(-1)[sampled_indices(array.size)]
     return picked
 
 
 def sketch_of(tensor: torch.Tensor) -> OutputArray:
-    """As `sketch`, of a tensor."""
+    """Return the `sketch` of a tensor."""
     import torch
 
-    flat = tensor.detach().reshape(-1)[torch.from_numpy(places(tensor.numel()))]
+    flat = tensor.detach().reshape(-1)[torch.from_numpy(sampled_indices(tensor.numel()))]
     array: OutputArray = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
     return array
 
@@ -386,7 +396,7 @@ class ForwardPathChanged(EvidenceError):
 
 
 def number_at(survey: ValueSurvey, moment: HookEvent, tensor: torch.Tensor) -> int:
-    """Number of the value that the survey heard at this moment. Raises AnotherWay."""
+    """Number of the value that the survey heard at this moment. Raises ForwardPathChanged."""
     if moment.number < len(survey.at):
         number = survey.at[moment.number]
         value = survey.values[number]
@@ -400,7 +410,7 @@ def number_at(survey: ValueSurvey, moment: HookEvent, tensor: torch.Tensor) -> i
 
 @dataclass(frozen=True)
 class Float64Values:
-    """What the float64 reference computed, as sketches by the numbers of values."""
+    """The float64 reference values, as sketches by value number."""
 
     through: Mapping[int, OutputArray]
     """In one forward."""
@@ -418,7 +428,7 @@ class ModelRunner:
         """`original`: what `model` was copied from."""
         self.model = model
         self._binding = binding
-        self._reference = ReferencePass(model, binding, original=original)
+        self._reference = ReferencePass(TorchReference(model, original).session(binding))
 
     def survey(self, batch: Batch) -> ValueSurvey:
         """The values of a forward. Raises EvidenceError."""
@@ -429,16 +439,16 @@ class ModelRunner:
     def values(
         self, batch: Batch, survey: ValueSurvey, wanted: Container[int]
     ) -> dict[int, OutputArray]:
-        """Values of a forward, whole. Raises AnotherWay, EvidenceError."""
+        """Values of a forward, whole. Raises ForwardPathChanged, EvidenceError."""
         keeps = CaptureOutputs(survey, wanted, whole=True)
         self._run(batch, keeps.hear)
         return keeps.kept
 
     def constants(self, batch: Batch, survey: ValueSurvey) -> frozenset[int]:
-        """Values that are the same whatever the samples: masks of windows, tables of positions.
+        """Return the values that are the same for all samples: window masks, position tables.
 
-        Found by the samples in another order; of equal samples none is told. Raises what `values`
-        raises.
+        They are found by running the samples in another order, which finds none if the samples are
+        equal. Raises what `values` raises.
         """
         turned = CaptureOutputs(survey, range(len(survey.values)), whole=False)
         self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.hear)
@@ -469,7 +479,7 @@ class ModelRunner:
     def truths(
         self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray]
     ) -> Float64Values:
-        """What the float64 reference computes for the values of `references`.
+        """Compute the float64 reference of the values in `references`.
 
         Raises ModelError where the model can't run in float64.
         """
@@ -497,8 +507,11 @@ class ModelRunner:
         references: Mapping[int, OutputArray],
         kept: tuple[dict[int, OutputArray], dict[int, OutputArray]],
     ) -> Float64Values:
-        """Without the values of which float64 is another function. One run under random rounding,
-        made only where float64 is far off, tells these from amplified rounding."""
+        """Return the values without those for which float64 computes another function.
+
+        One run under random rounding, made only where float64 is far off, distinguishes these from
+        amplified rounding.
+        """
         wrong = {
             number
             for values in kept

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gate.localize.model_runner import ComputedValue
+from gate.reference.onnx_reference import OnnxReference
 
 # The exporter that traces names nodes `/layer1/layer1.0/relu_1/Relu`, from a module that was traced
 # before `/layer1/0/relu/Relu`; dynamo writes the path into the node's metadata. None of them is
@@ -31,7 +32,7 @@ class ModuleScope:
 
     path: str
     call: int | None
-    """Counts the calls of the module, from 0; None where the name does not tell."""
+    """Counts the calls of the module, from 0; None where the name does not contain it."""
 
 
 class ModulePaths:
@@ -45,6 +46,8 @@ class ModulePaths:
         """Every path of a module to its first: shared modules have several."""
         self._by_name: dict[str, list[str]] = {}
         """The paths that end with a name."""
+        self._nodes = model.node_paths() if isinstance(model, OnnxReference) else {}
+        """Of a model that is an ONNX file: the modules of its nodes, by the names of these."""
         for path in self._canonical:
             self._by_name.setdefault(path.rpartition(".")[2], []).append(path)
         self.norms = tuple(
@@ -56,10 +59,12 @@ class ModulePaths:
 
     def scope(self, node: onnx.NodeProto) -> ModuleScope | None:
         """None if the name leads nowhere."""
+        if node.name in self._nodes:
+            return ModuleScope(self._nodes[node.name], None)
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
                 return self._listed(entry.value)
-        # An optimizer names a fused node anew, and keeps the name of what the last node computed.
+        # An optimizer renames a fused node, and keeps the name of the last node's output.
         for name in (node.name, *node.output[:1]):
             parts = name.split("/")
             if len(parts) > 1 and not parts[0]:
@@ -162,7 +167,7 @@ class NameHints:
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
 
     def name(self, value: ComputedValue, place: int, scope: ModuleScope | None) -> float:
-        """What the name of the node at `place` says about the value."""
+        """Return how well the name of the node at `place` fits the value, as a score."""
         if scope is None:
             return UNKNOWN
         score = self._name(value, place, scope)
@@ -170,7 +175,7 @@ class NameHints:
         return score if inner is None else max(score, self._name(inner, place, scope))
 
     def kind(self, value: ComputedValue, op: str) -> float:
-        """What the operator says: 2 for a module's own, -3 for one of other modules."""
+        """Return a score of the operator: 2 if it is the module's own, -3 if another's, else 0."""
         inner = self._unfolded.get(value.number)
         kinds = {_plain(v.kind) for v in (value, inner) if v is not None and v.kind}
         operator = op.lower()
@@ -191,8 +196,10 @@ class NameHints:
 def _norms(
     values: Sequence[ComputedValue], norms: Mapping[str, int]
 ) -> Iterable[tuple[ComputedValue, ComputedValue]]:
-    """What each BatchNorm got, and what it made of it; of those that call modules, their own code's
-    first value."""
+    """Yield the input and the output of each BatchNorm.
+
+    For a BatchNorm that calls modules itself, yield the first value of its own code instead.
+    """
     met: set[str] = set()
     for value in values:
         if _plain(value.kind) == "batchnorm":
@@ -240,7 +247,7 @@ def _calls(
 
 
 def computes(op: str, kind: str) -> bool:
-    """True if the operator computes a module of this kind, `Conv2d` as `Conv`."""
+    """Return True if the operator computes a module of this kind, `Conv2d` as `Conv`."""
     return _computes(op.lower(), _plain(kind))
 
 

@@ -36,7 +36,7 @@ Answers = Callable[[Mapping[str, OutputArray]], Mapping[str, OutputArray]]
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """What the model computes of one batch, by the names that the file has."""
+    """The inputs and the model's outputs of one batch, by the names that the file uses."""
 
     feed: Mapping[str, OutputArray]
     outputs: Mapping[str, OutputArray]
@@ -48,7 +48,7 @@ class ReferenceOutput:
 
 
 class OutputJudge:
-    """Compares outputs as a localisation compares those of the whole file, on the same samples."""
+    """Compares outputs as a localization compares those of the whole file, on the same samples."""
 
     def __init__(
         self, right: Sequence[ReferenceOutput], limits: DeviationLimits, *, bound: float = 1.0
@@ -57,7 +57,7 @@ class OutputJudge:
         self._right, self._limits, self._bound = right, limits, bound
 
     def agrees(self, answers: Answers) -> bool:
-        """True if all outputs are within the bound. Raises what `answers` raises."""
+        """Return True if all outputs are within the bound. Raises what `answers` raises."""
         deviations: dict[str, Deviation] = {}
         for right in self._right:
             outputs = answers(right.feed)
@@ -99,8 +99,8 @@ def _truths(
         return None
 
 
-# There is no list of their names to ask for. In the most talkative log each one is named when it
-# begins and when it ends, and that log is the same for all providers.
+# ONNX Runtime has no API that lists the optimizers. The most verbose log names each one when it
+# starts and when it ends, and that log is the same for all providers.
 
 
 _LEVEL = re.compile(r"graph transformer\(s\) for level (\d+)")
@@ -169,7 +169,10 @@ def minimal_set(names: Sequence[str], heals: Heals) -> tuple[str, ...]:
 def _fewest(
     off: frozenset[str], names: Sequence[str], heals: Heals, *, more: bool
 ) -> tuple[str, ...]:
-    """Which of `names` are needed beside `off`. `more`: `off` grew since that was last known."""
+    """Return which of `names` must also be off, in addition to `off`.
+
+    `more`: `off` has grown since that was last determined.
+    """
     if more and heals(off):
         return ()
     if len(names) <= 1:
@@ -189,12 +192,16 @@ so that a busy machine names the same optimizer as an idle one."""
 
 
 class BudgetExceeded(EvidenceError):
-    """As many sessions were opened, or as long, as one file may have."""
+    """The search has used its sessions or its time."""
+
+    def __init__(self, code: str, **params: Any) -> None:
+        super().__init__(f"the search stopped: {code}")
+        self.fields = {"reason_code": code, "reason_params": params}
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What one session did."""
+    """The result of running one session."""
 
     agrees: bool
     failure: str | None = None
@@ -213,7 +220,7 @@ class OptimizerTrials:
         threads: int = 1,
         deterministic: bool = False,
     ) -> None:
-        """`setup`: with the optimisations that are doubted. `threads`, `deterministic`: as of
+        """`setup`: with the optimizations that are doubted. `threads`, `deterministic`: as of
         `session_options`. Raises DigestMismatch, StorageError."""
         self.setup = setup
         self._threads, self._deterministic = threads, deterministic
@@ -224,23 +231,31 @@ class OptimizerTrials:
         self.sessions = 0
 
     def heals(self, off: Set[str]) -> bool:
-        """Whether the answer is right without these. Raises Spent, EvidenceError."""
+        """Return whether the answer is right without these.
+
+        Raises BudgetExceeded, EvidenceError.
+        """
         return self.outcome(off=off).agrees
 
     @property
     def healing(self) -> frozenset[str] | None:
-        """The fewest optimisers that were off together when the answer was right; None: it never
+        """The fewest optimizers that were off together when the answer was right; None: it never
         was at the setup's own level."""
-        own = [o for (level, o), done in self._outcomes.items() if self._is_own(level, done)]
+        own = [
+            o
+            for (level, o), done in self._outcomes.items()
+            if self._agrees_as_configured(level, done)
+        ]
         return min(own, key=len, default=None)
 
     def outcome(
         self, *, off: Set[str] = frozenset(), level: str | None = None,
         log: list[str] | None = None,
     ) -> TrialOutcome:  # fmt: skip
-        """What the session does. `log`: gets all that ONNX Runtime says while it opens.
+        """Run a session, or return its cached outcome.
 
-        Raises Spent, and EvidenceError where the provider doesn't load.
+        `log` collects everything that ONNX Runtime logs while it opens. Raises BudgetExceeded, and
+        EvidenceError where the provider doesn't load.
         """
         key = (level or self.setup.optimization, frozenset(off))
         if key not in self._outcomes or log is not None:
@@ -248,7 +263,8 @@ class OptimizerTrials:
         return self._outcomes[key]
 
     def write(self, path: Path, *, off: Set[str]) -> None:
-        """Write the graph that ONNX Runtime makes. Raises as `outcome`, and what it raises."""
+        """Write the graph that ONNX Runtime makes. Raises what `outcome` raises, and what it
+        raises."""
         setup, options = self._opened_by(self.setup.optimization, off)
         options.optimized_model_filepath = str(path)
         open_session(self._model, options, setup)
@@ -267,9 +283,9 @@ class OptimizerTrials:
 
     def _opened_by(self, level: str, off: Set[str]) -> tuple[OrtSetup, Any]:
         if self.sessions >= SESSIONS:
-            raise BudgetExceeded(f"{SESSIONS} sessions did not tell")
+            raise BudgetExceeded("sessions_spent", count=SESSIONS)
         if time.process_time() > self._until:
-            raise BudgetExceeded(f"{TRIALS_LIMIT_S:.0f} s of processor time did not tell")
+            raise BudgetExceeded("time_spent", seconds=TRIALS_LIMIT_S)
         self.sessions += 1
         settings = self.setup.settings
         both = tuple(sorted({*settings.disabled_optimizers, *off}))
@@ -282,7 +298,7 @@ class OptimizerTrials:
             setup, threads=self._threads, deterministic=self._deterministic
         )
 
-    def _is_own(self, level: str, outcome: TrialOutcome) -> bool:
+    def _agrees_as_configured(self, level: str, outcome: TrialOutcome) -> bool:
         return outcome.agrees and level == self.setup.optimization
 
 
@@ -300,10 +316,11 @@ _MOST_NODES = 64
 def changed_nodes(
     trials: OptimizerTrials, off: Set[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What is only in the graph without the optimisers `off`, and what they made of it: operators
-    with the names of their nodes, at most 64 each.
+    """Return the nodes that the optimizers `off` remove from the graph, and those that they add.
 
-    Raises as `OptimizerTrials.write`, and whatever onnx raises.
+    Both list operators with the names of their nodes, at most 64 each.
+
+    Raises the exceptions of `OptimizerTrials.write`, and whatever onnx raises.
     """
     with temporary_folder() as folder:
         without, with_them = Path(folder) / "without.onnx", Path(folder) / "with.onnx"
@@ -341,9 +358,9 @@ def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
     return node.op_type, node.domain, names, tuple(attributes)
 
 
-# First the level, then the optimisers that changed the graph, the fewest of which must be off,
+# First the level, then the optimizers that changed the graph, the fewest of which must be off,
 # those of that level first; of a set of rules, the rule. What is named was tried: with it off the
-# session answers what the model computes, as it does with all optimisations off.
+# session answers what the model computes, as it does with all optimizations off.
 
 
 _ROUNDS = 4
@@ -351,7 +368,15 @@ _ROUNDS = 4
 
 
 class _Clear(Exception):
-    """No optimiser is to blame, or none can be told: the reason."""
+    """The reason why no optimizer is named: its code and parameters."""
+
+    def __init__(self, code: str, **params: Any) -> None:
+        super().__init__(code)
+        self.fields = {"reason_code": code, "reason_params": params}
+
+
+def _stopped(failure: str) -> dict[str, Any]:
+    return {"reason_code": "stopped", "reason_params": {"failure": failure}}
 
 
 def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> OptimizerFault:
@@ -360,32 +385,36 @@ def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> Optimi
     `size_bytes`: of the file; of large ones the nodes are not compared.
     """
     level = below = raises = None
+    names: tuple[str, ...] = ()
+    reason: dict[str, Any] = {}
     try:
         log: list[str] = []
-        raises = _doubt(trials, log)
+        raises = _failure_with_all_enabled(trials, log)
         below, level = _levels(trials)
         names, reason = _names(trials, optimizers_that_changed(log, at=level), level)
-    except _Clear as clear:
-        names, reason = (), str(clear)
+    except (_Clear, BudgetExceeded) as stop:
+        reason = stop.fields
     except Exception as error:
-        names, reason = (), describe_failure(error)
+        reason = _stopped(describe_failure(error))
     found = OptimizerFault(
-        names=names, raises=raises, level=level, below=below, reason=reason,
-        sessions=trials.sessions,
-    )  # fmt: skip
+        names=names, raises=raises, level=level, below=below, sessions=trials.sessions, **reason
+    )
     return _with_nodes(found, trials, size_bytes) if names else found
 
 
-def _doubt(trials: OptimizerTrials, log: list[str]) -> str | None:
-    """What ONNX Runtime raises with all on, if it does; `log` gets what it says. Raises _Clear
-    where they change nothing."""
+def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | None:
+    """Return the error that ONNX Runtime raises with all optimizers enabled, or None.
+
+    `log` collects the log of that session. Raises _Clear where the optimizers are not the cause.
+    """
     off = trials.outcome(level=OPTIMISATIONS_OFF)
     if not off.agrees:
-        why = "the file is off by more than rounding"
-        raise _Clear(f"with optimisations off {off.failure or why}, too")
+        if off.failure:
+            raise _Clear("unoptimized_fails", failure=off.failure)
+        raise _Clear("unoptimized_off")
     on = trials.outcome(log=log)
     if on.agrees:
-        raise _Clear("the file as it is served agrees with them on")
+        raise _Clear("served_agrees")
     return on.failure
 
 
@@ -405,9 +434,9 @@ def _levels(trials: OptimizerTrials) -> tuple[str, str]:
 
 def _names(
     trials: OptimizerTrials, first: Sequence[str], level: str
-) -> tuple[tuple[str, ...], str | None]:
-    """The optimisers, and what else is to be said of them. `first`: those that change the graph.
-    Raises _Clear."""
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The optimizers, and the reason why there may be more than needed. `first`: those that change
+    the graph. Raises _Clear."""
     try:
         suspects = _suspects(trials, first, level)
         names = minimal_set(suspects, trials.heals)
@@ -415,20 +444,21 @@ def _names(
             if name in RULES:
                 names = _by_rule(trials, names, name)
         if trials.heals(frozenset(names)):
-            return names, None
+            return names, {}
         # With more off it was right: they do not add up.
-        return suspects, "with fewer of them off it is not right each time"
+        return suspects, {"reason_code": "not_additive"}
     except BudgetExceeded as spent:
         if trials.healing is None:
-            raise _Clear(str(spent)) from spent
-        return tuple(sorted(trials.healing)), f"{spent} whether fewer would do"
+            raise
+        code = f"{spent.fields['reason_code']}_maybe"
+        return tuple(sorted(trials.healing)), {**spent.fields, "reason_code": code}
 
 
 def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
-    """Optimisers that change the graph, enough of them for the answer to be right without them:
-    where one is off, another one may do its work. Raises _Clear, Spent."""
+    """Optimizers that change the graph, enough of them for the answer to be right without them:
+    where one is off, another one may do its work. Raises _Clear, BudgetExceeded."""
     if not first:
-        raise _Clear(f"ONNX Runtime logs none that changes the graph, from {level} on")
+        raise _Clear("unlogged", level=level)
     off = dict.fromkeys(first)
     for _ in range(_ROUNDS):
         log: list[str] = []
@@ -438,10 +468,7 @@ def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tupl
         if not new:
             break
         off.update(dict.fromkeys(new))
-    raise _Clear(
-        f"with all {len(off)} that change the graph switched off by name it is still not right; "
-        f"what level {level} does beside them is to blame"
-    )
+    raise _Clear("still_wrong", count=len(off), level=level)
 
 
 def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
@@ -459,20 +486,22 @@ def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int)
     """The same with the nodes that they exchanged, or why these are not known."""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    unread: str | None = None
+    unread: dict[str, Any] = {}
     if size_bytes > MOST_BYTES:
-        unread = f"the file is larger than {MOST_BYTES >> 20} MiB"
+        unread = {"nodes_unread_code": "too_large"}
+        unread["nodes_unread_params"] = {"limit": MOST_BYTES >> 20}
     else:
         try:
             before, after = changed_nodes(trials, frozenset(found.names))
         except Exception as error:
-            unread = describe_failure(error)
+            unread = {"nodes_unread_code": "stopped"}
+            unread["nodes_unread_params"] = {"failure": describe_failure(error)}
     return found.model_copy(
         update={
             "before": before,
             "after": after,
-            "nodes_unread": unread,
             "sessions": trials.sessions,
+            **unread,
         }
     )
 
@@ -501,8 +530,8 @@ class TrialSettings:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the arrays of a right answer lie: files, by the name of the input or output."""
+class _ArrayPaths:
+    """The paths of the files that hold a reference output's arrays, by input or output name."""
 
     feed: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -512,12 +541,15 @@ class _Places:
 
 _INQUIRY = TypeAdapter(TrialSettings)
 
-_PLACES = TypeAdapter(list[_Places])
+_PLACES = TypeAdapter(list[_ArrayPaths])
 
 
 def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> OptimizerFault:
-    """As `blame`. Never raises but KeyboardInterrupt: a process that dies, or takes too long, is
-    the reason why no optimiser is named."""
+    """Run `blame` in a sandbox, and return its result.
+
+    Never raises, except KeyboardInterrupt: if the process dies or takes too long, the result gives
+    that as the reason why no optimizer is named.
+    """
     _steps.debug("switching off optimisers of ONNX Runtime")
     limits = SandboxLimits(APART_LIMIT_S, usual_memory())
     try:
@@ -530,9 +562,9 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
             found = run_in_sandbox(f"{__name__}:tried", arguments, limits=limits, what=_WHAT)
         return OptimizerFault.from_json(json.dumps(found))
     except LimitExceeded as error:  # what follows speaks of verdicts, which this one is not about
-        return OptimizerFault(reason=str(error).split(". ")[0])
+        return OptimizerFault(**_stopped(str(error).split(". ")[0]))
     except Exception as error:
-        return OptimizerFault(reason=describe_failure(error))
+        return OptimizerFault(**_stopped(describe_failure(error)))
 
 
 def tried(inquiry: Mapping[str, Any], places: list[Any], folder: str) -> dict[str, Any]:
@@ -549,7 +581,7 @@ def tried(inquiry: Mapping[str, Any], places: list[Any], folder: str) -> dict[st
     return find_faulty_optimizer(trials, size_bytes=given.candidate.subject.size_bytes).to_plain()
 
 
-def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_Places]:
+def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_ArrayPaths]:
     """Raises OSError, and ValueError for what is no number nor text."""
     numbers = itertools.count()
 
@@ -560,7 +592,7 @@ def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_Places]:
         return names
 
     return [
-        _Places(
+        _ArrayPaths(
             written(answer.feed),
             written(answer.outputs),
             answer.first,
@@ -570,7 +602,7 @@ def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_Places]:
     ]
 
 
-def _read(places: Sequence[_Places], folder: Path) -> list[ReferenceOutput]:
+def _read(places: Sequence[_ArrayPaths], folder: Path) -> list[ReferenceOutput]:
     def read(files: Mapping[str, str]) -> dict[str, OutputArray]:
         return {name: np.load(folder / file, allow_pickle=False) for name, file in files.items()}
 

@@ -83,7 +83,7 @@ class ValueLayout:
         return {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
 
     def only(self, numbers: Container[int]) -> ValueLayout:
-        """What is known of these values."""
+        """Return the layout restricted to these values."""
         kept = {n: tensor for n, tensor in self.matching.tensors.items() if n in numbers}
         return ValueLayout(Matching(kept))
 
@@ -95,7 +95,7 @@ class ValueLayout:
     def references(
         self, cuts: Iterable[str], values: Mapping[int, OutputArray]
     ) -> dict[str, OutputArray]:
-        """What goes in at these cuts, in the file's dtypes."""
+        """Return the arrays to feed at these cuts, in the file's dtypes."""
         numbers, dtypes = self.put_in, self.cuts
         return {cut: values[numbers[cut]].astype(dtypes[cut], copy=False) for cut in cuts}
 
@@ -124,7 +124,7 @@ class UnmatchedTensors:
         self._by_name = {tensor.name: tensor for tensor in tensors}
 
     def like(self, value: ComputedValue, *, any_size: bool = False) -> list[Tensor]:
-        """Of the value's kind of number and shape, or at least as many axes."""
+        """Return the tensors of the dtype kind and shape of the value; `any_size`: of its rank."""
         kind, axes = value.sketch.dtype.kind, len(value.shape)
         return [
             tensor
@@ -169,7 +169,7 @@ def difference(value: OutputArray, tensor: OutputArray) -> float:
 
 
 def is_equal(value: OutputArray, array: OutputArray) -> bool:
-    """True if they are equal up to rounding and small faults."""
+    """Return True if they are equal up to rounding and small faults."""
     return value.shape == array.shape and difference(value, array) <= _EQUAL
 
 
@@ -178,11 +178,14 @@ def is_equal(value: OutputArray, array: OutputArray) -> bool:
 # run gives every layer right inputs and values can decide again.
 
 
-# All eight were set by hand on the half `tune` of the corpora (benchmarks/localisation): no
-# measurement of a single one is written down.
+# All but the unit roundoff were set by hand on the half `tune` of the corpora
+# (benchmarks/localisation): no measurement of a single one is written down.
 _EQUAL = 1e-3
 """Relative difference (rms) up to which a tensor can be a value, rounding and small faults
 included."""
+
+_ROUNDING = 2.0**-24
+"""Relative difference (rms) of one rounding to float32."""
 
 _AS_NEAR = 16.0
 """Of two tensors the nearer one is the value only if it is nearer by this factor: blocks that
@@ -240,15 +243,15 @@ class ValueMatcher:
 
     @property
     def folded(self) -> Mapping[int, int]:
-        """As `Clues.folded`."""
+        """Return the values of layers, mapped to those of the BatchNorm folded into them."""
         return self._clues.folded
 
     def name(self, value: ComputedValue, tensor: Tensor) -> float:
-        """As `NameHints.name`."""
+        """Return the score of `NameHints.name` for this tensor."""
         return self._clues.name(value, tensor.place, tensor.scope)
 
     def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
-        """What a run gave, in the order of the nodes."""
+        """Return the tensors that a run returned, in the order of the nodes."""
         producer = self._graph.producer
         places = {name: producer[name] for name in arrays if name in producer}
         return [
@@ -274,7 +277,7 @@ class ValueMatcher:
         values that no tensor has, unless one equals them."""
         free = UnmatchedTensors(tensors)
         for number, name in self._given.items():
-            free.take(number, _given(self._values[number], name))
+            free.take(number, _input_tensor(self._values[number], name))
         for value in self._values:
             if value.number not in free.taken:
                 free.take(value.number, self._equal(value, free))
@@ -324,8 +327,11 @@ class ValueMatcher:
         return None if self._is_anothers(best, value, free) else best
 
     def _preference(self, value: ComputedValue, tensor: Tensor) -> tuple[float, int]:
-        """Of equal tensors the one that names speak for; the last one of a module, because a bias
-        near zero makes nearly the same of what it is added to; else the first one."""
+        """Return the sort key by which one of several equal tensors is chosen.
+
+        The tensor whose name fits best wins. Among those, the last one of a module wins, because a
+        bias near zero hardly changes the value that it is added to; otherwise the first.
+        """
         name = self._clues.name(value, tensor.place, tensor.scope)
         last = name >= EXACT and not value.functional
         return name, tensor.place if last else -tensor.place
@@ -342,8 +348,9 @@ class ValueMatcher:
         return earliest
 
     def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: UnmatchedTensors) -> bool:
-        """True if it equals another free value too, and by name is that one: behind a fault, what a
-        layer gives that hardly changes its input is what the layer before should have given."""
+        """Return True if it equals another free value too, and by name is that one: behind a fault,
+        what a layer gives that hardly changes its input is what the layer before should have
+        given."""
         clues, place, scope = self._clues, tensor.place, tensor.scope
         return clues.name(value, place, scope) < EXACT and any(
             clues.name(other, place, scope) >= EXACT
@@ -356,8 +363,8 @@ class ValueMatcher:
         )
 
     def _belongs_behind(self, value: ComputedValue, tensor: Tensor) -> bool:
-        """True if the tensor may as well be the BatchNorm that is folded into the value's weights:
-        one that was hardly trained changes next to nothing."""
+        """Return True if the tensor may as well be the BatchNorm that is folded into the value's
+        weights: one that was hardly trained changes next to nothing."""
         after = self.folded.get(value.number)
         if after is None:
             return False
@@ -371,7 +378,7 @@ class ValueMatcher:
         predecessors = self.before(value, free.taken)
         got = {free.taken[number].name for number in predecessors or ()}
         constant = value.number in self.constants()
-        resized = not constant and not self._is_one_of_many(value)
+        resized = not constant and not self._has_several_outputs(value)
         for tensor in free.like(value, any_size=resized):
             name = self._clues.name(value, tensor.place, tensor.scope)
             if (value.repeats is not None or constant) and name < EXACT:
@@ -396,8 +403,9 @@ class ValueMatcher:
                 best, most = tensor, score
         return best
 
-    def _is_one_of_many(self, value: ComputedValue) -> bool:
-        """True if the module returned several tensors: one of them may not be in the file."""
+    def _has_several_outputs(self, value: ComputedValue) -> bool:
+        """Return True if the module returned several tensors: one of them may not be in the
+        file."""
         return any(
             (other.path, other.call) == (value.path, value.call) and not other.functional
             for other in self._values
@@ -405,13 +413,13 @@ class ValueMatcher:
         )
 
     def _leaves(self, tensor: Tensor) -> bool:
-        """True if nodes of other modules read it, or it is an output of the file."""
+        """Return True if nodes of other modules read it, or it is an output of the file."""
         readers = self._graph.readers.get(tensor.name, ())
         elsewhere = any(self._scopes[place] != tensor.scope for place in readers)
         return elsewhere or tensor.name in self._graph.outputs
 
 
-def _given(value: ComputedValue, name: str) -> Tensor:
+def _input_tensor(value: ComputedValue, name: str) -> Tensor:
     """An input of the file."""
     return Tensor(name, -1, "", None, value.shape, value.sketch)
 
@@ -420,7 +428,7 @@ _ROUNDS = 12
 """Runs of the first batch, at most. Without a gross fault there are two."""
 
 _FAULTS = 5
-"""Faults that are told apart by trying pairs of values and tensors, at most."""
+"""Largest number of faults that are identified by trying pairs of values and tensors."""
 
 _NEXT = 12
 """Values that are tried behind the last one that equals its tensor."""
@@ -439,11 +447,11 @@ _INNER = 4
 
 
 class IterativeMatcher:
-    """Matches on the first batch, on the CPU with optimisations off.
+    """Matches on the first batch, on the CPU with optimizations off.
 
     A fault spoils all values behind it. Cut there, they are right again and can be told by. From
-    front to back, each value that still differs from its tensor is tried without one: where a
-    node is missing, its readers read the tensor before.
+    front to back, each value that still differs from its tensor is tried without one: where a node
+    is missing, its readers read the tensor before.
     """
 
     def __init__(
@@ -476,10 +484,12 @@ class IterativeMatcher:
         return self._fewer_faults(layout) if self._is_doubtful(layout) else layout
 
     def _is_doubtful(self, layout: ValueLayout) -> bool:
-        """True if several values differ from their tensors while modules before them have none:
-        where the file fuses modules, one fault can lead all values behind it to wrong tensors."""
-        off = layout.matching.off | layout.missing.keys()
-        return len(off) > 1 and any(
+        """Return True if values differ from their tensors while modules before them have none:
+        where the file fuses modules, one fault can lead all values behind it to wrong tensors, or
+        to none."""
+        reached = layout.matching.tensors.keys() - self._before_faults(layout.matching).equal
+        off = reached | layout.missing.keys()
+        return len(off) > (0 if layout.absent else 1) and any(
             not (value.functional or value.repeats is not None or value.number in layout.names)
             and value.number not in self._matcher.folded
             for value in self._survey.values[: max(off)]
@@ -491,13 +501,36 @@ class IterativeMatcher:
         From what equals its value in the whole file, front to back: each of the next tensors is
         tried as each of the next values. The right pair makes equal what is computed from it.
         """
-        settled = ValueLayout(self._matched(ValueLayout()).matching.sure())
+        settled = ValueLayout(self._before_faults(self._matched(ValueLayout()).matching))
         for _ in range(_FAULTS):
             found = self._next_settled(settled)
             if found is None:
                 break
-            settled = found
+            settled = self._without_reached(found, settled)
         return max(layout, self._matched(settled), key=_quality)
+
+    def _without_reached(self, found: ValueLayout, settled: ValueLayout) -> ValueLayout:
+        """The layout without the values that the next fault reaches, although they nearly equal
+        their tensors. If no value differs that did not in `settled`, the first of them is the fault
+        that was found."""
+        matching, earlier = found.matching, settled.matching.tensors.keys()
+        reached = matching.equal - self._before_faults(matching).equal - earlier
+        first = min(reached, default=-1) if matching.off <= earlier else -1
+        lost = reached - {first}
+        kept = {n: tensor for n, tensor in matching.tensors.items() if n not in lost}
+        return _only(Matching(kept, matching.equal - lost))
+
+    def _before_faults(self, matching: Matching) -> Matching:
+        """Return the values that equal their tensors, without those that a small fault reaches:
+        they differ by much more than all values before them."""
+        kept: dict[int, Tensor] = {}
+        largest = _ROUNDING
+        for number, tensor in matching.sure().tensors.items():
+            distance = difference(self._survey.values[number].sketch, tensor.sketch)
+            if distance <= _AS_NEAR * largest:
+                kept[number] = tensor
+                largest = max(largest, distance)
+        return Matching(kept, frozenset(kept))
 
     def _next_settled(self, settled: ValueLayout) -> ValueLayout | None:
         """The layout with the pair that makes the earliest value equal; None if no pair does.
@@ -539,7 +572,7 @@ class IterativeMatcher:
         return both if less and both.matching.equal >= found.matching.equal else found
 
     def _is_less_wrong(self, trial: ValueLayout, layout: ValueLayout, *, behind: int) -> bool:
-        """True if the first value behind that differs from its tensor differs by less."""
+        """Return True if the first value behind that differs from its tensor differs by less."""
         off = trial.matching.off & layout.matching.off
         number = min((n for n in off if n > behind), default=None)
         if number is None:
@@ -559,10 +592,11 @@ class IterativeMatcher:
         tensors = {**layout.matching.tensors, pair[0].number: pair[1]}
         matching = self._matched(ValueLayout(Matching(tensors, layout.matching.equal))).matching
         kept = {
-            n: one for n, one in matching.tensors.items() if n in matching.equal or n in tensors
+            n: one
+            for n, one in matching.tensors.items()
+            if n in matching.equal or (n in tensors and one.name == tensors[n].name)
         }
-        absent = set(range(max(matching.equal, default=0))) - kept.keys()
-        return ValueLayout(Matching(kept, matching.equal), absent=frozenset(absent))
+        return _only(Matching(kept, matching.equal))
 
     def _next_pairs(self, settled: Matching, last: int) -> list[tuple[ComputedValue, Tensor]]:
         """Values behind `last` and tensors behind its own, of one shape: first those for which
@@ -592,7 +626,7 @@ class IterativeMatcher:
 
     def _tried(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
         """The layout without a tensor for the value, if that is the better one."""
-        stand_in = self._stand_in(layout, value)
+        stand_in = self._substitute_tensor(layout, value)
         if stand_in is None:
             trial = self._matched(_absent(layout, {value.number}))
             return trial if trial.matching.equal >= layout.matching.equal else layout
@@ -607,9 +641,11 @@ class IterativeMatcher:
         return trial if min(differing, default=math.inf) in trial.matching.equal else layout
 
     def _has_node(self, layout: ValueLayout, value: ComputedValue, stand_in: str) -> bool:
-        """True if a node of the module's name and kind computes its tensor from `stand_in`. Without
-        it a layer that changes nothing when it is applied twice (ReLU, LayerNorm) would look as if
-        no node computed it."""
+        """Return True if a node of the module's name and kind computes its tensor from `stand_in`.
+
+        Without it a layer that changes nothing when it is applied twice (ReLU, LayerNorm) would
+        look as if no node computed it.
+        """
         tensor = layout.matching.tensors.get(value.number)
         return (
             tensor is not None
@@ -677,13 +713,15 @@ class IterativeMatcher:
             folded = value.number in self._matcher.folded
             if settled or silent or folded:
                 continue
-            if self._stand_in(layout, value) is not None or self._may_be_unused(layout, value):
+            if self._substitute_tensor(layout, value) is not None or self._may_be_unused(
+                layout, value
+            ):
                 return value
         return None
 
     def _may_be_unused(self, layout: ValueLayout, value: ComputedValue) -> bool:
-        """True if it has a tensor, and another output of the same call has one too: exporters leave
-        out the outputs that nothing uses."""
+        """Return True if it has a tensor, and another output of the same call has one too:
+        exporters leave out the outputs that nothing uses."""
         survey, matched = self._survey, layout.matching.tensors
         returned = {n for at in survey.outputs for n in (at, survey.values[at].repeats)}
         return value.number in matched.keys() - returned and any(
@@ -693,7 +731,7 @@ class IterativeMatcher:
             and not other.functional
         )
 
-    def _stand_in(self, layout: ValueLayout, value: ComputedValue) -> str | None:
+    def _substitute_tensor(self, layout: ValueLayout, value: ComputedValue) -> str | None:
         """The tensor that readers of the value would read if no node computed it."""
         names = layout.names
         for number in self._matcher.before(value, names) or ():
@@ -702,8 +740,14 @@ class IterativeMatcher:
         return None
 
 
+def _only(matching: Matching) -> ValueLayout:
+    """The layout in which no other value up to the last that equals its tensor has one."""
+    absent = set(range(max(matching.equal, default=0))) - matching.tensors.keys()
+    return ValueLayout(matching, absent=frozenset(absent))
+
+
 def _quality(layout: ValueLayout) -> tuple[int, int]:
-    """Of two layouts the one with more values that equal their tensors, then with fewer others."""
+    """Return the sort key of a layout: more values that equal their tensors, then fewer others."""
     return len(layout.matching.equal), -len(layout.matching.off) - len(layout.missing)
 
 

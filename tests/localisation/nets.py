@@ -18,12 +18,14 @@ from torch.nn import functional
 from gate.data.samples import SampleSet
 from gate.export.export_warnings import captured
 from gate.localize import locate
+from gate.localize.layer_weights import WeightDifference
 from gate.localize.model_runner import BUDGET
 from gate.measure.job import MeasurementJob
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.sections import DeterminismPolicy
 from gate.records.localization import LayerRow, Localization
 from gate.records.runtime import RuntimeName
+from gate.summary.render import render_fault
 from tests.parity import tiny
 
 Exporter = Literal["traced", "direct", "scripted", "dynamo"]
@@ -254,3 +256,8 @@ def bypass(proto: onnx.ModelProto, removed: onnx.NodeProto) -> None:
         for at, name in enumerate(one.input):
             if name == old:
                 one.input[at] = new
+
+
+def text_of(difference: WeightDifference) -> str:
+    """What is said of a weight."""
+    return render_fault("weights", {"details": [difference.detail]}).text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from gate.data.samples import SampleSet
 from gate.decision.decide import Decision, decide
 from gate.localize import locate as explanation
-from gate.localize.locate import locate_failure
+from gate.localize.locate import LayerComparison, locate_failure
 from gate.measure.job import MeasurementJob
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import Evidence, TensorSpec
@@ -49,18 +50,19 @@ def case(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What `locate` is asked for; it finds nothing."""
+    """What `compare_layers` is asked for; it finds nothing."""
     calls = []
 
-    def locate(case, *, runtime, limit, refused):
+    def compare(case, *, runtime, limit, refused):
         assert runtime in refused
         calls.append((runtime, next(case.samples.batches(limit))["input"]))
-        return Localization(
+        found = Localization(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),
             first_divergence=None, cause="",
         )  # fmt: skip
+        return LayerComparison(None, None, None, found)
 
-    monkeypatch.setattr(explanation, "locate", locate)
+    monkeypatch.setattr(explanation, "compare_layers", compare)
     return calls
 
 
@@ -89,13 +91,14 @@ BREAKS = {"outputs": (), "failure": "no kernel"}
 def test_what_breaks_with_optimisations_on_only_is_explained_by_the_optimiser(
     case, asked, monkeypatch, optimiser
 ):
-    real = explanation.locate
-    monkeypatch.setattr(
-        explanation, "locate",
-        lambda *given, **options: real(*given, **options).model_copy(
-            update={"optimiser": optimiser}
-        ),
-    )  # fmt: skip
+    real = explanation.compare_layers
+
+    def compare(*given, **options):
+        compared = real(*given, **options)
+        found = compared.localization.model_copy(update={"optimiser": optimiser})
+        return replace(compared, localization=found)
+
+    monkeypatch.setattr(explanation, "compare_layers", compare)
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
     told = locate_failure(case, *judged(optimized=broken))
     assert [runtime for runtime, _ in asked] == ["ort-cpu-optimized"]
@@ -113,10 +116,10 @@ def test_what_breaks_with_optimisations_off_too_is_not_explained(case, asked):
 
 
 def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(case, monkeypatch):
-    def locate(*_, **__):
+    def compare(*_, **__):
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(explanation, "locate", locate)
+    monkeypatch.setattr(explanation, "compare_layers", compare)
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
     assert locate_failure(case, *judged(optimized=broken)) == Explanation()
 
@@ -151,10 +154,10 @@ def test_a_fixed_batch_is_taken_whole(case, asked):
 
 
 def test_what_breaks_is_told_and_not_raised(case, monkeypatch):
-    def locate(*_, **__):
+    def compare(*_, **__):
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(explanation, "locate", locate)
+    monkeypatch.setattr(explanation, "compare_layers", compare)
     told = locate_failure(case, *judged(cpu=bad("ort-cpu")))
     assert told == Explanation(failure="RuntimeError: no room")
 

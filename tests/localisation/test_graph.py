@@ -197,3 +197,17 @@ class TestErrors:
         }))  # fmt: skip
         with pytest.raises(OnnxFileError, match=r"m\.onnx can't be read.*export it again"):
             FileGraph(described)
+
+
+def test_a_weight_in_the_shape_of_the_inputs_is_constant(tmp_path) -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Expand", ["b", "s"], ["expanded"]),
+        node("CastLike", ["b", "x"], ["cast"]),
+        node("Neg", ["b"], ["negative"]),
+        node("Add", ["x", "expanded"], ["y"]),
+    ]
+    graph = FileGraph(written(tmp_path, nodes, initializers=[("b", np.ones(SIZE, np.float32))]))
+    names = ("x", "s", "expanded", "cast", "negative", "y")
+    constant = [name for name in names if graph.is_constant(name)]
+    assert constant == ["s", "expanded", "cast", "negative"]

@@ -56,7 +56,7 @@ def test_exchanged_inputs(tmp_path, names):
     told = found(Three().eval(), bad, inputs)
     assert told.first_divergence == ""
     assert len(verdicts(told, "source")) == 1
-    assert all(f"{by} in the place of {name}" in told.fault for name, by in names.items())
+    assert all(f"{by} instead of {name}" in told.fault for name, by in names.items())
     assert "input_names" in told.remedy
 
 
@@ -123,7 +123,7 @@ def test_an_output_that_is_left_out(tmp_path, kept):
     told = found(Two().eval(), candidate, {"x": A})
     assert told.diverges
     assert told.first_divergence == ""
-    assert told.fault == f"output {2 - kept} of the model is left out of the file"
+    assert told.fault == f"the file lacks output {2 - kept} of the model, counted from 1"
     assert "output_names" in told.remedy
 
 
@@ -141,7 +141,7 @@ def test_a_head_in_another_order(tmp_path, by):
 
     told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
     assert told.first_divergence == "head"
-    assert told.fault.startswith("`head.weight`")
+    assert told.fault.startswith("head.weight")
     assert "another order in the file: 2, 0, 1, 4, 3" in told.fault
 
 

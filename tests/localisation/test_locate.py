@@ -379,7 +379,7 @@ class TestOneFault:
 
         told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
         assert verdicts(told, "source") == ["twice", "twice#1", "right"]
-        assert told.cause.endswith("So is right.")
+        assert told.cause.endswith("Also wrong: right.")
 
     def test_a_fault_in_one_output_leaves_the_others_right(self, made, tmp_path):
         model, candidate = made(Shared)
@@ -397,7 +397,7 @@ class TestOneFault:
 
         told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
         assert told.first_divergence == "stem.1"
-        assert "So are 3 more: the file is of another checkpoint." in told.cause
+        assert "3 other modules differ too: the file is of another checkpoint." in told.cause
         assert "checkpoint" in told.remedy
 
 
@@ -655,7 +655,7 @@ class TestOutputs:
         assert told.first_divergence == ""
         assert told.cause == (
             "The model itself is wrong although its inputs are right: output logits is not what "
-            "the model returns, which is inner in the file: Neg minus."
+            "the model returns; the tensor inner is, and Neg minus follows it."
         )
         assert layers(told)["head"].verdict == "ok"
         assert [row.tensor for row in told.layers if row.verdict == "source"] == ["logits"] * 2
@@ -792,5 +792,5 @@ def test_a_model_that_is_one_layer(tmp_path: Path):
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Gemm", 0, 1))
     told = found(model, bad, VECTORS)
     assert told.first_divergence == ""
-    assert told.cause.startswith("The model itself is wrong although its inputs are right: `weight")
+    assert told.cause.startswith("The model itself is wrong although its inputs are right: weight")
     assert verdicts(told, "source") == ["(model)"]

@@ -108,7 +108,7 @@ def test_other_shapes_are_a_mismatch_that_stays():
     found = deviation(np.zeros((2, 3)), np.zeros((2, 4)))
     found.update(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
     found.update(np.zeros((2, 3), np.float32), np.zeros((9, 9), np.float32))
-    assert found.mismatch == "(2, 4) in the file, (2, 3) in PyTorch"
+    assert found.mismatch == {"code": "mismatch", "got": "(2, 4)", "want": "(2, 3)"}
     assert found.ratio == INF
     assert not found.equal
 

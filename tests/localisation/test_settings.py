@@ -7,7 +7,8 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.localize.diagnosis import another_function, differing, training
+from gate.localize.diagnosis import differing, mismatched_activation, training
+from gate.summary.render import render_fault
 from tests.localisation import nets
 from tests.localisation.nets import VECTORS, found, verdicts
 
@@ -88,7 +89,7 @@ def test_the_same(module, nodes):
 @pytest.mark.parametrize(("module", "nodes", "said"), OTHER.values(), ids=OTHER)
 def test_another(module, nodes, said):
     (told,) = differing(module, listed(nodes))
-    assert said in told
+    assert said in render_fault("settings", {"details": [told]}).text
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"
     ],
 )
 def test_the_operators_of_another_activation(module, nodes, function):
-    assert another_function(module, nodes) == function
+    assert mismatched_activation(module, nodes) == function
 
 
 class Small(nn.Module):

@@ -15,7 +15,7 @@ from gate.localize.model_runner import (
     ReplaceOutputs,
     ValueSurvey,
     listening,
-    places,
+    sampled_indices,
     sketch,
     sketch_of,
 )
@@ -203,7 +203,7 @@ class TestSketch:
 
     def test_large_ones_have_the_same_places_every_time(self):
         size = 5 * ELEMENTS
-        found = places(size)
+        found = sampled_indices(size)
         assert len(found) == ELEMENTS
         assert (np.diff(found) >= 0).all()
         assert found[-1] < size

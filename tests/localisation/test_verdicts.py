@@ -136,7 +136,7 @@ def whole(off: float, on: float) -> dict:
 def test_when_optimisations_are_in_doubt(off, on, refused, doubted):
     """Where they are, what is right with them off is right, and what is wrong is wrong."""
     limits = limits_of("ort-cpu-optimized")
-    bound = limits.doubt(whole(off, on), refused=refused)
+    bound = limits.relaxed_limit(whole(off, on), refused=refused)
     assert (bound is not None) is doubted
     if bound is not None:
         assert limits.strain({"y": Fixed(off)}) <= bound <= 1.0
@@ -146,7 +146,7 @@ def test_when_optimisations_are_in_doubt(off, on, refused, doubted):
 @pytest.mark.parametrize(("off", "on"), [(7.9, 8.1), (1.0, 800.0)])
 def test_no_optimiser_is_at_fault_alone_where_it_is_refused_without_them_too(off, on):
     limits = dataclasses.replace(limits_of("ort-cpu-optimized"), plain_refused=True)
-    assert limits.doubt(whole(off, on), refused=True) is None
+    assert limits.relaxed_limit(whole(off, on), refused=True) is None
     assert not limits.is_optimiser(whole(off, on))
 
 
@@ -155,4 +155,4 @@ def test_a_limit_between_both_makes_no_optimiser():
 
 
 def test_a_policy_that_refused_a_runtime_without_optimisations_doubts_none():
-    assert CPU.doubt(whole(1.0, 6.0), refused=True) is None
+    assert CPU.relaxed_limit(whole(1.0, 6.0), refused=True) is None

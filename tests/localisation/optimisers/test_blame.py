@@ -15,7 +15,7 @@ import torch
 from gate.api import check
 from gate.data.samples import SampleSet
 from gate.localize import ort_optimizers
-from gate.localize.locate import locate
+from gate.localize.locate import compare_layers, locate
 from gate.localize.ort_optimizers import OptimizerTrials, TrialOutcome, find_faulty_optimizer
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
 from gate.policy.policy import Policy
@@ -25,6 +25,7 @@ from gate.records.evidence import Source
 from gate.records.localization import Localization, OptimizerFault
 from gate.report.terminal import localisation_sentences
 from gate.runtimes.ort import cuda_absent_reason
+from gate.summary.render import render_optimizer
 from gate.summary.summarize import summarize
 from tests.exhaustive import further_as_proofs
 from tests.localisation.nets import found
@@ -52,11 +53,11 @@ class TestRealFaults:
         fault, told = located
         assert told.blame.names == fault.names
         assert told.blame.level == fault.level
-        assert told.blame.reason is None
+        assert told.blame.reason_code is None
         assert told.blame.sessions <= 20
         names = ", ".join(f'"{name}"' for name in fault.names)
         assert f"Serve with disabled_optimizers=[{names}]" in told.remedy
-        assert told.blame.text in told.cause
+        assert render_optimizer(told.blame).text[1:] in told.cause
 
     def test_the_nodes_are_those_of_the_two_graphs(self, located):
         fault, told = located
@@ -72,12 +73,12 @@ class TestRealFaults:
         fault, told = located
         if fault.raises is None:
             assert told.blame.raises is None
-            assert "the answer" in told.blame.text
+            assert "a different result" in render_optimizer(told.blame).text
         else:
             with pytest.raises(AssertionError, match=fault.raises):
                 raise AssertionError(told.blame.raises)
-            assert "the session fail" in told.blame.text
-            assert "can't compute the file with optimisations on" in told.cause
+            assert "ONNX Runtime fails" in render_optimizer(told.blame).text
+            assert told.outcome[0]["code"] == "session_fails"
 
     def test_without_it_the_file_answers_as_the_model_does(self, located, tmp_path):
         fault, told = located
@@ -123,8 +124,9 @@ class TestStory:
         story = summarize(verdicted.decision, verdicted.evidence, explanation=verdicted.explanation)
         name = fault.names[0]
         assert (story.headline.cause, story.headline.blamed) == ("optimiser", name)
-        does = "changes the answer" if fault.raises is None else "makes the session fail"
-        assert f"ONNX Runtime's {name} {does} from {fault.level} on" in story.headline.sentence
+        does = "computes a different result" if fault.raises is None else "fails"
+        text = f"With {name} enabled, ONNX Runtime {does} from level {fault.level} on"
+        assert text in story.headline.sentence
         assert re.search(fault.raises or "became FusedMatMul", story.headline.sentence)
         assert "onnxruntime_src" not in story.headline.sentence
         assert f'disabled_optimizers=["{name}"]' in story.headline.remedy
@@ -176,7 +178,9 @@ def test_none_is_blamed_where_the_file_is_refused_without_optimisations_too(tmp_
         SampleSet.from_arrays({"input": fault.inputs}),
     )
     case = MeasurementJob(fault.model().eval(), candidate, samples, tiny.policy())
-    told = locate(case, runtime="ort-cpu-optimized", refused=["ort-cpu", "ort-cpu-optimized"])
+    told = compare_layers(
+        case, runtime="ort-cpu-optimized", refused=["ort-cpu", "ort-cpu-optimized"]
+    ).localization
     assert (told.diverges, told.blame, told.optimiser) == (True, None, False)
 
 
@@ -215,11 +219,11 @@ class TestNobody:
     @pytest.mark.parametrize(
         ("rule", "reason", "remedy"),
         [
-            (lambda level, without: False, "with optimisations off the file is off", None),
-            (lambda level, without: True, "the file as it is served agrees", None),
-            (lambda level, without: off(level), "switched off by name it is still not right",
+            (lambda level, without: False, "unoptimized_off", None),
+            (lambda level, without: True, "served_agrees", None),
+            (lambda level, without: off(level), "still_wrong",
              "graph_optimization_level ORT_DISABLE_ALL"),
-            (lambda level, without: level != "ORT_ENABLE_ALL", "what level ORT_ENABLE_ALL does",
+            (lambda level, without: level != "ORT_ENABLE_ALL", "still_wrong",
              "graph_optimization_level ORT_ENABLE_LAYOUT"),
         ],
         ids=["wrong without them", "right with them", "none by name", "none of the last level"],
@@ -227,9 +231,10 @@ class TestNobody:
     def test_says_why(self, candidate, rule, reason, remedy):
         told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
         assert told.names == ()
-        assert reason in told.reason
-        assert told.text == f"No optimiser is named: {told.reason}"
-        assert (told.remedy is None) if remedy is None else (remedy in told.remedy)
+        assert told.reason_code == reason
+        text, found = render_optimizer(told)
+        assert text.startswith("no optimizer is identified: ")
+        assert (found is None) if remedy is None else (remedy in found)
 
     def test_what_breaks_is_a_reason_and_no_error(self, candidate, monkeypatch):
         def broken(*_, **__):
@@ -237,12 +242,14 @@ class TestNobody:
 
         monkeypatch.setattr(OptimizerTrials, "outcome", broken)
         told = find_faulty_optimizer(Scripted(candidate, lambda *_: True), size_bytes=1)
-        assert told == OptimizerFault(reason="RuntimeError: no room")
+        assert told == OptimizerFault(
+            reason_code="stopped", reason_params={"failure": "RuntimeError: no room"}
+        )
 
     def test_a_log_without_names(self, candidate, monkeypatch):
         monkeypatch.setattr(ort_optimizers, "optimizers_that_changed", lambda lines, at=None: ())
         told = find_faulty_optimizer(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
-        assert "ONNX Runtime logs none that changes the graph" in told.reason
+        assert told.reason_code == "unlogged"
 
 
 class TestSearch:
@@ -250,8 +257,8 @@ class TestSearch:
         pair = {"ConvActivationFusion", "NchwcTransformer"}
         rule = lambda level, without: off(level) or pair <= without  # noqa: E731
         told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
-        assert (set(told.names), told.reason) == (pair, None)
-        assert "and" in told.text
+        assert (set(told.names), told.reason_code) == (pair, None)
+        assert " and " in render_optimizer(told).text
 
     def test_a_set_of_rules_keeps_its_name_where_no_rule_is_it(self, tmp_path):
         candidate = FAULTS["zeros around a pool"].file(tmp_path / "m.onnx")
@@ -266,7 +273,7 @@ class TestSearch:
         told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
         assert told.sessions == sessions
         assert bool(told.names) is named
-        assert f"{sessions} sessions did not tell" in told.reason
+        assert told.reason_params == {"count": sessions}
         assert not named or "NchwcTransformer" in told.names
 
     def test_the_time_is_bounded(self, candidate, monkeypatch):
@@ -278,7 +285,7 @@ class TestSearch:
         rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
         told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1 << 40)
         assert (told.names, told.after) == (("NchwcTransformer",), ())
-        assert "larger than 512 MiB" in told.nodes_unread
+        assert (told.nodes_unread_code, told.nodes_unread_params) == ("too_large", {"limit": 512})
 
 
 def test_an_outcome_is_remembered(candidate):
@@ -303,4 +310,4 @@ def test_a_provider_that_does_not_load_is_a_reason(candidate):
         OptimizerTrials(candidate, plain_setup("ort-cuda-optimized"), Always()), size_bytes=1
     )
     assert told.names == ()
-    assert "could not load CUDAExecutionProvider" in told.reason
+    assert "could not load CUDAExecutionProvider" in told.reason_params["failure"]

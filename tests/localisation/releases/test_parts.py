@@ -47,7 +47,7 @@ def test_right_parts_diverge_nowhere(folder: Path) -> None:
     found = located(folder, encoder="encoder.onnx", head="head.onnx")
     assert not found.diverges
     assert (found.part, found.seam, found.layers) == (None, None, ())
-    assert "each takes what the chain gives it" in found.cause
+    assert [one["code"] for one in found.outcome] == ["no_part", "parts_fit"]
 
 
 def test_the_part_of_yesterday_is_looked_into(folder: Path) -> None:
@@ -63,13 +63,13 @@ def test_a_seam_is_to_blame_where_every_part_is_right(folder: Path) -> None:
     assert found.part is None
     assert found.diverges
     assert "at the seam before the part head: the chain gives float64" in str(found.seam)
-    assert "the seam is to blame" in found.cause
+    assert "The fault is between the parts: at the seam" in found.cause
 
 
 def test_code_that_breaks_between_right_parts_is_the_seam(folder: Path) -> None:
     found = located(folder, chain="run_with_attributes", encoder="encoder.onnx", head="head.onnx")
     assert found.part is None
-    assert "the chain breaks with what the files give: AttributeError" in str(found.seam)
+    assert "the chain fails on the outputs of the files: AttributeError" in str(found.seam)
 
 
 def test_a_runtime_that_nobody_names_is_refused(folder: Path) -> None:

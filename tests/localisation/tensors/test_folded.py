@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gate.localize.layer_weights import affine_differences, folded_differences
+from tests.localisation.nets import text_of
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def folded(conv: nn.Module, norm: nn.Module, *, eps: float | None = None) -> dic
 class TestFolded:
     def told(self, pair, found, **settings) -> list[tuple[str, str]]:
         named = folded_differences(pair, ("conv", "bn"), found, **settings)
-        return [(one.module, one.text) for one in named]
+        return [(one.module, text_of(one)) for one in named]
 
     def test_what_is_folded_as_it_should_be_is_none(self, pair):
         assert self.told(pair, folded(*pair)) == []
@@ -58,22 +59,22 @@ class TestFolded:
 
     def test_eps(self, pair):
         (difference,) = folded_differences(pair, ("conv", "bn"), folded(*pair, eps=1e-2))
-        text = "the folded eps of `bn` is 0.01, in the model 1e-05"
-        assert (difference.module, difference.text, difference.by_code) == ("bn", text, True)
+        text = "the folded eps of bn is 0.01; the model has 1e-05"
+        assert (difference.module, text_of(difference), difference.by_code) == ("bn", text, True)
 
     def test_the_scale(self, pair):
         found = folded(*pair)
         with torch.no_grad():
             pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
         assert self.told(pair, found) == [
-            ("bn", "the folded scale of `bn` (weight, running_var, eps) differs from the model's")
+            ("bn", "the folded scale of bn (weight, running_var, eps) differs from the model's")
         ]
 
     def test_the_offset(self, pair):
         found = folded(*pair)
         found["b"] = found["b"] + np.float32(0.1)
         assert self.told(pair, found) == [
-            ("bn", "the folded offset of `bn` (bias, running_mean) differs from the model's")
+            ("bn", "the folded offset of bn (bias, running_mean) differs from the model's")
         ]
 
     def test_the_layer_of_which_all_weights_are_larger(self, pair):
@@ -107,7 +108,7 @@ class TestFolded:
         found = folded(*pair)
         found["b"][2] = value
         ((module, text),) = self.told(pair, found)
-        assert (module, "offset of `bn`" in text) == ("bn", True)
+        assert (module, "offset of bn" in text) == ("bn", True)
 
     def test_a_channel_of_zeros_is_no_difference(self, pair):
         with torch.no_grad():
@@ -121,7 +122,7 @@ class TestFolded:
         conv, norm = pair
         after = folded(conv, norm)
         after["w"] = rounding(torch.from_numpy(after["w"])).float().numpy()
-        text = f"`conv.weight` is rounded to {name} in the file"
+        text = f"conv.weight is rounded to {name} in the file"
         assert self.told(pair, after) == [("conv", f"{text}, after folding")]
         narrow = nn.Conv2d(3, 4, 3)
         narrow.load_state_dict(conv.state_dict())
@@ -140,8 +141,8 @@ class TestFolded:
         ("change", "named", "text"),
         [
             (lambda conv, norm: conv.weight[1, 2, 0, 0].add_(1.0), "conv", "1 of 108 elements"),
-            (lambda conv, norm: norm.running_var.mul_(1.1), "bn", "the folded scale of `bn`"),
-            (lambda conv, norm: norm.bias.add_(0.1), "bn", "the folded offset of `bn`"),
+            (lambda conv, norm: norm.running_var.mul_(1.1), "bn", "the folded scale of bn"),
+            (lambda conv, norm: norm.bias.add_(0.1), "bn", "the folded offset of bn"),
         ],
     )
     def test_another_number_is_told_in_float16_too(self, pair, change, named, text):
@@ -162,7 +163,7 @@ def test_a_norm_whose_own_weight_and_bias_are_read_has_no_other_scale():
     weight, bias = (tensor.detach().numpy() for tensor in (norm.weight, norm.bias))
     assert affine_differences(norm, "bn", {"weight": weight, "bias": bias}) == []
     (told,) = affine_differences(norm, "bn", {"scale": weight * 2, "bias": bias})
-    assert told.text.startswith("the scale of `bn`")
+    assert text_of(told).startswith("the scale of bn")
 
 
 def test_a_norm_in_float16():
@@ -182,4 +183,4 @@ def test_a_norm_in_float16():
     (told,) = affine_differences(
         norm, "bn", {**found, "offset": made["b"] * np.float16(1.05)}, format_="float16"
     )
-    assert told.text.startswith("the offset of `bn`")
+    assert text_of(told).startswith("the offset of bn")

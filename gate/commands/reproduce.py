@@ -1,0 +1,257 @@
+"""`gate reproduce`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from gate.commands.click_types import (
+    NEW_FILE,
+    ONNX_FILE,
+    POLICY_FILE,
+    ReferenceType,
+    SampleLocationType,
+)
+from gate.commands.loaders import ReportLocation, downloaded_reference
+from gate.commands.options import BATCH_AXIS, CHECKPOINT, PICTURE_SPEC
+from gate.commands.progress import loading, spinner
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    limit_options,
+    machine_options,
+    run_with_limits,
+)
+from gate.sandbox.limits import CHECK_S
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gate.localize.reproducer import Reproducer
+    from gate.measure.job import MeasurementJob, Reference
+    from gate.records.evidence import Evidence
+    from gate.records.layout import CheckArguments
+
+
+class _Request(TypedDict):
+    """The options, as parsed."""
+
+    report: Path
+    model: Path | None
+    reference: str | None
+    checkpoint: Path | None
+    inputs: str | None
+    batch_axes: tuple[tuple[str, int | None], ...]
+    preprocessing: Path | None
+    policy: Path | None
+    output: Path
+    strip: bool
+    include_confidential: bool
+    venv: bool
+
+
+@click.command("reproduce", short_help="Write the smallest graph that shows a rejection.")
+@click.argument("report", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--model", type=ONNX_FILE, metavar="MODEL.onnx",
+    help="The file of the report. Default: where gate check found it.",
+)  # fmt: skip
+@click.option(
+    "--reference", type=ReferenceType(), metavar="PKG.MODULE:FACTORY|FILE.onnx",
+    help="As of gate check. Default: that of the report.",
+)  # fmt: skip
+@CHECKPOINT
+@click.option(
+    "--inputs", type=SampleLocationType(), metavar="SOURCE",
+    help="The samples of the check: samples.npy. Default: where gate check found them.",
+)  # fmt: skip
+@BATCH_AXIS
+@PICTURE_SPEC
+@click.option(
+    "--policy", type=POLICY_FILE, help="Policy of the check. Default: that of the report."
+)
+@click.option("--output", type=NEW_FILE, required=True, metavar="BUG.zip", help="The zip: bug.zip.")
+@click.option(
+    "--strip", is_flag=True,
+    help="Replace weights by random ones of the same distribution. Exit code 1 if the difference "
+    "does not survive that.",
+)  # fmt: skip
+@click.option(
+    "--include-confidential", is_flag=True,
+    help="Include weights and samples although the policy says confidential: true.",
+)  # fmt: skip
+@click.option(
+    "--venv/--no-venv", default=True, show_default=True,
+    help="Run the script in a new virtual environment, into which pip installs numpy and "
+    "onnxruntime. --no-venv: by this Python, isolated.",
+)  # fmt: skip
+@machine_options
+@limit_options(CHECK_S)
+@run_with_limits
+def command(**request: Unpack[_Request]) -> CommandResult:
+    """Write the smallest part of a rejected file that shows why, for a bug report.
+
+    REPORT is the folder of gate check --report. The zip has the graph, its inputs, the expected
+    values, a script that was run before it is handed over, and the text of an issue.
+
+    Exit code 0: written; 1: the difference can't be reproduced by itself; 2: an error.
+
+    \b
+    Examples:
+      gate reproduce report --output bug.zip
+      gate reproduce report --model model.onnx --inputs samples.npy --output bug.zip
+      gate reproduce report --strip --output bug.zip --json
+    """
+    with loading():
+        from gate.localize.reduce import NotReproduced
+    try:
+        made = _reproducer(request)
+        with spinner("running reproduce.py"):
+            made.write(request["output"], venv=request["venv"])
+    except NotReproduced as error:
+        reason = str(error)
+        return CommandResult(
+            ExitCode.REJECTED,
+            {"schema_version": 1, "output": None, "reason": reason},
+            lambda console: console.print(f"not reproduced: {reason}"),
+        )
+    failure, output = made.failure, str(request["output"])
+    plain = {
+        "schema_version": 1,
+        "output": output,
+        "kind": failure.kind,
+        "nodes": failure.nodes,
+        "operators": [node.op_type for node in failure.model.graph.node],
+        "module": made.localization.first_divergence,
+        "random_weights": failure.random_weights,
+        "random_inputs": failure.random_inputs,
+    }
+
+    def show(console: Console) -> None:
+        nodes = "1 node" if failure.nodes == 1 else f"{failure.nodes} nodes"
+        console.print(f"{output}: {nodes}, {failure.kind}. reproduce.py shows the difference.")
+
+    return CommandResult(ExitCode.DONE, plain, show)
+
+
+def _reproducer(request: _Request) -> Reproducer:
+    """Find the smallest graph. Raises NotReproduced, DigestMismatch and what gate check raises."""
+    from gate.api import case_of
+    from gate.data.samples import SampleSet
+    from gate.decision.decide import Decision
+    from gate.errors import DigestMismatch
+    from gate.localize.layer_script import LayerScript
+    from gate.localize.locate import compare_failure
+    from gate.localize.reduce import NotReproduced, reduce_failure
+    from gate.localize.reproducer import Reproducer
+    from gate.measure.job import EvaluationData, Reference
+    from gate.policy.policy import Policy
+    from gate.preprocess.spec import PreprocessSpec
+    from gate.records.evidence import Evidence
+    from gate.records.layout import DECISION, EVIDENCE
+
+    folder, files = request["report"], _checked_files(request)
+    evidence = Evidence.load(folder / EVIDENCE)
+    decision = Decision.load(folder / DECISION)
+    policy = (
+        Policy.from_file(request["policy"])
+        if request["policy"]
+        else ReportLocation(Path(files.model), folder).policy(decision)
+    )
+    if policy.digest() != decision.policy_sha256:
+        raise DigestMismatch(
+            f"--policy has the digest {policy.digest()}, and the decision was made by "
+            f"{decision.policy_sha256}. Name the policy of the check, or leave --policy out."
+        )
+    spec = PreprocessSpec.from_file(Path(files.preprocessing)) if files.preprocessing else None
+    samples = SampleSet.open(files.inputs, preprocessing=spec).with_batch_axes(files.batch_axes)
+    named = request["reference"] or evidence.source.factory
+    source, name = click.get_current_context().with_resource(downloaded_reference(named, uri=None))
+    weights = Path(files.checkpoint) if files.checkpoint else None
+    reference = Reference.from_factory(source, checkpoint=weights).named(name)
+    data = EvaluationData(samples)
+    case = case_of(Path(files.model), reference=reference, data=data, policy=policy)
+    _verify(case, reference, evidence)
+    with spinner("reducing the graph"):
+        compared = compare_failure(case, evidence, decision)
+        if compared is None:
+            raise NotReproduced(
+                f"the report's verdict is {decision.verdict.value}, and no output of a single file "
+                "is beyond its bound: there is no difference to reproduce."
+            )
+        failure = reduce_failure(compared)
+    made = Reproducer(
+        failure,
+        compared.localization,
+        evidence.environment.versions,
+        None
+        if failure.layer is None
+        else LayerScript.from_layer(
+            compared.bench.side.model.get_submodule(failure.layer), failure
+        ),
+    )
+    hidden = policy.confidential and not request["include_confidential"]
+    return made.stripped(weights=request["strip"] or hidden, inputs=hidden)
+
+
+def _checked_files(request: _Request) -> CheckArguments:
+    """Return the files that were checked: those of this command line, else those that the report
+    names. Raises EvidenceError where neither does."""
+    from gate.errors import EvidenceError
+    from gate.records.layout import ARGUMENTS, CheckArguments
+
+    options = {name: request[name] for name in ("model", "inputs", "checkpoint", "preprocessing")}
+    named: dict[str, Any] = {name: str(value) for name, value in options.items() if value}
+    if request["batch_axes"]:
+        named["batch_axes"] = dict(request["batch_axes"])
+    path = request["report"] / ARGUMENTS
+    if path.is_file():
+        plain = CheckArguments.load(path).to_plain()
+    elif {"model", "inputs"} <= named.keys():
+        plain = {}
+    else:
+        raise EvidenceError(
+            f"{path} is missing, which names the files of the check. Give --model and --inputs."
+        )
+    files = CheckArguments.from_json(json.dumps({**plain, **named}))
+    if not Path(files.model).is_file():
+        raise EvidenceError(
+            f"{files.model}, which the report names, is not here. Run this in the folder of gate "
+            "check, or give --model, --inputs and --checkpoint."
+        )
+    return files
+
+
+def _verify(case: MeasurementJob, reference: Reference, evidence: Evidence) -> None:
+    """Raise DigestMismatch where the file, the weights, the code or the samples are not those of
+    the evidence."""
+    from gate.errors import DigestMismatch, EvidenceError
+
+    if evidence.subject.parts:
+        raise EvidenceError(
+            "the report is about a release of several files. Check the part that gate locate names "
+            "by itself, and reproduce that."
+        )
+    now, then = reference.source, evidence.source
+    files = then.code.files if then.code is not None else {}
+    read = now.code.files if now.code is not None else {}
+    pairs = {
+        "--model": (case.candidate.subject.sha256, evidence.subject.sha256),
+        "--checkpoint": (now.checkpoint_sha256, then.checkpoint_sha256),
+        "--reference": (now.onnx_sha256, then.onnx_sha256),
+        "--inputs": (case.samples.digest(), evidence.dataset.sha256),
+    }
+    for option, (actual, expected) in pairs.items():
+        if actual != expected:
+            raise DigestMismatch(
+                f"{option} has the digest {actual}, and the report is about {expected}. Name what "
+                "was checked."
+            )
+    changed = [name for name in files if read.get(name) != files[name]]
+    if changed:
+        raise DigestMismatch(
+            f"the source of {changed[0]} changed since the check. Check the file again."
+        )

@@ -1,0 +1,643 @@
+"""Find the smallest graph that shows the failure of a check, with real tensors at its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from gate.errors import EvidenceError, GateError, describe_failure, first_line
+from gate.localize.file_graph import Piece, SubgraphSession, reference_name
+from gate.localize.layer_deviations import Deviation, DeviationLimits, LayerDeviations
+from gate.localize.locate import LayerComparison
+from gate.localize.model_runner import Float64Values, ForwardPathChanged
+from gate.localize.standalone import Standalone, fewest_nodes, latest, node_count
+from gate.localize.value_matching import returned_values
+from gate.onnx_file.reading import replace_messages
+from gate.onnx_file.sessions import open_session, session_options
+from gate.policy.runtime_options import OrtSetup
+from gate.storage.arrays import Batch, OutputArray
+
+Kind = Literal["exporter", "runtime", "optimizer"]
+"""`exporter`: the nodes of the file compute something else than PyTorch. `runtime`: a kernel of
+ONNX Runtime computes something else than the ONNX reference evaluator. `optimizer`: ONNX Runtime
+computes something else with optimizations than without."""
+
+MOST_BYTES = 256 << 20
+"""Size of the tensors of one sample up to which optimizers and kernels are reduced."""
+
+_FOLD_FROM = 12
+"""Nodes above which arithmetic on shapes is replaced by its results."""
+
+_LARGE = 16
+"""Elements from which an integer tensor may be a weight; fewer are shapes and axes."""
+
+_steps = logging.getLogger("gate.steps")
+
+
+class NotReproduced(EvidenceError):
+    """Raised where no graph alone shows the failure."""
+
+
+@dataclass(frozen=True)
+class RoundingBound:
+    """How far an output may be off by rounding. 0 for integers and bools."""
+
+    rms: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class ReducedFailure:
+    """A graph that stands alone and shows the failure."""
+
+    kind: Kind
+    model: onnx.ModelProto
+    inputs: Mapping[str, OutputArray]
+    expected: Mapping[str, OutputArray]
+    """Values of the outputs, by their names in the graph."""
+    tolerances: Mapping[str, RoundingBound]
+    setup: OrtSetup
+    tensors: Mapping[str, str]
+    """Tensors of the file by the names of the outputs."""
+    layer: str | None = None
+    """Path of the module that computes the expected values from the inputs; None: no module does by
+    itself."""
+    arguments: tuple[str, ...] | None = None
+    """Names of the inputs in the order in which that module takes them."""
+    raises: str | None = None
+    """The error that ONNX Runtime raises; None: it returns other values."""
+    excluded: tuple[str, ...] = ()
+    """What is not the cause, as far as it was measured: codes of `gate.localize.reproducer`."""
+    constant_inputs: tuple[str, ...] = ()
+    """Inputs that the file computes from its weights alone."""
+    random_weights: bool = False
+    random_inputs: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes."""
+        return node_count(self.model)
+
+    def shows(self) -> bool:
+        """Return True if a session of the graph as it is shows the failure."""
+        try:
+            actual = run(self.model, self.inputs, self.setup)
+        except Exception as error:  # of ONNX Runtime, without a common base
+            return self.raises is not None and _kind_of(error) == self.raises
+        if self.raises is not None:
+            return False
+        return any(
+            is_beyond(actual[name], value, self.tolerances[name])
+            for name, value in self.expected.items()
+        )
+
+
+def run(
+    model: onnx.ModelProto, inputs: Mapping[str, OutputArray], setup: OrtSetup
+) -> dict[str, OutputArray]:
+    """Return the outputs of a session by name. Raises what ONNX Runtime raises."""
+    options = session_options(setup, threads=1, deterministic=False)
+    session = open_session(model.SerializeToString(), options, setup)
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def is_beyond(actual: OutputArray, expected: OutputArray, tolerance: RoundingBound) -> bool:
+    """Return True where the shapes differ, or the values by more than rounding, as the script of a
+    reproducer computes it."""
+    if actual.shape != expected.shape:
+        return True
+    rms, largest = distance(actual, expected)
+    return not (rms <= tolerance.rms and largest <= tolerance.largest)
+
+
+def distance(actual: OutputArray, expected: OutputArray) -> tuple[float, float]:
+    """Return the rms and the largest of |actual - expected|; infinite where only one is finite."""
+    with np.errstate(all="ignore"):
+        a, b = actual.astype(np.float64), expected.astype(np.float64)
+        # Different integers are at least 1 apart, also beyond 2**53, where float64 rounds them.
+        least = np.maximum(np.abs(a - b), float(actual.dtype.kind in "iu"))
+        apart = np.where((actual == expected) | (np.isnan(a) & np.isnan(b)), 0.0, least)
+    apart = np.nan_to_num(apart, nan=np.inf, posinf=np.inf)
+    return (float(np.sqrt(np.mean(apart**2))), float(apart.max())) if apart.size else (0.0, 0.0)
+
+
+_NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|\([^)]*\)|[\w/.:]*\d[\w/.:]*")
+
+
+def _kind_of(error: Exception) -> str:
+    """The class and the message without names and numbers, which differ from graph to graph."""
+    text = _NAMES.sub("…", first_line(error))
+    return f"{type(error).__name__}: {text[:120]}"
+
+
+def reduce_failure(compared: LayerComparison) -> ReducedFailure:
+    """Return the smallest graph that shows the failure. Raises NotReproduced."""
+    found = compared.localization
+    finder = _Finder(compared)
+    with compared.switched():
+        for attempt in finder.attempts():
+            _steps.debug("reducing the graph")
+            try:
+                reduced = attempt()
+            except GateError:
+                continue
+            except Exception as error:  # of ONNX Runtime and onnx, without a common base
+                _steps.debug(f"not reduced: {describe_failure(error)}")
+                continue
+            if reduced is not None and reduced.shows():
+                return reduced
+    where = found.first_divergence or "any layer"
+    raise NotReproduced(
+        f"no graph by itself shows the difference of {where} in {found.runtime}: from right inputs "
+        "it computes what is expected, up to rounding. Give the samples of the check, or look at "
+        "the layers with gate locate."
+    )
+
+
+class _Finder:
+    """Tries graphs of one comparison."""
+
+    def __init__(self, compared: LayerComparison) -> None:
+        self._compared = compared
+        self._bench, self._findings = compared.bench, compared.findings
+        self._graph, self._layout = compared.findings.graph, compared.findings.layout
+        self._limits, self._survey = compared.limits, compared.findings.survey
+        self._off_limits = replace(compared.limits, float64=False)
+        """Without float64: the expected values are of ONNX graphs."""
+
+    def attempts(self) -> Iterator[Callable[[], ReducedFailure | None]]:
+        """Yield the ways to a smaller graph, the most specific first."""
+        found, limits = self._compared.localization, self._limits
+        if found.optimiser or found.blame is not None:
+            yield self._optimizer
+        layers = self._findings.measured.layers
+        for number in sorted(n for n, layer in layers.items() if limits.is_source(layer)):
+            yield lambda number=number: self._layer(number)  # type: ignore[misc]
+        outputs = returned_values(self._graph.outputs, self._survey, self._layout.names)
+        for name, number in outputs.items():
+            yield lambda name=name, number=number: self._output(name, number)  # type: ignore[misc]
+
+    def arguments(self, number: int, sources: Mapping[str, str]) -> tuple[str, ...] | None:
+        """Return the inputs that the module of a value takes, in its order; None if some of its
+        arguments, or of the inputs, are other values. `sources`: tensors by inputs."""
+        values, suspect = self._survey.values, self._findings.suspect(number)
+        layer = suspect.value
+        if layer.functional or suspect.folded is not None:
+            return None
+        given = dict(zip(self._bench.tensor_inputs, self._survey.inputs, strict=False))
+        numbers = {**given, **self._layout.put_in}
+
+        def first(number: int) -> int:
+            repeats = values[number].repeats
+            return number if repeats is None else first(repeats)
+
+        found = {
+            first(numbers[tensor]): name for name, tensor in sources.items() if tensor in numbers
+        }
+        if {first(n) for n in layer.inputs} != found.keys() or len(found) != len(sources):
+            return None
+        return tuple(found[first(n)] for n in layer.inputs)
+
+    def constant_inputs(self, sources: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the inputs that the file computes from its weights alone. `sources`: tensors by
+        inputs."""
+        return tuple(n for n, tensor in sources.items() if self._graph.is_constant(tensor))
+
+    def path(self, number: int) -> str:
+        """Return the path of the module that computes a value."""
+        return self._survey.values[number].path
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield single samples first: they make the smallest arrays."""
+        first = self._bench.batches[0]
+        if not self._bench.binding.fixed:
+            for row in range(len(next(iter(first.values())))):
+                yield {name: array[row : row + 1] for name, array in first.items()}
+        yield from self._bench.batches
+
+    def _layer(self, number: int) -> ReducedFailure | None:
+        """The nodes from the nearest right values to the value of one layer."""
+        tensor = self._layout.names[number]
+        piece = self._graph.cut([tensor], self._layout.cuts)
+        for batch in self._batches():
+            with contextlib.suppress(ForwardPathChanged):
+                measured = self._measure(piece, tensor, number, batch=batch, alone=True)
+                if measured is not None and measured.is_off:
+                    return self._with_cause(measured)
+        return None
+
+    def _output(self, name: str, number: int) -> ReducedFailure | None:
+        """The nodes from the latest values from which an output of the file still differs."""
+        cuts = list(self._layout.cuts.items())
+
+        def measured(count: int, batch: Batch) -> _Measured | None:
+            piece = self._graph.cut([name], dict(cuts[:count]))
+            return self._measure(piece, name, number, batch=batch, alone=False)
+
+        for batch in self._batches():
+            with contextlib.suppress(ForwardPathChanged):
+                whole = measured(0, batch)
+                if whole is None or not whole.is_off:
+                    continue
+
+                def holds(count: int, batch: Batch = batch) -> bool:
+                    again = measured(count, batch)
+                    return again is not None and again.is_off
+
+                last = measured(latest(len(cuts) + 1, holds), batch)
+                return None if last is None else self._with_cause(last)
+        return None
+
+    def _measure(
+        self, piece: Piece, tensor: str, number: int, *, batch: Batch, alone: bool
+    ) -> _Measured | None:
+        """Run the piece from the values of the model. `alone`: its inputs are those of a layer."""
+        layout, bench = self._layout, self._bench
+        needed = {number, *(layout.put_in[cut] for cut in piece.cuts)}
+        values = bench.side.values(batch, self._survey, needed)
+        if not needed <= values.keys():
+            return None
+        session = SubgraphSession(piece, self._limits.setup)
+        references = layout.references(piece.cuts, values)
+        fed = {**bench.feed(batch), **session.fed(references)}
+        actual = session(bench.feed(batch), references, only=[tensor])[tensor]
+        truth, rounding = self._truth(batch, values, number, alone=alone)
+        expected = values[number]
+        deviation = deviation_of(expected, actual, truth, rounding)
+        limits = self._limits if truth is not None or rounding is not None else self._off_limits
+        return _Measured(
+            piece, tensor, number, fed, references, expected, actual, deviation, limits, alone
+        )
+
+    def _truth(
+        self, batch: Batch, values: Mapping[int, OutputArray], number: int, *, alone: bool
+    ) -> tuple[OutputArray | None, OutputArray | None]:
+        if not self._limits.float64:
+            return None, None
+        try:
+            truths: Float64Values = self._bench.side.truths(batch, self._survey, values)
+        except GateError:
+            return None, None
+        true = truths.alone if alone else truths.through
+        return true.get(number), truths.rounding[int(alone)].get(number)
+
+    def _with_cause(self, measured: _Measured) -> ReducedFailure | None:
+        """Tell a fault of the file from one of the runtime, by computing the same nodes without
+        optimizations and by the ONNX reference evaluator."""
+        setup = self._limits.setup
+        plain = self._computed(measured, setup.plain)
+        if plain is not None and setup != setup.plain and not measured.differs(plain):
+            return self._optimizer(measured.places(self._graph))
+        excluded = ["runtime"] if plain is not None and setup != setup.plain else []
+        evaluated = self._evaluated(measured)
+        if evaluated is not None and not measured.differs(evaluated[measured.tensor]):
+            return self._runtime(measured, evaluated) or measured.reduced(self, ())
+        if evaluated is not None and not _is_far(evaluated[measured.tensor], measured):
+            excluded.append("evaluator")
+        return measured.reduced(self, tuple(excluded))
+
+    def _computed(self, measured: _Measured, setup: OrtSetup) -> OutputArray | None:
+        try:
+            session = SubgraphSession(measured.piece, setup)
+            return session(measured.feed, measured.references, only=[measured.tensor])[
+                measured.tensor
+            ]
+        except Exception:  # of ONNX Runtime, without a common base
+            return None
+
+    def _evaluated(self, measured: _Measured) -> dict[str, OutputArray] | None:
+        """All tensors of the piece by the ONNX reference evaluator; None where it can't."""
+        if sum(array.nbytes for array in measured.references.values()) > MOST_BYTES // 16:
+            return None
+        made = Standalone.from_piece(measured.piece, measured.fed)
+        model = made.model
+        inner = [n for node in model.graph.node for n in node.output if n]
+        del model.graph.output[:]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+        try:
+            with np.errstate(all="ignore"):
+                arrays = ReferenceEvaluator(model).run(inner, dict(made.inputs))
+        except Exception:  # of the evaluator, which lacks operators and checks little
+            return None
+        tensors = {by: name for name, by in made.outputs.items()}
+        return {
+            tensors.get(name, name): array
+            for name, array in zip(inner, arrays, strict=True)
+            if isinstance(array, np.ndarray)
+        }
+
+    def _runtime(
+        self, measured: _Measured, evaluated: Mapping[str, OutputArray]
+    ) -> ReducedFailure | None:
+        """The fewest nodes that a kernel computes otherwise than the reference evaluator."""
+        varying = set(self._graph.tensors)  # others hold weights, and stay inside
+        computed = {name: array for name, array in evaluated.items() if name in varying}
+        values = {**measured.inputs_by_tensor(), **computed}
+        return self._fewest(
+            "runtime", measured.places(self._graph), values, setup=self._limits.setup, first=()
+        )
+
+    def _optimizer(self, places: Sequence[int] | None = None) -> ReducedFailure | None:
+        """The fewest nodes that optimizations change."""
+        setup = self._limits.setup.optimised
+        for batch in self._batches():
+            values = self._plain_values(batch, setup.plain)
+            if values is None:
+                return None
+            everything = self._computing(values) if places is None else list(places)
+            reduced = self._fewest(
+                "optimizer", everything, values, setup=setup, first=self._blamed_places()
+            )
+            if reduced is not None:
+                return reduced
+        return None
+
+    def _plain_values(self, batch: Batch, plain: OrtSetup) -> dict[str, OutputArray] | None:
+        """All tensors of the file without optimizations, and its inputs; None if they are too
+        large."""
+        feed = dict(self._bench.feed(batch))
+        session = SubgraphSession(self._graph.marked(self._graph.tensors), plain)
+        values = {**session(feed), **feed}
+        return values if sum(v.nbytes for v in values.values()) <= MOST_BYTES else None
+
+    def _computing(self, values: Mapping[str, OutputArray]) -> list[int]:
+        return [
+            place
+            for place, node in enumerate(self._graph.nodes)
+            if any(name in values for name in node.output)
+        ]
+
+    def _blamed_places(self) -> tuple[int, ...]:
+        """Places of the nodes that the optimizer at fault replaces, as far as the file has them."""
+        blame = self._compared.localization.blame
+        named = set() if blame is None else set(blame.before)
+        return tuple(
+            place
+            for place, node in enumerate(self._graph.nodes)
+            if f"{node.op_type} {node.name}".strip() in named
+        )
+
+    def _fewest(
+        self,
+        kind: Kind,
+        places: Sequence[int],
+        values: Mapping[str, OutputArray],
+        *,
+        setup: OrtSetup,
+        first: tuple[int, ...],
+    ) -> ReducedFailure | None:
+        dtypes = {name: array.dtype for name, array in values.items()}
+        blame = self._compared.localization.blame
+        names = blame.names if kind == "optimizer" and blame is not None else ()
+        whole = self._graph.part(places, dtypes)
+        raises = None if whole is None else self._compare_piece(whole, values, setup)[0]
+
+        def differs(some: tuple[int, ...]) -> bool:
+            piece = self._graph.part(some, dtypes)
+            if piece is None:
+                return False
+            raised, off = self._compare_piece(piece, values, setup)
+            if raised != raises or not (off or raised):
+                return False
+            return kind != "optimizer" or self._is_right(piece, values, setup, without=names)
+
+        start = tuple(places)
+        if not differs(start):
+            return None
+        if first and differs(first):
+            start = first
+        piece = self._graph.part(fewest_nodes(start, differs), dtypes)
+        if piece is None:
+            return None
+        _, off = self._compare_piece(piece, values, setup)
+        piece = self._one_output(piece, off, values, setup)
+        return self._of_piece(kind, piece, values, setup=setup, raises=raises)
+
+    def _one_output(
+        self, piece: Piece, off: Sequence[str], values: Mapping[str, OutputArray], setup: OrtSetup
+    ) -> Piece:
+        """The piece with the first output that differs only, where it still does."""
+        if len(piece.outputs) < 2 or not off:
+            return piece
+        model = onnx.ModelProto()
+        model.CopyFrom(piece.model)
+        del model.graph.output[:]
+        model.graph.output.append(onnx.ValueInfoProto(name=off[0]))
+        alone = replace(piece, model=model, outputs=(off[0],))
+        _, still = self._compare_piece(alone, values, setup)
+        return alone if still else piece
+
+    def _compare_piece(
+        self, piece: Piece, values: Mapping[str, OutputArray], setup: OrtSetup
+    ) -> tuple[str | None, list[str]]:
+        """What a session raises, and the outputs that differ from `values`."""
+        try:
+            session = SubgraphSession(piece, setup)
+            feed = {v.name: values[v.name] for v in piece.model.graph.input if v.name in values}
+            names = [name for name in piece.outputs if name in session.outputs]
+            actual = session(feed, values, only=names)
+        except Exception as error:  # of ONNX Runtime, without a common base
+            return _kind_of(error), []
+        return None, [
+            name
+            for name in names
+            if is_beyond(actual[name], values[name], self._tolerance(values[name]))
+        ]
+
+    def _is_right(
+        self,
+        piece: Piece,
+        values: Mapping[str, OutputArray],
+        setup: OrtSetup,
+        *,
+        without: Sequence[str],
+    ) -> bool:
+        """Return True if the piece is right without optimizations, and without the optimizers that
+        are at fault in the file: then it shows the same failure."""
+        if self._compare_piece(piece, values, setup.plain) != (None, []):
+            return False
+        if not without:
+            return True
+        disabled = tuple({*setup.settings.disabled_optimizers, *without})
+        settings = setup.settings.model_copy(update={"disabled_optimizers": disabled})
+        return self._compare_piece(piece, values, replace(setup, settings=settings)) == (None, [])
+
+    def _tolerance(self, expected: OutputArray) -> RoundingBound:
+        """How far a graph may be off another way to compute it, without a float64 reference."""
+        return tolerance_of(
+            deviation_of(expected, expected, None, None), self._off_limits.of_output
+        )
+
+    def _of_piece(
+        self,
+        kind: Kind,
+        piece: Piece,
+        values: Mapping[str, OutputArray],
+        *,
+        setup: OrtSetup,
+        raises: str | None,
+    ) -> ReducedFailure:
+        fed = {reference_name(name): values[name] for name in piece.cuts}
+        fed |= {v.name: values[v.name] for v in piece.model.graph.input if v.name in values}
+        made = Standalone.from_piece(piece, fed, values)
+        new = made.outputs
+        return ReducedFailure(
+            kind=kind,
+            model=made.model,
+            inputs=made.inputs,
+            expected={new[name]: values[name] for name in piece.outputs},
+            tolerances={new[name]: self._tolerance(values[name]) for name in piece.outputs},
+            setup=setup,
+            tensors={by: name for name, by in new.items()},
+            raises=raises,
+            excluded=("unoptimized",) if kind == "optimizer" else ("exporter",),
+            constant_inputs=self.constant_inputs(made.sources),
+        )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One piece of the file from the values of the model."""
+
+    piece: Piece
+    tensor: str
+    number: int
+    fed: Mapping[str, OutputArray]
+    references: Mapping[str, OutputArray]
+    expected: OutputArray
+    actual: OutputArray
+    deviation: Deviation
+    limits: DeviationLimits
+    alone: bool
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.limits.of_layer if self.alone else self.limits.of_output
+
+    @property
+    def tolerance(self) -> RoundingBound:
+        return tolerance_of(self.deviation, self.bounds)
+
+    @property
+    def is_off(self) -> bool:
+        """Return True if it differs by the measure of a localization and by that of the script."""
+        if self.alone:
+            off = self.limits.is_source(LayerDeviations(alone=self.deviation))
+        else:
+            off = not self.limits.agrees({self.tensor: self.deviation})
+        return off and self.differs(self.actual)
+
+    def differs(self, actual: OutputArray) -> bool:
+        return is_beyond(actual, self.expected, self.tolerance)
+
+    def places(self, graph: Any) -> list[int]:
+        """Places of its nodes that compute something from its inputs."""
+        names = {name for node in self.piece.model.graph.node for name in node.output if name}
+        return sorted({graph.producer[name] for name in names & set(graph.tensors)})
+
+    def inputs_by_tensor(self) -> dict[str, OutputArray]:
+        by_cut = {cut: self.fed[reference_name(cut)] for cut in self.piece.cuts}
+        return {**self.feed, **by_cut}
+
+    @property
+    def feed(self) -> dict[str, OutputArray]:
+        """What is fed to the inputs of the file."""
+        cut = set(map(reference_name, self.piece.cuts))
+        return {name: array for name, array in self.fed.items() if name not in cut}
+
+    def reduced(self, finder: _Finder, excluded: tuple[str, ...]) -> ReducedFailure:
+        """The piece by itself."""
+        made = Standalone.from_piece(self.piece, self.fed, {self.tensor: self.actual})
+        model, name = made.model, made.outputs[self.tensor]
+        if node_count(model) > _FOLD_FROM:
+            model = _with_shapes_folded(model, made.inputs, self.limits.setup)
+        arguments = finder.arguments(self.number, made.sources) if self.alone else None
+        return ReducedFailure(
+            kind="exporter",
+            model=model,
+            inputs=made.inputs,
+            expected={name: self.expected},
+            tolerances={name: self.tolerance},
+            setup=self.limits.setup,
+            tensors={name: self.tensor},
+            layer=None if arguments is None else finder.path(self.number),
+            arguments=arguments,
+            excluded=excluded,
+            constant_inputs=finder.constant_inputs(made.sources),
+        )
+
+
+def _is_far(evaluated: OutputArray, measured: _Measured) -> bool:
+    """Return True if the evaluator computes something else than ONNX Runtime."""
+    return is_beyond(evaluated, measured.actual, measured.tolerance)
+
+
+def deviation_of(
+    expected: OutputArray,
+    actual: OutputArray,
+    truth: OutputArray | None,
+    rounding: OutputArray | None,
+) -> Deviation:
+    """Return the deviation of one tensor from its value. `truth`, `rounding`: sketches of what the
+    float64 reference computes, and of the error of random rounding."""
+    deviation = Deviation()
+    deviation.update(expected, actual)
+    deviation.update_noise(expected, actual, truth, rounding)
+    return deviation
+
+
+def tolerance_of(deviation: Deviation, bounds: tuple[float, float]) -> RoundingBound:
+    """Return how far the tensor may be off within these bounds on `ratio` and `peak`."""
+    return RoundingBound(*deviation.tolerances(bounds))
+
+
+def _with_shapes_folded(
+    model: onnx.ModelProto, inputs: Mapping[str, OutputArray], setup: OrtSetup
+) -> onnx.ModelProto:
+    """The model with the results of arithmetic on shapes in the place of its nodes."""
+    constant = {tensor.name for tensor in model.graph.initializer}
+    folded = []
+    for node in model.graph.node:
+        sized = node.op_type in ("Shape", "Size")
+        if sized or (all(n in constant or not n for n in node.input) and node.input):
+            constant.update(node.output)
+            folded.append(node)
+    outputs = {value.name for value in model.graph.output}
+    names = [n for node in folded for n in node.output if n and n not in outputs]
+    if not names:
+        return model
+    marked = onnx.ModelProto()
+    marked.CopyFrom(model)
+    marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    arrays = run(marked, inputs, setup.plain)
+    integers = {n for n in names if arrays[n].dtype.kind in "iu" and arrays[n].size <= _LARGE}
+    smaller = onnx.ModelProto()
+    smaller.CopyFrom(model)
+    kept = [node for node in smaller.graph.node if not set(node.output) <= integers]
+    kept = _needed(kept, outputs)
+    read = {name for node in kept for name in node.input}
+    replace_messages(smaller.graph.node, kept)
+    smaller.graph.initializer.extend(
+        numpy_helper.from_array(arrays[name], name) for name in sorted(integers & read)
+    )
+    return smaller
+
+
+def _needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
+    """Those that compute the outputs; all where some have subgraphs."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if needed & set(node.output) or any(a.HasField("g") for a in node.attribute):
+            needed.update(node.input)
+            kept.append(node)
+    return kept[::-1]

@@ -1,0 +1,274 @@
+"""Write a piece of a file as a model that stands alone; search for the fewest nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from gate.localize.file_graph import Piece, reference_name
+from gate.onnx_file.reading import nodes_within, replace_messages, subgraphs, tensors_of
+from gate.storage.arrays import OutputArray
+
+Differs = Callable[[tuple[int, ...]], bool]
+"""Return True if the graph of the nodes at these places alone shows the difference."""
+
+TRIALS = 400
+"""Graphs that are tried, at most."""
+
+
+def fewest_nodes(
+    places: Sequence[int], differs: Differs, *, trials: int = TRIALS
+) -> tuple[int, ...]:
+    """Return places of which none can be left out, in their order; `differs` holds for `places`.
+
+    Delta debugging (Zeller and Hildebrandt, 2002): first parts of the graph, then what remains
+    without a part, by ever smaller parts. After `trials` graphs the smallest one so far is
+    returned.
+    """
+    tried: dict[tuple[int, ...], bool] = {}
+
+    def holds(some: tuple[int, ...]) -> bool:
+        if some not in tried:
+            if not some or len(tried) >= trials:
+                return False
+            tried[some] = differs(some)
+        return tried[some]
+
+    kept, parts = tuple(places), 2
+    while len(kept) > 1:
+        step = -(-len(kept) // parts)
+        chunks = [kept[start : start + step] for start in range(0, len(kept), step)]
+        part = next(filter(holds, chunks), None)
+        rest = None if part else next(filter(holds, _complements(chunks)), None)
+        if part is not None:
+            kept, parts = part, 2
+        elif rest is not None:
+            kept, parts = rest, max(2, parts - 1)
+        elif step == 1:
+            break
+        else:
+            parts = min(len(kept), 2 * parts)
+    return kept
+
+
+def _complements(chunks: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    for left_out in range(len(chunks)):
+        kept = [chunk for place, chunk in enumerate(chunks) if place != left_out]
+        yield tuple(place for chunk in kept for place in chunk)
+
+
+def latest(count: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number below `count` for which `holds` is True, by bisection from 0, where
+    it is; later ones are expected to fail once one does."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def node_count(model: onnx.ModelProto) -> int:
+    """Count the nodes that compute, subgraphs included."""
+    return sum(node.op_type != "Constant" for node in nodes_within(model.graph.node))
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A piece of a file, as a complete model."""
+
+    model: onnx.ModelProto
+    inputs: Mapping[str, OutputArray]
+    """By name: x0, x1, …"""
+    sources: Mapping[str, str]
+    """Names that the inputs have in the file."""
+    outputs: Mapping[str, str]
+    """Names of the outputs (y0, y1, …) by the names that they have in the file."""
+
+    @classmethod
+    def from_piece(
+        cls,
+        piece: Piece,
+        fed: Mapping[str, OutputArray],
+        computed: Mapping[str, OutputArray] | None = None,
+    ) -> Standalone:
+        """Return the piece with its weights inside.
+
+        `fed`: arrays by the names of the piece's inputs; `computed`: outputs that it computes,
+        which give their dtypes and shapes. Texts and metadata are left out, because exporters write
+        paths and source code into them.
+        """
+        model = onnx.ModelProto()
+        model.CopyFrom(piece.model)
+        graph = model.graph
+        _inline(graph, piece.weights)
+        _constants_to_initializers(graph)
+        _drop_texts(model)
+        read = set(_reads(graph.node)) | set(piece.outputs)
+        dense, sparse = graph.initializer, graph.sparse_initializer
+        replace_messages(dense, [tensor for tensor in dense if tensor.name in read])
+        replace_messages(sparse, [tensor for tensor in sparse if tensor.values.name in read])
+        initial = {tensor.name for tensor in graph.initializer}
+        initial |= {tensor.values.name for tensor in graph.sparse_initializer}
+        names = [v.name for v in graph.input if v.name in read and v.name not in initial]
+        new = {name: f"x{place}" for place, name in enumerate(names)}
+        outputs = {name: f"y{place}" for place, name in enumerate(piece.outputs)}
+        _rename(graph.node, {**new, **outputs})
+        for tensor in graph.initializer:
+            tensor.name = outputs.get(tensor.name, tensor.name)
+        kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        del graph.input[:], graph.output[:], graph.value_info[:]
+        graph.input.extend(
+            helper.make_tensor_value_info(new[name], kinds[name], fed[name].shape) for name in names
+        )
+        arrays = computed or {}
+        graph.output.extend(_value(outputs[name], arrays.get(name)) for name in piece.outputs)
+        graph.name = "reduced"
+        cut = {reference_name(name): name for name in piece.cuts}
+        return cls(
+            model,
+            {new[name]: fed[name] for name in names},
+            {new[name]: cut.get(name, name) for name in names},
+            outputs,
+        )
+
+
+def _value(name: str, array: OutputArray | None) -> onnx.ValueInfoProto:
+    if array is None:
+        return onnx.ValueInfoProto(name=name)
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, kind, array.shape)
+
+
+def _inline(graph: onnx.GraphProto, weights: Mapping[str, OutputArray]) -> None:
+    for tensor in graph.initializer:
+        if tensor.external_data:
+            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+
+
+def _constants_to_initializers(graph: onnx.GraphProto) -> None:
+    for node in nodes_within(graph.node):
+        _to_tensor(node)
+    kept = []
+    for node in graph.node:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and value is not None:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(value)
+            tensor.name = node.output[0]
+        else:
+            kept.append(node)
+    replace_messages(graph.node, kept)
+
+
+_NUMBERS = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
+
+
+def _to_tensor(node: onnx.NodeProto) -> None:
+    """Write the numbers of a Constant as a tensor, so that there is one kind of constants."""
+    for attribute in node.attribute:
+        if node.op_type == "Constant" and attribute.name in _NUMBERS:
+            value = helper.get_attribute_value(attribute)
+            tensor = numpy_helper.from_array(np.array(value, _NUMBERS[attribute.name]))
+            attribute.CopyFrom(helper.make_attribute("value", tensor))
+
+
+def _drop_texts(model: onnx.ModelProto) -> None:
+    model.DiscardUnknownFields()
+    model.domain = model.producer_name = model.producer_version = ""
+    del model.training_info[:], model.configuration[:]
+    _keep_used_functions(model)
+    _drop_texts_of(model)
+    for function in model.functions:
+        _drop_texts_of(function)
+        for value in function.value_info:
+            _drop_texts_of(value)
+        for attribute in function.attribute_proto:
+            attribute.doc_string = ""
+        _drop_texts_of_nodes(function.node)
+    _drop_texts_of_nodes(model.graph.node)
+    _drop_texts_of_graph(model.graph)
+    for tensor in tensors_of(model):
+        _drop_texts_of(tensor)
+
+
+def _keep_used_functions(model: onnx.ModelProto) -> None:
+    """Leave out functions that no node calls: they are of other layers, and hold their weights."""
+    used, ahead = set[tuple[str, str]](), list(model.graph.node)
+    while ahead:
+        for node in nodes_within([ahead.pop()]):
+            name = (node.domain, node.op_type)
+            if name not in used:
+                used.add(name)
+                called = [f for f in model.functions if (f.domain, f.name) == name]
+                ahead += [inner for function in called for inner in function.node]
+    kept = [f for f in model.functions if (f.domain, f.name) in used]
+    replace_messages(model.functions, kept)
+
+
+def _drop_texts_of(described: Any) -> None:
+    described.doc_string = ""
+    del described.metadata_props[:]
+
+
+def _drop_texts_of_graph(graph: onnx.GraphProto) -> None:
+    _drop_texts_of(graph)
+    graph.name = "graph"
+    del graph.quantization_annotation[:]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _drop_texts_of(value)
+
+
+def _drop_texts_of_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes_within(nodes):
+        _drop_texts_of(node)
+        del node.device_configurations[:]
+        for attribute in node.attribute:
+            attribute.doc_string = ""
+        for inner in subgraphs(node):
+            _drop_texts_of_graph(inner)
+
+
+def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    for node in nodes_within(nodes):
+        yield from node.input
+        for inner in subgraphs(node):
+            yield from (value.name for value in inner.output)
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], new: Mapping[str, str]) -> None:
+    for node in nodes:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
+        for inner in subgraphs(node):
+            _rename(inner.node, new)
+            for value in inner.output:
+                value.name = new.get(value.name, value.name)
+
+
+def random_like(array: OutputArray, seed: int) -> OutputArray:
+    """Return random numbers of the shape, dtype and range of `array`; floats also of the mean and
+    deviation of its finite values."""
+    random = np.random.default_rng(seed)
+    if not array.size:
+        return array
+    if array.dtype.kind not in "biu":
+        wide = array.astype(np.float64).ravel()
+        finite = wide[np.isfinite(wide)]
+        if not finite.size:
+            finite = np.zeros(1)
+        drawn = random.normal(finite.mean(), finite.std(), array.shape)
+        made: OutputArray = np.clip(drawn, finite.min(), finite.max()).astype(array.dtype)
+        return made
+    low, high = int(array.min()), int(array.max())
+    drawn = random.integers(low, high, array.shape, array.dtype, endpoint=True)
+    return np.asarray(drawn)
