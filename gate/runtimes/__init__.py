@@ -1,6 +1,6 @@
-"""What runs a file: one module a runtime, found by name.
+"""Runtimes that execute a file: one module per runtime, found by name.
 
-A package of somebody else's adds one by an entry point of the group `parity_gate.runtimes`
+A third-party package adds one by an entry point of the group `parity_gate.runtimes`
 (docs/runtimes.md); what it needs for that is listed here.
 """
 

@@ -75,7 +75,7 @@ Level = Literal["disabled", "basic", "extended", "layout", "all"]
 
 
 class WasmOptions(BaseModel):
-    """As a page has them, which passes them to `InferenceSession.create`."""
+    """The options that a page passes to `InferenceSession.create`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,7 +102,10 @@ class BrowserWasmRuntime(Runtime):
         return chromium_missing("browser") or browser_page.missing()
 
     def versions(self) -> dict[str, str]:
-        """Of onnxruntime-web. Raises DigestMismatch where a file of it was changed."""
+        """Return the version of onnxruntime-web.
+
+        Raises DigestMismatch if one of its files was changed.
+        """
         for name in browser_page.FILES:
             browser_page.read(name)
         return {browser_page.NAME: browser_page.VERSION}
@@ -119,7 +122,7 @@ class BrowserWasmRuntime(Runtime):
         conditions: Conditions,
         example: Batch,  # noqa: ARG002 - nothing is traced
     ) -> Session:
-        """As `BrowserSession`."""
+        """Open a `BrowserSession`."""
 
         engine = ENGINES[self.promises.provider]
         return BrowserSession(file, engine, _settings(options, conditions))
@@ -167,7 +170,7 @@ def _settings(options: WasmOptions, conditions: Conditions) -> Any:
 
 @dataclass(frozen=True)
 class Engine:
-    """What of onnxruntime-web computes, and where."""
+    """The execution backend of onnxruntime-web, and its device."""
 
     provider: str
     """`wasm` or `webgpu`: of the session's `executionProviders`."""
@@ -284,7 +287,7 @@ class BrowserSession(Session):
         self._stack.close()
 
     def _question(self, file: RunnableFile) -> dict[str, Any]:
-        """What the page is to open, with all of it on the server."""
+        """Return the request for the page to open a file, after serving all files that it needs."""
         module, glue, wasm = self._engine.files
         for name in self._engine.files:
             self._server.put(name, browser_page.read(name))
@@ -302,7 +305,7 @@ class BrowserSession(Session):
         }
 
     def _check(self) -> None:
-        """What was opened is what was to be opened, by what the page computed and says."""
+        """Verify that the page opened what was requested, by what it computes and reports."""
         digests = dict(self._opened["digests"])
         wasm = self._engine.files[2]
         Digest(browser_page.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")

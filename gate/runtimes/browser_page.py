@@ -129,7 +129,7 @@ _PATIENCE_S = 300
 
 
 def folder() -> Path:
-    """Where the files are: below GATE_RUNTIMES, else the user's cache."""
+    """Return the folder of the files: below GATE_RUNTIMES, else the user's cache."""
     place = os.environ.get(PLACE_VARIABLE)
     if place:
         return Path(place).expanduser() / f"{NAME}-{VERSION}"
@@ -296,7 +296,7 @@ class PageServer:
 
     @property
     def address(self) -> str:
-        """Of the page, with a slash at its end."""
+        """Return the address of the page, with a slash at its end."""
         return f"{self.host}/{self._secret}/"
 
     def put(self, place: str, served: bytes | OnDisk) -> str:
@@ -309,25 +309,25 @@ class PageServer:
         self._served.pop(place, None)
 
     def take_outputs(self) -> bytes | None:
-        """What the page sent last; None: nothing since it was asked the last time."""
+        """Return what the page sent since the last call; None: nothing."""
         outputs, self._outputs = self._outputs, None
         return outputs
 
     def served(self, path: str) -> bytes | None:
-        """What is at this path; None: nothing, or another page's."""
-        found = self._served.get(self._place(path) or "")
-        if self._place(path) is None or found is None:
+        """Return the file at this path; None: there is none, or it belongs to another page."""
+        found = self._served.get(self._relative_path(path) or "")
+        if self._relative_path(path) is None or found is None:
             return None
         return found.path.read_bytes() if isinstance(found, OnDisk) else found
 
     def receive(self, path: str, body: bytes) -> bool:
         """Keep outputs; False: they are somebody else's."""
-        if self._place(path) != "outputs":
+        if self._relative_path(path) != "outputs":
             return False
         self._outputs = body
         return True
 
-    def _place(self, path: str) -> str | None:
+    def _relative_path(self, path: str) -> str | None:
         start = f"/{self._secret}/"
         return path.removeprefix(start) if path.startswith(start) else None
 
@@ -391,8 +391,10 @@ class BrowserPage:
         """Of Chromium."""
 
     def call(self, function: str, argument: Any = None) -> Any:
-        """What the function gives, as JSON. Raises EvidenceError where it throws, or the page
-        crashes."""
+        """Return the result of a function of the page, as JSON.
+
+        Raises EvidenceError if it throws, or if the page crashes.
+        """
         from playwright.sync_api import Error
 
         try:
@@ -435,7 +437,7 @@ def opened_page(server: PageServer, *, gpu: bool, software: bool) -> Iterator[Br
 
 
 def _flags(server: PageServer, gpu: bool, software: bool) -> Sequence[str]:
-    """Whatever is not for the server itself goes to it as the proxy, which refuses."""
+    """Return the flags of Chromium: foreign requests go to the server, which refuses them."""
     proxy = (f"--proxy-server={server.host}", "--proxy-bypass-list=127.0.0.1")
     if not gpu:
         return (*FLAGS, *proxy)

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from gate import errors
-from gate.errors import (
-    EvidenceError,
-    GateError,
-    LimitExceeded,
-    PolicyError,
-    RuntimeUnusable,
-    StorageError,
-)
+from gate.errors import EvidenceError, GateError, PolicyError, RuntimeUnusable
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
-from gate.sandbox.limits import time_text
+from gate.sandbox.worker_process import Remedies, WorkerProcess
 from gate.storage.arrays import Batch, RuntimeArray
 
 # The process is ended where it takes longer than the runtime allows itself. It is no prison:
@@ -38,24 +24,22 @@ _LOOK_S = 120.0
 """To import what a runtime needs, and to say whether it can run: some libraries take half a
 minute."""
 
-_CLOSE_S = 10.0
-"""To close a session: a browser takes a second."""
-
 _TAIL = 4000
 
 _NOT_LOADED = ("ImportError", "ModuleNotFoundError")
 """What a library raises that is broken, whatever the file is."""
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; from {module} import {function}; {function}({descriptor})"
-)
-
 _WORKER = "gate.runtimes.isolated_worker:serve_runtime"
 """Named by a string: the worker imports what opens a runtime."""
 
+_REMEDIES = Remedies(
+    slow="Give it less, or a larger limit_s of its class.",
+    dead="See whether it runs alone: gate runtimes.",
+)
+
 
 class PlainOptions(BaseModel):
-    """As the policy has them; the runtime validates them in its own process."""
+    """The options in the policy; the runtime validates them in its own process."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -72,26 +56,31 @@ class IsolatedRuntime(Runtime):
         self._looks: dict[str, Mapping[str, Any]] = {}
 
     def absent_reason(self, options: Any) -> str | None:
-        """As the runtime says. Raises PolicyError for options that it does not take,
-        RuntimeUnusable where it breaks."""
-        reason = self._look(options)["absent"]
+        """Return the runtime's own reason.
+
+        Raises PolicyError for options that it does not accept, RuntimeUnusable if it fails.
+        """
+        reason = self._describe(options)["absent"]
         return None if reason is None else str(reason)
 
     def promised(self, options: Any) -> Promises:
-        """As `absent_reason`. A package that promises the bounds of `cuda` means a device, as
-        before ONNX Runtime on CUDA had bounds of its own."""
-        promises = Promises(**self._look(options)["promises"])
+        """Return the claims of the runtime, as `absent_reason` its reason.
+
+        A package that promises the bounds of `cuda` means a device, as before ONNX Runtime on CUDA
+        had bounds of its own.
+        """
+        promises = Promises(**self._describe(options)["promises"])
         return replace(promises, bounds="device") if promises.bounds == "cuda" else promises
 
-    def found_versions(self, options: Any) -> dict[str, str]:
-        """Of its libraries; empty where it is absent."""
-        return dict(self._look(options)["versions"])
+    def installed_versions(self, options: Any) -> dict[str, str]:
+        """Return the versions of its libraries; empty if it is absent."""
+        return dict(self._describe(options)["versions"])
 
     def open(
         self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
         """Raises what the runtime raises, as an error of the gate."""
-        limit = self._limit_s or float(self._look(options)["limit_s"])
+        limit = self._limit_s or float(self._describe(options)["limit_s"])
         header = {
             "verb": "open",
             "path": str(file.path.resolve()),
@@ -100,9 +89,11 @@ class IsolatedRuntime(Runtime):
             "conditions": conditions.to_plain(),
         }
         process = self._started()
-        value, _ = process.ask(header, example, limit_s=limit)
+        value, _ = process.question(header, example, limit_s=limit)
         self._process = None  # the session's from here on
-        return IsolatedSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
+        session = IsolatedSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
+        session.connections, session.rate = tuple(value["connections"]), value["rate"]
+        return session
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -110,13 +101,13 @@ class IsolatedRuntime(Runtime):
             self._process.end()
             self._process = None
 
-    def _look(self, options: Any) -> Mapping[str, Any]:
+    def _describe(self, options: Any) -> Mapping[str, Any]:
         plain = options.model_dump(mode="json")
         key = repr(sorted(plain.items()))
         if key not in self._looks:
             header = {"verb": "look", "options": plain}
             try:
-                self._looks[key], _ = self._started().ask(header, limit_s=_LOOK_S)
+                self._looks[key], _ = self._started().question(header, limit_s=_LOOK_S)
             except PolicyError:
                 raise
             except GateError as error:  # there is no file yet that could be to blame
@@ -139,13 +130,32 @@ class IsolatedSession(Session):
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Run one batch in the process. Raises what the runtime raised there."""
-        value, arrays = self._process.ask({"verb": "run"}, batch, limit_s=self._limit_s)
+        value, arrays = self._process.question({"verb": "run"}, batch, limit_s=self._limit_s)
         self.seconds = float(value["seconds"])
         return arrays
 
+    def run_at_once(
+        self, batches: Sequence[Batch], connections: int, rate: float | None = None
+    ) -> tuple[list[list[RuntimeArray]], list[float], float]:
+        """Run the batches from so many clients of the process. Raises what was raised there."""
+        header = {
+            "verb": "run_at_once",
+            "batches": len(batches),
+            "connections": connections,
+            "rate": rate,
+        }
+        arrays = {f"{n}/{name}": a for n, batch in enumerate(batches) for name, a in batch.items()}
+        # Each client asks one batch after the other.
+        limit = self._limit_s * math.ceil(len(batches) / connections)
+        limit += len(batches) / rate if rate else 0.0
+        value, numbers = self._process.question(header, arrays, limit_s=limit)
+        remaining = iter(numbers)
+        outputs = [list(itertools.islice(remaining, count)) for count in value["outputs"]]
+        return outputs, [float(each) for each in value["seconds"]], float(value["whole"])
+
     def proof(self) -> Proof:
         """Return the proof that the process read back."""
-        value, _ = self._process.ask({"verb": "proof"}, limit_s=self._limit_s)
+        value, _ = self._process.question({"verb": "proof"}, limit_s=self._limit_s)
         for name in ("providers_active", "fallback_nodes"):
             value[name] = tuple(value[name])
         return Proof(**value)
@@ -155,110 +165,20 @@ class IsolatedSession(Session):
         self._process.end()
 
 
-class _Process:
-    """The other process, from its start to its end."""
+class _Process(WorkerProcess):
+    """The process of one runtime."""
 
     def __init__(self, place: str) -> None:
-        from gate.runtimes import isolated_worker
+        super().__init__(_WORKER, {"place": place}, what=place, remedies=_REMEDIES)
 
-        self._place = place
-        ours, theirs = socket.socketpair()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        module, _, function = _WORKER.partition(":")
-        start = _START.format(
-            path=[entry or os.getcwd() for entry in sys.path],  # noqa: PTH109 - as Python does
-            module=module,
-            function=function,
-            descriptor=theirs.fileno(),
-        )
-        try:
-            with theirs:
-                self._popen = subprocess.Popen(
-                    [sys.executable, "-P", "-c", start],
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._printed,
-                    stderr=self._printed,
-                )
-        except OSError as error:
-            ours.close()
-            self._printed.close()
-            raise StorageError(
-                f"cannot start a process for {place}: {error.strerror or error}. Free memory or "
-                "processes, then repeat."
-            ) from error
-        self._connection = Connection(ours.detach())
-        self._expired = False
-        with contextlib.suppress(OSError):  # it died; the first question says so
-            isolated_worker.send(self._connection, {"place": place, "parent": os.getpid()})
-
-    def ask(
+    def question(
         self, header: Mapping[str, Any], arrays: Batch | None = None, *, limit_s: float
     ) -> tuple[dict[str, Any], list[RuntimeArray]]:
-        """The answer to one message. Raises LimitExceeded where it takes too long, EvidenceError
-        where the process ends, and what the runtime raised."""
-        from gate.runtimes import isolated_worker
-
-        try:
-            with self._ended_after(limit_s):
-                isolated_worker.send(self._connection, header, arrays)
-                answer, numbers = isolated_worker.receive(self._connection)
-        except (EOFError, OSError) as error:
-            raise self._gone(limit_s) from error
+        """Return value and arrays of the answer. Raises as `ask`, and what the runtime raised."""
+        answer, numbers = self.ask(header, arrays, limit_s=limit_s)
         if "error" in answer:
             raise _raised(answer["error"])
         return answer["value"], [array for _, array in numbers]
-
-    def end(self) -> None:
-        """Let it close its session, then kill it with all that it started."""
-        if self._connection.closed:
-            return
-        with contextlib.suppress(OSError):  # it is gone
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
-                ours.shutdown(socket.SHUT_WR)
-            self._connection.poll(_CLOSE_S)  # its side closes when it has ended
-        self._connection.close()
-        self._kill()
-        self._popen.wait()
-        self._printed.close()
-
-    @contextlib.contextmanager
-    def _ended_after(self, limit_s: float) -> Iterator[None]:
-        timer = threading.Timer(limit_s, self._expire)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _expire(self) -> None:
-        self._expired = True
-        self._kill()
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-
-    def _gone(self, limit_s: float) -> GateError:
-        self._kill()
-        code = self._popen.wait()
-        if self._expired:
-            return LimitExceeded(
-                f"{self._place} took longer than {time_text(limit_s)} and was ended. Give it less, "
-                "or a larger limit_s of its class."
-            )
-        return EvidenceError(
-            f"the process of {self._place} ended with code {code}.{self._last_line()} See whether "
-            "it runs alone: gate runtimes."
-        )
-
-    def _last_line(self) -> str:
-        size = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, size - _TAIL))
-        lines = self._printed.read().decode(errors="replace").strip().splitlines()
-        return f" It last said: {lines[-1].strip()[:300]}" if lines else ""
 
 
 def _raised(error: Any) -> GateError:

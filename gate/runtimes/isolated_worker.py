@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from multiprocessing import ProcessError
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,56 +29,8 @@ from gate.runtimes.runtime import (
     seconds_of,
 )
 from gate.sandbox.child import kill_with_parent
+from gate.sandbox.worker_process import receive, send
 from gate.storage.arrays import RuntimeArray
-
-Numbers = Mapping[str, RuntimeArray]
-
-_MOST_BYTES = 1 << 34
-
-_ARRAYS = "arrays"
-
-_KINDS = "biuf"
-
-
-def send(connection: Connection, header: Mapping[str, Any], arrays: Numbers | None = None) -> None:
-    """One message. Raises OSError where the other side is gone."""
-    whole = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
-    described = [
-        [name, array.dtype.str, list(np.shape(arrays[name]))]
-        for name, array in whole.items()
-        if arrays
-    ]
-    connection.send_bytes(json.dumps({**header, _ARRAYS: described}).encode())
-    for array in whole.values():
-        connection.send_bytes(array.reshape(-1).view(np.uint8).data if array.size else b"")
-
-
-def receive(connection: Connection) -> tuple[dict[str, Any], list[tuple[str, RuntimeArray]]]:
-    """The next message, its arrays in order. Raises EOFError and OSError where the other side is
-    gone, EvidenceError where it is nonsense."""
-    try:
-        header = json.loads(connection.recv_bytes(_MOST_BYTES))
-        return header, [_array(connection, *each) for each in header.pop(_ARRAYS)]
-    except (ValueError, TypeError, KeyError, AttributeError, ProcessError) as error:
-        raise EvidenceError(
-            f"a runtime's process answered with nonsense ({type(error).__name__}: {error}). "
-            "Nothing of it can be believed: update the package that it comes with."
-        ) from error
-
-
-def _array(
-    connection: Connection, name: str, dtype: str, shape: Sequence[int]
-) -> tuple[str, RuntimeArray]:
-    kind = np.dtype(dtype)
-    if kind.kind not in _KINDS or kind.itemsize * math.prod(shape) > _MOST_BYTES:
-        raise ValueError(f"an array of {dtype} {shape}")
-    array = np.empty(shape, dtype=kind)
-    into = array.reshape(-1).view(np.uint8)
-    got = connection.recv_bytes_into(into.data) if array.size else len(connection.recv_bytes(1))
-    if got != array.nbytes:
-        raise ValueError(f"{got} bytes for an array of {dtype} {shape}")
-    return name, array
-
 
 # What the runtime raises goes back as its name and message; what it does to this process stays
 # here.
@@ -125,11 +75,12 @@ class _Worker:
         self._memory = PeakMemory()
 
     def answer(self, header: Header, arrays: dict[str, RuntimeArray]) -> Answer:
-        """Of one message, by its verb."""
+        """Return the reply to one message, by its verb."""
         verbs: dict[str, Callable[[Header, dict[str, RuntimeArray]], Answer]] = {
-            "look": self._look,
+            "look": self._describe,
             "open": self._open,
             "run": self._run,
+            "run_at_once": self._run_at_once,
             "proof": self._proof,
         }
         return verbs[header["verb"]](header, arrays)
@@ -143,8 +94,8 @@ class _Worker:
             self._runtime = load_runtime(self._place)
         return self._runtime
 
-    def _look(self, header: Header, _: dict[str, RuntimeArray]) -> Answer:
-        """What the runtime is, without opening anything."""
+    def _describe(self, header: Header, _: dict[str, RuntimeArray]) -> Answer:
+        """Describe the runtime without opening a file."""
         runtime = self._loaded()
         options = _options(runtime, header["options"])
         absent = runtime.absent_reason(options)
@@ -168,7 +119,11 @@ class _Worker:
         )
         seconds = time.perf_counter() - start
         _check_live(self._session)
-        return {"seconds": seconds_of(self._session.open_seconds) or seconds}, {}
+        return {
+            "seconds": seconds_of(self._session.open_seconds) or seconds,
+            "connections": list(self._session.connections),
+            "rate": self._session.rate,
+        }, {}
 
     def _run(self, _: Header, arrays: dict[str, RuntimeArray]) -> Answer:
         session, subject = self._opened()
@@ -176,6 +131,23 @@ class _Worker:
         outputs = session.run(arrays)
         seconds = time.perf_counter() - start
         return {"seconds": seconds_of(session.seconds) or seconds}, _numbers(outputs, subject)
+
+    def _run_at_once(self, header: Header, arrays: dict[str, RuntimeArray]) -> Answer:
+        """Run several batches at once; arrays and outputs are named `<place of batch>/<name>`."""
+        session, subject = self._opened()
+        batches: list[dict[str, RuntimeArray]] = [{} for _ in range(header["batches"])]
+        for key, array in arrays.items():
+            place, _, name = key.partition("/")
+            batches[int(place)][name] = array
+        outputs, seconds, whole = session.run_at_once(
+            batches, header["connections"], header["rate"]
+        )
+        numbers = {
+            f"{place}/{name}": array
+            for place, output in enumerate(outputs)
+            for name, array in _numbers(output, subject).items()
+        }
+        return {"seconds": seconds, "whole": whole, "outputs": [*map(len, outputs)]}, numbers
 
     def _proof(self, _: Header, __: dict[str, RuntimeArray]) -> Answer:
         session, _subject = self._opened()
@@ -225,7 +197,7 @@ def _options(runtime: Runtime, plain: Header) -> BaseModel:
 
 
 def _numbers(outputs: Sequence[Any], subject: Subject) -> dict[str, RuntimeArray]:
-    """By their place, because a runtime may return too few, or too many."""
+    """Return the outputs by position, because a runtime may return too few, or too many."""
     found = {}
     for place, output in enumerate(outputs):
         array = np.asarray(output)

@@ -48,7 +48,7 @@ _NO_NUMBERS = ("Const", "Input", "Output")
 
 
 class OpenVinoOptions(BaseModel):
-    """What the policy may set."""
+    """The options that the policy may set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,11 +69,11 @@ class OpenVinoSession(Session):
         self._compiled = compiled
         self._device = device
         self._check(options)
-        self._places = [_place(compiled, spec.name) for spec in file.subject.outputs]
+        self._places = [_output_index(compiled, spec.name) for spec in file.subject.outputs]
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """By the names of inputs and outputs. Raises EvidenceError where OpenVINO can't."""
-        with _in_one_line():
+        """Run by the names of inputs and outputs. Raises EvidenceError if OpenVINO fails."""
+        with _shortened_errors():
             results = self._compiled(dict(batch))
         return [np.asarray(results[place]) for place in self._places]
 
@@ -133,7 +133,7 @@ class OpenVinoRuntime(Runtime):
         )
 
     def versions(self) -> dict[str, str]:
-        """Of the library that is imported, with its build: `2026.4.1-22982`."""
+        """Return the version of the imported library, with its build: `2026.4.1-22982`."""
         import openvino
 
         return {"openvino": "-".join(str(openvino.get_version()).split("-")[:2])}
@@ -154,14 +154,14 @@ class OpenVinoRuntime(Runtime):
         if options.precision_hint != "default":
             settings[_HINT] = options.precision_hint
         # From a path, as it is served: from bytes it drops inputs that nothing uses.
-        with private_copy(file) as path, _in_one_line():
+        with private_copy(file) as path, _shortened_errors():
             compiled = core.compile_model(core.read_model(path), _DEVICE, settings)
         device = str(core.get_property(_DEVICE, "FULL_DEVICE_NAME"))
         return OpenVinoSession(compiled, file, device=device, options=options)
 
 
 @contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
+def _shortened_errors() -> Iterator[None]:
     """Turns what OpenVINO raises into an error of ours, without the places in its source."""
     try:
         yield
@@ -181,8 +181,8 @@ def _provider(device: str) -> str:
     return f"OpenVINO {device}"
 
 
-def _place(compiled: Any, name: str) -> int:
-    """Of an output; a tensor may have several names."""
+def _output_index(compiled: Any, name: str) -> int:
+    """Return the index of an output; a tensor may have several names."""
     names = [set(output.get_names()) for output in compiled.outputs]
     for place, found in enumerate(names):
         if name in found:
@@ -194,7 +194,7 @@ def _place(compiled: Any, name: str) -> int:
 
 
 def _node_precisions(compiled: Any) -> Counter[str]:
-    """In which precision the nodes ran that compute something."""
+    """Return the precisions of the nodes that compute something."""
     found: Counter[str] = Counter()
     for node in compiled.get_runtime_model().get_ops():
         information = node.get_rt_info()

@@ -66,7 +66,7 @@ def cuda_absent_reason() -> str | None:
 
 
 def cuda_traces() -> list[str]:
-    """What shows that a CUDA device is on this machine; empty: nothing does."""
+    """Return the signs of a CUDA device on this machine; empty: there are none."""
     import torch
 
     traces = []
@@ -117,8 +117,7 @@ another one computes in, its options do not say: TensorRT takes TF32 by itself."
 
 
 def precision_of(setup: OrtSetup, by_provider: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """In which a session computes that reports these options of its providers; None: they don't
-    say."""
+    """Return the precision of a session by the options of its providers; None: not reported."""
     if setup.settings.lowered is not None:
         return setup.settings.lowered
     stated = True
@@ -284,7 +283,7 @@ class OrtSession(Session):
 
 
 class _OnnxRuntime(Runtime):
-    """What all of them have in common: they are opened by a setup."""
+    """The common base of the runtimes that are opened by a session setup."""
 
     apart: ClassVar[bool] = False
 
@@ -296,7 +295,7 @@ class _OnnxRuntime(Runtime):
         return cuda_absent_reason()
 
     def versions(self) -> dict[str, str]:
-        """Of the package that is imported."""
+        """Return the version of the imported package."""
         return _versions()
 
     def open(
@@ -316,7 +315,7 @@ class _OnnxRuntime(Runtime):
 
 
 class NamedOrt(_OnnxRuntime):
-    """By one of the gate's own names."""
+    """A session setup with one of the gate's own names."""
 
     name: ClassVar[RuntimeName]
     options = OrtSettings
@@ -357,8 +356,10 @@ class Ort(_OnnxRuntime):
     options = OrtOptions
 
     def absent_reason(self, options: Any) -> str | None:
-        """In a build of ONNX Runtime without the providers, or without the device. Raises
-        PolicyError for a provider that no build has."""
+        """Return why this build of ONNX Runtime lacks the providers, or the machine the device.
+
+        Raises PolicyError for a provider that no build has.
+        """
         missing = _missing(self._setup(options, Conditions()).providers)
         return missing or super().absent_reason(options)
 

@@ -25,7 +25,8 @@ _NEW_PEAK = "5"
 
 
 class PeakMemory:
-    """Of one runtime, from `begin` to `end`, as often as they come; both in bytes of the host."""
+    """The peak memory of one runtime from `begin` to `end`, over several such spans, in bytes of
+    the host."""
 
     def __init__(self) -> None:
         self.grown: int | None = None
@@ -37,7 +38,7 @@ class PeakMemory:
         self._is_exact = self._is_broken = False
 
     def begin(self) -> None:
-        """From here on memory is the runtime's."""
+        """Attribute memory to the runtime from here on."""
         with self._unless_broken():
             if self.grown is None:
                 _give_back()
@@ -74,8 +75,8 @@ class PeakMemory:
 
 
 def _resident() -> int:
-    """By `/proc/self`, which is this process even where its number is another's in `/proc`: there
-    psutil reads the other one."""
+    """Return the resident size by `/proc/self`, which is this process even if its number belongs to
+    another process in `/proc`, which psutil would read."""
     if sys.platform == "linux":
         return _status("VmRSS:")
     return int(psutil.Process().memory_info().rss)
@@ -100,6 +101,6 @@ def _restart_peak() -> bool:
 
 
 def _give_back() -> None:
-    """Of glibc; others have no such call."""
+    """Return free memory to the system. Only glibc has this call."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -21,7 +21,7 @@ from gate.storage.arrays import Batch, RuntimeArray
 
 
 class RecordedRuntime(Runtime):
-    """Of one recording, which whoever measures gives to it."""
+    """A runtime that replays one recording."""
 
     name: ClassVar[RuntimeName] = RECORDED
     promises = Promises(RECORDED, "device")
@@ -69,8 +69,11 @@ class RecordedSession(Session):
         self._example: Rows | None = row_digests(example)
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """What was answered to these samples. Raises InputMismatch where they are not the next
-        ones of the recording, nor such as were given before."""
+        """Return the recorded outputs of these samples.
+
+        Raises InputMismatch if they are neither the next samples of the recording nor samples that
+        were passed before.
+        """
         rows = row_digests(batch)
         start = self._start(rows)
         stop = start + len(rows)
@@ -85,15 +88,20 @@ class RecordedSession(Session):
         return digest_of(row_digests(batch)) in self._probes
 
     def run_probe(self, batch: Batch) -> list[RuntimeArray]:
-        """What was answered to it. Raises EvidenceError where the runtime could not compute it."""
+        """Return the recorded outputs of a probe.
+
+        Raises EvidenceError if the runtime could not compute it.
+        """
         part = self._probes[digest_of(row_digests(batch))]
         if part.failed is not None:
             raise EvidenceError(f"it failed where it was recorded: {part.failed}")
         return self._answers(part.name, slice(None))
 
     def proof(self) -> Proof:
-        """Whose answers these are, by the word of whoever packed them. Raises InputMismatch where
-        fewer samples were given than were recorded."""
+        """Return the origin of the outputs as the recording states it.
+
+        Raises InputMismatch if fewer samples were passed than were recorded.
+        """
         if self._next < self._count:
             raise InputMismatch(
                 f"the recording has {self._count} samples, and only {self._next} of them were "
@@ -116,7 +124,7 @@ class RecordedSession(Session):
         return [np.array(output[rows]) for output in self._recording.outputs[part]]
 
     def _start(self, rows: Rows) -> int:
-        found = self._places(rows)
+        found = self._row_indices(rows)
         if self._next in found:
             return self._next
         before = [start for start in found if start <= self._next]
@@ -130,7 +138,7 @@ class RecordedSession(Session):
             )
         return before[0]
 
-    def _places(self, rows: Rows) -> list[int]:
+    def _row_indices(self, rows: Rows) -> list[int]:
         recorded, count = self._recording.rows, len(rows)
         last = self._count - count
         starts = np.flatnonzero((recorded[: max(last + 1, 0)] == rows[0]).all(axis=1))

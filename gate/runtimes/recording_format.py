@@ -39,7 +39,7 @@ _DTYPES = r"^(bool|u?int(8|16|32|64)|float(16|32|64))$"
 
 
 class RecordingSource(Record):
-    """Where the outputs were computed, by the word of whoever packed them: `meta.json`."""
+    """The origin of the outputs as the recording states it: `meta.json`."""
 
     runtime: Text
     """`TensorRT`."""
@@ -86,7 +86,7 @@ class RecordedPart(Record):
     """Why the runtime could not compute it: then it has no outputs."""
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> Self:
+    def _has_outputs_or_failure(self) -> Self:
         if bool(self.outputs) == (self.failed is not None):
             raise ValueError(f"part '{self.name}' must have either outputs, or why it failed")
         return self
@@ -165,7 +165,7 @@ def _bytes_by_row(array: OutputArray) -> Callable[[int], memoryview | bytes]:
 
 
 def digest_of(rows: Rows) -> Digest:
-    """Of samples in this order."""
+    """Return the digest of samples in this order."""
     return Digest.of_bytes(np.ascontiguousarray(rows).tobytes())
 
 
@@ -192,7 +192,7 @@ class Recording:
         says.
         """
         try:
-            with _place(path) as place:
+            with _open_source(path) as place:
                 data = _all_of(place)
                 self.digest = Digest.of_bytes(data)
                 parse_strict_json(data, what=f"{MANIFEST} of {path.name}")
@@ -217,11 +217,11 @@ class Recording:
 
     @property
     def probes(self) -> dict[Digest, RecordedPart]:
-        """By the digest of their inputs."""
+        """Return the probes by the digest of their inputs."""
         return {part.inputs_sha256: part for part in self.manifest.parts[1:]}
 
 
-class _Place(Protocol):
+class _Source(Protocol):
     def open(self, name: str) -> AbstractContextManager[io.RawIOBase | io.BufferedIOBase]:
         """A file with a descriptor. Raises OSError, KeyError, ValueError."""
 
@@ -255,7 +255,7 @@ class _Zip:
 
 
 @contextlib.contextmanager
-def _place(path: Path) -> Iterator[_Place]:
+def _open_source(path: Path) -> Iterator[_Source]:
     if path.is_dir():
         yield _Folder(path)
         return
@@ -272,7 +272,7 @@ def _place(path: Path) -> Iterator[_Place]:
         yield _Zip(archive)
 
 
-def _all_of(place: _Place) -> bytes:
+def _all_of(place: _Source) -> bytes:
     with place.open(MANIFEST) as stream:
         data = bytes(stream.read(RECORD_LIMIT + 1) or b"")
     if len(data) > RECORD_LIMIT:
@@ -280,7 +280,7 @@ def _all_of(place: _Place) -> bytes:
     return data
 
 
-def _array(place: _Place, spec: RecordedArray) -> RuntimeArray:
+def _array(place: _Source, spec: RecordedArray) -> RuntimeArray:
     """The array that the manifest describes, mapped. Raises ValueError, OSError, KeyError."""
     expected = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
     with place.open(spec.file) as stream:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from gate.errors import EvidenceError, PolicyError
 from gate.policy.runtime_options import NoOptions
 from gate.policy.sections import CudaProviderPolicy
-from gate.records.evidence import Subject
+from gate.records.evidence import BatchAxes, Subject
 from gate.records.runtime import BoundsKind, CpuNode
 from gate.storage.record import Record
 
@@ -55,7 +55,7 @@ def _number(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Promises:
-    """What a runtime claims to be."""
+    """The claims of a runtime about itself."""
 
     provider: str
     """What computes: it must be first among `Proof.providers_active`."""
@@ -65,7 +65,7 @@ class Promises:
 
 @dataclass(frozen=True)
 class Proof:
-    """Where a runtime ran and with which options; fields as in
+    """The provider, device and options of a run; fields as in
     `gate.records.evidence.RuntimeEvidence` and `gate.records.runtime.RuntimeIdentity`."""
 
     providers_active: tuple[str, ...] = ()
@@ -92,12 +92,14 @@ class Proof:
 
 
 class Conditions(Record):
-    """What is in force while measuring, on both sides."""
+    """The settings in force while measuring, on both sides."""
 
     threads: int = 1
     deterministic: bool = False
     tf32: bool = False
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
+    batch_axes: BatchAxes | None = None
+    """Of the inputs and outputs of the file; None: axis 0 of all."""
 
     @property
     def cuda_options(self) -> dict[str, str]:
@@ -116,6 +118,10 @@ class Session(ABC):
     live: ClassVar[bool] = True
     """False: it gives back what was computed before, so that running it again says nothing new.
     Of the gate's own recordings only, as `has_probe` and `run_probe`: others are refused."""
+    connections: tuple[int, ...] = ()
+    """Numbers of clients at once that `run_at_once` is measured with; empty: it can't be."""
+    rate: float | None = None
+    """Requests per second of the open loop; None: none is asked for."""
 
     @abstractmethod
     def run(self, batch: Batch) -> Sequence[RuntimeArray]:
@@ -127,12 +133,19 @@ class Session(ABC):
         return True
 
     def run_probe(self, batch: Batch) -> Sequence[RuntimeArray]:
-        """As `run`, of inputs beside the samples."""
+        """Run inputs that are not among the samples, like `run`."""
         return self.run(batch)
+
+    def run_at_once(
+        self, batches: Sequence[Batch], connections: int, rate: float | None = None
+    ) -> tuple[list[list[RuntimeArray]], list[float], float]:
+        """Run the batches from so many clients: outputs in the order of `batches`, the seconds of
+        each, and of all together. Only for a session with `connections`."""
+        raise NotImplementedError
 
     @abstractmethod
     def proof(self) -> Proof:
-        """What is known after the runs."""
+        """Return what is established after the runs."""
 
     def close(self) -> None:
         """Give back what is held beside memory; nothing runs afterwards."""
@@ -141,7 +154,7 @@ class Session(ABC):
 
 @dataclass(frozen=True)
 class RunnableFile:
-    """What is opened."""
+    """The file that a runtime opens."""
 
     candidate: TestedFile
     in_torch: Callable[[str], Session] | None = None
@@ -190,7 +203,7 @@ class Runtime(ABC):
         return None
 
     def versions(self) -> dict[str, str]:
-        """Of the libraries that compute, by name."""
+        """Return the versions of the computing libraries, by name."""
         return {}
 
     def install(self) -> bool:
@@ -202,7 +215,7 @@ class Runtime(ABC):
         )
 
     def promised(self, options: Any) -> Promises:  # noqa: ARG002 - for who overrides it
-        """What it claims to be with these options."""
+        """Return the claims of the runtime with these options."""
         return self.promises
 
     @abstractmethod

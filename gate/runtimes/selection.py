@@ -22,6 +22,7 @@ from gate.records.runtime import (
     ORT,
     RECORDED,
     RUNTIMES,
+    SERVER,
     RuntimeIdentity,
     RuntimeName,
 )
@@ -58,6 +59,7 @@ BUILTIN: dict[RuntimeName, str] = {
     "openvino": "gate.runtimes.openvino:OpenVinoRuntime",
     "tract": "gate.runtimes.tract:TractRuntime",
     "recorded": "gate.runtimes.recorded:RecordedRuntime",
+    "server": "gate.runtimes.server:ServerRuntime",
 }
 """The gate's own, also where the package's metadata is older than the code."""
 
@@ -121,7 +123,7 @@ def find_runtime(
 
 
 def conflict(rivals: tuple[RuntimeEntry, ...]) -> str:
-    """What is wrong with more than one runtime of a name, and the way out."""
+    """Explain which runtimes share a name, and how to resolve it."""
     names = " and ".join(
         f"{entry.place} of {entry.package or 'the gate itself'}" for entry in rivals
     )
@@ -172,7 +174,7 @@ class SelectedRuntime:
 
     @property
     def promises(self) -> Promises:
-        """What it claims to be; nothing where it can't even say that."""
+        """Return the claims of a runtime; empty if it cannot be asked."""
         if self._promises is None:
             if isinstance(self.runtime, IsolatedRuntime):
                 return Promises("")
@@ -214,9 +216,9 @@ class SelectedRuntime:
         )
 
     def versions(self) -> dict[str, str]:
-        """Of its libraries, where it can run."""
+        """Return the versions of its libraries, if it can run."""
         if isinstance(self.runtime, IsolatedRuntime):
-            return self.runtime.found_versions(self._options)
+            return self.runtime.installed_versions(self._options)
         return self.runtime.versions()
 
     def close(self) -> None:
@@ -225,7 +227,7 @@ class SelectedRuntime:
             self.runtime.close()
 
     def identity(self, proof: Proof | None = None) -> RuntimeIdentity | None:
-        """What it was, for the evidence; None where its name alone says all."""
+        """Return the identity of the runtime for the evidence; None if its name says everything."""
         if self.name in RUNTIMES and not self._plain:
             return None
         proof = proof or Proof()
@@ -338,6 +340,9 @@ def _installed() -> Iterator[Listed]:
             yield _providers()
         elif name == RECORDED:
             reason = "it gives back what another machine computed: gate check --recorded"
+            yield Listed(name, name, "by options", reason=reason)
+        elif name == SERVER:
+            reason = "it needs the URL of a model: gate check --server"
             yield Listed(name, name, "by options", reason=reason)
         else:
             yield _row(name, wanted)

@@ -33,7 +33,7 @@ class TorchCudaRuntime(Runtime):
         return cuda_absent_reason()
 
     def versions(self) -> dict[str, str]:
-        """Of PyTorch."""
+        """Return the version of PyTorch."""
         import torch
 
         return {"torch": str(torch.__version__)}

@@ -32,7 +32,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class _Refusal(EvidenceError):
-    """What tract raises, in one line."""
+    """An exception of tract, in one line."""
 
 
 class TractSession(Session):
@@ -48,7 +48,7 @@ class TractSession(Session):
             self._symbolic = self._prepare(None)
             self._symbolic.run(example)
         except _Refusal as error:
-            self._one_by_one(error)
+            self._disable_symbolic_batch(error)
             self._run_shape(example)
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
@@ -57,11 +57,11 @@ class TractSession(Session):
             try:
                 return self._symbolic.run(batch)
             except _Refusal as error:
-                self._one_by_one(error)
+                self._disable_symbolic_batch(error)
         return self._run_shape(batch)
 
     def proof(self) -> Proof:
-        """What tract says of the engine that prepared the model, and of the types in it."""
+        """Return tract's description of the engine that prepared the model, and of its types."""
         held = self._symbolic or next(reversed(self._by_shape.values()))
         types = held.types()
         sizes = "symbolic" if self._symbolic else f"one model a shape: {self._why_not}"
@@ -72,7 +72,7 @@ class TractSession(Session):
             precision=next((name for low, name in _LOWER.items() if low in types), "float32"),
         )
 
-    def _one_by_one(self, error: _Refusal) -> None:
+    def _disable_symbolic_batch(self, error: _Refusal) -> None:
         self._symbolic = None
         self._why_not = str(error)[:200]
 
@@ -104,7 +104,7 @@ class _Prepared:
     def __init__(self, path: str, file: RunnableFile, batch: Batch | None) -> None:
         import tract
 
-        with _in_one_line():
+        with _shortened_errors():
             read = tract.onnx().load(path)
             self._inputs = [read.input_name(place) for place in range(read.input_count())]
             _check(self._inputs, read.output_count(), file)
@@ -116,15 +116,15 @@ class _Prepared:
             self.engine = str(runtime.name())
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        with _in_one_line():
+        with _shortened_errors():
             outputs = self._runnable.run([batch[name] for name in self._inputs])
             return [output.to_numpy() for output in outputs]
 
     def types(self) -> list[str]:
-        """Of what is computed with, and of inputs and outputs."""
+        """Return the types of the computation, of the inputs and of the outputs."""
         import tract
 
-        with _in_one_line():
+        with _shortened_errors():
             model = self._runnable
             facts = [model.input_fact(place) for place in range(model.input_count())]
             facts += [model.output_fact(place) for place in range(model.output_count())]
@@ -146,7 +146,7 @@ class TractRuntime(Runtime):
         return "the package tract is not installed: pip install 'parity-gate[tract]'."
 
     def versions(self) -> dict[str, str]:
-        """Of the library that is imported."""
+        """Return the version of the imported library."""
         import tract
 
         return {"tract": str(tract.version())}
@@ -164,7 +164,7 @@ class TractRuntime(Runtime):
 
 
 @contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
+def _shortened_errors() -> Iterator[None]:
     """Turns what tract raises into an error of ours, without the backtrace of its insides."""
     import tract
 
@@ -190,7 +190,7 @@ def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:
 
 
 def _fact(array: RuntimeArray) -> str:
-    """As tract's texts say it: `8,3,12,12,f32`."""
+    """Return tract's text for a shape and a type: `8,3,12,12,f32`."""
     kind = array.dtype
     name = "bool" if kind.kind == "b" else f"{kind.kind}{8 * kind.itemsize}"
     return ",".join([*map(str, array.shape), name])

@@ -1,6 +1,6 @@
 """Whoever runs the file elsewhere: it knows the raw files and their header, and nothing of gate/.
 
-The programs of docs/recorded.md do the same in Rust and C++.
+docs/consumer.cpp and docs/consumer.rs do the same.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def judged(model, good, tmp_path, monkeypatch):
         policy = Policy.model_validate({**dict(plain), "runtimes": runtimes})
         before = psutil.Process().children(recursive=True)
         measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
-        decision = decide(policy, tiny.evidence(good, measured), decided_at="now")
+        decision = decide(policy, tiny.stored(measured), decided_at="now")
         assert set(psutil.Process().children(recursive=True)) <= set(before)
         return measured.runtimes, decision
 

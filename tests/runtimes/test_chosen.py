@@ -53,5 +53,5 @@ def test_which_built_in_bounds_fit_is_decided_by_the_first_provider(providers, b
 def test_a_package_that_promises_the_bounds_of_cuda_means_a_device(monkeypatch):
     runtime = IsolatedRuntime("acme:Acme")
     promises = {"promises": {"provider": "acme", "bounds": "cuda"}}
-    monkeypatch.setattr(runtime, "_look", lambda _: promises)
+    monkeypatch.setattr(runtime, "_describe", lambda _: promises)
     assert runtime.promised(None).bounds == "device"

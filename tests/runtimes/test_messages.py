@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gate.errors import EvidenceError
-from gate.runtimes.isolated_worker import receive, send
+from gate.sandbox.worker_process import receive, send
 
 
 @pytest.fixture

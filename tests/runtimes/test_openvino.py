@@ -47,7 +47,7 @@ def policy(instruments: Instruments | None = None, **options: dict[str, Any]) ->
 def judged(model, candidate, wanted: Policy):
     """The records and the failed checks by name of the runtime, and the verdict."""
     measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
-    decision = decide(wanted, tiny.evidence(candidate, measured), decided_at="now")
+    decision = decide(wanted, tiny.stored(measured), decided_at="now")
     problems = {(check.runtime, check.name): render_check(check) for check in decision.problems}
     return {record.runtime: record for record in measured.runtimes}, problems, decision.verdict
 

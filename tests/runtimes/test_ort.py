@@ -43,7 +43,7 @@ def policy(name: str, options: dict[str, Any], **wanted: Any) -> Policy:
 def judged(model, good, wanted: Policy, name: str):
     """The record of the runtime, its checks by name, and the verdict."""
     measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
-    evidence = tiny.evidence(good, measured)
+    evidence = tiny.stored(measured)
     decision = decide(wanted, evidence, decided_at="now")
     checks = {check.name: check for check in decision.checks if check.runtime == name}
     return evidence.runtime(name), checks, decision.verdict
@@ -85,9 +85,7 @@ def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, ki
     assert checks["session"].verdict is checks["provider"].verdict is Verdict.PASS
     again = decide(
         policy(name, {**SETTINGS, **own, "threads": 2}, kind=kind),
-        tiny.evidence(
-            good, measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
-        ),
+        tiny.stored(measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))),
         decided_at="now",
     )
     (session_check,) = (c for c in again.checks if (c.runtime, c.name) == (name, "session"))

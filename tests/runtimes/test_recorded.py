@@ -66,7 +66,7 @@ def judged(model, made):
             recordings={"phone": recording},
         )
         measured = measure_job(case)
-        evidence = tiny.evidence(good, measured)
+        evidence = tiny.stored(measured)
         decision = decide(by, evidence, decided_at="now")
         checks = {c.name: c for c in decision.checks if c.runtime == "phone"}
         return evidence.runtime("phone"), checks, decision
@@ -268,7 +268,7 @@ def test_without_a_recording_it_is_absent(model, made):
     by = policy()
     good = tiny.candidate(made / "model.onnx")
     measured = measure_job(MeasurementJob(model, good, tiny.samples(COUNT), by))
-    decision = decide(by, tiny.evidence(good, measured), decided_at="now")
+    decision = decide(by, tiny.stored(measured), decided_at="now")
     assert decision.verdict is Verdict.ERROR
     assert "no recording was given" in " ".join(render_check(c) for c in decision.problems)
 

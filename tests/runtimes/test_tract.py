@@ -28,7 +28,7 @@ def judged(model, candidate, **policy):
     wanted = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": {"tract": wanted}, **policy})
     measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=policy))
-    decision = decide(policy, tiny.evidence(candidate, measured), decided_at="now")
+    decision = decide(policy, tiny.stored(measured), decided_at="now")
     return measured.runtimes[0], {c.name for c in decision.problems}, decision.verdict
 
 

@@ -34,7 +34,7 @@ def judged(model, file, count=20):
     wanted = {WASM: RuntimePolicy(required="always", bounds=bounds)}
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": wanted})
     measured = measure_job(MeasurementJob(model, file, tiny.samples(count), policy=policy))
-    decision = decide(policy, tiny.evidence(file, measured), decided_at="now")
+    decision = decide(policy, tiny.stored(measured), decided_at="now")
     return measured.runtimes[0], decision
 
 

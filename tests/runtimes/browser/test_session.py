@@ -66,6 +66,7 @@ def many_types(tmp_path):
     return TestedFile(path, read_subject(path))
 
 
+@pytest.mark.further
 def test_every_type_data_beside_the_file_and_any_batch(many_types):
     assert many_types.subject.external_data == ("many.bin",)
     by_ort = onnxruntime.InferenceSession(many_types.path, providers=["CPUExecutionProvider"])
@@ -97,6 +98,7 @@ def test_every_type_data_beside_the_file_and_any_batch(many_types):
     assert chromium_processes() == []
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("in_this_process")
 def test_a_node_that_ran_elsewhere_is_excused_by_its_shapes_only(tmp_path, monkeypatch):
     good = tiny.export(tiny.net(), tmp_path / "model.onnx")
@@ -113,6 +115,7 @@ def in_page(session, script):
     session._page._page.evaluate(f"() => {{ {script} }}")
 
 
+@pytest.mark.further
 def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
     session = opened(tiny.export(tiny.net(), tmp_path / "model.onnx"))
     batch = {"input": tiny.images(2)}

@@ -1,0 +1,138 @@
+"""MLflow evaluator `parity-gate`: judge an ONNX file in `mlflow.models.evaluate`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mlflow.models.evaluation import EvaluationResult, ModelEvaluator
+
+if TYPE_CHECKING:
+    from gate import api
+
+_REQUIRED = ("file", "reference")
+_SETTINGS = frozenset({*_REQUIRED, "samples", "policy"})
+_SCHEMES = ("models:/", "runs:/", "mlflow-artifacts:/")
+
+
+class ParityEvaluator(ModelEvaluator):
+    """Judges the file `evaluator_config["file"]` against `evaluator_config["reference"]`."""
+
+    @classmethod
+    def can_evaluate(cls, *, model_type: Any, evaluator_config: Any, **_kwargs: Any) -> bool:  # noqa: ARG003
+        """Return whether the configuration names both the file and the reference."""
+        return all((evaluator_config or {}).get(name) is not None for name in _REQUIRED)
+
+    def evaluate(
+        self, *, dataset: Any, run_id: str, evaluator_config: Any, **_kwargs: Any
+    ) -> EvaluationResult:
+        """Log the finite numbers and the report to the run, and return the numbers.
+
+        evaluator_config: `file`, a path or an MLflow URI (`models:/digits@candidate`); `reference`,
+        what `gate.check` takes, or the URI of a model with the flavor pytorch; `policy` and
+        `samples`, as `gate.check` takes them (default samples: the features of `dataset`).
+        The metric `parity_gate/passed` is 1 for PASS, else 0. Raises DataError for another setting,
+        and what `gate.check` raises.
+        """
+        from gate.api import check
+
+        config = dict(evaluator_config)
+        _refuse_unknown(config)
+        with TemporaryDirectory() as folder:
+            result = check(
+                _file(config["file"], Path(folder)),
+                _reference(config["reference"]),
+                config["samples"] if config.get("samples") is not None else _features(dataset),
+                config.get("policy"),
+            )
+            _log_report(result, run_id, Path(folder, "report"))
+        metrics = _metrics(result)
+        _log_metrics(metrics, run_id)
+        return EvaluationResult(metrics=metrics, artifacts={}, run_id=run_id)
+
+
+def _refuse_unknown(config: dict[str, Any]) -> None:
+    from gate.errors import DataError
+
+    unknown = sorted(set(config) - _SETTINGS)
+    if unknown:
+        raise DataError(
+            f"evaluator_config of parity-gate has {', '.join(map(repr, unknown))}; expected "
+            f"{', '.join(sorted(_SETTINGS))}."
+        )
+
+
+def _file(file: Any, folder: Path) -> Path:
+    """Return the path of the ONNX file, downloaded below the folder if it is an MLflow URI. Raises
+    OnnxFileError where a model has no ONNX file or several."""
+    if not str(file).startswith(_SCHEMES):
+        return Path(file)
+    from mlflow.artifacts import download_artifacts
+
+    from gate.errors import OnnxFileError
+
+    place = Path(download_artifacts(artifact_uri=str(file), dst_path=str(folder)))
+    if place.is_file():
+        return place
+    files = sorted(place.glob("*.onnx"))
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
+        raise OnnxFileError(
+            f"{file}: expected one ONNX file in its folder, found {names}. Name the file itself: "
+            "models:/NAME@ALIAS/model.onnx."
+        )
+    return files[0]
+
+
+def _reference(reference: Any) -> Any:
+    """Return the PyTorch model of an MLflow URI, on the CPU; anything else as it is. Raises
+    ModelError for one that was logged as a traced graph."""
+    if not isinstance(reference, str) or not reference.startswith(_SCHEMES):
+        return reference
+    from mlflow.pytorch import load_model
+    from torch.fx import GraphModule
+
+    from gate.errors import ModelError
+
+    model = load_model(reference, map_location="cpu")
+    if isinstance(model, GraphModule):
+        raise ModelError(
+            f"{reference} was logged as pt2, a traced graph; expected the module itself. "
+            "Log it with mlflow.pytorch.log_model(..., serialization_format='pickle'), or name its "
+            "factory: package.module:factory."
+        )
+    return model.eval()
+
+
+def _features(dataset: Any) -> Any:
+    """Return the features of MLflow's data set as an array, shape (samples, ...)."""
+    features = dataset.features_data
+    return features.to_numpy() if hasattr(features, "to_numpy") else features
+
+
+def _metrics(result: api.EvaluationResult) -> dict[str, float]:
+    """Return the finite numbers: MLflow reads NaN back as 0 from SQL stores."""
+    from gate.mlflow_client.log_evaluation import compared
+
+    numbers = {"parity_gate/passed": float(result.decision.passed)}
+    numbers |= {f"parity_gate/{name}": value for name, value in compared(result.evidence).items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _log_metrics(metrics: dict[str, float], run_id: str) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    for name, value in metrics.items():
+        client.log_metric(run_id, name, value)
+
+
+def _log_report(result: api.EvaluationResult, run_id: str, folder: Path) -> None:
+    from mlflow import MlflowClient
+
+    result.write_report(folder)
+    client = MlflowClient()
+    client.log_artifacts(run_id, str(folder), artifact_path="parity-gate")
+    client.set_tag(run_id, "parity_gate.verdict", result.decision.verdict.value)

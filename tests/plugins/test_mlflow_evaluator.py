@@ -1,0 +1,99 @@
+"""`mlflow.models.evaluate` with the evaluator parity-gate, in a real store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import onnx
+import pytest
+from mlflow.exceptions import MlflowException
+
+from gate.errors import DataError, OnnxFileError
+from gate.mlflow_client.connection import lent, quiet_process
+from gate.plugins.mlflow_evaluator import ParityEvaluator
+from tests.registry.servers import empty_database
+from tests.small_project import made
+
+
+@pytest.mark.parametrize(
+    ("config", "can"),
+    [
+        (None, False),
+        ({}, False),
+        ({"file": "good.onnx"}, False),
+        ({"reference": "small_models:build"}, False),
+        ({"file": None, "reference": "small_models:build"}, False),
+        ({"file": "good.onnx", "reference": "small_models:build"}, True),
+    ],
+)
+def test_it_can_evaluate_with_file_and_reference(config: object, can: bool) -> None:
+    assert ParityEvaluator.can_evaluate(model_type=None, evaluator_config=config) is can
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_evaluates_files_and_registered_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = made()
+    monkeypatch.chdir(project)
+    import small_models
+
+    images = np.load("images.npy")
+    quiet_process()
+    empty_database(tmp_path / "mlflow.db")
+    with lent(f"sqlite:///{tmp_path}/mlflow.db"):
+        mlflow.create_experiment("parity", artifact_location=(tmp_path / "files").as_uri())
+        mlflow.set_experiment("parity")
+        with mlflow.start_run() as run:
+            mlflow.onnx.log_model(
+                onnx.load("good.onnx"),
+                name="digits",
+                registered_model_name="digits",
+                save_as_external_data=False,
+            )
+            mlflow.pytorch.log_model(
+                small_models.build(),
+                name="torch",
+                registered_model_name="digits-torch",
+                serialization_format="pickle",  # pt2 holds a traced graph, not the module
+            )
+            client = mlflow.MlflowClient()
+            client.set_registered_model_alias("digits", "candidate", "1")
+            client.set_registered_model_alias("digits-torch", "trained", "1")
+            models = {
+                "file": "models:/digits@candidate",
+                "reference": "models:/digits-torch@trained",
+            }
+
+            def evaluate(**config: object) -> dict[str, float]:
+                table = images[:4].reshape(4, -1)  # MLflow takes tables only
+                found = mlflow.models.evaluate(
+                    lambda rows: rows,
+                    table,
+                    model_type="classifier",
+                    targets=np.arange(4) % 2,
+                    evaluators="parity-gate",
+                    evaluator_config={"samples": images, **config},
+                )
+                return dict(found.metrics)
+
+            assert evaluate(**models)["parity_gate/passed"] == 1
+            wrong = evaluate(file="bad.onnx", reference=small_models.build())
+            assert wrong["parity_gate/passed"] == 0
+            assert wrong["parity_gate/ort-cpu/noise_ratio"] > 1
+            logged = client.get_run(run.info.run_id)
+            assert logged.data.metrics["parity_gate/passed"] == 0
+            assert logged.data.tags["parity_gate.verdict"] == "FAIL"
+            names = {file.path for file in client.list_artifacts(run.info.run_id, "parity-gate")}
+            assert "parity-gate/report.html" in names
+
+            with pytest.raises(MlflowException):  # no evaluator can
+                evaluate(file="good.onnx")
+            with pytest.raises(DataError):
+                evaluate(**models, polcy="gate.yaml")
+            with pytest.raises(OnnxFileError):
+                evaluate(**{**models, "file": "models:/digits-torch@trained"})

@@ -1,0 +1,213 @@
+"""Moves of `champion` around the gate, on real MLflow servers with the app parity-gate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from gate import cli
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
+from gate.registry.promotion import rollback
+from gate.signing.keys import SigningKey
+from gate.storage.workspace import working_in
+from tests import builders
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, onnx_file, release
+from tests.registry.servers import ADMIN, make_run, serving
+from tests.registry.signed import save, trust_in
+
+POLICY = builders.policy()
+
+UVICORN = ("parity-gate", ())
+GUNICORN = ("parity-gate", ("--gunicorn-opts", "--timeout 120"))
+UVICORN_AUTH = ("parity-gate-basic-auth", ())
+GUNICORN_AUTH = ("parity-gate-basic-auth", ("--gunicorn-opts", "--timeout 120"))
+
+
+class Site:
+    """A server with two promoted versions, and another model that the gate never promoted."""
+
+    def __init__(self, uri: str, folder: Path, state: Path) -> None:
+        self.uri, self.folder, self.state = uri, folder, state
+        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        self.auth = ADMIN if "MLFLOW_TRACKING_USERNAME" in os.environ else None
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.state, key=SigningKey.load(str(self.folder / "writer.pem")))
+
+    def promote(self, seed: int) -> str | None:
+        path = onnx_file(self.folder / f"{seed}" / "model.onnx", seed=seed)
+        made = release(path, run_id=make_run(self.uri))
+        registry = MlflowRegistry(self.uri)
+        done = promote(registry, made, policy=POLICY, ledger=self.ledger())
+        assert done.outcome == "promoted", done.reason
+        return done.version
+
+    def champion(self) -> str:
+        return self.client.get_registered_model(NAME).aliases[CHAMPION]
+
+    def send(self, method: str, route: str, **fields: Any) -> httpx.Response:
+        url = f"{self.uri}/{route}"
+        return httpx.request(method, url, json=fields, auth=self.auth, timeout=120)
+
+
+@contextmanager
+def site(
+    folder: Path, mode: tuple[str, tuple[str, ...]], patch: pytest.MonkeyPatch
+) -> Iterator[Site]:
+    app, options = mode
+    guarded = app.endswith("basic-auth")
+    if guarded:
+        patch.setenv("MLFLOW_TRACKING_USERNAME", ADMIN[0])
+        patch.setenv("MLFLOW_TRACKING_PASSWORD", ADMIN[1])
+    key = SigningKey.make(folder / "writer.pem")
+    writers = trust_in(key).measurers
+    trust = save(trust_in(key, writers=writers), folder / "trust.yaml")
+    state = folder / "state.db"
+    environment = {"GATE_STATE": str(state), "GATE_TRUST": str(trust)}
+    if not guarded:
+        environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
+    arguments = {"guarded": guarded, "app": app, "options": options, "environment": environment}
+    with serving(folder, **arguments) as server:
+        made = Site(server.uri, folder, state)
+        assert made.promote(1) == "1"
+        assert made.promote(2) == "2"
+        yield made
+
+
+API, AJAX = "api/2.0/mlflow", "ajax-api/2.0/mlflow"
+
+WAYS: dict[str, Callable[[Site], httpx.Response]] = {
+    "REST": lambda s: s.send(
+        "POST", f"{API}/registered-models/alias", name=NAME, alias=CHAMPION, version="1"
+    ),
+    "the UI's route": lambda s: s.send(
+        "POST", f"{AJAX}/registered-models/alias", name=NAME, alias=CHAMPION, version="1"
+    ),
+    "other spellings": lambda s: s.send(
+        "POST", f"{API}/registered-models/alias", name=NAME, alias="Champion", version="01"
+    ),
+    "alias deleted": lambda s: s.send(
+        "DELETE", f"{API}/registered-models/alias", name=NAME, alias=CHAMPION
+    ),
+    "version deleted": lambda s: s.send(
+        "DELETE", f"{API}/model-versions/delete", name=NAME, version="2"
+    ),
+    "model renamed": lambda s: s.send(
+        "POST", f"{API}/registered-models/rename", name=NAME, new_name="digits-2"
+    ),
+    "model deleted, to be created again": lambda s: s.send(
+        "DELETE", f"{API}/registered-models/delete", name=NAME
+    ),
+    "stage": lambda s: s.send(
+        "POST", f"{API}/model-versions/transition-stage", name=NAME, version="1", stage="production"
+    ),
+    "called a prompt": lambda s: s.send(
+        "POST", f"{API}/registered-models/set-tag", name=NAME, key="mlflow.prompt.is_prompt",
+        value="true",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.rows(3)  # the plain server and the one with most around it
+@pytest.mark.parametrize("mode", [UVICORN, GUNICORN, UVICORN_AUTH, GUNICORN_AUTH], ids=str)
+def test_moves_around_the_gate(
+    mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site(tmp_path, mode, monkeypatch) as place:
+        for name, way in WAYS.items():
+            response = way(place)
+            assert response.status_code == 403, (name, response.text)
+            assert response.json()["error_code"] == "PERMISSION_DENIED"
+            assert f"/#/models/{NAME}/versions/2" in response.json()["message"]
+        with pytest.raises(MlflowException) as refused:  # the client
+            place.client.set_registered_model_alias(NAME, CHAMPION, "1")
+        assert refused.value.get_http_status_code() == 403
+        place.client.copy_model_version(f"models:/{NAME}/1", "copied")
+        copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
+        assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
+        if place.auth is None:
+            place.client.create_workspace("team-a")
+            with working_in("team-a"):
+                place.client.create_registered_model(NAME)
+                with pytest.raises(MlflowException, match="names no version"):
+                    place.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            registry = f"{place.uri}#/workspaces/team-a"
+            about = {"registry": registry, "model": NAME, "version": "1", "reason": "test"}
+            place.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
+            for kind in ("CASCADE", "SET_DEFAULT"):
+                route = f"api/3.0/mlflow/workspaces/team-a?mode={kind}"
+                assert place.send("DELETE", route).status_code == 403
+        assert place.champion() == "2"
+
+        # What is right goes through: other aliases, the version that serves, the gate itself.
+        place.client.set_registered_model_alias(NAME, "shadow", "1")
+        place.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        place.client.delete_registered_model("copied")
+        if place.auth is not None:
+            anonymous = httpx.post(f"{place.uri}/{API}/registered-models/alias", json=copied)
+            assert anonymous.status_code == 401
+        done = rollback(MlflowRegistry(place.uri), NAME, ledger=place.ledger(), reason="wrong")
+        assert done.version == place.champion() == "1"
+
+        # An override is a signed entry, and counts until the next one.
+        options = ["--state", str(place.state), "--key", str(tmp_path / "writer.pem")]
+        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", place.uri]
+        words = ["override", NAME, "--champion", "2", "--reason", "incident 4711", *options]
+        assert CliRunner().invoke(cli.gate, words).exit_code == 0
+        assert place.ledger().entries()[-1].action == "overridden"
+        place.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        with pytest.raises(MlflowException):
+            place.client.delete_registered_model_alias(NAME, CHAMPION)
+        place.client.set_registered_model_alias(NAME, CHAMPION, "1")
+
+        place.state.rename(tmp_path / "elsewhere.db")
+        answer = WAYS["REST"](place)
+        assert answer.status_code == 503, answer.text
+        assert WAYS["version deleted"](place).status_code == 503
+        place.client.set_registered_model_alias(NAME, "shadow", "2")
+        assert place.champion() == "1"
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables
+def test_workspaces_in_service_and_keys_that_are_trusted_later(tmp_path: Path) -> None:
+    from mlflow.server import app
+
+    from gate.plugins.mlflow_server import AliasGuard
+
+    first, second = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("first", "second"))
+    trust = save(trust_in(first, writers=trust_in(first).measurers), tmp_path / "trust.yaml")
+    ledger = Ledger(tmp_path / "state.db", key=first)
+    about = {"registry": "http://mlflow:5000#/workspaces/team-a", "model": NAME, "reason": "test"}
+    ledger.append(LedgerEntry.model_validate({"action": "promoted", "version": "1", **about}))
+    environment = {"GATE_REGISTRY": "http://mlflow:5000", "GATE_STATE": str(tmp_path / "state.db")}
+    guard = AliasGuard({**environment, "GATE_TRUST": str(trust)})
+
+    def delete(workspace: str, mode: str) -> int | None:
+        path = f"/api/3.0/mlflow/workspaces/{workspace}?mode={mode}"
+        with app.test_request_context(path, method="DELETE"):
+            answer = guard.check()
+        return None if answer is None else answer.status_code
+
+    modes = ("RESTRICT", "CASCADE", "SET_DEFAULT")
+    assert [delete("team-a", mode) for mode in modes] == [None, 403, 403]
+    assert delete("team-b", "CASCADE") is None
+    ledger.key = second
+    ledger.append(LedgerEntry.model_validate({"action": "overridden", **about}))
+    assert delete("team-a", "CASCADE") == 503
+    save(trust_in(second, writers=trust_in(second).measurers), trust)
+    assert delete("team-a", "CASCADE") is None

@@ -1,0 +1,84 @@
+"""The pytest plug-in, in pytest runs of their own, with pytest-xdist and pytest-html."""
+
+from __future__ import annotations
+
+import html
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.small_project import made
+
+SUITE = """
+import numpy as np
+import pytest
+import small_models
+from gate.errors import GateError
+from gate.testing import ParityError, assert_parity
+
+def test_through_the_fixture(parity_gate):
+    assert parity_gate("good.onnx", small_models.build(), np.load("images.npy")).decision.passed
+
+def test_rejected():
+    assert_parity("bad.onnx", "small_models:build", "images.npy")
+
+def test_rejected_in_the_fixture(parity_gate):
+    parity_gate("bad.onnx", "small_models:build", "images.npy")
+
+def test_expected():
+    with pytest.raises(ParityError) as caught:
+        assert_parity("bad.onnx", "small_models:build", "images.npy")
+    assert caught.value.result.failures
+
+def test_nothing_to_judge():
+    with pytest.raises(GateError):
+        assert_parity("missing.onnx", "small_models:build", "images.npy")
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_suite_with_workers_junit_and_html() -> None:
+    folder = made()
+    (folder / "test_models.py").write_text(SUITE)
+    options = ("--junitxml", "junit.xml", "--html", "page.html", "--self-contained-html")
+    done = run(folder, "-n", "2", *options, "--parity-report", "reports", "test_models.py")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed, 3 passed" in done.stdout
+    assert "FAIL" in done.stdout
+    assert "gate locate bad.onnx --reference small_models:build" in done.stdout
+
+    cases = {
+        case.get("name"): {p.get("name"): p.get("value") for p in case.iter("property")}
+        for case in ElementTree.parse(folder / "junit.xml").iter("testcase")
+    }
+    assert cases["test_rejected"]["parity_verdict"] == "FAIL"
+    assert cases["test_rejected"]["parity_blamed"]
+    assert cases["test_rejected_in_the_fixture"]["parity_verdict"] == "FAIL"
+    assert cases["test_through_the_fixture"]["parity_verdict"] == "PASS"
+    assert "parity_cause" not in cases["test_through_the_fixture"]
+    assert cases["test_expected"] == cases["test_nothing_to_judge"] == {}
+    reports = [case["parity_report"] for case in cases.values() if case]
+    assert len(set(reports)) == 3
+    assert all((folder / report).is_file() for report in reports)
+
+    page = html.unescape(html.unescape((folder / "page.html").read_text()))
+    assert page.count("srcdoc=") == 3
+
+
+def test_the_plug_in_imports_nothing_but_pytest() -> None:
+    code = (
+        "import sys, pytest; before = set(sys.modules); import gate.plugins.pytest_plugin;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["gate", "gate.plugins", "gate.plugins.pytest_plugin"]

@@ -1,0 +1,197 @@
+"""MLServer, in an environment of its own, with a model class that runs ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.api import EvaluationResult, check
+from gate.decision.check_result import Verdict
+from gate.policy.policy import Policy
+from gate.runtimes.server import with_server
+from tests.exhaustive import exhaustive
+from tests.free_ports import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.proof, exhaustive]
+
+MODEL = """
+import asyncio, hashlib, itertools
+from pathlib import Path
+import numpy as np, onnxruntime
+from mlserver import MLModel, types
+from mlserver.codecs import NumpyCodec
+
+FAULT = "{fault}"
+COUNT = itertools.count()
+WAITING = []
+
+
+class Served(MLModel):
+    async def load(self):
+        self.data = Path(self.settings.parameters.uri).read_bytes()
+        self.session = onnxruntime.InferenceSession(self.data, providers=["CPUExecutionProvider"])
+        return True
+
+    async def metadata(self):
+        stated = await super().metadata()
+        stated.parameters = types.Parameters(sha256=hashlib.sha256(self.data).hexdigest())
+        return stated
+
+    async def predict(self, payload):
+        feed = {{i.name: NumpyCodec.decode_input(i) for i in payload.inputs}}
+        if FAULT == "normalized_twice":
+            feed = {{name: (array - 0.5) / 0.5 for name, array in feed.items()}}
+        outputs = self.session.run(None, feed)
+        if FAULT == "float16":
+            outputs = [o.astype(np.float16).astype(np.float32) for o in outputs]
+        if FAULT == "mixed":
+            WAITING.append(1)
+            await asyncio.sleep(0.002)
+            if len(WAITING) > 1:
+                outputs = [np.roll(o, 1, axis=0) for o in outputs]
+            WAITING.pop()
+        if FAULT == "one_worker" and next(COUNT) % 4 == 0:
+            outputs = [o * 1.01 for o in outputs]
+        names = [o.name for o in self.session.get_outputs()]
+        return types.InferenceResponse(
+            model_name=self.name, id=payload.id,
+            outputs=[NumpyCodec.encode_output(n, o) for n, o in zip(names, outputs)],
+        )
+"""
+
+
+@pytest.fixture(scope="module")
+def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of MLServer, which pins packages that the gate has in other versions."""
+    folder = tmp_path_factory.mktemp("mlserver") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    install = [str(folder / "bin/pip"), "install", "--quiet", "mlserver==1.7.*", "onnxruntime"]
+    subprocess.run(install, check=True)
+    return folder / "bin" / "mlserver"
+
+
+class Image(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(), nn.Linear(128, 10),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Sequence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(6, 12, batch_first=True), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).mean(dim=1)
+
+
+SHAPES = {Image: (3, 16, 16), Sequence: (5, 6), Attention: (7, 8)}
+
+
+@contextmanager
+def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Iterator[str]:
+    shape = SHAPES[type(model)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(), (torch.zeros(2, *shape),), str(folder / "model.onnx"), dynamo=False,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    http, grpc, metrics = (free_port() for _ in range(3))
+    settings = {"host": "127.0.0.1", "http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+    (folder / "settings.json").write_text(json.dumps({**settings, "parallel_workers": 0}))
+    (folder / "served.py").write_text(MODEL.format(fault=fault))
+    described = {
+        "name": "net",
+        "implementation": "served.Served",
+        "parameters": {"uri": str(folder / "model.onnx"), "version": "1"},
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, *shape]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+    }
+    (folder / "model-settings.json").write_text(json.dumps(described))
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            [str(mlserver), "start", str(folder)], cwd=folder, stdout=log, stderr=log,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+        )  # fmt: skip
+    try:
+        base = f"http://127.0.0.1:{http}/v2"
+        while process.poll() is None:
+            with suppress(OSError), urllib.request.urlopen(f"{base}/models/net/ready"):
+                break
+            time.sleep(0.2)
+        assert process.poll() is None, (folder / "log.txt").read_text()
+        yield f"{base}/models/net"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def judged(folder: Path, model: nn.Module, url: str) -> EvaluationResult:
+    samples = np.random.default_rng(0).normal(size=(24, *SHAPES[type(model)])).astype(np.float32)
+    policy = with_server(Policy.built_in("exact", task="tensors"), url)
+    return check(folder / "model.onnx", model.eval(), samples, policy)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_correct_server_passes_at_every_concurrency(
+    mlserver: Path, tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    model = kind()
+    with serving(mlserver, tmp_path, model, "") as url:
+        result = judged(tmp_path, model, url)
+    assert result.decision.verdict is Verdict.PASS
+    runtime = result.evidence.runtime("server")
+    assert runtime is not None
+    assert [load.connections for load in runtime.concurrency] == [1, 8, 32]
+
+
+@pytest.mark.parametrize(
+    ("fault", "check_name"),
+    [
+        ("float16", "noise_ratio"),
+        ("normalized_twice", "noise_ratio"),
+        ("mixed", "concurrency"),
+        ("one_worker", "concurrency"),
+    ],
+)
+def test_a_fault_of_the_model_class_is_refused(
+    mlserver: Path, tmp_path: Path, fault: str, check_name: str
+) -> None:
+    model = Image()
+    with serving(mlserver, tmp_path, model, fault) as url:
+        result = judged(tmp_path, model, url)
+    failed = {c.name for c in result.decision.checks if c.verdict is Verdict.FAIL}
+    assert check_name in failed
+    assert {c.runtime for c in result.decision.checks if c.verdict is Verdict.FAIL} == {"server"}

@@ -1,0 +1,374 @@
+"""A live model server as a runtime: proof of the file, faults, and what it does under load."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from gate import cli
+from gate.api import EvaluationResult, check
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.errors import RuntimeUnusable
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.records.runtime import SERVER
+from gate.runtimes.runtime import Conditions, RunnableFile, Session
+from gate.runtimes.server import ServerOptions, ServerRuntime, with_server
+from tests.runtimes.v2_server import serving
+
+
+class TwoHeads(nn.Module):
+    """Two outputs of one shape; what a sample gets depends on that sample alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.left, self.right = nn.Linear(6, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.body(x))
+        return self.left(hidden), self.right(hidden)
+
+
+class Pairs(nn.Module):
+    """Compares all samples of a batch with each other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.sigmoid(x)
+        return rows @ rows.T
+
+
+class Steps(nn.Module):
+    """Takes its samples on axis 1, and a number that all share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(x) * gain).cumsum(0)
+
+
+def exported(model: nn.Module, path: Path, *, batch: int | None = None) -> Path:
+    outputs = ["pairs"] if isinstance(model, Pairs) else ["left", "right"]
+    axes = {name: {0: "batch"} for name in ("x", *outputs)}
+    if isinstance(model, Pairs):
+        axes["pairs"][1] = "batch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(
+            model.eval(),
+            (torch.zeros(batch or 2, 6),),
+            str(path),
+            dynamo=False,
+            input_names=["x"],
+            output_names=outputs,
+            dynamic_axes=axes if batch is None else None,
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("served")
+    made = {
+        name: exported(TwoHeads(seed), folder / f"{name}.onnx")
+        for name, seed in (("model", 0), ("other", 1))
+    }
+    made["fixed"] = exported(TwoHeads(), folder / "fixed.onnx", batch=8)
+    made["pairs"] = exported(Pairs(), folder / "pairs.onnx")
+    return made
+
+
+AT = "2026-01-01T00:00:00+00:00"
+
+SAMPLES = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+
+
+def policy(url: str, *, probes: bool = False, **options: Any) -> Policy:
+    plain = with_server(Policy.built_in("exact", task="tensors"), url).to_plain()
+    plain["runtimes"] = {SERVER: plain["runtimes"][SERVER]}
+    plain["runtimes"][SERVER]["options"] |= options
+    plain["instruments"] = {"probes": probes, "search_inputs": 0, "graph": False}
+    return Policy.from_json(json.dumps(plain))
+
+
+def judged(files: dict[str, Path], url: str, **options: Any) -> EvaluationResult:
+    return check(files["model"], TwoHeads().eval(), SAMPLES, policy(url, **options))
+
+
+def codes(result: EvaluationResult, verdict: Verdict) -> set[tuple[str, str | None]]:
+    return {(c.name, c.code) for c in result.decision.checks if c.verdict is verdict}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_correct_server_passes_under_every_load(files: dict[str, Path], binary: bool) -> None:
+    with serving(files["model"], binary=binary) as server:
+        result = judged(files, server.url, probes=True, rate=400.0)
+    assert result.decision.verdict is Verdict.PASS, codes(result, Verdict.FAIL)
+    (runtime,) = result.evidence.runtimes
+    assert [load.connections for load in runtime.concurrency] == [1, 8, 32, 32]
+    assert runtime.concurrency[-1].rate == 400.0
+    for load in runtime.concurrency:
+        assert load.crossed == 0
+        assert 0.0 < load.p50_ms <= load.p95_ms <= load.p99_ms
+        assert load.requests >= 96
+    assert runtime.session_options["encoding"] == ("binary" if binary else "json")
+    assert runtime.session_options["server"] == "little 1"
+
+
+FAULTS = {
+    "float16": {("noise_ratio", "beyond")},
+    "normalized_twice": {("noise_ratio", "beyond")},
+    "outputs_swapped": {("noise_ratio", "beyond")},
+    "stale": {("noise_ratio", "beyond")},
+    "mixed": {("concurrency", "crossed")},
+    "swapped_under_load": {("concurrency", "crossed")},
+    "one_worker": {("concurrency", "beyond"), ("concurrency", "crossed")},
+    "answers_anything": {("server_input", "violated")},
+}
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_server_is_refused_with_its_cause(
+    files: dict[str, Path], fault: str
+) -> None:
+    with serving(files["model"], fault=fault, other=files["other"]) as server:
+        result = judged(files, server.url, connections=[8])
+    assert result.decision.verdict is Verdict.FAIL
+    assert codes(result, Verdict.FAIL) & FAULTS[fault]
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "code"),
+    [
+        ("other_digest", Verdict.FAIL, "failed"),
+        ("two_versions", Verdict.FAIL, "failed"),
+        ("other_id", Verdict.FAIL, "failed"),
+        ("no_digest", Verdict.ERROR, "unusable_server"),
+        ("wrong_length", Verdict.ERROR, "unusable_server"),
+        ("truncated", Verdict.ERROR, "unusable_server"),
+    ],
+)
+def test_a_server_that_lies_or_hangs_never_passes(
+    files: dict[str, Path], fault: str, verdict: Verdict, code: str
+) -> None:
+    with serving(files["model"], fault=fault) as server:
+        result = judged(files, server.url, timeout_s=1.0)
+    assert result.decision.verdict is verdict
+    assert ("runtime", code) in codes(result, verdict)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "redirect", "busy", "silent", "no_json", "half_open", "other_dtype", "other_name",
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
+    with (
+        serving(files["model"], fault=fault) as server,
+        pytest.raises(RuntimeUnusable),
+        closing(opened(files, url=server.url, timeout_s=1.0)) as session,
+    ):
+        session.run({"x": SAMPLES})
+
+
+def test_truncated_binary_is_no_answer(files: dict[str, Path]) -> None:
+    with serving(files["model"], fault="truncated", binary=True) as server:
+        assert judged(files, server.url).decision.verdict is Verdict.ERROR
+
+
+def test_an_unreachable_server_is_an_error(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        url = server.url
+    assert ("runtime", "unusable_server") in codes(judged(files, url), Verdict.ERROR)
+
+
+def test_an_unproven_file_is_waived_where_the_policy_says_so(files: dict[str, Path]) -> None:
+    with serving(files["model"], fault="no_digest") as server:
+        result = judged(files, server.url, allow_unproven_file=True, connections=[])
+        assert result.decision.verdict is Verdict.PASS
+        assert ("server_file", "unproven") in codes(result, Verdict.WAIVED)
+        manifest = f"{server.url.partition('/v2')[0]}/manifest.json"
+        result = judged(files, server.url, digest_url=manifest, connections=[])
+        assert ("server_file", "proven") in codes(result, Verdict.PASS)
+
+
+def test_large_batches_are_sent_in_parts(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        result = judged(files, server.url, max_batch_size=3, connections=[2])
+    assert result.decision.verdict is Verdict.PASS
+
+
+def test_the_parts_of_a_batch_are_cut_along_its_axis(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Steps().eval(), tmp_path / "steps.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(
+            model,
+            (torch.zeros(5, 2, 3), torch.tensor(0.5)),
+            str(path),
+            dynamo=False,
+            input_names=["x", "gain"],
+            output_names=["steps"],
+            dynamic_axes={"x": {1: "batch"}, "steps": {1: "batch"}},
+        )
+    steps = np.random.default_rng(0).normal(size=(5, 12, 3)).astype(np.float32)
+    samples = {"x": steps, "gain": np.float32(0.7)}
+    with serving(path) as server:
+        made = policy(server.url, max_batch_size=3, connections=[2])
+        result = check(path, model, samples, made)
+        assert server.largest("x", axis=1) == 3
+    assert result.decision.verdict is Verdict.PASS
+
+
+def test_bounds_on_time_count_each_load(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        made = policy(server.url, connections=[2]).to_plain()
+        made["runtimes"][SERVER]["bounds"] |= {"p95_ms": 1e-6, "throughput_min": 1e9}
+        result = check(
+            files["model"], TwoHeads().eval(), SAMPLES, Policy.from_json(json.dumps(made))
+        )
+    assert {("p95_ms", "beyond"), ("throughput_min", "beyond")} <= codes(result, Verdict.FAIL)
+
+
+def test_a_token_comes_from_the_environment(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Authorization": "env:SERVER_TOKEN"}
+    with serving(files["model"]) as server:
+        refused = judged(files, server.url, headers=headers, connections=[])
+        assert refused.decision.verdict is Verdict.ERROR
+        monkeypatch.setenv("SERVER_TOKEN", "Bearer 123")
+        result = judged(files, server.url, headers=headers, connections=[])
+        assert result.decision.verdict is Verdict.PASS
+        assert server.headers[-1]["Authorization"] == "Bearer 123"
+    assert "Bearer" not in result.evidence.to_json()
+
+
+def test_a_url_that_names_no_model_is_refused(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", SAMPLES)
+    arguments = ["check", str(files["model"]), "--reference", f"{__name__}:TwoHeads"]
+    url = "http://127.0.0.1:1/models/net"
+    assert cli.main([*arguments, "--inputs", str(tmp_path / "x.npy"), "--server", url]) == 2
+    assert "url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://127.0.0.1/v2/models/net",
+        "http://user:secret@127.0.0.1/v2/models/net",
+        "http://127.0.0.1/v2/models/net?token=1",
+    ],
+)
+def test_a_url_with_a_secret_or_of_another_kind_is_no_option(url: str) -> None:
+    with pytest.raises(ValidationError, match="url"):
+        ServerOptions(url=url)
+
+
+@pytest.mark.parametrize("fault", ["", "float16_under_load"])
+def test_a_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str) -> None:
+    with serving(files["fixed"], fault=fault) as server:
+        result = check(
+            files["fixed"], TwoHeads().eval(), SAMPLES, policy(server.url, connections=[4])
+        )
+    found = {code for name, code in codes(result, Verdict.FAIL) if name == "concurrency"}
+    assert found == ({"beyond"} if fault else set())
+    assert (result.decision.verdict is Verdict.PASS) is (not fault)
+    assert [load.requests for load in result.evidence.runtimes[0].concurrency] == [96]
+
+
+def test_a_single_sample_is_compared_under_load(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        result = check(
+            files["model"], TwoHeads().eval(), SAMPLES[:1], policy(server.url, connections=[2])
+        )
+    assert ("concurrency", "within") in codes(result, Verdict.PASS)
+
+
+def test_samples_that_rounding_alone_tells_apart_are_not_crossed(files: dict[str, Path]) -> None:
+    near = 20.0 + SAMPLES[:1] + np.arange(24, dtype=np.float32)[:, None] * 1e-6
+    with serving(files["pairs"]) as server:
+        result = check(files["pairs"], Pairs().eval(), near, policy(server.url, connections=[2]))
+    assert ("concurrency", "within") in codes(result, Verdict.PASS)
+
+
+def test_loads_that_were_not_measured_are_an_error(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        result = judged(files, server.url, connections=[1])
+        wanted = policy(server.url, connections=[1, 8])
+    assert result.decision.verdict is Verdict.PASS
+    less = decide(wanted, result.evidence, decided_at=AT)
+    assert "unmeasured" in {c.code for c in less.checks if c.verdict is Verdict.ERROR}
+    (runtime,) = result.evidence.runtimes
+    (load,) = runtime.concurrency
+    load = load.model_copy(update={"batch_invariance_ratio": float("nan")})
+    runtime = runtime.model_copy(update={"concurrency": (load,)})
+    unstable = result.evidence.model_copy(update={"runtimes": (runtime,)})
+    checks = decide(policy(server.url, connections=[1]), unstable, decided_at=AT).checks
+    assert {(c.verdict, c.code) for c in checks if c.name == "concurrency"} == {
+        (Verdict.ERROR, "unmeasured")
+    }
+
+
+def test_each_stated_digest_must_be_the_file_s(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        other = f"{server.url.partition('/v2')[0]}/other.json"
+        result = judged(files, server.url, digest_url=other, connections=[])
+    assert ("runtime", "failed") in codes(result, Verdict.FAIL)
+
+
+def opened(files: dict[str, Path], **options: Any) -> Session:
+    file = RunnableFile(TestedFile(files["model"], read_subject(files["model"])))
+    valid = ServerOptions.model_validate(options)
+    return ServerRuntime().open(
+        file, options=valid, conditions=Conditions(), example={"x": SAMPLES[:1]}
+    )
+
+
+def test_another_host_does_not_get_the_token(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_TOKEN", "Bearer 123")
+    with serving(files["model"]) as server:
+        manifest = f"http://localhost:{server.server_port}/manifest.json"
+        headers = {"Authorization": "env:SERVER_TOKEN"}
+        opened(files, url=server.url, headers=headers, digest_url=manifest).close()
+    sent = {each["Host"].partition(":")[0]: "Authorization" in each for each in server.headers}
+    assert sent == {"127.0.0.1": True, "localhost": False}
+
+
+@pytest.mark.parametrize("url", ["http://token@host/v2/models/net", "file:///etc/passwd"])
+def test_a_digest_url_has_no_secrets_and_no_files(url: str) -> None:
+    with pytest.raises(ValidationError):
+        ServerOptions(url="http://127.0.0.1/v2/models/net", digest_url=url)
+
+
+def test_texts_are_not_blamed_on_the_server(files: dict[str, Path]) -> None:
+    subject = read_subject(files["model"])
+    texts = tuple(spec.model_copy(update={"dtype": "string"}) for spec in subject.outputs)
+    file = TestedFile(files["model"], subject.model_copy(update={"outputs": texts}))
+    with serving(files["model"]) as server, pytest.raises(RuntimeUnusable):
+        ServerRuntime().open(
+            RunnableFile(file),
+            options=ServerOptions(url=server.url),
+            conditions=Conditions(),
+            example={"x": SAMPLES[:1]},
+        )
