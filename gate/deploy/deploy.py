@@ -37,12 +37,13 @@ from gate.errors import (
     PolicyError,
     StorageError,
     TooLarge,
+    describe_failure,
 )
 from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.verify import loading_problem, verify_golden_in_sandbox
 from gate.onnx_file.release_file import onnx_files
 from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox
-from gate.preprocess.spec import PreprocessSpec, prove_spec, spec_beside
+from gate.preprocess.spec import PreprocessSpec, prove_spec, spec_path
 from gate.records.evidence import Subject
 from gate.records.layout import MAX_BYTES
 from gate.sandbox.limits import SandboxLimits, limit_folder_size
@@ -62,8 +63,10 @@ class SlotSource:
     sha256: Digest
     """As evidence counts it."""
     fetch: Callable[[Path], Path]
-    """Writes into an empty folder the model, its external data beside it, and its golden vectors
-    in `golden/` beside it; gives the path of the ONNX file, or of the file of a release."""
+    """Writes a model into an empty folder; returns the path of its ONNX or release file.
+
+    External data goes next to the model, its golden vectors into `golden/`.
+    """
     golden_sha256: Digest | None = None
     """Of golden.json; None: whichever vectors come."""
     golden_required: bool = True
@@ -71,7 +74,7 @@ class SlotSource:
     max_bytes: int = MAX_BYTES
     """Of all files together."""
     preprocess_sha256: Digest | None = None
-    """Of the spec in `preprocessing/` beside the model; None: it needs none."""
+    """Digest of the spec in `preprocessing/` next to the model; None: it needs none."""
     limits: SandboxLimits | None = None
     """Within which a child process reads and runs the files; None: they are our own, and are read
     and run in this process."""
@@ -106,7 +109,7 @@ class SlotSource:
                     target = folder / GOLDEN / name
                     room -= copy_at_most(room, source=golden / name, target=target)
             if spec is not None:
-                spec.save(spec_beside(folder / path.name))
+                spec.save(spec_path(folder / path.name))
             return folder / path.name
 
         return cls(
@@ -140,9 +143,9 @@ def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
 
 
 def fetched(source: SlotSource, folder: Path) -> Path:
-    """Fetch into `folder`, which is made; gives the path of the ONNX file.
+    """Fetch into `folder`, which is created; return the path of the ONNX file.
 
-    Raises TooLarge, and whatever fetching raises.
+    Raises TooLarge, and the exceptions of fetching.
     """
     folder.mkdir()
     with limit_folder_size(folder, source.max_bytes):
@@ -159,7 +162,7 @@ class NotDeployed(Exception):
     """Whether that is a verdict on them."""
 
 
-class NotJudged(NotDeployed):
+class NotEvaluated(NotDeployed):
     """Whether these bytes are good could not be found out within the limits."""
 
     judged = False
@@ -176,18 +179,21 @@ class StagedSlot:
 
 
 def stage(source: SlotSource, folder: Path) -> StagedSlot:
-    """Fetch a slot into `folder`, which is made, and prove it. Raises NotDeployed where the bytes
-    are not good, and whatever fetching raises where they could not be had."""
+    """Fetch a slot into `folder`, which is created, and verify it.
+
+    Raises NotDeployed where the bytes are wrong, and the exceptions of fetching where they could
+    not be fetched.
+    """
     folder.mkdir()
     try:
         _steps.debug("fetch the file and hash it")
         path = fetched(source, folder / "fetched")
         subject = _subject(path, source, inside=folder / "fetched")
         expected = source.preprocess_sha256
-        spec = prove_spec(spec_beside(path), expected, what=path.name) if expected else None
+        spec = prove_spec(spec_path(path), expected, what=path.name) if expected else None
         model, golden = _taken(path, subject, expected=source.golden_sha256, into=folder)
     except LimitExceeded as error:
-        raise NotJudged(str(error)) from error
+        raise NotEvaluated(str(error)) from error
     except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
         raise NotDeployed(str(error)) from error
     vectors = _computed(model / path.name, source, golden=golden)
@@ -217,9 +223,9 @@ def store_staged(store: ModelStore, staged: StagedSlot) -> None:
 
 
 def prove(store: ModelStore, slot: Slot) -> str | None:
-    """What is wrong with a slot's bytes in the store, or None if they are whole.
+    """Verify a slot's bytes in the store; return the problem, or None if they are intact.
 
-    Every file is hashed, and none may be a link; nothing is computed.
+    Every file is hashed, and none may be a link. No file is run.
     """
     try:
         for entry in slot.files:
@@ -228,12 +234,12 @@ def prove(store: ModelStore, slot: Slot) -> str | None:
         if slot.golden_sha256 is not None:
             read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     except Exception as error:
-        return str(error)
+        return describe_failure(error)
     return None
 
 
 def compute(store: ModelStore, slot: Slot, limits: SandboxLimits | None = None) -> str | None:
-    """What is wrong with what a slot of the store computes on this machine, or None."""
+    """Run a slot of the store on this machine; return the problem, or None."""
     path = store.file(slot.sha256, slot.model)
     golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
     try:
@@ -244,8 +250,11 @@ def compute(store: ModelStore, slot: Slot, limits: SandboxLimits | None = None) 
 
 
 def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
-    """Of a release the list of its parts is read before any digest is compared: at most 64 KiB of
-    plain YAML, for the links among them."""
+    """Read the subject of a downloaded file, and verify its digest. Raises NotDeployed.
+
+    The list of parts of a release is read before any digest is compared, to find links among them:
+    it is at most 64 KiB of plain YAML.
+    """
     if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
         raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
     linked = [part for part in onnx_files(path).values() if part.is_symlink()]
@@ -299,7 +308,7 @@ def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
     try:
         _compute(path, golden, limits)
     except (LimitExceeded, PackageMissing) as error:
-        raise NotJudged(str(error)) from error
+        raise NotEvaluated(str(error)) from error
 
 
 def _compute(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
@@ -331,13 +340,12 @@ def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
 def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
     target = store.content(digest)
     if target.is_symlink():
-        target.unlink()  # whoever put it there could exchange what it points at
+        target.unlink()  # its creator could exchange the file that it points at
     if not target.exists():
         folder.rename(target)
         sync(target.parent)
         return
-    # There already: whatever is damaged in it is replaced file by file, so that nobody who
-    # reads it finds nothing.
+    # It exists: damaged files in it are replaced one by one, so that readers always find a file.
     for path in folder.rglob("*"):
         there = target / path.relative_to(folder)
         if path.is_dir():
@@ -363,15 +371,15 @@ Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
 
 @dataclass(frozen=True)
 class Deployment:
-    """What came of it."""
+    """The result of a deployment."""
 
     outcome: Outcome
     name: str
     manifest: Manifest | None
-    """Of what serves now; None: nothing does."""
+    """Manifest of the release that serves now; None: none does."""
     reason: str
     judged: bool = True
-    """False: it was refused because nobody could find out within the limits whether it is good."""
+    """False: it was refused because the limits were reached before it could be judged."""
 
 
 def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Deployment:
@@ -395,7 +403,7 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
             "Name the model itself, too."
         )
     with storage_errors(store.root), store.alone():
-        store.prune(name)  # what somebody who died did not get done
+        store.prune(name)  # left over by a process that died
         try:
             live = store.live(name)
         except ReleaseDamaged:
@@ -430,7 +438,7 @@ def rollback_deployment(
     """
     check_deployed_name(name)
     with storage_errors(store.root), store.alone():
-        store.prune(name)  # what somebody who died did not get done
+        store.prune(name)  # left over by a process that died
         live = store.live(name)
         if live is None or not live.previous:
             reason = "there is no earlier release to go back to"
@@ -438,7 +446,9 @@ def rollback_deployment(
         target = live.previous[0]
         slots = store.release(name, target.release).slots
         for label, slot in slots.items():
-            problem = prove(store, slot) or compute(store, slot, limits)
+            problem = prove(store, slot)
+            if problem is None:
+                problem = compute(store, slot, limits)
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)
@@ -449,7 +459,8 @@ def rollback_deployment(
 def serves(
     store: ModelStore, name: str, slots: Mapping[str, SlotSource], *, thoroughly: bool = True
 ) -> bool:
-    """Whether these very slots serve as `name`, and no others; `thoroughly`: with whole bytes.
+    """Return whether these very slots serve as `name`, and no others; `thoroughly`: with whole
+    bytes.
 
     A release whose manifest is damaged serves nothing.
     """
@@ -477,7 +488,7 @@ def _before(store: ModelStore, name: str) -> tuple[Earlier, ...]:
 
 
 def _mixed(slots: Mapping[str, Slot]) -> str | None:
-    """Why the slots can't be replaced as one: a consumer of each runs the same parts."""
+    """Return why the slots can't be replaced as one: a consumer of each runs the same parts."""
     exact = slots[EXACT].parts
     for label, slot in slots.items():
         if slot.parts.keys() != exact.keys():

@@ -96,10 +96,12 @@ class _Held:
 async def file_response(
     request: Request, file: StoredFileResponse, *, name: str, proofs: VerifiedFiles
 ) -> Response:
-    """The file's bytes; `name` is the deployed model that it belongs to. Raises as `Proofs.open`.
+    """Return a response with the file's bytes; `name` is the deployed model that it belongs to.
 
-    304 where the client has it, 206 for one range, 416 for one that lies outside. Several ranges
-    at once are answered with the whole file, as HTTP allows. HEAD and 304 read nothing.
+    Raises what `VerifiedFiles.open` raises.
+
+    304 where the client has it, 206 for one range, 416 for one that lies outside. Several ranges at
+    once are answered with the whole file, as HTTP allows. HEAD and 304 read nothing.
     """
     tag = etag(file.digest)
     headers = {
@@ -131,7 +133,7 @@ async def file_response(
 
 
 class _FileBody(Response):
-    """Sends a part of an open file as long as somebody listens, and closes it."""
+    """Sends a part of an open file while the client is connected, and closes it."""
 
     def __init__(
         self, content: _Content, *, span: range, status: int, headers: Mapping[str, str]
@@ -158,7 +160,8 @@ class _FileBody(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Changed as error:
-            # What was sent was proven; the rest is not, and the connection must not look whole.
+            # The bytes that were sent are verified; the rest is not, and the connection must not
+            # look complete.
             _log.error("%s: the answer was broken off", error)
         finally:
             gone.cancel()
@@ -241,7 +244,7 @@ class OpenFile:
 
     @property
     def size(self) -> int:
-        """Of the file in bytes."""
+        """Return the size of the file in bytes."""
         return self.identity.size
 
     async def read(self, size: int, place: int) -> bytes:
@@ -329,7 +332,7 @@ class VerifiedFiles:
             good = Digest.of_stream(stream) == digest
             return _Proof(identity, good and _Identity.of(stream) == identity)
 
-    def found(self, place: Path) -> None:
+    def mark_readable(self, place: Path) -> None:
         """It could be read: the next time that it can't be is reported again."""
         self._reported.discard(place)
 
@@ -349,13 +352,13 @@ class VerifiedFiles:
         return Changed(message)
 
 
-# /<name>/manifest.json          what serves; asked for anew each time, by its digest
-# /<name>/model.onnx             the slot `exact` of what serves, likewise /<name>/<slot>/<file>
-# any file of a slot of what serves, likewise /<name>/sha256/<hex>/<file>    these very bytes, which
-# a cache may keep for a year
+# /<name>/manifest.json        the live manifest; clients revalidate it each time, by its digest
+# /<name>/model.onnx           the slot `exact` of the live release, likewise
+# /<name>/<slot>/<file>        any file of a slot of the live release, likewise
+# /<name>/sha256/<hex>/<file>  the bytes with this digest, which a cache may keep for a year
 #
-# The parts of a release have addresses by digest only: whoever asks for them by their names, one
-# after the other, could get those of two releases.
+# The parts of a release have addresses by digest only: a client that requested them by name, one
+# after the other, could get the parts of two releases.
 
 
 _BINARY, _JSON = "application/octet-stream", "application/json"
@@ -409,12 +412,12 @@ def store_app(
         Route("/{name}/{slot}/{file:path}", serving.endpoint(_in_slot)),
     ]
     app = Starlette(routes=routes, middleware=middleware)
-    app.router.redirect_slashes = False  # it would send clients to whatever host they named
+    app.router.redirect_slashes = False  # it would send clients to any host in the request
     return app
 
 
 class _Serving:
-    """Only what a manifest names is ever opened; nothing of the address becomes a path."""
+    """The endpoints of a store. They open only files in a manifest; no address becomes a path."""
 
     def __init__(self, store: ModelStore, damaged: Callable[[str], None]) -> None:
         self._store = store
@@ -438,7 +441,7 @@ class _Serving:
             place = live
             try:
                 found = await to_thread.run_sync(find, self._store, given, limiter=self._threads)
-                self._proofs.found(live)
+                self._proofs.mark_readable(live)
                 if found is None:
                     return _absent()
                 place = found.content if isinstance(found.content, Path) else live
@@ -458,7 +461,7 @@ def _absent() -> Response:
 
 
 def _is_ours(trouble: Exception) -> bool:
-    """Whether this machine can't read now, which says nothing about the file."""
+    """Return whether this machine can't read now, which says nothing about the file."""
     cause = trouble if isinstance(trouble, OSError) else trouble.__cause__
     return isinstance(cause, OSError) and cause.errno in OURS
 
@@ -493,7 +496,7 @@ def _in_slot(store: ModelStore, given: _Given) -> StoredFileResponse | None:
 
 
 def _by_digest(store: ModelStore, given: _Given) -> StoredFileResponse | None:
-    """Of the live release, and of those that a client's manifest may still name."""
+    """Return a file by its digest, from the live release or an earlier one of the model."""
     live = store.live(given["name"])  # where that is damaged, it may name these very bytes
     for number in sorted(store.releases(given["name"]), reverse=True):
         try:

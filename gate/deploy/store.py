@@ -45,7 +45,7 @@ def make_folder(path: Path) -> None:
 
 
 def discard(path: Path, *, into: Path) -> None:
-    """Remove a folder so that nobody ever sees a part of it: first it gets another place."""
+    """Remove a folder atomically for readers: it is renamed first."""
     grave = into / f"discarded-{uuid.uuid4().hex}"
     path.rename(grave)
     shutil.rmtree(grave, ignore_errors=True)
@@ -152,7 +152,7 @@ class Manifest(Record):
     """Counts up with every change of what serves, rollbacks included."""
     slots: dict[str, Slot]
     rolled_back_to: Number | None = None
-    """The release whose slots these are again; None: deployed anew."""
+    """The earlier release with the same slots, which this one restores; None: a new deployment."""
     deployed_at: str
     """UTC, ISO 8601."""
     previous: tuple[Earlier, ...] = ()
@@ -235,7 +235,8 @@ class ModelStore:
         return int(number) if number.isascii() and number.isdecimal() else None
 
     def damage(self, name: str) -> str | None:
-        """Why what serves is not whole, as far as that can be seen without hashing, or None."""
+        """Return why what serves is not whole, as far as that can be seen without hashing, or
+        None."""
         try:
             live = self.live(name)
             for slot in live.slots.values() if live is not None else ():
@@ -251,7 +252,7 @@ class ModelStore:
         return None
 
     def live_path(self, name: str, slot: str = EXACT) -> Path:
-        """The folder in which a slot of whatever serves is found; it changes with the release."""
+        """Return the folder of a slot of the live release; it changes with the release."""
         return self.live_link(name) / check_name(slot, what="slot")
 
     def live_link(self, name: str) -> Path:
@@ -285,7 +286,7 @@ class ModelStore:
         return self.root / "store" / digest.hex
 
     def file(self, folder: Digest, entry: StoredFile) -> Path:
-        """Where a file of the store lies."""
+        """Return the path of a file in the store."""
         return self.content(folder) / entry.name
 
     def open(self, path: Path) -> FileIO:
@@ -297,15 +298,15 @@ class ModelStore:
 
     @property
     def staging_folder(self) -> Path:
-        """Where things are made: on the same file system, seen by nobody."""
+        """Return the staging folder, on the same file system and not visible to readers."""
         return self.root / "tmp"
 
     @contextlib.contextmanager
     def alone(self, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
         """Hold the store's lock; the operating system frees it if this process dies.
 
-        Left-overs of whoever died are removed. Raises StorageError where another one holds it for
-        longer than `patience_s`, or it is somebody else's.
+        Files left by a process that died are removed. Raises StorageError where another process
+        holds it for longer than `patience_s`, or where it belongs to another user.
         """
         for folder in ("store", "releases", "live", "tmp"):
             make_folder(self.root / folder)
@@ -326,11 +327,11 @@ class ModelStore:
                 shutil.rmtree(self.staging_folder, ignore_errors=True)
 
     def prune(self, name: str) -> None:
-        """Remove releases of `name` that are neither live nor to go back to, and from the store
-        what no release of any name needs. The caller is alone.
+        """Remove old releases of `name`, and stored files that no release of any name needs.
 
-        The newest `keep` releases before the live one stay too, for clients that still have an
-        older manifest. Releases with a higher number never went live: somebody died in between.
+        The live release and the one to roll back to stay, and the newest `keep` releases before the
+        live one, for clients that still have an older manifest. Releases with a higher number never
+        went live, because a process died before that. The caller holds the lock.
         """
         try:
             live = self.live(name)

@@ -29,7 +29,7 @@ _EXPECTED = "the state is sqlite:///FILE, postgresql://USER@HOST/DATABASE, or th
 
 def state_url(text: str) -> str:
     """The URL that is meant: itself; of a path without a scheme, that of the SQLite file there.
-    Raises ValueError where the ledger and the inbox can't be in such a database."""
+    Raises ValueError where the ledger can't be in such a database."""
     if "://" not in text:
         if not text.strip() or text == ":memory:" or Path(text).is_dir():
             raise ValueError(_EXPECTED)
@@ -61,14 +61,14 @@ WAIT = (
 
 
 def trouble(error: BaseException) -> Literal["locked", "malformed"] | None:
-    """Whether the error, or what caused it, is of a locked or of a malformed database.
+    """Return whether the error, or its cause, is that of a locked or of a malformed database.
 
-    By sqlite's own code; by its words where a server passes them on.
+    Read from sqlite's own code, or from the message where a server passes it on.
     """
     for cause in _causes(error):
         code = getattr(cause, "sqlite_errorcode", None)
         if isinstance(code, int):
-            kind = code & 0xFF  # the rest tells more precisely how
+            kind = code & 0xFF  # the rest describes the cause more precisely
             return "locked" if kind in _LOCKED else "malformed" if kind in _MALFORMED else None
     words = str(error).lower()
     if any(phrase in words for phrase in _LOCKED_WORDS):
@@ -103,9 +103,9 @@ _UNREADABLE = (
 _LOOK = "Look at the database, its disk and its permissions."
 
 
-def open_database(url: str, *, keeps_files_open: bool = True) -> Engine:
-    """An engine for sqlite:///FILE or postgresql://…; connects to nothing yet. Unless it
-    `keeps_files_open`, a FILE is closed after each use and is whole without those beside it.
+def open_database(url: str) -> Engine:
+    """An engine for sqlite:///FILE or postgresql://…; connects to nothing yet. A FILE is closed
+    after each use and is whole without those beside it.
 
     FILE is made here and never again: where it is removed later, nothing can be written, because
     what goes into a file without a name is lost. One that was put in its place is used.
@@ -115,7 +115,7 @@ def open_database(url: str, *, keeps_files_open: bool = True) -> Engine:
     parsed = parsed_url(url)
     try:
         if parsed.get_backend_name() == "sqlite":
-            return _sqlite(parsed, keeps_open=keeps_files_open)
+            return _sqlite(parsed)
         return create_engine(
             parsed.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,
@@ -168,25 +168,17 @@ def insert_new(connection: Connection, table: Table) -> sqlite.Insert | postgres
     return postgresql.insert(table).on_conflict_do_nothing()
 
 
-def alone(connection: Connection, name: str) -> bool:
-    """Whether this transaction is the only one that asked so for `name`; never waits.
-
-    Row locks can't do that: they know nothing of rows that others are about to insert. In sqlite
-    whoever writes is alone anyway.
-    """
-    if connection.dialect.name == "sqlite":
-        return True
-    locked = select(func.pg_try_advisory_xact_lock(func.hashtext(name)))
-    return bool(connection.execute(locked).scalar())
-
-
 def wait_for_turn(connection: Connection, name: str) -> None:
-    """As `alone`, but wait: `CREATE TABLE IF NOT EXISTS` of two at once can fail in PostgreSQL."""
+    """Wait for an advisory lock on `name`, which this transaction holds until it ends.
+
+    SQLite has a single writer anyway. Concurrent `CREATE TABLE IF NOT EXISTS` can fail in
+    PostgreSQL.
+    """
     if connection.dialect.name != "sqlite":
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
 
 
-def _sqlite(url: URL, *, keeps_open: bool) -> Engine:
+def _sqlite(url: URL) -> Engine:
     if not url.database or url.database == ":memory:":
         raise ServiceError(
             "a database in memory is forgotten in a crash. Name a file: sqlite:///FILE"
@@ -202,8 +194,7 @@ def _sqlite(url: URL, *, keeps_open: bool) -> Engine:
             f"cannot make the database {path} or its folder: {error.strerror}. Fix its permissions."
         ) from error
     present = url.set(database=path.as_uri()).update_query_dict({"uri": "true", "mode": "rw"})
-    pool: dict[str, Any] = {"pool_timeout": _PATIENCE_S} if keeps_open else {"poolclass": NullPool}
-    engine = create_engine(present, connect_args={"timeout": _PATIENCE_S}, **pool)
+    engine = create_engine(present, connect_args={"timeout": _PATIENCE_S}, poolclass=NullPool)
 
     @event.listens_for(engine, "checkout")
     def _same_file(_connection: Any, record: Any, _proxy: Any) -> None:
@@ -247,11 +238,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-# That rows of the ledger are neither changed nor removed is refused by the database too: no wall
-# against who owns it, but one against a slip.
-
+SCHEMA_VERSION = 2
+"""Of the tables below. Version 1 had no `gate_schema`, and kept the pending move in `gate_note`."""
 
 METADATA = sa.MetaData()
+
+VERSIONS = sa.Table("gate_schema", METADATA, sa.Column("version", sa.Integer, primary_key=True))
 
 LINES = sa.Table(
     "gate_ledger",
@@ -262,15 +254,6 @@ LINES = sa.Table(
 )
 """`signature`: securesystemslib's, as JSON; none where it was written without a key."""
 
-NOTES = sa.Table(
-    "gate_note",
-    METADATA,
-    sa.Column("name", sa.String(128), primary_key=True),
-    sa.Column("text", sa.Text, nullable=False),
-    sa.Column("at", sa.String(64), nullable=False),
-    sa.Column("signature", sa.Text),
-)
-
 LOCKS = sa.Table(
     "gate_lock",
     METADATA,
@@ -278,11 +261,15 @@ LOCKS = sa.Table(
     sa.Column("token", sa.String(64), nullable=False),
     sa.Column("holder", sa.Text, nullable=False),
     sa.Column("leased_until", sa.Double, nullable=False),
+    sa.Column("pending", sa.Text, nullable=False),
 )
+"""`token`: a fencing token, new with each owner. `pending`: ids of the moves of `champion` that the
+ledger has and the registry may not have yet, separated by spaces."""
 
 TURN = "gate_ledger"
 """Whose turn it is to write."""
 
+# The database refuses a change of its rows, too. That stops mistakes, not an administrator.
 _REFUSAL = "the ledger is append-only"
 
 _SQLITE = [
@@ -306,25 +293,52 @@ for _dialect, _statements in (("sqlite", _SQLITE), ("postgresql", _POSTGRESQL)):
         sa.event.listen(LINES, "after_create", _made.execute_if(dialect=_dialect))
 
 
-def are_made(connection: sa.Connection) -> bool:
-    """Whether anybody ever wrote into this database."""
-    return bool(sa.inspect(connection).has_table(LINES.name))
+LONGEST_LEASE_S = 60.0
+"""A lease that ends later than this was made before the clock was set back, and does not count."""
 
 
-def make(connection: sa.Connection) -> None:
-    """Make them where they are not there, and have this transaction be the only one that writes
-    lines, until it ends."""
-    wait_for_turn(connection, TURN)
-    if not are_made(connection):
-        METADATA.create_all(connection)
+def _old_state(connection: sa.Connection) -> str | None:
+    """Return what only the program of schema version 1 can finish, and how; None: nothing."""
+    tables = sa.inspect(connection).get_table_names()
+    if "gate_note" in tables:
+        pending = "SELECT 1 FROM gate_note WHERE name LIKE 'move %' AND name NOT LIKE '%.damaged-%'"
+        if connection.exec_driver_sql(pending.replace("%", "%%")).first() is not None:
+            return "a promotion is unfinished: run gate reconcile MODEL with that version"
+        same = "SELECT 1 FROM gate_note WHERE name = 'same registry'"
+        declared = 'SELECT 1 FROM gate_ledger WHERE line LIKE \'%"action":"same_registry"%\''
+        if (
+            connection.exec_driver_sql(same).first() is not None
+            and connection.exec_driver_sql(declared.replace("%", "%%")).first() is None
+        ):
+            return (
+                "the addresses of the registry are in no ledger entry: run gate reconcile MODEL "
+                "--same-registry URI with that version"
+            )
+    if "gate_lock" in tables:
+        now = clock(connection)
+        live = (
+            sa.select(sa.literal(1))
+            .select_from(sa.table("gate_lock"))
+            .where(sa.column("leased_until", sa.Double).between(now, now + LONGEST_LEASE_S))
+        )
+        if connection.execute(live).first() is not None:
+            return "a promotion is running: wait until it ends"
+    return None
 
 
-# A file of SQLite, or PostgreSQL for several hosts. A file is made by whoever writes first, and
-# never again by the same object: where it was removed since, nothing can be written.
+def clock(connection: sa.Connection) -> Any:
+    """Return seconds since the epoch, by the database's clock."""
+    if connection.dialect.name == "sqlite":
+        return (sa.func.julianday("now") - 2440587.5) * 86400.0
+    return sa.func.extract("epoch", sa.func.clock_timestamp())
+
+
+# A SQLite file, or PostgreSQL for several hosts. The first writer creates the file, and the same
+# object never creates it again: where it was removed since, nothing can be written.
 
 
 class StateDatabase:
-    """One database. Its connections are closed when nobody uses the object any more."""
+    """One database. Its connections are closed when the object is no longer used."""
 
     def __init__(self, place: Path | str) -> None:
         """`place`: a file of SQLite, or a URL. Raises ServiceError for a URL that can't be read."""
@@ -337,9 +351,47 @@ class StateDatabase:
         """What messages call it; without a password."""
         self._engine: sa.Engine | None = None
 
+    def has_tables(self, connection: sa.Connection) -> bool:
+        """Return whether a ledger was begun in this database.
+
+        Raises StateUnavailable for a newer one.
+        """
+        return self._version(connection) > 0
+
+    def make_tables(self, connection: sa.Connection) -> None:
+        """Make what is missing, and have this transaction be the only one that writes entries,
+        until it ends. Raises StateUnavailable where another version of gate has to act first."""
+        wait_for_turn(connection, TURN)
+        version = self._version(connection)
+        if version == SCHEMA_VERSION:
+            return
+        if version:
+            unfinished = _old_state(connection)
+            if unfinished is not None:
+                raise StateUnavailable(
+                    f"the database {self.place} was written by an older version of gate, and "
+                    f"{unfinished}; then repeat."
+                )
+            LOCKS.drop(connection, checkfirst=True)
+        METADATA.create_all(connection)
+        connection.execute(insert_new(connection, VERSIONS).values(version=SCHEMA_VERSION))
+
+    def _version(self, connection: sa.Connection) -> int:
+        """The schema's; 0 where there are no tables."""
+        tables = sa.inspect(connection)
+        if not tables.has_table(VERSIONS.name):
+            return 1 if tables.has_table(LINES.name) else 0
+        version = int(connection.execute(sa.select(sa.func.max(VERSIONS.c.version))).scalar() or 0)
+        if version > SCHEMA_VERSION:
+            raise StateUnavailable(
+                f"the database {self.place} has schema version {version}, this gate reads up to "
+                f"{SCHEMA_VERSION}. Upgrade it: pip install --upgrade parity-gate"
+            )
+        return version
+
     @property
     def is_there(self) -> bool:
-        """False: a file that nobody has made, or that was removed."""
+        """False: a file that does not exist yet, or that was removed."""
         return self.file is None or self.file.exists()
 
     @contextmanager
@@ -358,7 +410,7 @@ class StateDatabase:
 
     def _opened(self) -> sa.Engine:
         if self._engine is None:
-            self._engine = open_database(self._url, keeps_files_open=False)
+            self._engine = open_database(self._url)
             weakref.finalize(self, self._engine.dispose)
         return self._engine
 

@@ -25,9 +25,9 @@ from gate.storage.safe_text import redacted
 from gate.storage.workspace import in_workspace, key_in, split_identity
 
 # A server and the database behind it, or a server's old and new name, are the same registry under
-# two identities. Whoever knows says so once (`gate serve --same-registry`); the ledger has a line
-# of it, so that promotions, rollbacks and the service agree, and nobody takes it back unseen: what
-# was rolled back under the other address would be forgotten with it.
+# two identities. The operator declares that once (`gate serve --same-registry`), and the ledger has
+# a line of it. So promotions, rollbacks and the service agree. It can't be withdrawn silently,
+# because rollbacks under the other address would be forgotten.
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -45,8 +45,8 @@ def plain(address: str) -> str:
 
 
 # Each line holds the SHA-256 of the line before it. The last line that was read is read again each
-# time: one that is another by now, or gone, has all lines read anew. So that an edit before it is
-# found too, all lines are hashed again from time to time.
+# time: if it changed or disappeared, all lines are read again. All lines are hashed again from time
+# to time, to detect edits before it.
 
 
 _REHASH_S = 600.0
@@ -56,7 +56,7 @@ _WIDTH = 32
 
 
 class Linked(Protocol):
-    """What a line says."""
+    """The parsed content of one line in a hash chain."""
 
     @property
     def parent(self) -> Digest | None:
@@ -97,17 +97,19 @@ class HashChain(Generic[Link_co]):
         return len(self._digests) // _WIDTH
 
     def digest(self, number: int) -> Digest | None:
-        """Of a line that was read; None where there is no such line."""
+        """Return the digest of a line that was read, or None where there is no such line."""
         if not 1 <= number <= self.lines:
             return None
         return Digest(bytes(self._digests[(number - 1) * _WIDTH : number * _WIDTH]).hex())
 
     def read(self, rows: Rows) -> tuple[bool, list[Link_co]]:
-        """What the lines say that came since the last time. True: those are all lines, because
-        they are others than they were, or are read for the first time.
+        """Read the lines added since the last call, and whether they are all lines of the chain.
 
-        Raises EvidenceError where a line can't be parsed or the chain is broken; and what `rows`
-        raises.
+        The first value is True if all lines are returned, because the chain was replaced or is read
+        for the first time.
+
+        Raises EvidenceError where a line can't be parsed or the chain is broken, and the exceptions
+        of `rows`.
         """
         if self.lines and time.monotonic() - self._hashed_at <= _REHASH_S:
             found = rows(self.lines)
@@ -129,7 +131,7 @@ class HashChain(Generic[Link_co]):
         return row.number == self.lines and Digest.of_bytes(row.line) == self.digest(self.lines)
 
     def _holds(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows begin with the lines that were read."""
+        """Return whether these rows begin with the lines that were read."""
         if not 0 < self.lines <= len(rows):
             return False
         first = rows[: self.lines]
@@ -182,19 +184,24 @@ Action = Literal[
     "reverted",
     "deployed",
     "not_deployed",
+    "replay_failed",
     "violation",
     "absolved",
     "conflict",
     "ledger_accepted",
     "ledger_imported",
     "same_registry",
+    "overridden",
 ]
 """`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
 from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
-later, as soon as that could be proven; `absolved`: a violation was lifted, the bytes proven anew;
+later, as soon as that could be proven; `replay_failed`: a server answered the golden vectors of the
+deployed version otherwise; `violation`, `absolved`: of older versions, without effect;
 `ledger_accepted`: a person said that a shorter or another past of the ledger itself is meant;
 `ledger_imported`: the lines before it are those of an older ledger; `same_registry`: `addresses`
-are one registry. These three are about no model."""
+are one registry. These three are about no model. `overridden`: while it is the model's last entry,
+MLflow's server lets `champion` be moved to `version` (None: away), for the reason given; what
+serves is examined all the same."""
 
 
 def now() -> str:
@@ -212,7 +219,7 @@ def actor() -> str:
 
 
 class TwinDigests(Record):
-    """What the ledger knows of a twin."""
+    """The digests of a twin that the ledger stores."""
 
     sha256: Sha256
     """As evidence counts it: of the file; with external data, of the manifest of all files."""
@@ -221,7 +228,7 @@ class TwinDigests(Record):
 
 
 class ComparedWith(Record):
-    """What the ledger knows of a comparison."""
+    """The digests of a comparison with the champion that the ledger stores."""
 
     record_sha256: Sha256
     """Of the whole record in the decision."""
@@ -232,12 +239,12 @@ class ComparedWith(Record):
 
     @classmethod
     def of(cls, decision: Decision) -> ComparedWith | None:
-        """Of a decision; None where its policy did not ask."""
+        """Create it from a decision; None where its policy required no comparison."""
         return None if decision.incumbent is None else cls.of_record(decision.incumbent)
 
     @classmethod
     def of_record(cls, record: ChampionComparison) -> ComparedWith:
-        """Of the record itself."""
+        """Create it from the comparison record itself."""
         return cls(record_sha256=record.digest(), version=record.version, sha256=record.sha256)
 
 
@@ -252,44 +259,44 @@ class LedgerEntry(Record):
     model: str
     version: str | None = None
     sha256: Sha256 | None = None
-    """Digest of the bytes that the line is about (for a violation: of the bytes expected)."""
+    """Digest of the bytes that the line is about."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
     golden_sha256: Sha256 | None = added_field(None)
-    """Of the golden vectors beside the file."""
+    """Digest of the golden vectors that belong to the file."""
     preprocess_sha256: Sha256 | None = added_field(None)
-    """Of the preprocessing spec beside the file."""
+    """Digest of the preprocessing spec that belongs to the file."""
     twin: TwinDigests | None = added_field(None)
-    """Of the quantized twin beside the file."""
+    """Digests of the quantized twin that belongs to the file."""
     compared_with: ComparedWith | None = added_field(None)
-    """The version that served when it was decided, where the policy asked for it."""
+    """The version that served when it was decided, where the policy required the comparison."""
     incumbent: ChampionComparison | None = added_field(None)
-    """What the service itself found of that version, where whoever decided had left it open."""
+    """The service's own comparison with that version, where the decision had none."""
     extent: VersionSize | None = added_field(None)
-    """How much the version was with all that is beside its file."""
+    """Size of the version with all its files."""
     run_id: str | None = None
     made_at: str | None = added_field(None)
-    """When the version was made, by the registry, of one that was handed in: a registry that was
-    made anew counts from one again."""
+    """When the registry created a submitted version. A recreated registry counts its versions from
+    one again."""
     actor: str = Field(default_factory=actor)
     reason: Prose
     previous_version: str | None = None
     cause: str | None = added_field(None)
-    """What made the service look: `delivery <id>`, `timer`, or who called `gate reconcile`."""
+    """Cause of the reconciliation: `webhook`, `timer`, or the user who called `gate reconcile`; in
+    older entries `delivery <id>`."""
     operation: str | None = added_field(None)
-    """Id of the move of `champion` that the line tells of (`gate.ledger.journal`); of a conflict:
-    that it was dropped."""
+    """ID of the move of `champion` that the entry records; in old conflicts: of a dropped one."""
     addresses: tuple[str, ...] = added_field(())
     """Of one registry (`gate.ledger.maintenance`)."""
     comment: Prose | None = added_field(None)
-    """What the reviewer wrote beside his word."""
+    """The reviewer's comment."""
     signers: tuple[str, ...] = added_field(())
-    """Ids of the keys that vouched for the verdict; none: nobody was asked to sign."""
+    """IDs of the keys that signed the verdict; none: no signature was required."""
     measured_by: tuple[str, ...] = added_field(())
-    """Ids of further keys that signed what was measured, or a twin's statements: who signed the
-    verdict may be somebody else."""
+    """IDs of further keys that signed the measurement, or a twin's statements: they may differ from
+    the signers of the verdict."""
     approvers: tuple[str, ...] = added_field(())
-    """Ids of the keys by which reviewers approved."""
+    """IDs of the keys by which reviewers approved."""
     parent: Sha256 | None = None
     """Digest of the line before; None in the first line. `append` sets it."""
 

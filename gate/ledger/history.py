@@ -17,7 +17,7 @@ SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted
 MOVING: tuple[Action, ...] = ("promoted", "rolled_back", "reverted")
 """That another version serves from then on."""
 
-VOUCHING: tuple[Action, ...] = ("passed", *SERVING)
+APPROVING: tuple[Action, ...] = ("passed", *SERVING)
 """That the gate passed a version."""
 
 PASSING: tuple[Action, ...] = ("passed", "promoted")
@@ -26,27 +26,27 @@ PASSING: tuple[Action, ...] = ("passed", "promoted")
 PROMOTED: tuple[Action, ...] = ("promoted",)
 
 STANDING: tuple[Action, ...] = (
-    "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "violation",
+    "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back",
 )  # fmt: skip
 """What became of a version that was handed in."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """Of the lines about one model in one registry."""
+    """An index of the ledger lines about one model in one registry."""
 
     about: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
     """By version: the lines that name it, as `version` or `previous_version`."""
     standing: dict[str, LedgerEntry] = field(default_factory=dict)
-    """By version: the last word on it; in the order in which they were handed in."""
+    """The last line that decides on each version, in the order of submission."""
     tried: LedgerEntry | None = None
     """The last deployment, or refusal of one."""
     deployed: LedgerEntry | None = None
     rightful: str | None = None
-    """The version that would serve, had nobody pointed `champion` elsewhere by hand."""
+    """The version that would serve if `champion` had not been moved by hand."""
 
     def followed_by(self, entries: Iterable[LedgerEntry]) -> Index:
-        """The same with what was written since; only that is looked through."""
+        """Return the index with the entries added since; only those are read."""
         about, standing = dict(self.about), dict(self.standing)
         tried, deployed, rightful = self.tried, self.deployed, self.rightful
         added: dict[str, list[LedgerEntry]] = {}
@@ -55,12 +55,7 @@ class Index:
                 added.setdefault(str(version), []).append(entry)
             if entry.version and entry.action in STANDING:
                 standing[entry.version] = entry
-            if entry.version and entry.action == "absolved":
-                lines = [*about.get(entry.version, ()), *added[entry.version]]
-                words = [e for e in effective(lines, entry.version) if e.action in STANDING]
-                word = last_of(e for e in words if e.version == entry.version)
-                standing |= {entry.version: word} if word else {}
-            if entry.action in ("deployed", "not_deployed"):
+            if entry.action in ("deployed", "not_deployed", "replay_failed"):
                 tried = entry
             if entry.action == "deployed":
                 deployed = entry
@@ -74,7 +69,7 @@ class Index:
 def lines_since(
     lines: Sequence[LedgerEntry], version: str, actions: Collection[Action]
 ) -> Sequence[LedgerEntry]:
-    """From the last line of these about the version on; all where there is none."""
+    """Return the lines from the last matching line about the version on; all if none matches."""
     places = [
         place
         for place, entry in enumerate(lines)
@@ -83,21 +78,12 @@ def lines_since(
     return lines[places[-1] :] if places else lines
 
 
-def effective(lines: Sequence[LedgerEntry], version: str) -> Sequence[LedgerEntry]:
-    """All but the violations of the version that were lifted later."""
-    lifted = [n for n, e in enumerate(lines) if (e.action, e.version) == ("absolved", version)]
-    if not lifted:
-        return lines
-    before = [e for e in lines[: lifted[-1]] if (e.action, e.version) != ("violation", version)]
-    return [*before, *lines[lifted[-1] :]]
-
-
 def last_of(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
     """The last of these lines, if there are any."""
     return next(reversed(list(entries)), None)
 
 
-# A value: it says what was written when it was read. Whoever appends a line reads it anew. Law: a
+# A value: it says what was written when it was read. Whoever appends a line reads it again. Law: a
 # line about one version changes nothing that is said of another, but which of them serves, and
 # which was deployed last; a rollback is about two.
 
@@ -113,34 +99,37 @@ class ModelHistory:
     entries: tuple[LedgerEntry, ...] = ()
 
     def followed_by(self, entries: Sequence[LedgerEntry]) -> ModelHistory:
-        """This history and what was written since; only that is looked through."""
+        """Return this history with the entries added since; only those are read."""
         longer = ModelHistory((*self.entries, *entries))
         vars(longer)["_index"] = self._index.followed_by(entries)
         return longer
 
     def naming(self, version: str) -> Sequence[LedgerEntry]:
-        """The lines that name a version, as what they are about or as what was left, oldest first;
-        without violations that were lifted."""
-        return effective(self._naming(version), version)
+        """The lines that name a version, as what they are about or as what was left, oldest
+        first."""
+        return self._naming(version)
 
-    def vouching_for(self, version: str) -> LedgerEntry | None:
+    def approving_entry(self, version: str) -> LedgerEntry | None:
         """The last line that says that the gate passed a version, with digests; None: none does."""
         return last_of(
-            entry for entry in self._about(version) if entry.action in VOUCHING and entry.sha256
+            entry for entry in self._about(version) if entry.action in APPROVING and entry.sha256
         )
 
     def was_served(self, version: str) -> bool:
-        """Whether a version ever was what `champion` rightly pointed at."""
+        """Return whether a version ever was what `champion` rightly pointed at."""
         return any(entry.action in SERVING for entry in self._about(version))
 
     def standing(self, version: str) -> LedgerEntry | None:
-        """The last word on a version that stands; None where none was said."""
+        """Return the last line that decides on a version and still stands, or None."""
         return self._index.standing.get(version)
 
     def since_passed(self, version: str) -> tuple[Action, ...]:
-        """What was said of a version since it passed last, and stands: a registry that was made
-        anew counts its versions from one again, and a violation that was lifted is none."""
-        since = lines_since(effective(self._naming(version), version), version, PASSING)
+        """Return the actions on a version since it last passed.
+
+        Earlier lines may be about another version: a recreated registry counts its versions
+        from one again.
+        """
+        since = lines_since(self._naming(version), version, PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
@@ -148,8 +137,10 @@ class ModelHistory:
         return last_of(entry for entry in self._about(version) if entry.action == "promoted")
 
     def rollback_of(self, version: str) -> LedgerEntry | None:
-        """The line of the rollback that took a version out of service; None: there is none, or the
-        version passed anew, or was gone back to, since."""
+        """Return the line of the rollback that took a version out of service.
+
+        None where there is none, or where the version passed or was restored since.
+        """
         line = None
         for entry in self._naming(version):
             if entry.version == version and entry.action in (*PASSING, "rolled_back"):
@@ -169,16 +160,6 @@ class ModelHistory:
             closing = entry if judged or entry.action in MOVING else closing
         return closing
 
-    def was_absolved(self, version: str) -> bool:
-        """Whether a violation of a version was lifted since the guard took `champion` from it."""
-        absolved = False
-        for entry in self._naming(version):
-            if entry.action == "reverted" and entry.previous_version == version:
-                absolved = False
-            elif entry.action == "absolved" and entry.version == version:
-                absolved = True
-        return absolved
-
     def without(self, line: LedgerEntry) -> ModelHistory:
         """The same history, had this never been written."""
         return ModelHistory(tuple(entry for entry in self.entries if entry is not line))
@@ -186,48 +167,43 @@ class ModelHistory:
     def versions_with_bytes(self, sha256: Digest) -> tuple[str, ...]:
         """The versions that hold these bytes, each once."""
         versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
-        vouched = {version: self.vouching_for(version) for version in versions}
+        vouched = {version: self.approving_entry(version) for version in versions}
         return tuple(v for v, line in vouched.items() if line and line.sha256 == sha256)
 
     def was_deployed(self, version: str) -> bool:
-        """Whether the service, since the last promotion, took the version for what may serve, and
-        deployed it."""
-        vouched = self.vouching_for(version)
+        """Return whether the service, since the last promotion, took the version for what may
+        serve, and deployed it."""
+        vouched = self.approving_entry(version)
         since = lines_since(self._naming(version), version, PROMOTED)
         deployed = (entry for entry in since if entry.action == "deployed")
         return vouched is not None and any(_same(entry, vouched) for entry in deployed)
 
     def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
-        """The last word on deploying this very version since its promotion: that it was refused, or
-        that it is what was deployed last; None where it is neither."""
+        """Return the last line about deploying this version since its promotion.
+
+        It says that the deployment was refused, that a server answered otherwise, or that this
+        version was deployed last; None where it is none of these.
+        """
         assert vouched.version is not None
         naming = self._naming(vouched.version)
         since = {id(entry) for entry in lines_since(naming, vouched.version, PROMOTED)}
         lasts = (self._index.tried, self._index.deployed)
         return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
 
-    def has_operation(self, operation: str) -> bool:
-        """Whether a line tells of this move of `champion`."""
-        lines = (entry for entry in self.entries if entry.action != "conflict")
-        return any(entry.operation == operation for entry in lines)
+    def has_outcome(self, version: str, *, made_at: str | None) -> bool:
+        """Return whether a line states the outcome of a version since the registry created it.
 
-    def dropped(self, operation: str) -> bool:
-        """Whether a line says that this move was dropped, and never happened."""
-        lines = (entry for entry in self.entries if entry.action == "conflict")
-        return any(entry.operation == operation for entry in lines)
-
-    def judged(self, version: str, *, made_at: str | None) -> bool:
-        """Whether a line says what became of a version since the registry made it: a registry that
-        was made anew counts from one again. `made_at`: as the registry says, None where it does
-        not."""
+        A recreated registry counts its versions from one again. `made_at`: the creation time in the
+        registry, None where it has none.
+        """
         return any(
             entry.action in (*STANDING, "reverted") and not _is_older(entry, made_at)
             for entry in self._about(version)
         )
 
     def passed_before_signing(self, version: str) -> bool:
-        """Whether the gate passed a version before it passed any by signed statements."""
-        vouched = self.vouching_for(version)
+        """Return whether the gate passed a version before it passed any by signed statements."""
+        vouched = self.approving_entry(version)
         for entry in self.entries:
             if entry.signers:
                 return False
@@ -237,8 +213,8 @@ class ModelHistory:
 
     @property
     def passed_any(self) -> bool:
-        """Whether the gate ever passed anything of the model."""
-        return any(entry.action in VOUCHING for entry in self.entries)
+        """Return whether the gate ever passed anything of the model."""
+        return any(entry.action in APPROVING for entry in self.entries)
 
     @property
     def change(self) -> LedgerEntry | None:
@@ -258,19 +234,16 @@ class ModelHistory:
 
     @property
     def sound(self) -> tuple[str, ...]:
-        """The versions whose bytes should be those that passed, the one that was last told of
-        first."""
+        """Return the versions that passed, the one with the newest line first."""
         versions = dict.fromkeys(e.version for e in reversed(self.entries) if e.version)
-        return tuple(
-            version
-            for version in versions
-            if self.vouching_for(version) and "violation" not in self.since_passed(version)
-        )
+        return tuple(version for version in versions if self.approving_entry(version))
 
     @property
     def expected_champion(self) -> str | None:
-        """The version that would serve, had nobody pointed `champion` elsewhere by hand: a guard
-        that can't prove it lets another one serve meanwhile. None: none would."""
+        """Return the version that would serve if `champion` had not been moved by hand.
+
+        A guard that can't verify it lets another version serve meanwhile. None: none would.
+        """
         return self._index.rightful
 
     @property
@@ -280,7 +253,7 @@ class ModelHistory:
         return next(moves, None)
 
     def served_before(self, version: str, other: str) -> bool:
-        """Whether a version served at some time before another served last."""
+        """Return whether a version served at some time before another served last."""
         versions = [entry.version for entry in self.entries if entry.action in SERVING]
         if other not in versions:
             return False
@@ -288,8 +261,7 @@ class ModelHistory:
 
     @property
     def waiting(self) -> tuple[LedgerEntry, ...]:
-        """Lines of the versions that passed and wait for their review: it is the last word on
-        them. The version that was handed in first comes first."""
+        """Return the lines of the versions that passed and wait for their review, oldest first."""
         return tuple(word for word in self._index.standing.values() if word.action == "passed")
 
     def _about(self, version: str) -> Iterator[LedgerEntry]:
@@ -308,13 +280,15 @@ class HistoryCache:
 
     def __init__(self) -> None:
         self._made: dict[object, tuple[int, LedgerEntry | None, ModelHistory]] = {}
-        """How many of the ledger's lines were looked through, the last of them, and the history."""
+        """How many of the ledger's lines were read, the last of them, and the history."""
 
     def of(
         self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
     ) -> ModelHistory:
-        """Of one model, in the registry that has these names, as `gate.ledger.maintenance` writes
-        them."""
+        """Return the history of one model in the registry with these names.
+
+        `registries`: names as `gate.ledger.entry.plain` writes them.
+        """
         number, last, history = self._made.get((model, registries), (0, None, ModelHistory()))
         # Lines are objects of their own: others than those that were looked through were read anew.
         if number > len(entries) or (number and entries[number - 1] is not last):
@@ -332,7 +306,8 @@ class HistoryCache:
 
 
 def _is_older(entry: LedgerEntry, made_at: str | None) -> bool:
-    """Whether a line is about another version, which had the number before this one was made."""
+    """Return whether a line is about another version, which had the number before this one was
+    made."""
     if made_at is None:
         return False
     if entry.made_at is not None:

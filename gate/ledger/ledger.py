@@ -25,10 +25,9 @@ from gate.errors import (
     StorageError,
     Untrusted,
 )
-from gate.ledger import database
 from gate.ledger.database import LINES, StateDatabase
 from gate.ledger.entry import HashChain, LedgerEntry, Linked, Row, Rows, now
-from gate.ledger.lock import LEASE_S, NAME, FencingToken, renewing
+from gate.ledger.lock import LEASE_S, FencingToken, renewing
 from gate.signing.keys import SigningKey
 from gate.signing.local_keys import LocalKeys
 from gate.signing.trust import Trust, TrustedKey, time_of
@@ -55,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class LedgerHead(Record):
-    """Where a ledger ended: so many lines, and the digest of the last one."""
+    """The end of a ledger: the number of its lines and the digest of the last one."""
 
     schema_version: Literal[1] = 1
     lines: Annotated[int, Field(ge=1)]
@@ -66,22 +65,25 @@ class LedgerHead(Record):
 
     @classmethod
     def of(cls, chain: HashChain[Linked], *, at: str) -> LedgerHead | None:
-        """As it was read; None for a ledger without a line."""
+        """Create the head of a chain as it was last read; None for a ledger without a line."""
         digest = chain.digest(chain.lines)
         return None if digest is None else cls(lines=chain.lines, sha256=digest, at=at)
 
 
 class Keeper(Protocol):
-    """A place elsewhere that keeps the head of one ledger. Its methods raise StorageError
-    where it can't be asked now, EvidenceError where what it kept is damaged."""
+    """A separate store that keeps the head of one ledger.
+
+    Its methods raise StorageError where it can't be reached, EvidenceError where its content is
+    damaged.
+    """
 
     @property
-    def place(self) -> str:
-        """What people call it."""
+    def location(self) -> str:
+        """Return the name of the keeper for messages."""
         ...
 
     def head(self) -> LedgerHead | None:
-        """What was kept; None: nothing yet."""
+        """Return the head that was kept, or None if nothing was kept yet."""
         ...
 
     def keep(self, head: LedgerHead) -> None:
@@ -89,7 +91,7 @@ class Keeper(Protocol):
         ...
 
     def replace(self, head: LedgerHead | None) -> None:
-        """Keep it whatever was kept before, or forget that; for people who say that it is meant."""
+        """Keep this head whatever was kept before, or remove it; for a deliberate reset."""
         ...
 
 
@@ -101,12 +103,12 @@ class StoredHead:
         self._place = place
 
     @property
-    def place(self) -> str:
-        """What people call it."""
+    def location(self) -> str:
+        """Return the name of the keeper for messages."""
         return self._place
 
     def head(self) -> LedgerHead | None:
-        """As `Keeper`."""
+        """Return the head in the file; see `Keeper.head`."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         what = f"the head of the ledger in {self.path}"
@@ -114,16 +116,16 @@ class StoredHead:
             return LedgerHead.from_untrusted(read_untrusted(self.path, limit=_LIMIT), what=what)
         except (EvidenceError, DigestMismatch) as error:
             raise EvidenceError(
-                f"{what} is damaged, nobody knows what it said: {error} Look what happened to it; "
+                f"{what} is damaged and can't be read: {error} Find out what changed it; "
                 'then say that the ledger is right: gate accept-ledger --reason "why".'
             ) from error
 
     def keep(self, head: LedgerHead) -> None:
-        """As `Keeper`."""
+        """Write the head, unless a longer one is kept; see `Keeper.keep`."""
         self._write(head, only_longer=True)
 
     def replace(self, head: LedgerHead | None) -> None:
-        """As `Keeper`."""
+        """Write or remove the head, regardless of what was kept before; see `Keeper.replace`."""
         self._write(head, only_longer=False)
 
     def _write(self, head: LedgerHead | None, *, only_longer: bool) -> None:
@@ -145,7 +147,7 @@ class StoredHead:
 
 
 class Keepers:
-    """All keepers of one ledger. One that can't be asked now is weather, while another can be."""
+    """All keepers of one ledger. An unreachable one is ignored while another can be reached."""
 
     def __init__(self, keepers: Sequence[Keeper]) -> None:
         self._all = tuple(keepers)
@@ -165,7 +167,8 @@ class Keepers:
                 raise PastChanged(_other_past(chain, keeper, kept))
 
     def keep(self, chain: HashChain[Linked], *, at: str) -> None:
-        """Have all keep the chain's head, after its lines are on disk. Raises as `Keeper`."""
+        """Have all keep the chain's head, after its lines are on disk. Raises what `Keeper`
+        raises."""
         head = LedgerHead.of(chain, at=at)
         if head is None or not self._all:
             return
@@ -175,7 +178,7 @@ class Keepers:
                 keeper.keep(head)
             except StorageError as error:
                 troubles.append(error)
-        self._weather(troubles)
+        self._report_unreachable(troubles)
 
     def _answers(self) -> list[tuple[Keeper, LedgerHead | None]]:
         answers, troubles = [], []
@@ -184,10 +187,10 @@ class Keepers:
                 answers.append((keeper, keeper.head()))
             except StorageError as error:
                 troubles.append(error)
-        self._weather(troubles)
+        self._report_unreachable(troubles)
         return answers
 
-    def _weather(self, troubles: Sequence[StorageError]) -> None:
+    def _report_unreachable(self, troubles: Sequence[StorageError]) -> None:
         if troubles and len(troubles) == len(self._all):
             raise troubles[0]
         for error in troubles:
@@ -195,7 +198,7 @@ class Keepers:
 
 
 def _other_past(chain: HashChain[Linked], keeper: Keeper, kept: LedgerHead) -> str:
-    ledger, was = chain.place, f"on {kept.at} {keeper.place} saw it with {kept.lines} lines"
+    ledger, was = chain.place, f"on {kept.at} {keeper.location} saw it with {kept.lines} lines"
     if chain.lines == 0:
         return f"there is no line in the ledger {ledger}; {was}. It was removed. {_WAY_OUT}"
     if chain.lines < kept.lines:
@@ -218,10 +221,10 @@ def sign(data: bytes, key: SigningKey | None) -> str | None:
 
 
 def verify(data: bytes, signature: str | None, *, trust: Trust, at: str) -> TrustedKey:
-    """The trusted writer that signed these bytes, which say that they were written at that time.
+    """Verify a line's signature, and return the trusted writer that signed it.
 
-    A key counts for what it signed while it was valid, whatever came later; one that was revoked
-    counts for nothing. Raises Untrusted, with the reason after "this line".
+    `at`: when the line says that it was written. A key counts for lines that it signed while it was
+    valid; a revoked key never counts. Raises Untrusted, with the reason after "this line".
     """
     from securesystemslib.exceptions import UnverifiedSignatureError
     from securesystemslib.signer import Signature
@@ -250,7 +253,7 @@ def verify(data: bytes, signature: str | None, *, trust: Trust, at: str) -> Trus
 
 
 def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> None:
-    """Prove that who reads this ledger will believe what this key writes now. Raises Untrusted."""
+    """Verify that this key is a trusted writer of the ledger now. Raises Untrusted."""
     if trust is None or not trust.writers:
         return
     good = [each.key_id for each in trust.keys("writers", at=datetime.now(UTC))]
@@ -259,16 +262,16 @@ def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> 
         who = name if key is None else f"{name}, which is no trusted writer now"
         raise Untrusted(
             f"nothing is written into the ledger {place}: seen {who}; expected a key that is "
-            f"trusted as a writer{trust.by}, or nobody would believe the ledger any more. Name it "
-            "with --key, or trust this one there: gate keys trust --as writer."
+            f"trusted as a writer{trust.by}, because readers refuse a ledger with other entries. "
+            "Name it with --key, or trust this one there: gate keys trust --as writer."
         )
 
 
 # Rows of a database: number, line (JSON), signature. Each line holds the SHA-256 of the line before
-# it, so that an edited, removed or inserted line is seen on reading. That its end was cut off or
-# edited is seen by those who keep elsewhere where it ended (`gate.ledger.ledger`), and by whoever
-# keeps a checkpoint. With a key each line is signed: by the chain the last signature vouches for
-# all lines, so that who can write the database and has no key can't rewrite the past unseen.
+# it, so that reading detects an edited, removed or inserted line. A truncated or edited end is
+# detected by the keepers, which store the head elsewhere, and by a checkpoint. With a key each line
+# is signed: through the chain the last signature covers all lines, so that a user who can write the
+# database but has no key can't rewrite the past undetected.
 
 
 class Ledger:
@@ -300,12 +303,12 @@ class Ledger:
         self._vouched: tuple[Row, Trust] | None = None
         """The last row whose signature was verified, and by which trust."""
         self._entries: tuple[LedgerEntry, ...] | None = None
-        """None: whoever only verifies needs no memory for them."""
+        """None: an object that only verifies needs no memory for them."""
         self._chain = self._unread()
 
     @property
-    def place(self) -> str:
-        """What messages call it; without a password."""
+    def location(self) -> str:
+        """Return the location of the ledger for messages, without a password."""
         return self.state.place
 
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -326,8 +329,8 @@ class Ledger:
         return self._entries
 
     def verify(self) -> None:
-        """Compare what is there now with what every keeper saw, and keep nothing. Raises as
-        `entries`."""
+        """Compare what is there now with what every keeper saw, and keep nothing. Raises what
+        `entries` raises."""
         self._read()
         self._compare()
 
@@ -336,28 +339,28 @@ class Ledger:
         self._keepers.compare(chain, again=lambda: None)
 
     def digest(self, number: int) -> Digest | None:
-        """Of a line, as it was read last; None where there is no such line."""
+        """Return the digest of a line as it was last read, or None where there is no such line."""
         return self._chain.digest(number)
 
     def head(self) -> LedgerHead | None:
-        """Where it ends, as it was read last; None where it has no line."""
+        """Return the head of the ledger as it was last read, or None where it has no line."""
         return LedgerHead.of(self._chain, at=now())
 
     def rows(self, first: int = 1) -> Sequence[Row]:
-        """The rows from a number on, as they are now; nobody has proven them. Raises
-        StateUnavailable."""
+        """Return the current rows from a number on, not verified. Raises StateUnavailable."""
         if not self.state.is_there:
             return ()
         with self.state.reading() as connection:
-            return rows_in(connection, first) if database.are_made(connection) else ()
+            return rows_in(connection, first) if self.state.has_tables(connection) else ()
 
     def append(self, entry: LedgerEntry) -> LedgerEntry:
-        """Add an entry at the end, on disk when this returns; gives it with its `parent`.
+        """Append an entry, and return it with its `parent`. It is on disk when this returns.
 
-        Raises as `entries`; PromotionConflict where the promotion lock was lost that this object
-        held; KeyUnusable; Untrusted where nobody would believe the key.
+        An entry with an `operation` is a move of `champion`: it is pending from the same
+        transaction on. Raises what `entries` raises; PromotionConflict where the promotion lock was
+        lost that this object held; KeyUnusable; Untrusted where the key is not a trusted writer's.
         """
-        check_writer(self.key, self.trust, place=self.place)
+        check_writer(self.key, self.trust, place=self.location)
         self.entries()
         chained = entry
         try:
@@ -369,19 +372,21 @@ class Ledger:
                 chained = entry.model_copy(update={"parent": parent})
                 row = self.signed(chained, number=self._chain.lines + 1)
                 insert(connection, [row])
+                if self.lease is not None and entry.operation is not None:
+                    self.lease.add_pending(connection, entry.operation)
         except StateUnavailable:
             if not self._was_written(chained):
                 raise
         try:
             self.entries()
-        except GateError as error:  # the line is there; whoever reads next tries again
+        except GateError as error:  # the line is there; the next reader tries again
             _log.warning("the ledger's new line was not seen by its keepers: %s", error)
         return chained
 
     def prepare(self, connection: sa.Connection) -> None:
         """Have a transaction be the only one that writes, and hold the promotion lock while it
         does, if this object had it. Raises PromotionConflict where it was lost."""
-        database.make(connection)
+        self.state.make_tables(connection)
         if self.lease is not None:
             self.lease.renew_in(connection)
 
@@ -391,8 +396,8 @@ class Ledger:
         return Row(number, line, sign(line, self.key))
 
     def _was_written(self, entry: LedgerEntry) -> bool:
-        """Whether the line is there although the database broke off: its answer may have been lost
-        after the commit."""
+        """Return whether the line is there although the database broke off: its answer may have
+        been lost after the commit."""
         line = canonical_json(entry.to_plain())
         try:
             return any(row.line == line for row in self.rows(self._chain.lines + 1))
@@ -400,15 +405,15 @@ class Ledger:
             return False
 
     def _unread(self) -> HashChain[LedgerEntry]:
-        return HashChain(self.place, _parser(self.place))
+        return HashChain(self.location, _parser(self.location))
 
     def _read(self, rows: Rows | None = None) -> None:
         anew, entries = self._chain.read(rows or self.rows)
         if self._entries is not None and (anew or entries):
             self._entries = tuple(entries) if anew else (*self._entries, *entries)
-        self._vouch()
+        self._verify_last_entry()
 
-    def _vouch(self) -> None:
+    def _verify_last_entry(self) -> None:
         """Prove that a trusted writer signed the last line, and by the chain all before it."""
         row, trust = self._chain.last, self.trust
         if row is None or trust is None or not trust.writers or self._vouched == (row, trust):
@@ -416,7 +421,9 @@ class Ledger:
         try:
             verify(row.line, row.signature, trust=trust, at=LedgerEntry.from_json(row.line).at)
         except Untrusted as error:
-            raise Untrusted(f"{self.place}:{row.number}: this line {error}. {UNVOUCHED}") from error
+            raise Untrusted(
+                f"{self.location}:{row.number}: this line {error}. {UNVOUCHED}"
+            ) from error
         self._vouched = row, trust
 
     def _compare(self) -> None:
@@ -428,7 +435,7 @@ UNVOUCHED = (
     "yours, trust that key: gate keys trust --as writer; if the line is right, say so with the key "
     'of a trusted one: gate accept-ledger --reason "why".'
 )
-"""The way out where a line is not believed."""
+"""Remedy for a line that is not trusted."""
 
 
 def insert(connection: sa.Connection, rows: Sequence[Row]) -> None:
@@ -452,14 +459,19 @@ def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain[LedgerEntry], 
 
 
 def _parser(place: str) -> Callable[[bytes, int], LedgerEntry]:
-    """Reads a line. It holds no ledger: one that nobody uses any more closes its connections at
-    once, and not when Python looks for circles."""
+    """Return a parser of lines.
+
+    It holds no reference to the ledger, so that an unused ledger closes its connections at once,
+    and not only at the next garbage collection.
+    """
     return lambda line, number: LedgerEntry.of_line(line, where=f"{place}:{number}")
 
 
 def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) -> Ledger:
-    """Have a ledger be believed by the trust of this file, else of GATE_TRUST, else by the folder's
-    own, where there is one (`believe_by_default`). Raises PolicyError, Untrusted."""
+    """Set the trust of a ledger: this file, else GATE_TRUST, else the folder's own, if it exists.
+
+    The folder's own is set by `believe_by_default`. Raises PolicyError, Untrusted.
+    """
     chosen = keys.trust_if_any(trust)
     if chosen is not None and not keys.is_trust_named(trust):
         return believe_by_default(ledger, chosen)
@@ -468,57 +480,58 @@ def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) ->
 
 
 def believe_by_default(ledger: Ledger, trust: Trust) -> Ledger:
-    """Have it be believed by a trust that nobody named for it, and that may be younger: a ledger of
-    which no line is signed goes on as it began, until a trusted writer signs its first line. Raises
-    Untrusted where its key, which would do that, is none of his."""
+    """Set a default trust, which was not named for this ledger and may be newer than it.
+
+    A ledger without any signed line needs no signatures until a trusted writer signs its first
+    line. Raises Untrusted where the ledger's own key is not a trusted writer's.
+    """
     ledger.trust = trust
     rows = ledger.rows()
     if rows and not any(row.signature for row in rows):
         if ledger.key is not None:
-            check_writer(ledger.key, trust, place=ledger.place)
+            check_writer(ledger.key, trust, place=ledger.location)
         ledger.trust = None
     return ledger
 
 
 def require_writable(ledger: Ledger) -> None:
-    """Prove, before any work, that what is written into this ledger will be believed: a ledger
-    whose last line is signed goes on by a key.
+    """Verify, before any work, that a new line of this ledger will be trusted.
 
-    Raises Untrusted for a key that its own trust does not count as a writer's, and KeyUnusable for
-    none, too.
+    If the last line is signed, the next one must be signed, too. Raises Untrusted for a key that is
+    not a writer in the ledger's trust, and KeyUnusable where a key is required and there is none.
     """
-    check_writer(ledger.key, ledger.trust, place=ledger.place)
+    check_writer(ledger.key, ledger.trust, place=ledger.location)
     if ledger.key is not None:
         return
     rows = ledger.rows()
     if rows and rows[-1].signature is not None:
         raise KeyUnusable(
-            f"the lines of the ledger {ledger.place} are signed, and there is no key to sign "
+            f"the lines of the ledger {ledger.location} are signed, and there is no key to sign "
             "another one: whoever trusts its writers would not believe it any more. Name the key "
             "of a writer: --key or GATE_SIGNING_KEY."
         )
 
 
 @contextlib.contextmanager
-def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock in the ledger's database. Meanwhile what this object writes is written under
-    it, or not at all: PromotionConflict where it was lost to another process.
+def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[FencingToken]:
+    """Hold the lock in the ledger's database.
 
-    A holder that died is replaced: at once by a process of its machine, by others when its lease is
-    over. Raises PromotionConflict where another process holds it (at once, or after `patience_s`),
-    and StateUnavailable where nobody can know.
+    Meanwhile all writes of this object are made under it, or fail with PromotionConflict where it
+    was lost to another process. A holder that died is replaced: at once by a process of its
+    machine, by others when its lease is over. Raises PromotionConflict where another process holds
+    it (at once, or after `patience_s`), and StateUnavailable where the database can't be reached.
     """
-    lease = FencingToken(ledger.state, name=NAME)
+    lease = FencingToken(ledger.state)
     holder = lease.take(patience_s=patience_s)
     if holder is not None:
         raise PromotionConflict(
             f"another promotion or rollback is under way: {holder} holds the lock in "
-            f"{ledger.place}. Nothing was changed. Wait until it is done, then repeat."
+            f"{ledger.location}. Nothing was changed. Wait until it is done, then repeat."
         )
     before, ledger.lease = ledger.lease, lease
     try:
         with renewing(lease):
-            yield
+            yield lease
     finally:
         ledger.lease = before
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,6 @@ from gate.ledger.ledger import (
     verify,
 )
 from gate.ledger.lock import PATIENCE_S
-from gate.ledger.notes import Notes
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.statement import CamelCaseRecord, SignedStatement, Statement, resources
 from gate.signing.trust import Trust, time_of
@@ -33,38 +30,29 @@ from gate.storage.record import Sha256
 from gate.storage.workspace import in_workspace, split_identity
 
 # A server and the database behind it, or a server's old and new name, are the same registry under
-# two identities. Whoever knows says so once (`gate serve --same-registry`); the ledger has a line
-# of it, so that promotions, rollbacks and the service agree, and nobody takes it back unseen: what
-# was rolled back under the other address would be forgotten with it.
+# two identities. The operator declares that once (`gate serve --same-registry`), and the ledger has
+# a line of it. So promotions, rollbacks and the service agree. It can't be withdrawn silently,
+# because rollbacks under the other address would be forgotten.
 
-
-NOTE = "same registry"
-"""What an older version's note is called: groups of addresses. It counts until a line says them."""
 
 _Group = frozenset[str]
 
 
 def same(ledger: Ledger, identity: str) -> frozenset[str]:
-    """All identities of this registry, as `plain` writes them. Raises as `Ledger.entries`;
-    EvidenceError and Untrusted for an older version's note, too."""
+    """Return all identities of this registry, as `plain` writes them. Raises what `Ledger.entries`
+    raises."""
     name, workspace = split_identity(plain(identity))
-    groups = [group for group in _groups(ledger) if name in group]
+    groups = [group for group in _written(ledger) if name in group]
     return frozenset(in_workspace(each, workspace) for each in {name}.union(*groups))
 
 
 def declare_addresses(ledger: Ledger, identity: str, others: Iterable[str]) -> None:
-    """Write down that these are the same registry, if no line says so. What an older version kept
-    goes with it, and is forgotten where it is damaged, or not believed. Raises as
-    `Ledger.append`."""
+    """Write down that these are the same registry, if no entry says so. Raises what `Ledger.append`
+    raises."""
     # Whole servers are the same; their workspaces are, too.
     wanted = frozenset(split_identity(plain(each))[0] for each in (identity, *others))
-    written, groups = _written(ledger), [wanted]
-    if not written:
-        with contextlib.suppress(EvidenceError, Untrusted):
-            groups += _kept(ledger)
-    for group in _joined(groups):
-        if len(group) > 1 and not any(group <= each for each in written):
-            ledger.append(_line(identity, group))
+    if len(wanted) > 1 and not any(wanted <= each for each in _written(ledger)):
+        ledger.append(_line(identity, wanted))
 
 
 def _line(identity: str, group: _Group) -> LedgerEntry:
@@ -79,23 +67,19 @@ def _line(identity: str, group: _Group) -> LedgerEntry:
     )
 
 
-def _groups(ledger: Ledger) -> Sequence[_Group]:
-    return _written(ledger) or _kept(ledger)
-
-
 _LOOKED_AT: WeakKeyDictionary[Ledger, tuple[tuple[LedgerEntry, ...], Sequence[_Group]]] = (
     WeakKeyDictionary()
 )
-"""By ledger: the lines that were looked through, and what they say."""
+"""By ledger: the lines that were read, and the groups in them."""
 
 
 def _written(ledger: Ledger) -> Sequence[_Group]:
-    """What lines say."""
+    """Return the groups of addresses that ledger lines declare to be one registry."""
     entries = ledger.entries()
     before, groups = _LOOKED_AT.get(ledger, ((), ()))
     if entries is before:
         return groups
-    # Lines are objects of their own: others than those that were looked through were read anew.
+    # Lines are objects of their own: others than those that were looked through were read again.
     if len(before) > len(entries) or (before and entries[len(before) - 1] is not before[-1]):
         before, groups = (), ()
     found = [e.addresses for e in entries[len(before) :] if e.action == "same_registry"]
@@ -114,23 +98,10 @@ def _joined(groups: Iterable[_Group]) -> list[_Group]:
     return joined
 
 
-def _kept(ledger: Ledger) -> Sequence[_Group]:
-    again = "Say it again where it is needed: gate serve --same-registry."
-    try:
-        text = Notes(ledger).read(NOTE)
-        return [frozenset(map(str, group)) for group in json.loads(text or "[]")]
-    except Untrusted as error:
-        raise Untrusted(f"{error} It says which addresses are one registry. {again}") from error
-    except (ValueError, TypeError) as error:
-        raise EvidenceError(
-            f"the note {NOTE} in {ledger.place} is damaged: {error}. {again}"
-        ) from error
-
-
-# Law: each line is signed by a writer who was trusted at its time and is not revoked; or a later
-# line of such a writer says that the past is right (`ledger_accepted`, `ledger_imported`). So lines
-# of before there were keys, lines of a revoked key, and lines whose signature was lost count once a
-# person has vouched for them, and not before.
+# Invariant: each line is signed by a writer who was trusted at its time and is not revoked, or a
+# later line of such a writer approves the past (`ledger_accepted`, `ledger_imported`). So lines
+# from before there were keys, lines of a revoked key, and lines whose signature was lost count only
+# once a person has approved them.
 
 
 _VOUCHING: tuple[Action, ...] = ("ledger_accepted", "ledger_imported")
@@ -138,25 +109,26 @@ _VOUCHING: tuple[Action, ...] = ("ledger_accepted", "ledger_imported")
 
 @dataclass(frozen=True)
 class Audit:
-    """What was proven."""
+    """The result of verifying a ledger."""
 
     lines: int
     head: Digest | None
     """Of the last line; None: there is no line."""
     by_key: dict[str, int]
-    """By the id of a trusted writer: how many lines it signed; nothing where nobody is trusted."""
+    """Number of lines signed, by the ID of a trusted writer; empty without trusted writers."""
     accepted: tuple[int, ...]
-    """Numbers of the lines that only a later line vouches for."""
+    """Numbers of the lines that only a later line approves."""
 
 
 def audit_ledger(ledger: Ledger) -> Audit:
-    """Prove chain and signatures of all lines, and that the keepers saw no other past.
+    """Verify the chain and the signatures of all lines, and that the keepers agree.
 
-    Raises as `Ledger.verify`; Untrusted for the first line that nobody vouches for.
+    Raises the exceptions of `Ledger.verify`, and Untrusted for the first line without a trusted
+    signature.
     """
     ledger.verify()
     rows = ledger.rows()
-    chain, entries = proven(rows, place=ledger.place)
+    chain, entries = proven(rows, place=ledger.location)
     by_key: Counter[str] = Counter()
     accepted: list[int] = []
     doubtful: dict[int, Untrusted] = {}
@@ -174,27 +146,29 @@ def audit_ledger(ledger: Ledger) -> Audit:
             accepted += doubtful
             doubtful.clear()
     for number, doubt in doubtful.items():
-        raise Untrusted(f"{ledger.place}:{number}: this line {doubt}. {UNVOUCHED}") from doubt
+        raise Untrusted(f"{ledger.location}:{number}: this line {doubt}. {UNVOUCHED}") from doubt
     return Audit(chain.lines, chain.digest(chain.lines), dict(by_key), tuple(accepted))
 
 
-# It leaves a line in the ledger that names what was lost, or not believed. Signed by a trusted
-# writer, it vouches for all lines before it.
+# It adds a line to the ledger that names what was lost, or not trusted. Signed by a trusted writer,
+# that line approves all lines before it.
 
 
 def accept_rewrite(ledger: Ledger, keepers: Sequence[Keeper], *, reason: str) -> tuple[str, ...]:
-    """Have all keepers keep where this ledger, which has none of its own, ends now, whatever they
-    kept. Gives what some of them had kept that is not in it, and why one of its lines was not
-    believed; nothing: all agreed, and nothing was changed.
+    """Accept the ledger as it is: write a line, and make all keepers keep its current head.
+
+    `ledger` must have no keepers of its own. Returns the contradictions that are accepted: heads
+    that are not in the ledger, and the first line that is not trusted. Empty: all agreed, and
+    nothing was changed.
 
     Raises EvidenceError where its own chain is broken, Untrusted and KeyUnusable where its key is
-    no trusted writer's, StorageError and StateUnavailable where it, or a keeper, can't be asked
-    now, PromotionConflict while a promotion is under way.
+    not a trusted writer's, StorageError and StateUnavailable where the ledger or a keeper can't be
+    reached, PromotionConflict while a promotion is under way.
     """
-    check_writer(ledger.key, ledger.trust, place=ledger.place)
+    check_writer(ledger.key, ledger.trust, place=ledger.location)
     believing = Ledger(ledger.state, key=ledger.key)
     with promotion_lock(believing, patience_s=PATIENCE_S):
-        found = (_doubt(ledger), *(_contradiction(believing, keeper) for keeper in keepers))
+        found = (_audit_problem(ledger), *(_contradiction(believing, keeper) for keeper in keepers))
         lost = tuple(filter(None, found))
         if not lost:
             return ()
@@ -206,8 +180,8 @@ def accept_rewrite(ledger: Ledger, keepers: Sequence[Keeper], *, reason: str) ->
     return lost
 
 
-def _doubt(ledger: Ledger) -> str | None:
-    """Why its lines are not believed; None: they are."""
+def _audit_problem(ledger: Ledger) -> str | None:
+    """Return why its lines are not trusted, or None."""
     try:
         audit_ledger(ledger)
     except Untrusted as error:
@@ -223,7 +197,7 @@ def _contradiction(ledger: Ledger, keeper: Keeper) -> str | None:
     ledger.entries()  # after the answer: what a running service added until then is no loss
     if kept is None or ledger.digest(kept.lines) == kept.sha256:
         return None
-    return f"{keeper.place} saw {kept.lines} lines on {kept.at}, the last with {kept.sha256}"
+    return f"{keeper.location} saw {kept.lines} lines on {kept.at}, the last with {kept.sha256}"
 
 
 # Law: a ledger that holds a checkpoint's line with its digest holds all lines before it as they
@@ -244,19 +218,22 @@ class Checkpoint(CamelCaseRecord):
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
-        """Where a ledger ends now. Raises as `Ledger.entries`; EvidenceError for an empty one."""
+        """Create a checkpoint of the current end of a ledger.
+
+        Raises the exceptions of `Ledger.entries`, and EvidenceError for an empty one.
+        """
         ledger.entries()
         head = ledger.head()
         if head is None:
             raise EvidenceError(
-                f"there is no line in the ledger {ledger.place}, so there is nothing to keep. Name "
-                "the right one."
+                f"there is no line in the ledger {ledger.location}, so there is nothing to keep. "
+                "Name the right one."
             )
         return cls(lines=head.lines, head=head.sha256, at=head.at)
 
     @classmethod
     def read(cls, signed: SignedStatement) -> Self:
-        """What a statement says; believed by nobody yet. Raises Untrusted."""
+        """Return the checkpoint in a statement, without verifying it. Raises Untrusted."""
         statement = signed.statement
         if statement.predicate_type != CHECKPOINT_TYPE:
             raise Untrusted(
@@ -283,7 +260,7 @@ class Checkpoint(CamelCaseRecord):
         Raises PastChanged where it does not; else as `Ledger.verify`.
         """
         ledger.verify()
-        fresh = Ledger(ledger.state)  # whoever read lines long ago does not look at them now
+        fresh = Ledger(ledger.state)  # `ledger` may have read the lines long ago
         fresh.verify()
         now, digest = fresh.head(), fresh.digest(self.lines)
         count = 0 if now is None else now.lines
@@ -295,9 +272,9 @@ class Checkpoint(CamelCaseRecord):
             else f"that line has digest {digest}: it, or one before it, was rewritten or removed"
         )
         raise PastChanged(
-            f"the checkpoint of {self.at} saw the ledger {ledger.place} with {self.lines} lines, "
-            f"the last with digest {self.head}; now {what}. Restore the newest copy, and find out "
-            "who writes there."
+            f"the checkpoint of {self.at} saw the ledger {ledger.location} with {self.lines} "
+            f"lines, the last with digest {self.head}; now {what}. Restore the newest copy, and "
+            "find out who writes there."
         )
 
 

@@ -85,7 +85,7 @@ def translate_errors(uri: str, doing: str) -> Iterator[None]:
 
 
 def is_gone(error: Exception) -> bool:
-    """True if the error says that something is not there (and nothing else went wrong)."""
+    """Return True if the error says that something is not there (and nothing else went wrong)."""
     if isinstance(error, FileNotFoundError):
         return True
     statuses = set(re.findall(r"\b(\d{3}) (?:Client|Server) Error", str(error)))
@@ -119,7 +119,7 @@ def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
 
 
 def denied(uri: str, doing: str) -> str:
-    """What to do where the server refuses this user."""
+    """Return the error message, with remedies, for a server that refuses this user."""
     return (
         f"cannot {doing}: {uri} refuses this user. A promotion needs EDIT on the registered model "
         "(and the right to create it the first time): set MLFLOW_TRACKING_USERNAME and "
@@ -135,7 +135,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: Exception, text: str) -> int | None:
-    """The HTTP status: of the response where the error carries one, else as MLflow words it."""
+    """Return the HTTP status, from the response if there is one, else from MLflow's message."""
     for cause in _chain(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -232,7 +232,7 @@ def _file(uri: str) -> None:
 
 
 def _read(path: Path, uri: str) -> None:
-    """Open it as MLflow does: what a killed writer left beside it is taken back in, or undone."""
+    """Open it as MLflow does: SQLite recovers or rolls back the journal of a killed writer."""
     present = f"{path.resolve().as_uri()}?mode=rw"
     try:
         with (
@@ -252,7 +252,8 @@ def _read(path: Path, uri: str) -> None:
 
 
 _DEFAULTS = {
-    # MLflow's own are 7 retries with 120 s each: minutes of silence before a dead server is told.
+    # MLflow's own are 7 retries with 120 s each: minutes without a message before a dead server is
+    # reported.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
@@ -260,7 +261,7 @@ _DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Of libpq, which would wait as long as the network does, for each address of the server.
     "PGCONNECT_TIMEOUT": "5",
-    # A gate in CI has no business talking to anybody but the registry.
+    # A gate in CI must connect to the registry only.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
@@ -270,7 +271,7 @@ _LEVELS = {
     "mlflow.models.model": logging.ERROR,
     "mlflow.store.model_registry.abstract_store": logging.WARNING,
     "alembic": logging.WARNING,
-    # Logs a traceback before it raises the same error, which we tell in our words.
+    # Logs a traceback before it raises the same error, which the gate reports in its own message.
     "mlflow.store.db.utils": logging.CRITICAL,
 }
 
@@ -319,8 +320,8 @@ def lent(tracking_uri: str, *, workspace: str | None = None) -> Iterator[None]:
 def check_server(tracking_uri: str) -> None:
     """Raise within seconds if the registry can't be used.
 
-    Of a server: GET /health, then one read as this user. Of a database server: a connection. Of a
-    database file: it is one, nobody keeps it locked, and its folder can be written. Raises
+    For a server: GET /health, then one read as this user. For a database server: a connection. For
+    a database file: it is valid and not locked, and its folder can be written. Raises
     RegistryUnavailable, RegistryDenied, StorageError, RegistryError for a URI that can't hold a
     registry, or PackageMissing.
     """
@@ -344,13 +345,13 @@ def check_server(tracking_uri: str) -> None:
 
 def require_workspaces(uri: str, workspace: str) -> None:
     """Raise RegistryError unless the registry has workspaces. One that has none ignores which is
-    meant, and its models would be taken for those of this workspace. Raises as `check_server`,
-    too."""
+    meant, and its models would be taken for those of this workspace. Raises what `check_server`
+    raises, too."""
     from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
 
     shown = redacted(uri)
     if urlsplit(uri).scheme not in ("http", "https"):
-        enabled = bool(MLFLOW_ENABLE_WORKSPACES.get())  # type: ignore[no-untyped-call]
+        enabled = bool(MLFLOW_ENABLE_WORKSPACES.get())
         remedy = "Set MLFLOW_ENABLE_WORKSPACES=true"
     else:
         enabled, remedy = _has_workspaces(uri), "Start the server with --enable-workspaces"
@@ -383,8 +384,8 @@ def _get(uri: str, endpoint: str, *, doing: str) -> Any:
     from mlflow.utils.rest_utils import http_request
 
     with translate_errors(uri, doing):
-        credentials = get_default_host_creds(uri.rstrip("/"))  # type: ignore[no-untyped-call]
-        answer = http_request(  # type: ignore[no-untyped-call]
+        credentials = get_default_host_creds(uri.rstrip("/"))
+        answer = http_request(
             credentials,
             endpoint,
             "GET",

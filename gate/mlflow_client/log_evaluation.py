@@ -10,7 +10,7 @@ from typing import Any
 
 from gate.decision.check_result import CheckResult
 from gate.decision.decide import Decision
-from gate.mlflow_client.runs import DECIDED_TAG, RunLogger, headline_tags, judged_name, status_of
+from gate.mlflow_client.runs import DECIDED_TAG, RunLogger, headline_tags, run_name, status_of
 from gate.policy.policy import Policy
 from gate.records.evidence import Cost, Evidence, ExportRecord, RuntimeEvidence, Source, Subject
 from gate.records.layout import (
@@ -22,6 +22,7 @@ from gate.records.layout import (
     EXPLANATION,
     LOCALISATION,
     MARKDOWN,
+    METRICS,
     PAGE,
     PICTURES,
     PLOTS,
@@ -102,7 +103,18 @@ def compared(evidence: Evidence) -> dict[str, float]:
     for runtime in evidence.runtimes:
         for name, value in _compared_of(runtime):
             numbers[f"{runtime.runtime}/{name}"] = value
-    return numbers | dict(_by_costs(evidence))
+    return numbers | dict(_by_costs(evidence)) | dict(_task_metrics(evidence))
+
+
+def _task_metrics(evidence: Evidence) -> Iterator[tuple[str, float]]:
+    """The metrics of the policy on all samples: `metric/NAME` of each side, and the bound of its
+    drop."""
+    for metric in evidence.metrics:
+        for group in metric.groups[:1]:
+            yield f"reference/metric/{metric.name}", group.reference.value
+            for runtime, side in group.runtimes.items():
+                yield f"{runtime}/metric/{metric.name}", side.value
+                yield f"{runtime}/metric/{metric.name}/drop_bound", side.change.bounds[0]
 
 
 def _compared_of(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
@@ -178,7 +190,7 @@ def _of_cost(cost: Cost | None) -> Iterator[tuple[str, float]]:
 
 
 def _by_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
-    """What of the costs somebody compares between runs: the time beside PyTorch's, the memory."""
+    """Yield the costs that users compare between runs: latency relative to PyTorch, memory."""
     for row in costs_of(evidence):
         if row.latency_ratio is not None:
             yield f"{row.runtime}/latency_ratio", row.latency_ratio
@@ -187,7 +199,7 @@ def _by_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
 
 
 def _of_probes(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
-    """What the probes gave, by name; a probe that failed has no number."""
+    """Yield the metrics of the probes, by name; a probe that failed has no number."""
     for probe in runtime.probes:
         if probe.noise_ratio is not None:
             yield f"probes/{probe.name}/noise_ratio", probe.noise_ratio
@@ -214,7 +226,7 @@ def _of_classes(logits: ClassParity) -> Iterator[tuple[str, float]]:
 
 _FILES = (
     EVIDENCE, EVIDENCE_STATEMENT, DECISION, DECISION_STATEMENT, CHANGE, EXPLANATION, LOCALISATION,
-    MARKDOWN, PAGE, SAMPLES,
+    MARKDOWN, PAGE, SAMPLES, METRICS,
 )  # fmt: skip
 
 _FOLDERS = (PLOTS, PICTURES)
@@ -357,13 +369,13 @@ def _write_verdict(page: RunLogger, judgement: SummaryInputs) -> None:
 
 
 def _write_checks(page: RunLogger, judgement: SummaryInputs) -> None:
-    page.table([_row(check) for check in judgement.decision.checks], "checks.json")
+    page.table(_rows(judgement), "checks.json")
     page.text(judgement.policy.to_json(indent=2) + "\n", "policy.json")
 
 
 def _write_name(page: RunLogger, judgement: SummaryInputs) -> None:
     decision = judgement.decision
-    page.named(judged_name(decision.verdict, decision.subject_sha256, judgement.story.headline))
+    page.named(run_name(decision.verdict, decision.subject_sha256, judgement.story.headline))
     page.ends = status_of(decision.verdict)
 
 
@@ -380,7 +392,7 @@ def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None
     )
     metrics = compared(twin.evidence)
     page.metrics({f"twin/{name.removeprefix('export/')}": v for name, v in metrics.items()})
-    page.table([_row(check) for check in decision.checks], "twin_checks.json")
+    page.table(_rows(twin), "twin_checks.json")
     page.table(table(twin.evidence), "twin_numbers.json")
     if exact.passed and not decision.passed:
         its = twin.story.headline
@@ -388,15 +400,17 @@ def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None
             update={"blamed": "twin", "sentence": f"The quantized twin: {its.sentence}"}
         )
         page.tags(headline_tags(headline))
-        page.named(judged_name(decision.verdict, exact.subject_sha256, headline))
+        page.named(run_name(decision.verdict, exact.subject_sha256, headline))
         page.ends = status_of(decision.verdict)
 
 
 def write_promotion(
     page: RunLogger, promotion: PromotionResult, *, model_name: str, note: str | None
 ) -> None:
-    """What became of the decision in the registry, and in the note the way to the version; None:
-    the note is somebody else's."""
+    """Write the outcome of the promotion to the run, and the link to the version into its note.
+
+    `note`: None leaves the note alone, because somebody else wrote it.
+    """
     page.tags(
         {
             "gate.promotion": promotion.outcome,
@@ -452,7 +466,12 @@ def _titles(checks: tuple[CheckResult, ...]) -> str | None:
     return ", ".join(check.title for check in checks)[:_LONG] or None
 
 
-def _row(check: CheckResult) -> dict[str, Any]:
+def _rows(judged: SummaryInputs) -> list[dict[str, Any]]:
+    is_onnx = judged.evidence.source.is_onnx
+    return [_row(check, onnx_reference=is_onnx) for check in judged.decision.checks]
+
+
+def _row(check: CheckResult, *, onnx_reference: bool) -> dict[str, Any]:
     return {
         "verdict": check.verdict.value,
         "runtime": check.runtime,
@@ -462,5 +481,5 @@ def _row(check: CheckResult) -> dict[str, Any]:
         "allowed": render.allowed(check),
         "samples": check.samples,
         "explanation": render.render_check(check),
-        "remedy": render.render_check(check, "remedy"),
+        "remedy": render.render_check(check, "remedy", onnx_reference=onnx_reference),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import re
 import threading
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 
 
 def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) -> str:
-    """Id of the experiment `name`, created where it is missing.
+    """Return the ID of the experiment `name`, which is created if it does not exist.
 
-    `artifacts`: the absolute folder for a new experiment's artifacts, without which MLflow would
-    put those of a local database into whatever folder is current; None leaves the place to the
-    server. Raises RegistryError for a deleted experiment.
+    `artifacts`: the absolute folder for a new experiment's artifacts; otherwise MLflow would put
+    those of a local database into the current folder. None: the server chooses it. Raises
+    RegistryError for a deleted experiment.
     """
     from mlflow.exceptions import MlflowException
 
@@ -78,8 +79,11 @@ _DEPTH = 64
 
 
 def check_extent(source: str, allowed: VersionSize) -> None:
-    """List all that a download of `source` would bring. Raises TooLarge as soon as it is too much,
-    however deep or endless it is, and whatever MLflow's listing raises."""
+    """List all files that a download of `source` would fetch.
+
+    Raises TooLarge as soon as the list is too large, however deep or endless it is, and the
+    exceptions of MLflow's listing.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     repository = get_artifact_repository(source)
@@ -96,8 +100,10 @@ def check_extent(source: str, allowed: VersionSize) -> None:
 
 
 def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
-    """Download those of these files that are there. Raises TooLarge where one is larger than it may
-    be, and whatever MLflow raises."""
+    """Download those of these files that exist.
+
+    Raises TooLarge where one is larger than allowed, and the exceptions of MLflow.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     repository: Any = get_artifact_repository(source)
@@ -164,9 +170,9 @@ class MlflowRegistry:
                     raise
 
     def has_model(self, name: str) -> bool:
-        """Whether the registered model is there."""
+        """Return whether the registered model is there."""
         with self._using(f"look for the registered model '{name}'") as client:
-            return self._found(lambda: client.get_registered_model(name)) is not None
+            return self._read_or_none(lambda: client.get_registered_model(name)) is not None
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         """Versions whose tag `gate.sha256` is this digest, newest first."""
@@ -235,7 +241,7 @@ class MlflowRegistry:
         return path
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
-        """Download single files beside a version's file, those that are there."""
+        """Download those of these single files of a version that exist."""
         from mlflow.exceptions import MlflowException
 
         with self._using(f"read what is beside version {number} of '{name}'") as client:
@@ -254,7 +260,7 @@ class MlflowRegistry:
     def alias(self, name: str, alias: Alias) -> str | None:
         """The version that an alias points at, or None."""
         with self._using(f"read the alias '{alias}' of '{name}'") as client:
-            model = self._found(lambda: client.get_registered_model(name))
+            model = self._read_or_none(lambda: client.get_registered_model(name))
             number = None if model is None else model.aliases.get(alias)
             return None if number is None else str(number)
 
@@ -288,14 +294,14 @@ class MlflowRegistry:
             if self._opened is None:
                 from mlflow import MlflowClient
 
-                usable(self._uri)  # MLflow tries for minutes, without a word
+                usable(self._uri)  # MLflow retries for minutes without a message
                 if self._workspace != DEFAULT:
                     require_workspaces(self._uri, self._workspace)
                 self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
             yield self._opened
 
-    def _found(self, read: Callable[[], Any]) -> Any:
-        """What `read` gives, or None where there is no such thing."""
+    def _read_or_none(self, read: Callable[[], Any]) -> Any:
+        """Return the result of `read`, or None where MLflow has no such object."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -348,14 +354,14 @@ def _onnx_file(folder: Path) -> Path | None:
         return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
     except StorageError:
         raise
-    except Exception:  # whatever a stranger wrote there
+    except Exception:  # the file is not trusted, and may have any content
         return None
 
 
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 _PROTO_LIMIT = 2**31
-"""Bytes; protobuf can't serialise more."""
+"""Size limit in bytes: protobuf can't serialize more."""
 
 PARTS_FLAVOR = "onnx_parts"
 """In the MLmodel of a release of several files; MLflow itself loads no such thing."""
@@ -364,12 +370,12 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
 def upload(client: MlflowClient, draft: Draft) -> str:
-    """Upload the draft's file and link it with the draft's run; gives the id of the logged model.
+    """Upload the draft's file and link it with the draft's run; return the ID of the logged model.
 
-    The usual file goes through `mlflow.onnx.log_model`, which serialises the parsed proto again.
-    Where that would give other bytes (external data, an unusual serialisation, over 2 GB), the
-    same MLflow model is put together around the file as it is; around a release of several files,
-    one that holds all of them.
+    The usual file goes through `mlflow.onnx.log_model`, which serializes the parsed proto again.
+    Where that would give other bytes (external data, an unusual serialization, over 2 GB), the same
+    MLflow model is built around the unchanged file; for a release of several files, one that holds
+    all of them.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -393,7 +399,7 @@ def upload(client: MlflowClient, draft: Draft) -> str:
 
 
 def _proto_of_same_bytes(draft: Draft) -> Any:
-    """The parsed file, if serialising it gives the file's bytes again, else None."""
+    """Return the parsed file if serializing it gives the file's bytes again, else None."""
     import onnx
 
     if draft.subject.external_data or draft.subject.size_bytes >= _PROTO_LIMIT:
@@ -406,7 +412,7 @@ def _proto_of_same_bytes(draft: Draft) -> Any:
 def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
     """Call `mlflow.onnx.log_model` in a thread of its own, where no run is active.
 
-    In the caller's thread it would add outputs and metrics to whatever run is active there.
+    In the caller's thread it would add outputs and metrics to the run that is active there.
     """
     import mlflow.onnx
 
@@ -426,7 +432,9 @@ def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
         except BaseException as error:  # raised in the caller's thread below
             failures.append(error)
 
-    thread = threading.Thread(target=log, name="gate-log-model")
+    # A thread begins without the context variables, of which one is MLflow's workspace.
+    inside = contextvars.copy_context()
+    thread = threading.Thread(target=inside.run, args=(log,), name="gate-log-model")
     thread.start()
     thread.join()
     if failures:
@@ -434,8 +442,11 @@ def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
 
 
 def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
-    """What `mlflow.onnx.log_model` makes, around the file as it is, its external data beside it. Of
-    a release all files, and no flavour that would load one of them as if it were the model."""
+    """Log the files as `mlflow.onnx.log_model` does, but with the ONNX file and its data unchanged.
+
+    For a release of several files, log all of them, and no flavor that would load one of them as if
+    it were the model.
+    """
     import onnx
     from mlflow import pyfunc
     from mlflow.models import Model
@@ -485,7 +496,10 @@ def _signature(draft: Draft) -> Any:
 
 
 def _requirements() -> list[str]:
-    """What loads the model: given, because MLflow would start a process to guess it."""
+    """Return the requirements that load the model.
+
+    They are set explicitly, because MLflow would start a process to infer them.
+    """
     found = [f"onnx=={version('onnx')}", f"numpy=={version('numpy')}"]
     for runtime in _RUNTIMES:
         try:

@@ -64,16 +64,16 @@ class RunLogger:
     _waiting: dict[str, list[Any]] | None = None
     """Within `batched`: what is not sent yet, by the name of the parameter of `log_batch`."""
     _tables: list[dict[str, str]] | None = None
-    """Artifacts that the page shows as tables. None: the server was not asked."""
+    """Artifacts that the page shows as tables. None: not read from the server."""
 
     @property
     def address(self) -> str:
-        """The run's page within MLflow's user interface, whatever its host and port."""
+        """Return the path of the run's page in MLflow's user interface, without host and port."""
         return page_address(self._path)
 
     @property
     def report_address(self) -> str:
-        """Of the report's page among the run's artifacts."""
+        """Return the address of the report's page among the run's artifacts."""
         return page_address(f"{self._path}/artifacts/{PAGE}")
 
     @property
@@ -252,13 +252,15 @@ _NOTHING_TO_NAME = ("passed", "waived")
 
 
 def unjudged_name(done: str, sha256: Digest) -> str:
-    """Of a run whose file waits for its verdict: `gate exported 4d87ab`."""
+    """Return the name of a run whose file has no verdict yet, as `gate exported 4d87ab`."""
     return f"gate {done} {sha256.hex[:_DIGITS]}"
 
 
-def judged_name(verdict: Verdict, sha256: Digest, headline: Headline) -> str:
-    """`gate PASS 8de109`, `gate FAIL 4d87ab layer3.0.conv1`: who is to blame, else what kind of
-    fault it is."""
+def run_name(verdict: Verdict, sha256: Digest, headline: Headline) -> str:
+    """Return the name of a judged run: `gate PASS 8de109`, `gate FAIL 4d87ab layer3.0.conv1`.
+
+    A failure is named by the module at fault, or else by the kind of fault.
+    """
     name = f"gate {verdict} {sha256.hex[:_DIGITS]}"
     if verdict is Verdict.PASS:
         return name
@@ -272,7 +274,7 @@ def status_of(verdict: Verdict) -> RunStatus:
 
 
 def headline_tags(headline: Headline) -> dict[str, object]:
-    """What became of the file and why, for columns and filters of the list of runs."""
+    """Return tags with the verdict and its cause, for columns and filters of the list of runs."""
     return {
         "gate.verdict": headline.verdict,
         "gate.headline": headline.sentence[:5000],
@@ -294,7 +296,7 @@ _PROMOTED_TAG = "gate.promotion"
 
 
 class RunReference(Record):
-    """Which run was written to, in a small file: checked before it is believed."""
+    """A small file that names the run that was written to; it is verified before use."""
 
     run_id: str
     experiment_id: str
@@ -332,14 +334,14 @@ class Runs:
 
     @contextmanager
     def again(self, page: RunLogger) -> Iterator[RunLogger]:
-        """Write on the page of a run that had ended, and end it anew if it ends otherwise."""
+        """Write to the page of a run that had ended, and end it again if its status changes."""
         before = page.ends
         yield page
         if page.ends != before:
             self._end(page, page.ends)
 
     def page(self, run_id: str) -> RunLogger:
-        """The page of a run that is there, of whatever experiment. Raises the RegistryErrors."""
+        """Return the page of an existing run, of any experiment. Raises the RegistryErrors."""
         with calling(self._uri, f"read the run {run_id}"):
             info = self._client.get_run(run_id).info
         page = self._page(run_id, info.experiment_id)
@@ -464,7 +466,7 @@ def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
 
 
 def _artifacts(uri: str) -> Path | None:
-    """Beside a local database; a server has its own place."""
+    """Return the artifact folder next to a local database; None for a server, which has its own."""
     if not uri.startswith("sqlite:///"):
         return None
     return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts"

@@ -36,7 +36,7 @@ _PAGE = 100
 
 @dataclass(frozen=True)
 class Subscription:
-    """A webhook as the server has it; the server never tells its secret."""
+    """A webhook as the server describes it; the server never reveals its secret."""
 
     webhook_id: str
     name: str
@@ -47,7 +47,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class DeliveryTrial:
-    """What came of a test delivery of one event."""
+    """The result of a test delivery of one event."""
 
     event: str
     success: bool
@@ -113,9 +113,9 @@ class WebhookSubscription:
             client.update_webhook(webhook.webhook_id, secret=secret)
 
     def test(self, webhook: Subscription) -> tuple[DeliveryTrial, ...]:
-        """Have the server send a test delivery of every event; they are without effect.
+        """Have the server send a test delivery of every event; test deliveries have no effect.
 
-        Ends at the first that nobody answers: the server tries each for seconds.
+        Stops at the first event without a response, because the server retries each for seconds.
         """
         trials = []
         with self._using(f"test the webhook '{webhook.name}'") as client:

@@ -3,109 +3,166 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import secrets
 from collections.abc import Iterator
 
-from gate.errors import EvidenceError, PromotionConflict, RegistryError, RegistryUnavailable
+from gate.errors import (
+    PromotionConflict,
+    RegistryDenied,
+    RegistryError,
+    RegistryUnavailable,
+    StorageError,
+)
 from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.history import ModelHistory
-from gate.ledger.journal import Journal, Move
 from gate.ledger.ledger import promotion_lock
-from gate.ledger.lock import PATIENCE_S
+from gate.ledger.lock import PATIENCE_S, FencingToken
 from gate.registry.eligibility import veto
 from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_page import write_status
 
-# A move is an alias in the registry and a line in the ledger; the journal makes them one. A crash
-# at any point leaves the old champion, or a move that whoever is alone next finishes exactly once.
+# The ledger says which version serves, and the alias follows it. One transaction writes the entry
+# and the id of the pending move; then the alias moves; then the id is cleared. A crash before the
+# transaction changes nothing. After it, the next owner of the lock finishes the move, once.
 
 
 @contextlib.contextmanager
 def model_lock(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEntry | None]:
-    """Hold the promotion lock, and finish the move of `champion` that a crash left; gives its line.
+    """Hold the promotion lock, and finish the pending move of this model; yield its entry.
 
-    Raises PromotionConflict where another process holds it for too long, after writing it
-    down; `quietly`: without, because we come again. Raises the RegistryErrors, EvidenceError and
-    StorageError where the move can't be finished now.
+    Raises PromotionConflict where another process holds it for too long, after recording that in
+    the ledger; `quietly`: without a record, because the caller retries. Raises the RegistryErrors,
+    EvidenceError and StorageError where the move can't be finished now.
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(promotion_lock(model.ledger, patience_s=PATIENCE_S))
+            token = stack.enter_context(promotion_lock(model.ledger, patience_s=PATIENCE_S))
         except PromotionConflict as error:
             if not quietly:
                 model.write("conflict", str(error))
             raise
-        # Under whichever address it was begun.
-        names = model.identities()
-        journals = [
-            Journal(model.ledger, model=model.name, registry=name, others=names)
-            for name in sorted(names)
-        ]
-        finished = [line for journal in journals if (line := _finish(model, journal)) is not None]
-        yield finished[-1] if finished else None
+        yield _finish_pending(model, token)
 
 
 def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
-    """Move `champion` from the line's `previous_version` to its `version` (None: take it away),
-    `previous` with it, and write the line; gives it as it is in the ledger. The caller is alone.
+    """Move `champion` and `previous` as an entry says, and return the entry in the ledger.
 
-    `previous` goes where a rollback may go: to the old champion, if that may serve again. After a
-    rollback it is the version that was come from, whatever is said of it. An alias that is where
-    it should be is left alone, so that no event tells of nothing. The pages of both versions follow
-    at last; that they can't be written undoes nothing.
+    `champion` moves from the entry's `previous_version` to its `version` (None: delete the alias).
+    Takes the `model_lock`, unless the caller holds it.
 
-    A registry without compare-and-swap leaves a gap between the look and the move; the look
-    afterwards sees most of what slips through it. Raises PromotionConflict where `champion` is not
-    where it was, or not where it was put, or the lock was lost: then what was moved without it is
-    taken back; the other RegistryErrors and StorageError as they come.
+    `previous` moves to the version that a rollback may restore: the old champion, if that may serve
+    again. After a rollback it is always the version that was rolled back. The pages of both
+    versions are updated last; a failure there undoes nothing.
+
+    Raises PromotionConflict where `champion` is not where it was, or the lock was lost: before the
+    entry nothing was changed; after it `champion` is where the ledger says. Raises the other
+    RegistryErrors and StorageError: then the next owner of the lock finishes the move.
     """
+    if model.ledger.lease is None:
+        with model_lock(model):
+            return move_alias(model, entry)
+    token = model.ledger.lease
     previous = _previous(model, entry)
-    if previous is not None and entry.action == "promoted":
-        model.point(PREVIOUS, previous)  # first, so that `champion` moves last
-        previous = None
     model.expect(CHAMPION, entry.previous_version)
-    journal = Journal(model.ledger, model=model.name, registry=plain(model.registry.identity))
-    begun = journal.begin(entry, previous=previous)
+    entry = entry.model_copy(update={"operation": secrets.token_hex(8)})
+    entry = model.ledger.append(entry)
+    assert entry.operation is not None
     try:
-        if entry.version is not None:
-            model.point(CHAMPION, entry.version, operation=begun.operation)
-        elif entry.previous_version is not None:
-            model.registry.delete_alias(model.name, CHAMPION)
-            model.expect(CHAMPION, None, operation=begun.operation)
-    except PromotionConflict:  # which is written down
-        journal.end()
+        _follow(model, entry, previous)
+    except PromotionConflict:  # another host moved an alias meanwhile, and that is written down
+        token.clear_pending(entry.operation)
+        raise
+    except (RegistryError, StorageError) as error:
+        error.add_note(_STANDS)
         raise
     try:
-        line = model.ledger.append(begun.entry)
-    except PromotionConflict:  # whoever has the lock now went on without this move
-        _take_back(model, begun)
+        token.clear_pending(entry.operation)
+    except PromotionConflict:
+        # This process was stopped for longer than the lease, and its move of the alias may have
+        # come after that of the next owner. The ledger says where it belongs, under the lock.
+        with promotion_lock(model.ledger, patience_s=PATIENCE_S):
+            serving = model.history().serving
+            _point_champion(model, serving)
+        if serving != entry.version:
+            raise
+    write_status(model, (entry.version, entry.previous_version))
+    return entry
+
+
+_STANDS = (
+    "The ledger has this move already: the next command or the service finishes it. "
+    "gate history shows it."
+)
+
+
+def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry | None:
+    """Have `champion` follow a move that a crash left, and give its entry; None: there is none.
+
+    Whoever may write the database may write any id there. So only the model's last signed move is
+    finished, and only while `champion` is at its old or its new version. A version that was
+    deployed after its move had moved: who moved `champion` back since did so by hand.
+    """
+    finished, pending = None, token.pending()
+    entries = {e.operation: e for e in model.ledger.entries() if e.action != "conflict"}
+    for operation in pending:
+        entry = entries.get(operation)
+        if entry is not None and not _is_about(model, entry):
+            continue  # its next owner finishes it
+        history = model.history()
+        last = history.last_move
+        is_last = entry is not None and last is not None and last.operation == operation
+        if entry is not None and is_last and not _was_deployed(history, entry):
+            try:
+                if model.alias(CHAMPION) in (entry.version, entry.previous_version):
+                    _follow(model, entry, _previous(model, entry))
+                    finished = entry
+            except (RegistryUnavailable, RegistryDenied):  # the next owner tries again
+                raise
+            except RegistryError:  # tried once, so as not to delay other commands
+                token.clear_pending(operation)
+                raise
+        token.clear_pending(operation)
+        if finished is not None:
+            write_status(model, (finished.version, finished.previous_version))
+    return finished
+
+
+def _was_deployed(history: ModelHistory, move: LedgerEntry) -> bool:
+    later = itertools.dropwhile(lambda e: e.operation != move.operation, history.entries)
+    return any(e.action == "deployed" and e.version == move.version for e in later)
+
+
+def _is_about(model: RegisteredModel, entry: LedgerEntry) -> bool:
+    return entry.model == model.name and plain(entry.registry) in model.identities()
+
+
+def _follow(model: RegisteredModel, entry: LedgerEntry, previous: str | None) -> None:
+    """Move both aliases to where an entry says; `champion` last, also where another client moves
+    `previous` meanwhile. `previous`: None leaves that."""
+    try:
+        if previous is not None:
+            model.point(PREVIOUS, previous)
+    except PromotionConflict:
+        _point_champion(model, entry.version)
         raise
-    _end(model, journal, begun)
-    write_status(model, (line.version, line.previous_version))
-    return line
+    _point_champion(model, entry.version)
 
 
-def _take_back(model: RegisteredModel, begun: Move) -> None:
-    """Undo a move that came late: this process was stopped for longer than its lease just before
-    it, and the registry has nothing that would have refused it. Else the guard would take it for
-    somebody's own will."""
-    with promotion_lock(model.ledger, patience_s=PATIENCE_S):
-        history, target = model.history(), begun.target
-        if history.has_operation(begun.operation) or model.alias(CHAMPION) != target:
-            return
-        serving = history.serving
-        if serving is None or serving == target:
-            return
-        reason = (
-            f"a move of '{CHAMPION}' to version {target or 'none'} came when another process had "
-            f"taken the lock and gone on; it goes back to version {serving}"
-        )
-        model.write("conflict", reason, version=target)
-        model.point(CHAMPION, serving)
+def _point_champion(model: RegisteredModel, version: str | None) -> None:
+    if version is not None:
+        model.point(CHAMPION, version)
+    elif model.alias(CHAMPION) is not None:
+        model.registry.delete_alias(model.name, CHAMPION)
+        model.expect(CHAMPION, None)
 
 
 def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
-    """Where `previous` goes with a move; None: it stays."""
+    """Return the version to which a move sets `previous`; None if it stays as it is.
+
+    Also valid for a move that was only partly completed.
+    """
     history, old, new = model.history(), entry.previous_version, entry.version
     if old == new:
         return None
@@ -129,59 +186,3 @@ def _served_before(
             if version not in but and veto(model, version, history=history).problem is None:
                 return version
     return None
-
-
-def _finish(model: RegisteredModel, journal: Journal) -> LedgerEntry | None:
-    """Do what is left of a move that happened, and give its line; drop one that did not happen.
-    None: nothing was left to do."""
-    history = model.history()
-    try:
-        begun = journal.pending()
-    except EvidenceError as error:
-        champion = model.alias(CHAMPION)
-        # At worst the move happened and has no line: then `champion` is judged as if somebody had
-        # pointed it there. Whatever was in this journal until now is over.
-        reason = f"{error}; '{CHAMPION}' points at {champion or 'none'} now"
-        model.write("conflict", reason, version=champion, operation=journal.name)
-        journal.set_aside()
-        return None
-    if begun is None:
-        return None
-    champion = model.alias(CHAMPION)
-    written = history.has_operation(begun.operation)
-    if champion != begun.target or history.dropped(begun.operation):
-        if not written and not history.dropped(begun.operation):
-            # Else whoever puts its note back has it finished at a time of his own.
-            reason = _dropped(begun, champion)
-            model.write("conflict", reason, version=champion, operation=begun.operation)
-        journal.end()
-        return None
-    whole = written and begun.previous in (None, model.alias(PREVIOUS))
-    if not written:
-        model.ledger.append(begun.entry)
-    _end(model, journal, begun)
-    write_status(model, (begun.target, begun.seen))
-    return None if whole else begun.entry
-
-
-def _end(model: RegisteredModel, journal: Journal, begun: Move) -> None:
-    """`previous` follows. Until then it was the only word on where `champion` was to go."""
-    try:
-        if begun.previous is not None:
-            model.point(PREVIOUS, begun.previous)
-    except RegistryUnavailable:  # whoever is alone next tries again
-        raise
-    except RegistryError:  # no more than once: nobody else shall be kept from his work
-        journal.end()
-        raise
-    journal.end()
-
-
-def _dropped(begun: Move, champion: str | None) -> str:
-    move = f"a move of '{CHAMPION}' from version {begun.seen or 'none'} to {begun.target or 'none'}"
-    if champion == begun.seen:
-        return f"{move} was interrupted before it happened, and is dropped"
-    return (
-        f"{move} was interrupted, and now it points at {champion or 'none'}: nobody knows whether "
-        "the move happened. It is dropped"
-    )

@@ -52,7 +52,7 @@ class Creation:
         return number
 
     def expected(self, tags: Mapping[str, str]) -> ExpectedDigests:
-        """What the release holds, with the golden vectors that a version's tags name."""
+        """Return the digests of the release, with the golden vectors that a version's tags name."""
         return ExpectedDigests(
             sha256=self.release.decision.subject_sha256,
             golden=tags.get(Tag.GOLDEN),
@@ -63,7 +63,7 @@ class Creation:
         )
 
     def _lay_out(self, folder: Path) -> dict[str, Path]:
-        """Write what goes beside the file; gives the folders by their names there."""
+        """Write the folders that are uploaded with the file; return them by their names there."""
         release, folders = self.release, {RECORDS: folder / RECORDS}
         Records(release.evidence, release.decision, release.statements).write(folders[RECORDS])
         self.policy.save(folders[RECORDS] / POLICY)
@@ -81,7 +81,7 @@ class Creation:
 
 @dataclass(frozen=True)
 class ReleaseVersions:
-    """Of one release, and the model's history as it was at first."""
+    """The registered versions of one release, with the model's history as first read."""
 
     model: RegisteredModel
     release: Release
@@ -89,14 +89,14 @@ class ReleaseVersions:
     history: ModelHistory
 
     def serves_already(self, champion: Version) -> bool:
-        """Whether the champion is this release. Raises as `left_behind`."""
-        release, vouched = self.release, self.history.vouching_for(champion.number)
+        """Return whether the champion is this release. Raises what `left_behind` raises."""
+        release, vouched = self.release, self.history.approving_entry(champion.number)
         if vouched is not None:
             policy, spec = release.decision.policy_sha256, release.preprocess_sha256
             same = (vouched.policy_sha256, vouched.preprocess_sha256) == (policy, spec)
             twins = [twin and twin.sha256 for twin in (vouched.twin, release.twin_digests)]
             return same and twins[0] == twins[1] and self._is_whole(champion)
-        # Of a champion that came from elsewhere only its tags say what is beside its file.
+        # If the champion came from elsewhere, only its tags list the files that belong to it.
         tags = release.draft().tags
         names = {*tags, Tag.TWIN, Tag.PREPROCESS} - {Tag.COMPARED_WITH}
         same = all(champion.tags.get(name) == tags.get(name) for name in names)
@@ -123,11 +123,9 @@ class ReleaseVersions:
         return number
 
     def _is_whole(self, version: Version) -> bool:
-        """True if a version's bytes are the release's. A violation is written down once."""
-        if "violation" in self.history.since_passed(version.number):
-            return False
+        """Return True if a version's bytes are the release's."""
         vouched, expected = (
-            self.history.vouching_for(version.number),
+            self.history.approving_entry(version.number),
             self._creation.expected(version.tags),
         )
         if vouched is not None:

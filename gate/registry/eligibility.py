@@ -24,7 +24,7 @@ from gate.policy.sections import ReviewTag
 from gate.registry import reviews
 from gate.registry.interface import Tag, Version
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.verify_release import Terms, verify_release
+from gate.registry.verify_release import Terms, judge_version
 from gate.registry.version_files import ExpectedDigests
 from gate.registry.version_page import VersionStatus
 from gate.signing.trust import SECTION, Trust
@@ -35,11 +35,12 @@ from gate.storage.yaml_section import has_section
 def check_bytes_allowed(
     model: RegisteredModel, history: ModelHistory, number: str, *, tags: Mapping[str, str] | None
 ) -> str | None:
-    """What was said against the bytes of a version, for whoever promotes where the ledger is; or
-    None. `tags`: of the version, None where the registry did not find these bytes under its number.
+    """Return the objection to a version's bytes for a promotion with access to the ledger, or None.
 
-    A rollback is taken back by two: whoever deletes the tag in the registry, and whoever then
-    hands the file in again where the ledger is. Raises the RegistryErrors.
+    `tags`: tags of the version; None where the registry did not find these bytes under its number.
+
+    Two steps undo a rollback: somebody deletes the tag in the registry, and the file is submitted
+    again with access to the ledger. Raises the RegistryErrors.
     """
     name, rolled_back = model.name, history.rollback_of(number)
     if rolled_back is not None and tags is None:
@@ -57,10 +58,12 @@ def check_bytes_allowed(
 def objection_from_afar(
     model: RegisteredModel, history: ModelHistory, line: LedgerEntry
 ) -> str | None:
-    """The same for bytes that were handed in without the ledger. `line`: what is to be written of
-    them. A rollback can't be taken back from there, and one verdict brings its bytes into service
-    once: the way back to what served before is a rollback. A reviewer's word on that version itself
-    is for the review. Raises the RegistryErrors."""
+    """Return the objection to bytes that were submitted without access to the ledger, or None.
+
+    `line`: the ledger line to be written for them. A submission can't undo a rollback, and one
+    verdict brings its bytes into service once: a rollback restores earlier versions. A review of
+    that version itself is handled elsewhere. Raises the RegistryErrors.
+    """
     assert line.sha256 is not None
     for number in history.versions_with_bytes(line.sha256):
         rolled_back = history.rollback_of(number)
@@ -87,8 +90,9 @@ def objection_from_afar(
 def _is_replayed(
     model: RegisteredModel, history: ModelHistory, number: str, *, line: LedgerEntry
 ) -> bool:
-    """Whether this very verdict made another version champion, which is still there and whole."""
-    vouched, fate = history.vouching_for(number), VersionStatus.of(history, number)
+    """Return whether this very verdict made another version champion, which is still there and
+    whole."""
+    vouched, fate = history.approving_entry(number), VersionStatus.of(history, number)
     if vouched is None or fate is None or fate.kind not in ("champion", "replaced"):
         return False
     verdicts = [
@@ -98,9 +102,9 @@ def _is_replayed(
         return False
     try:
         made_at = model.registry.version(model.name, number).made_at
-    except ResourceGone:  # the registry was made anew
+    except ResourceGone:  # the registry was recreated
         return False
-    return history.judged(number, made_at=made_at)
+    return history.has_outcome(number, made_at=made_at)
 
 
 def _rejection(
@@ -114,9 +118,9 @@ def _rejection(
     return None
 
 
-# The ledger alone allows, and its veto needs no tag. Of tags only a reviewer's word is heard: what
-# the gate itself wrote into a tag is in the ledger too, or was written by somebody else. Records
-# and bytes must have the digests of the ledger.
+# Only the ledger approves, and its veto needs no tag. The only tag that counts is a review: tags
+# that the gate writes are in the ledger too, or were written by somebody else. Records and bytes
+# must have the digests in the ledger.
 
 
 _log = logging.getLogger(__name__)
@@ -124,21 +128,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Eligibility:
-    """A version that was looked at. `problem`: why it must not serve; None if it may."""
+    """The eligibility of a version. `problem`: why it must not serve; None if it may."""
 
     version: Version
     vouched: LedgerEntry | None
     problem: str | None
     unreviewed: bool = False
-    """The problem is only that the policy asks for a review, and that there was none."""
+    """The only problem is that the policy requires a review, and that there was none."""
 
 
 def veto(
     model: RegisteredModel, version: str, *, history: ModelHistory, terms: Terms | None = None
 ) -> Eligibility:
-    """What ledger and tags say, without a download. Raises the RegistryErrors."""
+    """Return the eligibility of a version by ledger and tags, without a download.
+
+    Raises the RegistryErrors.
+    """
     found = model.registry.version(model.name, version)
-    vouched = history.vouching_for(version)
+    vouched = history.approving_entry(version)
     _report_strange(model.key, found, history)
     problem = _objection(found, history, model.reviews.tag)
     waits = _wait(found, vouched, terms) if problem is None else None
@@ -146,27 +153,33 @@ def veto(
 
 
 def examine(
-    model: RegisteredModel, version: str, *, history: ModelHistory, terms: Terms | None
+    model: RegisteredModel,
+    version: str,
+    *,
+    history: ModelHistory,
+    terms: Terms | None,
+    golden: bool = False,
 ) -> Eligibility:
     """The whole examination. `terms`: those of the promotion that it has to stand; None: only that
-    it still is what was promoted.
+    it still is what was promoted. `golden`: whether its golden vectors are needed, too.
 
-    Other bytes are written down as a violation, once, when a second download says the same. Raises
-    the RegistryErrors, of them MismatchUnconfirmed, and StorageError where nothing can be said now.
+    Other bytes are a problem when a second download says the same. Raises the RegistryErrors, of
+    them MismatchUnconfirmed, and StorageError where nothing can be said now.
     """
     examined = veto(model, version, history=history, terms=terms)
     vouched, problem = examined.vouched, examined.problem
     if problem is not None or vouched is None:
         return examined
 
-    def judged(path: Path) -> str | None:
+    def objection_to(path: Path) -> str | None:
         if terms is None:
             return None
-        return verify_release(path, model, vouched=vouched, terms=terms)
+        return judge_version(path, model, vouched=vouched, terms=terms)
 
+    expect = ExpectedDigests.from_entry if golden else ExpectedDigests.needed
     try:
         with temporary_folder() as folder:
-            problem = model.read(version, ExpectedDigests.needed(vouched), judged, into=folder)
+            problem = model.read(version, expect(vouched), objection_to, into=folder)
     except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
         problem = str(error)
     return replace(examined, problem=problem)
@@ -174,11 +187,9 @@ def examine(
 
 def _objection(version: Version, history: ModelHistory, tag: ReviewTag) -> str | None:
     number = version.number
-    if history.vouching_for(number) is None:
+    if history.approving_entry(number) is None:
         return f"no line of the ledger says that the gate passed version {number}"
     actions, rolled_back = history.since_passed(number), history.rollback_of(number)
-    if "violation" in actions:
-        return f"the bytes of version {number} were found to be others than those that passed"
     if rolled_back is not None:
         return f"version {number} was rolled back ({rolled_back.at}: {rolled_back.reason})"
     if "rejected" in actions or reviews.rejects(version.tags, tag):
@@ -187,8 +198,11 @@ def _objection(version: Version, history: ModelHistory, tag: ReviewTag) -> str |
 
 
 def _wait(version: Version, vouched: LedgerEntry | None, terms: Terms | None) -> str | None:
-    """Why a version has to wait for its review: the policy of whoever promoted it counts only where
-    it is the one in force. Of those who signed, the ledger tells, and no tag."""
+    """Return why a version has to wait for its review, or None.
+
+    The policy by which it was promoted counts only where it is the one in force. The reviewers are
+    read from the ledger, never from tags.
+    """
     if terms is None or terms.policy.review == "automatic":
         return None
     number, tag = version.number, terms.policy.review_tag
@@ -240,20 +254,24 @@ class TrustFile:
         return cls(trust)
 
     def __call__(self) -> Trust | None:
-        """As it is now; messages have its name without the folder, because they are for all who
-        read the version's page. Raises PolicyError where it is damaged: then nothing new is
-        believed."""
+        """Read the trust file as it is now; None where no file is configured.
+
+        Messages show its name without the folder, because every reader of the version's page sees
+        them. Raises PolicyError where the file is damaged: then no new version is trusted.
+        """
         return None if self.path is None else Trust.from_file(self.path).read_from(self.path.name)
 
     def follow(self, ledger: Ledger) -> None:
-        """Have a ledger be believed by it as it is now; where it is damaged, as it was before."""
+        """Set the current trust on a ledger; where the file is damaged, keep the previous trust."""
         if self.path is not None:
             with contextlib.suppress(PolicyError):
                 ledger.trust = self()
 
     def trouble(self) -> str | None:
-        """Why nobody's word counts now, although somebody's should; or None. The log says more than
-        strangers may read."""
+        """Return why no signature is trusted now although a trust is configured, or None.
+
+        The log contains details that the page must not show.
+        """
         try:
             self()
         except PolicyError as error:
@@ -262,10 +280,13 @@ class TrustFile:
         return None
 
     def warn_of(self, model: str, history: ModelHistory) -> None:
-        """Say once, in the log, that what serves stands on no word that counts: it goes on serving,
-        because a file of settings alone takes nothing out of service. Raises PolicyError."""
+        """Log once that the serving version has no trusted signature.
+
+        It goes on serving, because a change of settings alone takes nothing out of service. Raises
+        PolicyError.
+        """
         trust, number = self(), history.serving
-        vouched = None if number is None else history.vouching_for(number)
+        vouched = None if number is None else history.approving_entry(number)
         if trust is None or vouched is None:
             return
         text = trust_problem(vouched, trust)
@@ -283,8 +304,11 @@ class TrustFile:
 
 
 def is_approval_valid(approvers: tuple[str, ...], trust: Trust | None) -> bool:
-    """Whether an approval of which the ledger tells counts still: thresholds counted when it was
-    given, and again only where a key of it was revoked since."""
+    """Return whether an approval in the ledger still counts.
+
+    Thresholds counted when it was given, and count again only where one of its keys was revoked
+    since.
+    """
     revoked = () if trust is None else trust.revoked
     left = [key_id for key_id in approvers if key_id not in revoked]
     needed = 1 if trust is None or len(left) == len(approvers) else trust.reviewers_threshold
@@ -292,8 +316,10 @@ def is_approval_valid(approvers: tuple[str, ...], trust: Trust | None) -> bool:
 
 
 def trust_problem(vouched: LedgerEntry, trust: Trust) -> str | None:
-    """What the word behind a version that served lacks, by the ledger alone; None: nothing. Age and
-    thresholds count when it is promoted, and no more."""
+    """Return why the signatures of a version that served are no longer trusted, or None.
+
+    Only the ledger is read. Age and thresholds are checked at promotion and not again here.
+    """
     revoked = sorted(set(vouched.measured_by).intersection(trust.revoked))
     if revoked:
         ids = ", ".join(key_id[:12] for key_id in revoked)
@@ -303,7 +329,7 @@ def trust_problem(vouched: LedgerEntry, trust: Trust) -> str | None:
     believed = {key.key_id for key in trust.measurers} - set(trust.revoked)
     if not believed.intersection(vouched.signers):
         ids = ", ".join(key_id[:12] for key_id in vouched.signers)
-        return f"stands on the word of keys that are not trusted, or revoked since: {ids}"
+        return f"is signed by keys that are not trusted, or were revoked: {ids}"
     if vouched.approvers and not is_approval_valid(vouched.approvers, trust):
         ids = ", ".join(key_id[:12] for key_id in vouched.approvers)
         return f"was approved by keys of which too few are left that were not revoked: {ids}"

@@ -40,21 +40,21 @@ class Tag:
     RUNTIMES = "gate.runtimes"
     WAIVED = "gate.waived"
     GOLDEN = "gate.golden_sha256"
-    """Digest of golden.json, on versions with golden vectors beside their file."""
+    """Digest of golden.json, on versions with golden vectors."""
     TWIN = "gate.twin_sha256"
-    """Digest of the quantized twin, on versions that have one beside their file."""
+    """Digest of the quantized twin, on versions that have one."""
     PREPROCESS = "gate.preprocess_sha256"
-    """Digest of the preprocessing spec, on versions that have it beside their file."""
+    """Digest of the preprocessing spec, on versions that have one."""
     COMPARED_WITH = "gate.compared_with_sha256"
-    """Digest of the record of the version that served when this one was decided, where the policy
-    asked for it."""
+    """Digest of the comparison with the version that served when this one was decided, where the
+    policy required one."""
     REVIEW = REVIEW_TAG
-    """A reviewer's word on a version that passed, unless the policy names another tag for it
+    """The review of a version that passed, unless the policy names another tag for it
     (`gate.registry.reviews` reads it)."""
     REVIEW_COMMENT = "gate.review_comment"
-    """What the reviewer writes beside it; it goes into the ledger's line of the review."""
+    """The reviewer's comment; it goes into the ledger's line of the review."""
     REVIEW_RESULT = "gate.review_result"
-    """What became of the word, for the reviewer. It decides nothing."""
+    """The result of the review, for the reviewer. It decides nothing."""
     REFUSED = "gate.refused"
     """Set by the service on a version that was handed in and that it refused: when, and why. The
     same release handed in again becomes another version."""
@@ -67,7 +67,7 @@ class Tag:
 
 @dataclass(frozen=True)
 class Draft:
-    """A version that is to be made: the file, and what people will read beside it."""
+    """A version to be created: the file, its description and its further folders."""
 
     path: Path
     subject: Subject
@@ -75,19 +75,19 @@ class Draft:
     tags: Mapping[str, str]
     description: str
     beside: Mapping[str, Path] = field(default_factory=dict)
-    """Folders that are uploaded beside the file, by the name that they get there."""
+    """Folders that are uploaded with the file, by their names there."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """What the registry says about a version. Anyone may have edited tags and description."""
+    """A version as the registry describes it. Anyone may have edited tags and description."""
 
     number: str
     run_id: str | None
     tags: Mapping[str, str]
     description: str
     made_at: str | None = None
-    """By the registry's own clock, UTC, ISO 8601; nobody can edit it. None: it does not say."""
+    """Creation time by the registry's own clock, UTC, ISO 8601; not editable. None: unknown."""
 
 
 class Registry(Protocol):
@@ -107,7 +107,7 @@ class Registry(Protocol):
         ...
 
     def has_model(self, name: str) -> bool:
-        """Whether the registered model is there."""
+        """Return whether the registered model is there."""
         ...
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
@@ -125,18 +125,18 @@ class Registry(Protocol):
     def download(
         self, name: str, number: str, folder: Path, *, extent: VersionSize = MAX_EXTENT
     ) -> Path:
-        """Download a version's artifact into `folder`; gives the path of its ONNX file.
+        """Download a version's artifact into `folder`; return the path of its ONNX file.
 
-        `extent`: how much it was; DigestMismatch where it is far more, before any of it comes.
-        What the draft had `beside` it is beside it again.
+        The draft's `beside` folders lie next to the file again. `extent`: its size when it was
+        promoted; raises DigestMismatch where it is far larger, before anything is downloaded.
         """
         ...
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
-        """Download single files that lie beside a version's file, by their paths there, to the same
-        paths in `folder`; those that are not there are left out.
+        """Download single files of a version, by their paths next to its ONNX file.
 
-        `most_bytes`: by path, how large each may be; DigestMismatch where one is larger.
+        They get the same paths in `folder`; missing ones are left out. `most_bytes`: by path, the
+        largest allowed size; raises DigestMismatch where a file is larger.
         """
         ...
 

@@ -17,27 +17,27 @@ from gate.errors import (
     Untrusted,
 )
 from gate.ledger.entry import LedgerEntry
-from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.layout import EVIDENCE, MAX_EXTENT, RECORDS
 from gate.records.runtime import RuntimeName
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.verify_release import (
-    named_beside,
+    claimed_fields,
+    companion_digests,
     release_from_version,
     standard,
-    stated,
     verify_statements,
 )
 from gate.registry.version_files import (
     Download,
     ExpectedDigests,
     Records,
-    Stated,
-    decision_beside,
-    evidence_beside,
-    trend_beside,
+    SignedExpectation,
+    load_decision,
+    load_evidence,
+    load_trend,
 )
 from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair
@@ -54,8 +54,8 @@ _SERVED_AS: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 
 
 def compare_records(champion: Champion, evidence: Evidence) -> ChampionComparison:
-    """What the evidence of the version that serves and this one say; or why they say nothing."""
-    fields, old = champion.fields_beside(evidence), champion.evidence
+    """Compare the champion's evidence with this one, or state why they can't be compared."""
+    fields, old = champion.record_fields(evidence), champion.evidence
     if old is None:
         return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
     problem = _difference(old, evidence)
@@ -70,7 +70,8 @@ def compare_records(champion: Champion, evidence: Evidence) -> ChampionCompariso
 
 
 def _difference(old: Evidence, new: Evidence) -> str | None:
-    """Why two pieces of evidence are not about one task; None: they are, or about one file."""
+    """Return why two pieces of evidence are not about one task; None: they are, or about one
+    file."""
     if old.subject.sha256 == new.subject.sha256:
         return None
     for what, theirs, ours in (
@@ -88,14 +89,14 @@ def _difference(old: Evidence, new: Evidence) -> str | None:
     return None
 
 
-def _answers(old: Evidence, new: Evidence) -> list[AnswersBeside]:
-    """By the first runtime that both were measured by."""
+def _answers(old: Evidence, new: Evidence) -> list[ChampionAnswers]:
+    """Return the accuracies of both by the first runtime on which both were measured."""
     for name in _SERVED_AS:
         theirs, ours = old.runtime(name), new.runtime(name)
         if theirs is not None and ours is not None and theirs.measured and ours.measured:
             before = _accuracies(theirs)
             return [
-                AnswersBeside(
+                ChampionAnswers(
                     name=output,
                     samples=new.dataset.samples,
                     disagreements=None,
@@ -117,30 +118,30 @@ def _accuracies(runtime: RuntimeEvidence) -> dict[str, float]:
     }
 
 
-# It is no word on what *should* serve, which the service alone can say: that looks again by its
-# ledger (`gate.registry.verify_release.outdated`).
+# It does not decide what *should* serve. Only the service does, from its ledger
+# (`gate.registry.verify_release.outdated`).
 
 
-def vouched_by_statements(
+def download_signed(
     model: RegisteredModel, number: str, *, trust: Trust, into: Path
 ) -> tuple[Path, LedgerEntry] | str:
-    """The file of a version, downloaded below `into`, and what a trusted measurer vouches for: all
-    of its bytes, its evidence and its verdict, for this model of this registry. Else what is
-    missing. What serves may grow old: its statements had to be young enough when they were made.
+    """Download a version's file below `into`, with what a trusted measurer signed about it.
 
-    Raises the RegistryErrors, StorageError.
+    The signature must cover all of its bytes, its evidence and its verdict, for this model of this
+    registry; otherwise the result states what is missing. A serving version may grow old: its
+    statements had to be young enough when they were made. Raises the RegistryErrors, StorageError.
     """
 
     def line_of(path: Path) -> LedgerEntry:
         try:
-            made = StatementPair.beside(path.parent / RECORDS).made_at
+            made = StatementPair.from_folder(path.parent / RECORDS).made_at
             names = model.identities()
-            fields = stated(path, model=model.name, trust=trust, registries=names, now=made)
+            fields = claimed_fields(path, model=model.name, trust=trust, registries=names, now=made)
         except Untrusted as error:
             raise EvidenceError(str(error)) from error
         return model.entry("passed", "its own statements", version=number).model_copy(update=fields)
 
-    expected = Stated(lambda path: ExpectedDigests.from_entry(line_of(path)))
+    expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(line_of(path)))
     download = Download.into(into, model.registry, of=(model.name, number, expected))
     try:
         path = download.proven()
@@ -149,7 +150,7 @@ def vouched_by_statements(
         assert records.statements is not None  # line_of has read them
         verify_statements(
             release_from_version(path, records, name=model.name, twin=None),  # it is not compared
-            files=named_beside(line),
+            files=companion_digests(line),
             trust=trust,
             registries=model.identities(),
             now=records.statements.made_at,
@@ -159,26 +160,24 @@ def vouched_by_statements(
     return path, line
 
 
-# Looking writes nothing: a wrong download is weather here, and condemns nobody.
+# Reading writes nothing: a wrong download is a transient error here, and flags no version.
 
 
 _UNNAMED = "the ledger names no evidence on it"
 
 
 def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
-    """The version that a new one has to be compared with (`standard`), downloaded below `into`.
+    """Download the version that a new one must be compared with (`standard`), below `into`.
 
-    `trust`: whose statements on it are believed where no line of the ledger vouches for it; None:
-    nobody's.
-
-    Raises MismatchUnconfirmed where what came is not what the ledger says, the other
-    RegistryErrors, EvidenceError where the ledger's chain is broken, StorageError.
+    `trust`: trusted keys for its statements where no line of the ledger approves it; None: no key.
+    Raises MismatchUnconfirmed where the download differs from the ledger, the other RegistryErrors,
+    EvidenceError where the ledger's chain is broken, StorageError.
     """
     found = _served(model)
     if isinstance(found, Champion):
         if found.state != "unvouched" or trust is None or found.version is None:
             return found
-        by_word = vouched_by_statements(model, found.version, trust=trust, into=into)
+        by_word = download_signed(model, found.version, trust=trust, into=into)
         if isinstance(by_word, str):
             return Champion(
                 state="unvouched", version=found.version, absent=f"{found.absent}; and {by_word}"
@@ -199,8 +198,8 @@ def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = N
 
 
 def champion_recorded(model: RegisteredModel) -> Champion:
-    """The same by the evidence that the ledger names, without its file. Raises as `champion_of`;
-    MismatchUnconfirmed where that evidence does not come, too."""
+    """The same by the evidence that the ledger names, without its file. Raises what `champion_of`
+    raises; MismatchUnconfirmed where that evidence does not come, too."""
     found = _served(model)
     if isinstance(found, Champion):
         return found
@@ -214,7 +213,7 @@ def champion_recorded(model: RegisteredModel) -> Champion:
         most_bytes = {f"{RECORDS}/{EVIDENCE}": RECORD_LIMIT}
         try:
             model.registry.fetch(model.name, found.version, folder, most_bytes=most_bytes)
-            evidence = evidence_beside(folder / "model.onnx", sha256=pinned)
+            evidence = load_evidence(folder / "model.onnx", sha256=pinned)
         except (DigestMismatch, EvidenceError, ArtifactMissing) as error:
             raise _unconfirmed(what, error) from error
         except ResourceGone as error:
@@ -228,18 +227,18 @@ def champion_recorded(model: RegisteredModel) -> Champion:
 
 
 def _served(model: RegisteredModel) -> Champion | LedgerEntry:
-    """The line that vouches for the standard, or why there is none."""
+    """Return the line that approves the standard, or why there is none."""
     history = model.history()
     number = standard(model.alias(CHAMPION), history)
     if number is None:
         return Champion(state="first", absent=f"no version of {model.name} serves yet")
-    vouched = history.vouching_for(number)
+    vouched = history.approving_entry(number)
     if vouched is not None and vouched.sha256 is not None:
         return vouched
     return Champion(
         state="unvouched",
         version=number,
-        absent=f"no line of the ledger {model.ledger.place} says that the gate passed it, so "
+        absent=f"no line of the ledger {model.ledger.location} says that the gate passed it, so "
         "nothing says which bytes it should hold",
     )
 
@@ -252,7 +251,7 @@ def _unconfirmed(what: str, error: GateError) -> MismatchUnconfirmed:
 
 
 def champion_if_any(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
-    """The same for whoever only shows it: what goes wrong is said, and never raised."""
+    """Return the champion for display only: failures are stated in the result and never raised."""
     try:
         return load_champion(model, into=into, trust=trust)
     except GateError as error:
@@ -260,10 +259,10 @@ def champion_if_any(model: RegisteredModel, *, into: Path, trust: Trust | None =
 
 
 def _read(path: Path, vouched: LedgerEntry) -> Champion:
-    """Raises DigestMismatch for evidence that the ledger does not name, StorageError."""
+    """Raise DigestMismatch for evidence that the ledger does not name, StorageError."""
     pinned = vouched.evidence_sha256
     try:
-        evidence = None if pinned is None else evidence_beside(path, sha256=pinned)
+        evidence = None if pinned is None else load_evidence(path, sha256=pinned)
         reason = _UNNAMED
     except EvidenceError as error:
         evidence, reason = None, f"it has no evidence beside its file: {error}"
@@ -277,13 +276,13 @@ def _read(path: Path, vouched: LedgerEntry) -> Champion:
         onnx_path=path,
         evidence=evidence,
         decision=_decision(path, vouched),
-        trend=trend_beside(path),
+        trend=load_trend(path),
     )
 
 
 def _decision(path: Path, vouched: LedgerEntry) -> Decision | None:
     try:
-        found = decision_beside(path)
+        found = load_decision(path)
     except (DigestMismatch, EvidenceError):
         return None
     digests = (found.subject_sha256, found.policy_sha256, found.evidence_sha256)

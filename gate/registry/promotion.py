@@ -23,109 +23,78 @@ from gate.errors import (
     ResourceGone,
     Untrusted,
 )
-from gate.ledger.entry import LedgerEntry, now, plain
+from gate.ledger.entry import LedgerEntry, now
 from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.registry.alias import model_lock, move_alias
 from gate.registry.create_version import Creation, ReleaseVersions
-from gate.registry.doubts import MismatchMemory
 from gate.registry.eligibility import check_bytes_allowed, veto
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
-from gate.registry.registered_model import RegisteredModel
+from gate.registry.registered_model import MismatchMemory, RegisteredModel
 from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
-from gate.registry.verify_release import (
-    additional_signers,
-    named_beside,
-    outdated,
-    verify_signatures,
-    verify_statements,
-)
-from gate.registry.version_files import Download, ExpectedDigests, statements_beside
+from gate.registry.verify_release import VerifiedRelease, outdated
+from gate.registry.version_files import Download, ExpectedDigests, load_statements
 from gate.registry.version_page import WAITS_FOR_SERVICE, outcome_on, way_back, write_status
 from gate.signing.statement import SignedStatement
 from gate.signing.trust import Trust
 from gate.storage.files import temporary_folder
 from gate.storage.workspace import key_in
 
-# It takes neither the ledger nor the right to move `champion`, so that whoever measures can be
-# another machine than the one that decides.
+# It needs neither the ledger nor the right to move `champion`, so that measuring and deciding can
+# run on different machines.
 
 
-def submit(
-    registry: Registry, release: Release, *, policy: Policy, trust: Trust | None = None
-) -> PromotionResult:
+def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult:
     """Make a version of the release and point `candidate` at it, if its decision is a PASS. The
-    same release handed in again finds its version, unless the service refused that.
-
-    `trust`: whose statements are believed here; None: the service alone looks whose they are.
+    same release handed in again finds its version, unless the service refused that. The ledger is
+    not needed.
 
     Refused (a returned outcome): the service judged it before, as its page says; the decision is
-    not PASS, the model's source files changed since it was measured, its evidence is too old, or
-    it has no statements, or such that the trust does not believe. `dry_run`: within `dvc exp run`.
-    `unchanged`: it is champion already.
+    not PASS, the model's source files changed since it was measured, it has no statements, or
+    evidence or statements are too old. `dry_run`: within `dvc exp run`. `unchanged`: it is champion
+    already.
 
-    Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
-    together; MismatchUnconfirmed where the registry does not give back what was sent;
+    Raises MismatchUnconfirmed where the registry does not give back what was sent;
     PromotionConflict where another version became the candidate meanwhile; the other RegistryErrors
     and StorageError as they come. After any of them nothing else than a version without an alias
     was made, and the next call finishes the job.
     """
-    release.verify(policy)
-    refusal = _refusal(registry, release, policy, trust=trust)
+    release = verified.release
+    refusal = verified.refusal or release.outdated() or verified.untimely(datetime.now(UTC))
+    if refusal is None and not _is_signed(release):
+        refusal = (
+            "it has no signed statements, and the service takes no file without them. Measure and "
+            "sign it: gate check --report --key"
+        )
     if refusal is not None:
         return PromotionResult("refused", None, None, refusal)
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to hand it in"
         return PromotionResult("dry_run", None, None, reason)
-    return _HandingIn(Creation(registry, release, policy), trust, MismatchMemory()).run()
+    creation = Creation(model.registry, release, verified.policy)
+    return _Submission(creation, verified.trust, MismatchMemory()).run()
 
 
-def _refusal(
-    registry: Registry, release: Release, policy: Policy, *, trust: Trust | None
-) -> str | None:
-    """What the service would say, as far as it can be told from here."""
-    now = datetime.now(UTC)
-    if policy.precision == "quantized":
-        return (
-            "a quantized file is handed in beside the exact one, as its twin, never in its place: "
-            "hand in the exact file, with a policy whose section twin is this one"
-        )
-    why_not = release.refusal or release.outdated() or release.untimely(policy, at=now)
-    if why_not is not None:
-        return why_not
+def _is_signed(release: Release) -> bool:
     twin = release.twin
-    if release.statements is None or (twin is not None and twin.statements is None):
-        return (
-            "nobody vouches for it: the service takes only what has signed statements. Measure and "
-            "sign it: gate check --report --key"
-        )
-    if trust is None:
-        return None
-    registries = frozenset({plain(registry.identity)})
-    try:
-        verify_statements(
-            release, files=named_beside(release), trust=trust, registries=registries, now=now
-        )
-    except Untrusted as error:
-        return str(error)
-    return None
+    return release.statements is not None and (twin is None or twin.statements is not None)
 
 
 @dataclass(frozen=True)
-class _HandingIn:
+class _Submission:
     """One release on its way to `candidate`."""
 
     creation: Creation
     trust: Trust | None
-    doubts: MismatchMemory
+    mismatches: MismatchMemory
 
     def run(self) -> PromotionResult:
         registry, release = self.creation.registry, self.creation.release
         name = release.model_name
         registry.ensure_model(name)
-        champion, found = registry.alias(name, CHAMPION), self._found()
+        champion, found = registry.alias(name, CHAMPION), self._existing_version()
         closed = None if found is None or found.number == champion else _closed(found)
         if found is not None and closed is not None:
             reason = (
@@ -154,14 +123,16 @@ class _HandingIn:
         )
         return PromotionResult("handed_in", number, champion, reason)
 
-    def _found(self) -> Version | None:
-        """A whole version of this very release with this very word; None: there is
-        none that the service did not refuse."""
+    def _existing_version(self) -> Version | None:
+        """Return a whole version of this very release with the same statements, or None.
+
+        A version that the service refused does not count.
+        """
         for version in self._candidates():
             try:
                 with temporary_folder() as folder:
                     path = self._download(version, into=folder).proven()
-                    if self._is_same_word(path):
+                    if self._has_same_statements(path):
                         return version
             except (DigestMismatch, ArtifactMissing):  # another is made: it could be so for good
                 continue
@@ -181,10 +152,10 @@ class _HandingIn:
             with temporary_folder() as folder:
                 try:
                     path = self._download(version, into=folder).proven()
-                    if not self._is_same_word(path):
+                    if not self._has_same_statements(path):
                         raise DigestMismatch("Its statements are others than those that were sent.")
                 except DigestMismatch as error:
-                    if last or not self.doubts.waits():
+                    if last or not self.mismatches.waits():
                         raise MismatchUnconfirmed(
                             f"version {number} of {self.creation.release.model_name} was made, and "
                             f"the registry gives back something else: {error} '{CANDIDATE}' was "
@@ -197,10 +168,11 @@ class _HandingIn:
         name, expected = self.creation.release.model_name, self.creation.expected(version.tags)
         return Download.into(into, self.creation.registry, of=(name, version.number, expected))
 
-    def _is_same_word(self, path: Path) -> bool:
-        """Whether the statements beside a file are the release's: signed by the same keys."""
+    def _has_same_statements(self, path: Path) -> bool:
+        """Return whether the statements next to a file are the release's: signed by the same
+        keys."""
         try:
-            there = statements_beside(path)
+            there = load_statements(path)
         except Untrusted:
             return False
         ours = self.creation.release.statements
@@ -230,7 +202,7 @@ class _HandingIn:
 
 
 def _closed(version: Version) -> str | None:
-    """What the registry says that became of a version; None: nothing yet."""
+    """Return the outcome that the registry records for a version, or None if there is none yet."""
     outcome, tag = outcome_on(version.description), version.tags.get(Tag.REVERTED)
     if outcome is not None:
         return f"its page says: {outcome}"
@@ -245,51 +217,23 @@ _TITLES = 3
 """Of waived checks in a reason."""
 
 
-def promote(
-    registry: Registry,
-    release: Release,
-    *,
-    policy: Policy,
-    ledger: Ledger,
-    trust: Trust | None = None,
-) -> PromotionResult:
+def promote(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult:
     """Make the release's file the champion, if the decision on it is a PASS.
 
-    `trust`: whose signatures it needs; None: it needs none.
+    Refused (a returned outcome): the decision is not PASS, the model's source files changed since
+    it was measured, its evidence is older than the policy allows or of the future, its statements
+    count no more at this time, or these bytes were rolled back or rejected in review. `passed`: the
+    policy asks for a review, and the version waits for it. `dry_run`: within `dvc exp run`, which
+    never promotes. `unchanged`: it serves already, whatever its age.
 
-    Refused (a returned outcome): trusted keys do not vouch for all of it, for this model in this
-    registry, at this time; the decision is not PASS, the model's source files changed since
-    it was measured, its evidence is older than the policy allows or of the future, or these bytes
-    were rolled back or rejected in review. `passed`: the policy asks for a review, and the version
-    waits for it. `dry_run`: within `dvc exp run`, which never promotes. `unchanged`: it serves
-    already, whatever its age.
-
-    Raises DigestMismatch or EvidenceError where file, evidence, policy and decision do not belong
-    together, or what the registry gives back is not what was sent; PromotionConflict where
-    another promotion is under way; the other RegistryErrors and StorageError as they come. After
-    any of them the old champion serves, and the next call finishes the job.
+    Raises DigestMismatch or EvidenceError where what the registry gives back is not what was sent;
+    PromotionConflict where another promotion is under way; the other RegistryErrors and
+    StorageError as they come. After any of them the champion is what the ledger says, or the next
+    owner of the lock moves it there, and the next call finishes the job.
     """
-    rule = ReviewSettings.of(policy)
-    model = RegisteredModel(registry, ledger, release.model_name, reviews=rule)
-    try:
-        if trust is not None:
-            signers = verify_signatures(release, trust=trust, registries=model.identities())
-            by = tuple(key.key_id for key in signers)
-            others = additional_signers((release, release.twin), trust=trust, but=by)
-            release = replace(release, signers=by, measured_by=others)
-        release.verify(policy)
-    except Untrusted as error:
-        return refuse(model, release, str(error))
-    except (DigestMismatch, EvidenceError) as error:
-        model.write("refused", str(error), about=release)
-        raise
-    if policy.precision == "quantized":
-        reason = (
-            "a quantized file is promoted beside the exact one, as its twin, never in its place: "
-            "hand in the exact file, with a policy whose section twin is this one"
-        )
-        return refuse(model, release, reason)
-    refusal = release.refusal or release.outdated()
+    model = replace(model, reviews=ReviewSettings.of(verified.policy))
+    release = verified.release
+    refusal = verified.refusal or release.outdated()
     if refusal is not None:
         return refuse(model, release, refusal)
     if "DVC_EXP_NAME" in os.environ:
@@ -297,7 +241,7 @@ def promote(
         return PromotionResult("dry_run", None, None, reason)
     with model_lock(model):
         # A broken ledger must stop the promotion before it touches the registry.
-        done = _Attempt(model, release, policy, model.history(), trust).promote()
+        done = _Attempt(model, verified, model.history()).promote()
         return replace(done, signers=release.signers)
 
 
@@ -306,10 +250,16 @@ class _Attempt:
     """One release on its way to `champion`, and the model's history as it was at first."""
 
     model: RegisteredModel
-    release: Release
-    policy: Policy
+    verified: VerifiedRelease
     history: ModelHistory
-    trust: Trust | None
+
+    @property
+    def release(self) -> Release:
+        return self.verified.release
+
+    @property
+    def policy(self) -> Policy:
+        return self.verified.policy
 
     def promote(self) -> PromotionResult:
         model, history = self.model, self.history
@@ -327,7 +277,7 @@ class _Attempt:
         serving = next((v.number for v in there if versions.serves_already(v)), None)
         if serving is not None and self._served_rightly(serving):
             return self._unchanged(serving)
-        late = self._too_late(champion, serving)
+        late = self._outdated_reason(champion, serving)
         if late is not None:
             return refuse(model, self.release, late)
         required = self.policy.review != "automatic"
@@ -339,32 +289,22 @@ class _Attempt:
             model.expect(CHAMPION, champion)
             model.point(CANDIDATE, number)
         if required:
-            return self._hand_in(number, champion)
+            return self._submit(number, champion)
         why, about = _why(self.release), self.release
         move_alias(
             model, model.entry("promoted", why, version=number, previous=champion, about=about)
         )
         return PromotionResult("promoted", number, champion, why)
 
-    def _too_late(self, champion: str | None, serving: str | None) -> str | None:
-        """Why what was measured and decided holds no more at this moment, or None. `serving`: the
-        champion, where that is this release already."""
-        now = datetime.now(UTC)
-        untimely = self.release.untimely(self.policy, at=now) or self._expired(now)
+    def _outdated_reason(self, champion: str | None, serving: str | None) -> str | None:
+        """Return why what was measured and decided holds no more at this moment, or None.
+
+        `serving`: the champion, where that is this release already.
+        """
+        untimely = self.verified.untimely(datetime.now(UTC))
         if untimely is not None or serving is not None or self.policy.incumbent is None:
             return untimely
         return outdated(self.release.compared_with, champion, self.history)
-
-    def _expired(self, now: datetime) -> str | None:
-        """Why the signatures, which were proven before, count no more at this moment, or None."""
-        if self.trust is None:
-            return None
-        names = self.model.identities()
-        try:
-            verify_signatures(self.release, trust=self.trust, registries=names, now=now)
-        except Untrusted as error:
-            return str(error)
-        return None
 
     def _served_rightly(self, number: str) -> bool:
         history = self.history
@@ -374,8 +314,8 @@ class _Attempt:
         model, previous = self.model, self.model.alias(PREVIOUS)
         if self._served_rightly(champion):
             reason = f"version {champion} serves these bytes already, under the same policy"
-            # What is beside its file is what was promoted, whatever was handed in now.
-            about = self.history.vouching_for(champion) or self.release
+            # The promoted files count, not those that were submitted now.
+            about = self.history.approving_entry(champion) or self.release
             model.write("unchanged", reason, version=champion, previous=previous, about=about)
         else:
             # A crash between the alias and the ledger's line, or a promotion from elsewhere.
@@ -384,7 +324,7 @@ class _Attempt:
         write_status(model, (champion, previous))
         return PromotionResult("unchanged", champion, previous, reason)
 
-    def _hand_in(self, number: str, champion: str | None) -> PromotionResult:
+    def _submit(self, number: str, champion: str | None) -> PromotionResult:
         """Have the version wait for its review."""
         waits = self.model.reviews.waits(shlex.quote(self.model.key), number)
         reason = f"{_why(self.release)}; {waits}"
@@ -419,9 +359,9 @@ def refuse(
     return PromotionResult("refused", version, None, reason)
 
 
-# Where somebody moved `champion` by hand, `previous` did not follow: then it goes back to what
-# served before that. Where he had pointed it at the version of `previous` itself, he rolled back by
-# hand: what serves stays, and is written down.
+# If `champion` was moved by hand, `previous` did not follow: then a rollback restores the version
+# that served before that. If it was moved to the version of `previous`, that was a rollback by
+# hand: the serving version stays, and the ledger records it.
 
 
 def rollback(
@@ -462,29 +402,28 @@ def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
     rolled_back = last is not None and (last.action, last.version) == ("rolled_back", champion)
     if last is not None and rolled_back and _is_left_behind(model, previous, last, history):
         return _resumed(model, last)
-    left = _left_by_hand(history, champion)
+    left = _version_before_manual_move(history, champion)
     if left is not None and champion == previous and history.served_before(champion, left):
-        return _rolled_back_by_hand(model, left, champion=champion, reason=reason)
-    vouched = _target(model, history, champion=champion, preferred=(left, previous))
-    if vouched is None:
+        return _roll_back_manual_move(model, left, champion=champion, reason=reason)
+    target = _proven_target(model, history, champion=champion, preferred=(left, previous))
+    if target is None:
         _refuse(
             model,
             f"{model.name} can't be rolled back: '{CHAMPION}' points at version {champion}, "
             f"'{PREVIOUS}' at {previous or 'none'}, and the ledger knows no other version that "
             "served and may serve again. There must have been two promotions.",
         )
-    target = _proven(model, vouched)
     _mark(model, champion, reason)
     if champion != history.serving:
-        reason = f"{reason} ({_by_hand(history, champion)})"
+        reason = f"{reason} ({_manual_move_text(history, champion)})"
     entry = model.entry(
         "rolled_back", reason, version=target.version, previous=champion, about=target
     )
     return _outcome(move_alias(model, entry))
 
 
-def _left_by_hand(history: ModelHistory, champion: str) -> str | None:
-    """What served before somebody pointed `champion` elsewhere by hand; None: nobody did."""
+def _version_before_manual_move(history: ModelHistory, champion: str) -> str | None:
+    """Return the version that served before `champion` was moved by hand; None if it was not."""
     last = history.last_move
     if last is None:
         return None
@@ -498,35 +437,58 @@ def _left_by_hand(history: ModelHistory, champion: str) -> str | None:
 def _is_left_behind(
     model: RegisteredModel, previous: str | None, last: LedgerEntry, history: ModelHistory
 ) -> bool:
-    """Whether `previous` did not follow the last rollback: it points at what serves since, or still
-    at a version that was left before."""
+    """Return whether `previous` did not follow the last rollback: it points at what serves since,
+    or still at a version that was left before."""
     if previous in (None, last.previous_version):
         return False
     return previous == last.version or isinstance(_eligible(model, previous, history), GateError)
 
 
-def _target(
+def _proven_target(
     model: RegisteredModel,
     history: ModelHistory,
     *,
     champion: str,
     preferred: tuple[str | None, ...],
-) -> LedgerEntry | GateError | None:
-    """The line that vouches for the version to go back to: the first of these, if it may serve;
-    else what `previous` says, if it may be gone back to; else what served last by the ledger and
-    may serve. Without any, what is said against the version of `previous`."""
+) -> LedgerEntry | None:
+    """The line of the version to go back to, whose bytes are proven; None: there is none. One whose
+    bytes are others is passed over, if another one may serve; else what is said against the first
+    is written down and raised."""
+    problem: GateError | None = None
+    for found in _targets(model, history, champion=champion, preferred=preferred):
+        try:
+            if isinstance(found, LedgerEntry):
+                return _proven(model, found)
+        except DigestMismatch as error:
+            problem = problem or error
+        else:
+            problem = problem or found
+    if problem is not None:
+        model.write("refused", str(problem))
+        raise problem
+    return None
+
+
+def _targets(
+    model: RegisteredModel,
+    history: ModelHistory,
+    *,
+    champion: str,
+    preferred: tuple[str | None, ...],
+) -> Iterator[LedgerEntry | GateError]:
+    """Yield the lines of the versions that a rollback may restore, the preferred first.
+
+    They are: the first of these, if it may serve; the version of `previous`, or the objection to
+    it; and the versions that served by the ledger and may serve, newest first.
+    """
     left, previous = preferred
-    found: LedgerEntry | GateError | None = None
     if left not in (None, champion) and _may_serve(model, left, history):
-        return _eligible(model, left, history)
-    if previous not in (None, champion):
-        found = _eligible(model, previous, history)
-        if isinstance(found, LedgerEntry):
-            return found
+        yield _eligible(model, left, history)
+    if previous not in (None, champion, left):
+        yield _eligible(model, previous, history)
     for version in history.served:
-        if version not in (champion, previous) and _may_serve(model, version, history):
-            return _eligible(model, version, history)
-    return found
+        if version not in (champion, previous, left) and _may_serve(model, version, history):
+            yield _eligible(model, version, history)
 
 
 def _may_serve(model: RegisteredModel, version: str | None, history: ModelHistory) -> bool:
@@ -536,10 +498,14 @@ def _may_serve(model: RegisteredModel, version: str | None, history: ModelHistor
         return False
 
 
-def _rolled_back_by_hand(
+def _roll_back_manual_move(
     model: RegisteredModel, left: str, *, champion: str, reason: str
 ) -> PromotionResult:
-    vouched = _proven(model, _eligible(model, champion, model.history()))
+    try:
+        vouched = _proven(model, _eligible(model, champion, model.history()))
+    except GateError as error:
+        model.write("refused", str(error))
+        raise
     why = f"{reason} ('{CHAMPION}' had been pointed back at version {champion} by hand)"
     with contextlib.suppress(ResourceGone):
         _mark(model, left, reason)
@@ -558,7 +524,7 @@ def _mark(model: RegisteredModel, version: str, reason: str) -> None:
         model.registry.set_tag(model.name, version, key=Tag.ROLLED_BACK, value=note)
 
 
-def _by_hand(history: ModelHistory, champion: str) -> str:
+def _manual_move_text(history: ModelHistory, champion: str) -> str:
     return (
         f"'{CHAMPION}' had been pointed at version {champion} by hand; by the ledger version "
         f"{history.serving or 'none'} served"
@@ -591,8 +557,10 @@ def _outcome(line: LedgerEntry) -> PromotionResult:
 def _eligible(
     model: RegisteredModel, target: str | None, history: ModelHistory
 ) -> LedgerEntry | GateError:
-    """The line that vouches for a version to go back to, or why it can't be gone back to. Its bytes
-    are not proven yet. Raises the RegistryErrors but ResourceGone."""
+    """Return the line that approves a version to restore, or why it can't be restored.
+
+    Its bytes are not verified yet. Raises the RegistryErrors except ResourceGone.
+    """
     assert target is not None
     line = history.rollback_of(target)
     try:
@@ -604,10 +572,10 @@ def _eligible(
             )
         if line is not None:
             history = history.without(line)
-        vouched = history.vouching_for(target) if history.was_served(target) else None
+        vouched = history.approving_entry(target) if history.was_served(target) else None
         if vouched is None:
             return EvidenceError(
-                f"the ledger {model.ledger.place} has no line that version {target} of "
+                f"the ledger {model.ledger.location} has no line that version {target} of "
                 f"{model.name} was ever promoted, so nothing says which bytes it should hold. Roll "
                 "back where the ledger is, or promote a measured file."
             )
@@ -620,10 +588,8 @@ def _eligible(
 
 
 def _proven(model: RegisteredModel, found: LedgerEntry | GateError) -> LedgerEntry:
-    """The line of a version whose bytes are proven; else what is said against it is written down
-    and raised."""
+    """The line of a version whose bytes are proven; else what is said against it is raised."""
     if isinstance(found, GateError):
-        model.write("refused", str(found))
         raise found
     assert found.version is not None
     model.prove(found.version, ExpectedDigests.needed(found))

@@ -14,7 +14,7 @@ from gate.registry.version_files import Records, twin_file
 
 
 def write_twin(twin: EvaluatedFile, folder: Path) -> None:
-    """Copy a twin into `folder`, as it goes beside the exact file. Raises StorageError."""
+    """Copy a twin into `folder`, in its layout next to the exact file. Raises StorageError."""
     try:
         for name in (twin.onnx_path.name, *twin.evidence.subject.external_data):
             target = folder / name

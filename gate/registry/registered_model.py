@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,34 +25,86 @@ from gate.ledger.history import SERVING, HistoryCache, ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.ledger.maintenance import same
 from gate.records.layout import VersionSize
-from gate.registry.answers import answer_of, received_digest
-from gate.registry.doubts import MismatchMemory
 from gate.registry.interface import Alias, Registry
 from gate.registry.release import Release
 from gate.registry.reviews import ReviewSettings
-from gate.registry.version_files import Download, Expected, ExpectedDigests
+from gate.registry.version_files import Download, Expected, ExpectedDigests, received_digest
 from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.safe_text import check_model_name
 from gate.storage.workspace import key_in
 
-# One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
-# pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that
-# tells of an error, is never confirmed.
+# A store may answer wrongly once. The same wrong bytes in a second, fresh download after a pause
+# are a mismatch to act on; bytes that differ each time never are.
+
+PAUSE_S = 5.0
+"""How long a command waits before it downloads once more, in seconds."""
+
+_PAUSES = 3
+"""For how many mismatches one command waits, because others wait for its lock."""
+
+MismatchKey = tuple[str, str, Expected]
+"""Model with its workspace, version, and what was expected of it."""
+
+
+class MismatchMemory:
+    """Downloads with wrong bytes that no second download has confirmed. They are forgotten when the
+    process ends."""
+
+    def __init__(
+        self,
+        pause_s: float | None = None,
+        *,
+        wait: Callable[[float], None] | None = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pause_s`: seconds between two downloads at least; None: PAUSE_S. `wait`: None for a
+        caller that comes again by itself, and does not hold a lock meanwhile."""
+        self._pause_s = PAUSE_S if pause_s is None else pause_s
+        self._wait = wait
+        self._clock = clock
+        self._waits_left = _PAUSES
+        self._first: dict[MismatchKey, tuple[Digest, float]] = {}
+
+    def confirms(self, key: MismatchKey, digest: Digest) -> bool:
+        """Return True if an earlier download, at least a pause ago, had the same bytes; else keep
+        this one."""
+        now, before = self._clock(), self._first.get(key)
+        if before is None or before[0] != digest:
+            self._first[key] = (digest, now)
+            return False
+        return now - before[1] >= self._pause_s
+
+    def forget(self, key: MismatchKey) -> None:
+        """Forget a mismatch: the right bytes came, or it was acted on."""
+        self._first.pop(key, None)
+
+    def waits(self) -> bool:
+        """Wait for the pause; False: the caller comes again later, or has waited often enough."""
+        if self._wait is None or self._waits_left == 0:
+            return False
+        self._waits_left -= 1
+        self._wait(self._pause_s)
+        return True
+
+    def unconfirmed(self, model: str) -> frozenset[str]:
+        """Return the versions of a model of which a download had wrong bytes."""
+        return frozenset(version for name, version, _ in self._first if name == model)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the versions of a model are read: within which limits, and what is remembered of it. Of
-    one command; of a service it is the same in each look."""
+    """The limits and caches for reading the versions of a model.
+
+    A command has its own; a service uses the same one for each reconciliation.
+    """
 
     limits: SandboxLimits = field(default_factory=SandboxLimits.of_service)
     """Within which a child process reads and runs the files of versions."""
-    doubts: MismatchMemory = field(default_factory=MismatchMemory)
-    """Downloads that were not what they should be, and that nothing confirmed yet."""
+    mismatches: MismatchMemory = field(default_factory=MismatchMemory)
     histories: HistoryCache = field(default_factory=HistoryCache)
-    """Of whoever looks again and again."""
+    """The reading of a service, which reads the same versions repeatedly."""
 
 
 T = TypeVar("T")
@@ -65,7 +118,7 @@ _DIGESTS = (
 
 
 class Details(TypedDict, total=False):
-    """What a line may say besides action and reason."""
+    """The optional fields of a ledger line, besides action and reason."""
 
     version: str | None
     previous: str | None
@@ -74,21 +127,19 @@ class Details(TypedDict, total=False):
     comment: str | None
     """A reviewer's."""
     approvers: tuple[str, ...]
-    """Ids of the keys that signed an approval; else those of the line that it is about, where the
+    """IDs of the keys that signed an approval; else those of the line that it is about, where the
     version goes on serving by them."""
-    operation: str | None
-    """Of a conflict: the move of `champion` that is over by it."""
 
 
 @dataclass(frozen=True)
 class RegisteredModel:
-    """Everything that promotion, rollback and the service look at of one registered model."""
+    """A registered model with the ledger, for promotion, rollback and the service."""
 
     registry: Registry
     ledger: Ledger
     name: str
     cause: str | None = None
-    """What made us look, for the ledger; None: somebody called."""
+    """Cause of the operation, for the ledger; None: a user's command."""
     reviews: ReviewSettings = field(default_factory=ReviewSettings)
     """By which tag reviewers speak, and whether they sign."""
     reading: Reading = field(default_factory=Reading, compare=False, repr=False)
@@ -102,7 +153,7 @@ class RegisteredModel:
         return key_in(self.registry.identity, self.name)
 
     def history(self) -> ModelHistory:
-        """What the ledger says of this model in this registry now.
+        """Return the current ledger history of this model in this registry.
 
         Raises EvidenceError where its chain is broken, StorageError.
         """
@@ -129,7 +180,6 @@ class RegisteredModel:
                 "reason": reason,
                 "cause": self.cause,
                 "comment": details.get("comment"),
-                "operation": details.get("operation"),
                 "approvers": details.get("approvers") or _approvers(action, details.get("about")),
                 **_digests(details.get("about")),
             }
@@ -147,54 +197,58 @@ class RegisteredModel:
             return {}
 
     def prove(self, number: str, expected: ExpectedDigests) -> None:
-        """Download a version and hash it, and what is to be beside it.
+        """Download a version and verify the digests of its files.
 
-        Raises DigestMismatch, after writing a violation down; MismatchUnconfirmed, the
-        RegistryErrors, StorageError.
+        Raises DigestMismatch where a second download gives the same result; MismatchUnconfirmed,
+        the RegistryErrors, StorageError.
         """
         with temporary_folder() as folder:
             self.read(number, expected, _nothing, into=folder)
 
     def read(self, number: str, expected: Expected, use: Callable[[Path], T], *, into: Path) -> T:
-        """What `use` makes of the proven file of a version, with all that is beside it, below a
-        folder. Of its errors DigestMismatch, EvidenceError, LimitExceeded and OnnxFileError are
-        mismatches, too.
+        """Download a version below a folder, verify its digests, and return what `use` makes of it.
 
-        Raises a mismatch where a second, fresh download says the same; one of bytes that passed is
-        written down as a violation before. MismatchUnconfirmed where nothing says so yet; the
-        RegistryErrors, StorageError.
+        `use` gets the path of the verified file, with its other files in the same folder. If it
+        raises DigestMismatch, EvidenceError, LimitExceeded or OnnxFileError, that is a mismatch,
+        too.
+
+        Raises a mismatch where a second, fresh download gives the same result. Nothing is written
+        into the ledger: the next call downloads again. Raises MismatchUnconfirmed where no second
+        download has confirmed it yet; the RegistryErrors, StorageError.
         """
-        key = (self.key, number, expected)
+        key, mismatches = (self.key, number, expected), self.reading.mismatches
         for first in (True, False):
             download = Download.into(into, self.registry, of=(self.name, number, expected))
             try:
                 used = use(download.proven())
             except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
-                if self.reading.doubts.confirms(key, received_digest(download)):
+                if mismatches.confirms(key, received_digest(download)):
                     self._check_store(download, error)
-                    self.reading.doubts.forget(key)  # the next time two downloads are needed again
-                    if not download.is_proven and isinstance(expected, ExpectedDigests):
-                        self.write("violation", str(error), version=number, about=expected.sha256)
+                    mismatches.forget(key)  # the next time two downloads are needed again
                     raise
-                if not (first and self.reading.doubts.waits()):
-                    raise _doubt(download, error, self.reading.doubts.duration(key)) from error
+                if not (first and mismatches.waits()):
+                    raise MismatchUnconfirmed(
+                        f"{download.what} has wrong bytes in one download. It is not flagged: a "
+                        f"second download has to confirm that. {error} Retry later. If it lasts, "
+                        "look at the artifact store."
+                    ) from error
             else:
-                self.reading.doubts.forget(key)
+                mismatches.forget(key)
                 return used
             shutil.rmtree(download.folder)
         raise AssertionError("the second download ends it")
 
     def _check_store(self, download: Download, mismatch: GateError) -> None:
-        """Look whether the store gives what it should of another version, and of all that are in
-        doubt. Raises MismatchUnconfirmed where it does not: then it is no witness against this one;
+        """Download one other version, and all that have an unconfirmed mismatch. Raises
+        MismatchUnconfirmed where one of them has wrong bytes, too: then the store is in trouble;
         the RegistryErrors, StorageError."""
-        history, doubtful = self.history(), self.reading.doubts.about(self.key)
-        is_witness = False
-        for other in sorted(history.sound, key=lambda version: version not in doubtful):
-            vouched = history.vouching_for(other)
+        history, unconfirmed = self.history(), self.reading.mismatches.unconfirmed(self.key)
+        is_sound = False
+        for other in sorted(history.sound, key=lambda version: version not in unconfirmed):
+            vouched = history.approving_entry(other)
             if other == download.number or vouched is None:
                 continue
-            if is_witness and other not in doubtful:
+            if is_sound and other not in unconfirmed:
                 return
             with temporary_folder() as folder:
                 of = (self.name, other, ExpectedDigests.needed(vouched))
@@ -204,24 +258,24 @@ class RegisteredModel:
                     continue
                 except DigestMismatch as error:
                     raise MismatchUnconfirmed(
-                        f"{download.what} came otherwise than it should twice, and so does version "
-                        f"{other}: the artifact store counts as unavailable, and nothing is "
-                        f"condemned. {mismatch} Look at the store."
+                        f"{download.what} has wrong bytes in two downloads, and so has version "
+                        f"{other}: the artifact store counts as unavailable. No version is "
+                        f"flagged. {mismatch} Look at the store."
                     ) from error
-            is_witness = True
+            is_sound = True
 
-    def point(self, alias: Alias, number: str, *, operation: str | None = None) -> None:
+    def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.
 
-        (Setting it again would fire an event.) Raises as `expect`.
+        (Setting it again would fire an event.) Raises what `expect` raises.
         """
         if self.alias(alias) != number:
             self.registry.set_alias(self.name, alias, number)
-            self.expect(alias, number, operation=operation)
+            self.expect(alias, number)
 
-    def expect(self, alias: Alias, number: str | None, *, operation: str | None = None) -> None:
+    def expect(self, alias: Alias, number: str | None) -> None:
         """Raise PromotionConflict, after writing it down, if an alias is not where we left it; and
-        the RegistryErrors. `operation`: the move that is over then."""
+        the RegistryErrors."""
         version = self.alias(alias)
         if version == number:
             return
@@ -230,21 +284,8 @@ class RegisteredModel:
             f"promotion left it at {number or 'none'}: another host moved it in the meantime. "
             f"Look at the registry; if '{alias}' must change again, repeat."
         )
-        self.write("conflict", reason, version=version, operation=operation)
+        self.write("conflict", reason, version=version)
         raise PromotionConflict(reason)
-
-
-def _doubt(download: Download, mismatch: GateError, duration: str) -> MismatchUnconfirmed:
-    answer = answer_of(download)
-    why = (
-        "nothing says yet that somebody changed it"
-        if answer is None
-        else f"{answer}, as a store in trouble answers"
-    )
-    return MismatchUnconfirmed(
-        f"{download.what} did not come as it should: {why}. Nothing is condemned. {mismatch} "
-        f"Repeat in a while.{duration}"
-    )
 
 
 def _nothing(_path: Path) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, Self
 
 from gate.decision.decide import Decision, decide
-from gate.errors import DigestMismatch, EvidenceError, PolicyError
+from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, PolicyError
 from gate.golden.folder import files_of, read_golden
 from gate.golden.manifest import GoldenManifest, Origin
-from gate.ledger.entry import ComparedWith, TwinDigests
+from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.onnx_file.release_file import ReleaseFile, is_release_file
 from gate.onnx_file.sandboxed_reading import verify_description, verify_files
 from gate.policy.overrides import sentence
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.champion_comparison import Trend
-from gate.records.evidence import Evidence
+from gate.records.evidence import Evidence, Source
 from gate.records.layout import GOLDEN, VersionSize
 from gate.registry.interface import Draft, Tag
 from gate.sandbox.limits import SandboxLimits
@@ -49,11 +49,26 @@ class GoldenFolder:
         return cls(path, vectors.golden, vectors.sha256)
 
 
+@dataclass(frozen=True)
+class VerificationRules:
+    """How a release is verified."""
+
+    limits: SandboxLimits | None = None
+    """Within which a child process reads the file; None: it is our own, and is read in this
+    process."""
+    line: LedgerEntry | None = None
+    """Of a registered version: the entry that names what is beside it. What was decided by another
+    policy, or without the comparison of this entry, is decided again. None: a release that is to be
+    promoted, by the policy that decided on it."""
+    at: datetime | None = None
+    """When statements and keys must count; None: when the verdict was made."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedFile:
     """A file, its evidence and decision, and the golden vectors that go beside it.
 
-    What it says of itself is what was opened: only `verify` looks at the disk.
+    What it says of itself is what was opened: only `verified` looks at the disk.
     """
 
     onnx_path: Path
@@ -64,13 +79,11 @@ class EvaluatedFile:
     preprocessing: Path | None = None
     """The spec of preprocessing whose digest is in the evidence."""
     statements: StatementPair | None = None
-    """Who vouches for evidence and decision; None: nobody signed."""
+    """Signatures of evidence and decision; None: they are not signed."""
 
-    def verify(self, policy: Policy, *, limits: SandboxLimits | None = None) -> None:
-        """Prove that file, evidence, policy, decision and golden vectors belong together.
-
-        `limits`: within which a child process reads the file; None: it is our own, and is read in
-        this process.
+    def verified(self, policy: Policy, rules: VerificationRules) -> Self:
+        """Prove that file, evidence, policy, decision and golden vectors belong together; gives it
+        with the decision as it is decided again. Only `verify_release` calls it.
 
         Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
         again does not give this decision, or the golden vectors were computed by other code of the
@@ -78,14 +91,20 @@ class EvaluatedFile:
         LimitExceeded.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
-        verify_files(self.onnx_path, self.evidence)
-        verify_description(self.onnx_path, self.evidence, limits)
+        try:
+            # One pass: the digest is that of the bytes that are parsed.
+            verify_description(self.onnx_path, self.evidence, rules.limits)
+        except (EvidenceError, OnnxFileError, PolicyError):
+            verify_files(self.onnx_path, self.evidence)  # raises DigestMismatch for other bytes
+            raise
+        incumbent = decision.incumbent or (rules.line.incumbent if rules.line else None)
+        by = (decision.policy_sha256, decision.incumbent)
+        is_anew = rules.line is not None and by != (policy.digest(), incumbent)
         decision.subject_sha256.verify(subject, what="the evidence's file")
-        decision.policy_sha256.verify(policy.digest(), what="the policy")
+        if not is_anew:
+            decision.policy_sha256.verify(policy.digest(), what="the policy")
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
-        again = decide(
-            policy, self.evidence, incumbent=decision.incumbent, decided_at=decision.decided_at
-        )
+        again = decide(policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at)
         if self.golden is not None:
             made_for, origin = self.golden.golden.model.sha256, self.golden.golden.origin
             vectors = f"the golden vectors in {self.golden.path}"
@@ -94,12 +113,13 @@ class EvaluatedFile:
             self._verify_code(origin, what=vectors)
             self._verify_vectors_of_parts(self.golden.golden, what=vectors)
         self._verify_preprocessing()
-        if again.conclusion() != decision.conclusion():
+        if not is_anew and again.conclusion() != decision.conclusion():
             raise EvidenceError(
                 f"the decision says {decision.verdict} in {len(decision.checks)} checks; its own "
                 f"evidence and policy give {again.verdict} in {len(again.checks)} checks, not the "
                 "same ones. It was edited, or made by another version of the gate: decide again."
             )
+        return replace(self, decision=again if is_anew else decision)
 
     @property
     def golden_sha256(self) -> Digest | None:
@@ -108,7 +128,8 @@ class EvaluatedFile:
 
     @property
     def why_not(self) -> str | None:
-        """Why the decision refuses the file; None for a PASS by a policy as it is written."""
+        """Return why the decision refuses the file; None for a PASS by a policy as it is
+        written."""
         decision = self.decision
         if decision.tried:
             return (
@@ -126,7 +147,8 @@ class EvaluatedFile:
         return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
-        """Why the evidence is too old for a promotion at this moment, or of its future, or None."""
+        """Return why the evidence is too old for a promotion at this moment, or of its future, or
+        None."""
         text = self.evidence.measured_at
         measured, remedy = (
             moment(text),
@@ -220,38 +242,34 @@ class Release(EvaluatedFile):
     trend: Trend = field(default_factory=Trend)
     """Of the releases before this one."""
     signers: tuple[str, ...] = ()
-    """Ids of the keys that were proven to vouch for the verdict, for the ledger; whoever promotes
-    fills them in."""
+    """IDs of the keys that were verified to sign the verdict, for the ledger; set on promotion."""
     measured_by: tuple[str, ...] = ()
     """The same of further keys that signed what was measured."""
 
-    def verify(self, policy: Policy, *, limits: SandboxLimits | None = None) -> None:
+    def verified(self, policy: Policy, rules: VerificationRules) -> Self:
         """Prove that all of it belongs together, the twin too.
 
-        Raises DigestMismatch and EvidenceError, as `Judged.verify`; EvidenceError for a twin that
-        the policy does not name, or names and is not there, or is of another model, and as
-        `verify_origin`.
+        Raises DigestMismatch and EvidenceError, as `EvaluatedFile.verified`; EvidenceError for a
+        twin that the policy does not name, or names and is not there, or is of another model, and
+        as `verify_origin`.
         """
-        super().verify(policy, limits=limits)
+        verified = super().verified(policy, rules)
         if self.twin is None and policy.twin is None:
-            return
+            return verified
         if self.twin is None or policy.twin is None:
             there = "no quantized twin" if self.twin is None else "a quantized twin"
             names = "names one" if policy.twin is not None else "names none"
             raise EvidenceError(
                 f"the release has {there}, the policy {names} (gate.twin). Give both or neither."
             )
-        self.twin.verify(policy.twin, limits=limits)
-        verify_origin(self.twin, exact=self, limits=limits)
-        ours, its = (
-            (source.factory, source.checkpoint_sha256, source.preprocess_sha256)
-            for source in (self.evidence.source, self.twin.evidence.source)
-        )
+        line = rules.line and rules.line.model_copy(update={"incumbent": None})
+        twin = self.twin.verified(policy.twin, replace(rules, line=line))
+        verify_origin(self.twin, exact=self, limits=rules.limits)
+        ours, its = (_reference(each.evidence.source) for each in (self, self.twin))
         if ours != its:
             raise EvidenceError(
-                f"the twin was measured against the model {its[0]} with checkpoint {its[1]} and "
-                f"preprocessing {its[2]}, the file against {ours[0]}, {ours[1]}, {ours[2]}. "
-                "Measure both against the same model."
+                f"the twin was measured against {its}, the file against {ours}. Measure both "
+                "against the same model."
             )
         exact, quantized = self.evidence.source.code, self.twin.evidence.source.code
         if exact is not None and quantized is not None and exact != quantized:
@@ -259,10 +277,11 @@ class Release(EvaluatedFile):
                 "the model's code is not the same in the twin's evidence: "
                 f"{', '.join(quantized.changes_since(exact))}. Measure both again."
             )
+        return replace(verified, twin=twin)
 
     @property
     def refusal(self) -> str | None:
-        """Why it must not be promoted; None where every decision is a PASS."""
+        """Return why it must not be promoted; None where every decision is a PASS."""
         if self.why_not is not None:
             return self.why_not
         if self.twin is not None and self.twin.why_not is not None:
@@ -270,7 +289,7 @@ class Release(EvaluatedFile):
         return None
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
-        """As of what it is made of, the twin too."""
+        """Return why the evidence of the file or the twin is too old or in the future, or None."""
         late = None if self.twin is None else self.twin.untimely(policy, at=at)
         return super().untimely(policy, at=at) or (late and f"the quantized twin: {late}")
 
@@ -290,12 +309,12 @@ class Release(EvaluatedFile):
 
     @property
     def twin_digests(self) -> TwinDigests | None:
-        """What the ledger notes of the twin."""
+        """Return the digests of the twin for the ledger; None without a twin."""
         return None if self.twin is None else digests_of(self.twin)
 
     @property
     def compared_with(self) -> ComparedWith | None:
-        """What the ledger notes of the version that it was compared with."""
+        """Return the digests of the comparison with the champion for the ledger."""
         return ComparedWith.of(self.decision)
 
     @property
@@ -345,19 +364,22 @@ class Release(EvaluatedFile):
 
 @dataclass(frozen=True)
 class PromotionResult:
-    """What came of it. `version` serves now (refused: what the answer is about, if anything)."""
+    """The result of a promotion.
+
+    `version` serves now; of a refusal, it is the version that the reason is about, if any.
+    """
 
     outcome: Outcome
     version: str | None
     previous_version: str | None
     reason: str
     signers: tuple[str, ...] = ()
-    """Ids of the keys that vouch for the verdict; none: nobody was asked to sign, or nothing was
+    """IDs of the keys that signed the verdict; none: no signature was required, or nothing was
     tried."""
 
 
 def digests_of(twin: EvaluatedFile) -> TwinDigests:
-    """Of a twin as it was opened."""
+    """Return the digests of a twin as it was loaded."""
     return TwinDigests(
         sha256=twin.decision.subject_sha256,
         evidence_sha256=twin.decision.evidence_sha256,
@@ -371,8 +393,8 @@ def verify_origin(
     """A twin is of these very bytes, as its own metadata says; of a release it has the same chain
     and parts, each of which is the exact one of that name or was quantized from it.
 
-    Both are to be verified before. `limits`: as of `Judged.verify`. Raises EvidenceError with the
-    name of the part, and as `origin_within`.
+    Both are to be verified before. `limits`: as of `VerificationRules`. Raises EvidenceError with
+    the name of the part, and as `origin_within`.
     """
     from gate.onnx_file.sandboxed_reading import origin_within
 
@@ -436,3 +458,14 @@ def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimi
         raise EvidenceError(
             f"no part of the twin {twin.onnx_path} is quantized: all are the exact ones. {remedy}"
         )
+
+
+def _reference(source: Source) -> str:
+    """Return a description of the reference, by digest where it has one: an ONNX file may have
+    moved."""
+    what = (
+        f"the model {source.factory} with checkpoint {source.checkpoint_sha256}"
+        if source.onnx_sha256 is None
+        else f"the ONNX file {source.onnx_sha256}"
+    )
+    return f"{what} and preprocessing {source.preprocess_sha256}"

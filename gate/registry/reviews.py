@@ -14,7 +14,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import REJECTED, ReviewTag
 from gate.records.layout import DECISION, DECISION_STATEMENT, EVIDENCE_STATEMENT, RECORDS
 from gate.registry.interface import Registry, Tag, Version
-from gate.registry.version_files import decision_beside, statements_beside
+from gate.registry.version_files import load_decision, load_statements
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.predicates import Approval, Reviewable, Word, signers_of
 from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
@@ -37,7 +37,7 @@ STATEMENT_TAG = "gate.review_statement."
 follows (`gate.registry.reviews`)."""
 
 _QUOTED = 80
-"""Characters of a wrong word that are repeated."""
+"""Largest number of characters of an invalid review word that are quoted."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ReviewSettings:
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
-        """As a policy says."""
+        """Create the settings that a policy specifies."""
         return cls(policy.review_tag, policy.review == "signed")
 
     def waits(self, model: str, version: str) -> str:
@@ -65,24 +65,26 @@ class ReviewSettings:
 
 
 def rejects(tags: Mapping[str, str], tag: ReviewTag) -> bool:
-    """Whether the reviewer's word is a no: by the configured tag, or by the gate's own."""
+    """Return whether the reviewer rejects: by the configured tag, or by the gate's own."""
     return any(tag.may_reject(key) and tag.is_no(value) for key, value in tags.items())
 
 
 def approves(tags: Mapping[str, str], tag: ReviewTag) -> bool:
-    """Whether the reviewer's word is a yes, and nobody says no."""
+    """Return whether the reviewer approves, and no tag rejects."""
     return any(map(tag.is_yes, _values(tags, tag))) and not rejects(tags, tag)
 
 
 def speaks(tags: Mapping[str, str], tag: ReviewTag) -> bool:
-    """Whether a reviewer said yes or no, by his tag or in a statement."""
+    """Return whether there is a review, by tag or in a statement."""
     signed = any(key.startswith(STATEMENT_TAG) for key in tags)
     return signed or approves(tags, tag) or rejects(tags, tag)
 
 
 def correction(tags: Mapping[str, str], tag: ReviewTag) -> str | None:
-    """What to answer a reviewer whose word is none, or in another tag; None where he wrote one of
-    the two, or nothing."""
+    """Return the answer to a reviewer who wrote an invalid review word or used another tag.
+
+    None where the tags hold a valid word, or none.
+    """
     if approves(tags, tag) or rejects(tags, tag):
         return None
     write = f"write {tag.approved} or {tag.rejected}"
@@ -96,8 +98,10 @@ def correction(tags: Mapping[str, str], tag: ReviewTag) -> str | None:
 
 
 def comment(tags: Mapping[str, str]) -> str | None:
-    """What the reviewer wrote beside his word, on one line, without what could steer a terminal,
-    and not without end; None where that is nothing."""
+    """Return the reviewer's comment on one line, without control characters and of limited length.
+
+    None where it is empty.
+    """
     return shortened(tags.get(Tag.REVIEW_COMMENT, ""), COMMENT_LIMIT) or None
 
 
@@ -107,7 +111,7 @@ def quoted(text: str | None) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """What people read of a stranger's text: on one line, and so much at most."""
+    """Return untrusted text printable, on one line, and at most `limit` characters long."""
     text = make_printable(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
@@ -116,9 +120,9 @@ def _values(tags: Mapping[str, str], tag: ReviewTag) -> Iterator[str]:
     return (value for key, value in tags.items() if tag.is_named(key))
 
 
-# A reviewer needs to edit the registered model, and neither the ledger nor the service. What he
-# reads here anybody may have written who may write to the registry: the service proves it by the
-# ledger.
+# A reviewer needs the right to edit the registered model, and access to neither the ledger nor the
+# service. The data shown here is not trusted, because every writer to the registry can change it:
+# the service verifies it by the ledger.
 
 
 STATEMENT_LIMIT = 5000
@@ -133,26 +137,26 @@ _MOST_BYTES = {
 
 @dataclass(frozen=True)
 class ReviewSubmission:
-    """A version that a reviewer is to judge, with the decision on it and who vouches for that."""
+    """A version to review, with the decision on it and the signatures of that."""
 
     of: Reviewable
     decision: Decision
     statements: StatementPair | None
-    """None: nobody signed."""
+    """None: they are not signed."""
     version: Version
 
     @classmethod
     def read(cls, registry: Registry, model: str, number: str) -> Self:
-        """Read a version and what is beside its file, without the file.
+        """Read a version's decision and statements, without the ONNX file.
 
         Raises EvidenceError and DigestMismatch where there is no whole decision, Untrusted for
-        statements that are none, the RegistryErrors, StorageError.
+        malformed statements, the RegistryErrors, StorageError.
         """
         version = registry.version(model, number)
         with temporary_folder() as folder:
             registry.fetch(model, number, folder, most_bytes=_MOST_BYTES)
             beside = folder / "model.onnx"
-            decision, statements = decision_beside(beside), statements_beside(beside)
+            decision, statements = load_decision(beside), load_statements(beside)
         of = Reviewable(
             registry=plain(registry.identity),
             model=model,
@@ -190,11 +194,11 @@ class ReviewSubmission:
     def review(
         self, registry: Registry, word: Word, key: SigningKey, *, comment: str | None = None
     ) -> int:
-        """Sign a word on it and put that on the version; gives how many characters it takes. A
-        rejection is said by the gate's own tag as well, which needs no signature.
+        """Sign a review and write it to the version; return its length in characters.
 
-        Raises EvidenceError, DigestMismatch and Untrusted where an approval makes no sense,
-        KeyUnusable, and the RegistryErrors, also where the word does not fit or does not stay.
+        A rejection is also written to the gate's own tag, which needs no signature. Raises
+        EvidenceError, DigestMismatch and Untrusted where an approval is not possible, KeyUnusable,
+        and the RegistryErrors, also where the review does not fit or was not stored.
         """
         if word == "approved":
             self.check()
@@ -222,7 +226,7 @@ class ReviewSubmission:
 
 
 def statements_in(tags: Mapping[str, str]) -> dict[str, str]:
-    """What stands in the tags for signed reviews, by the short id of the key that each names."""
+    """Return the signed reviews in the tags, by the short ID of the key that each tag names."""
     return {
         key.removeprefix(STATEMENT_TAG): tags[key]
         for key in sorted(tags)
@@ -237,14 +241,14 @@ _LINES_IN_SECONDS = timedelta(seconds=1)
 """The ledger's lines have no smaller parts: what was signed within that second was before."""
 
 _SHOWN = 3
-"""Statements of unknown keys that are named; anybody may put as many there as he likes."""
+"""Largest number of statements by unknown keys that are named: users can add any number."""
 
 _KEY_LENGTH = 12
 
 
 @dataclass(frozen=True)
 class Review:
-    """One reviewer's word that counts."""
+    """One reviewer's review that counts."""
 
     key: PublicKey
     comment: str | None
@@ -255,7 +259,7 @@ class Review:
 
 @dataclass(frozen=True)
 class ReviewTally:
-    """What was counted: each key once, and why others do not count."""
+    """The counted reviews, one for each key, and why the others do not count."""
 
     needed: int
     approvals: Mapping[str, Review]
@@ -265,12 +269,12 @@ class ReviewTally:
 
     @property
     def is_approved(self) -> bool:
-        """Whether enough reviewers approve it, and none rejects it."""
+        """Return whether enough reviewers approve it, and none rejects it."""
         return len(self.approvals) >= self.needed and not self.rejections
 
     @property
     def comment(self) -> str | None:
-        """What they wrote, with their names where several did; for the ledger."""
+        """Return the comments for the ledger, with the reviewers' names if several commented."""
         voices = [*self.rejections.values()] or [*self.approvals.values()]
         written = [voice for voice in voices if voice.comment]
         if len(written) == 1:
@@ -279,7 +283,7 @@ class ReviewTally:
         return shortened("; ".join(texts), COMMENT_LIMIT) or None
 
     def __str__(self) -> str:
-        """What is there, and what is not, for reviewers."""
+        """Return the approvals that count and the problems, as a text for reviewers."""
         names = ", ".join(map(str, self.approvals.values()))
         counted = f"{len(self.approvals)} of {self.needed} signed approvals"
         return "; ".join([f"{counted} ({names})" if names else counted, *self.problems])
@@ -287,25 +291,28 @@ class ReviewTally:
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewCounter:
-    """By what statements are counted."""
+    """The rules by which review statements are counted."""
 
     trust: Trust
     registries: frozenset[str]
     """All addresses of the registry."""
     measurers: frozenset[str]
-    """Ids of the keys that vouched for the verdict."""
+    """IDs of the keys that signed the verdict."""
     closed_at: str | None
     """When the version was refused, promoted or left before it waited now: each approval is used
     once."""
     now: datetime
 
     def names_a_reviewer(self, tags: Mapping[str, str]) -> bool:
-        """Whether there is anything to count."""
+        """Return whether there is anything to count."""
         return any(short in self._reviewers for short in statements_in(tags))
 
     def count(self, tags: Mapping[str, str], of: Reviewable | None) -> ReviewTally:
-        """Of the statements in these tags, those on exactly this version; None: there is nothing to
-        count. Total: whatever the tags hold, it is counted or told of."""
+        """Count the statements in these tags that are on exactly this version.
+
+        `of` is None: there is nothing to count. Never raises: a tag that can't be read is a problem
+        in the tally.
+        """
         approvals: dict[str, Review] = {}
         rejections: dict[str, Review] = {}
         problems = []

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.decision.decide import Decision, decide
+from gate.decision.decide import Decision
 from gate.errors import DigestMismatch, EvidenceError, Untrusted
 from gate.golden.folder import read_record
 from gate.golden.manifest import GoldenManifest
 from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
-from gate.records.champion_comparison import ChampionComparison
+from gate.records.champion_comparison import Trend
 from gate.records.layout import QUANTIZED
 from gate.registry.quantized_twin import twin_in
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import EvaluatedFile, Release, moment
-from gate.registry.version_files import Records, statements_beside
+from gate.registry.release import EvaluatedFile, Release, VerificationRules, moment
+from gate.registry.version_files import Records, load_statements
 from gate.signing.keys import PublicKey
 from gate.signing.predicates import VerificationSummary
 from gate.signing.statement import Resource, SignedStatement
@@ -38,7 +39,7 @@ from gate.signing.verification import (
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import as_mismatch
 
-# The decision holds the comparison, and lies where anybody may write who may write to the registry:
+# The decision holds the comparison, and is stored where every writer to the registry can change it:
 # the ledger has its digest.
 
 
@@ -55,7 +56,10 @@ def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None
 
 
 def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
-    """What the version of a line was compared with, by whoever decided, or by the service."""
+    """Return the comparison with the champion that a line records.
+
+    It was made where the file was decided, or by the service.
+    """
     if line is None:
         return None
     return line.compared_with if line.incumbent is None else ComparedWith.of_record(line.incumbent)
@@ -76,10 +80,10 @@ def standard(champion: str | None, history: ModelHistory) -> str | None:
 def outdated(
     compared: ComparedWith | None, champion: str | None, history: ModelHistory
 ) -> str | None:
-    """Why a comparison is not one with what serves at this moment, where `champion` points at that
-    version; None where it is."""
+    """Return why a comparison is not one with what serves at this moment, where `champion` points
+    at that version; None where it is."""
     current = standard(champion, history)
-    vouched = None if current is None else history.vouching_for(current)
+    vouched = None if current is None else history.approving_entry(current)
     sha256 = None if vouched is None else vouched.sha256
     if compared is not None and (compared.version, compared.sha256) == (current, sha256):
         return None
@@ -109,11 +113,11 @@ def verify_statements(
     registries: frozenset[str],
     now: datetime,
 ) -> tuple[PublicKey, ...]:
-    """Prove that trusted keys vouch for all of a release, the twin included, and for this model in
-    the registry of these addresses; gives who signed the decision. `files`: what else goes with it
-    and has to be named, by its name in the statement (`named_beside`).
+    """Verify that trusted keys signed all of a release for this model; return the decision's
+    signers.
 
-    Raises Untrusted.
+    The twin is included. `registries`: all addresses of the registry. `files`: further digests that
+    the statement must name, by their names there (`companion_digests`). Raises Untrusted.
     """
     signers = _verify(release, files=files, trust=trust, now=now)
     assert release.statements is not None
@@ -141,9 +145,11 @@ def verify_statements(
     return signers
 
 
-def named_beside(which: LedgerEntry | Release) -> dict[str, Digest]:
-    """What a statement has to name beside the file: of a release, or of the version that a line
-    vouches for."""
+def companion_digests(which: LedgerEntry | Release) -> dict[str, Digest]:
+    """Return the digests that a statement must name in addition to the file.
+
+    `which`: a release, or the ledger line that approves the version.
+    """
     named = {GOLDEN: which.golden_sha256, PREPROCESSING: which.preprocess_sha256}
     return {name: digest for name, digest in named.items() if digest is not None}
 
@@ -151,18 +157,20 @@ def named_beside(which: LedgerEntry | Release) -> dict[str, Digest]:
 def additional_signers(
     judged: Iterable[EvaluatedFile | None], *, trust: Trust, but: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Ids of the measurers' keys that signed any statement of these, other than some; of a key that
+    """IDs of the measurers' keys that signed any statement of these, other than some; of a key that
     is not valid now, too, but of none that was revoked."""
     there = (each.statements for each in judged if each is not None)
-    return _others((each for each in there if each is not None), trust=trust, but=but)
+    return _further_measurers((each for each in there if each is not None), trust=trust, but=but)
 
 
-def stated(
+def claimed_fields(
     path: Path, *, model: str, trust: Trust, registries: frozenset[str], now: datetime
 ) -> dict[str, Any]:
-    """What the statements beside a downloaded file, in which nothing else was read yet, promise of
-    it and of what is beside it: fields of a line of the ledger. They are proven to be of trusted
-    keys, and on this model in the registry of these addresses; what they promise is not.
+    """Return the fields of a ledger line that the signed statements next to a file claim.
+
+    No other file of the download has been read yet. The signatures are verified: they are by
+    trusted keys, on this model in the registry of these addresses. The claims themselves are not
+    verified.
 
     Raises Untrusted, StorageError.
     """
@@ -190,11 +198,11 @@ def stated(
             golden_sha256=_subject(signed, f"{_TWIN}{GOLDEN}"),
         )
         signed_all.append(twins)
-    fields["measured_by"] = _others(signed_all, trust=trust, but=fields["signers"])
+    fields["measured_by"] = _further_measurers(signed_all, trust=trust, but=fields["signers"])
     return fields
 
 
-def _others(
+def _further_measurers(
     statements: Iterable[StatementPair], *, trust: Trust, but: tuple[str, ...]
 ) -> tuple[str, ...]:
     signed = (one for each in statements for one in (each.evidence, each.decision))
@@ -205,7 +213,7 @@ def _others(
 def _decision_of(
     path: Path, *, trust: Trust, now: datetime
 ) -> tuple[StatementPair, VerificationSummary, tuple[PublicKey, ...]]:
-    statements = statements_beside(path)
+    statements = load_statements(path)
     if statements is None:
         raise Untrusted(f"there are no statements beside the file. {_REMEDY}")
     signed, what = statements.decision, "the statement on the decision"
@@ -233,8 +241,11 @@ def _verify(
 
 
 def _names(signed: SignedStatement, judged: EvaluatedFile, *, below: str = "") -> bool:
-    """Whether the file is among the subjects, by its digest: a registry may give it another name.
-    With external data all files are, by their names, as the manifest has them."""
+    """Return whether the file is among the subjects, by its digest: a registry may give it another
+    name.
+
+    With external data all files are, by their names, as the manifest has them.
+    """
     subject, statement = judged.evidence.subject, signed.statement
     if not subject.external_data:
         return statement.names(subject.sha256)
@@ -273,37 +284,110 @@ def _digest(resource: Resource, *, what: str) -> Digest:
         ) from error
 
 
-# Statements are looked at before anything else of a release: they say which digests it must have.
+# Statements are verified before anything else of a release: they contain the digests that it must
+# have.
 
 
-def verify_signatures(
-    release: Release, *, trust: Trust, registries: frozenset[str], now: datetime | None = None
-) -> tuple[PublicKey, ...]:
-    """Prove, as `verify_statements` does, that trusted keys vouch for all of a release, and that
-    its verdict names what goes with it, by name, and nothing else. Gives who signed the verdict.
-    `now`: None for when it was made, whatever its age.
+_MADE_HERE = object()
 
-    Raises Untrusted where they don't; DigestMismatch, EvidenceError and StorageError where the
-    files are not those of the evidence.
+
+@dataclass(frozen=True)
+class VerifiedRelease:
+    """A release that `verify_release` has verified. No caller needs to verify it again."""
+
+    release: Release
+    """With the decision as it was decided again."""
+    policy: Policy
+    signers: tuple[PublicKey, ...]
+    """Keys that signed the verdict; none: no signature was required."""
+    trust: Trust | None
+    """The trust by which it was verified; None: no statements are required."""
+    _made_by: object = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self._made_by is not _MADE_HERE:
+            raise TypeError("only verify_release() makes a VerifiedRelease")
+
+    @property
+    def decision(self) -> Decision:
+        """Return the decision, as it was computed again."""
+        return self.release.decision
+
+    @property
+    def refusal(self) -> str | None:
+        """Return why it must not be promoted, regardless of its age, or None."""
+        if self.policy.precision == "quantized":
+            return (
+                "a quantized file is promoted beside the exact one, as its twin, never in its "
+                "place: submit the exact file, with a policy whose section twin is this one"
+            )
+        return self.release.refusal
+
+    def untimely(self, at: datetime) -> str | None:
+        """Return why evidence or statements are too old at a moment, or of its future; or None."""
+        late = self.release.untimely(self.policy, at=at)
+        if late is not None or self.trust is None:
+            return late
+        try:
+            for each in (self.release, self.release.twin):
+                if each is not None and each.statements is not None:
+                    with _about_the_twin() if each is self.release.twin else nullcontext():
+                        each.statements.check_age(self.trust, at=at)
+        except Untrusted as error:
+            return str(error)
+        return None
+
+    def described(
+        self, *, run_id: str, description: str, trend: Trend | None = None
+    ) -> VerifiedRelease:
+        """The same with the MLflow run, the description and the trend that its version gets."""
+        trend = trend or self.release.trend
+        release = replace(self.release, run_id=run_id, description=description, trend=trend)
+        return replace(self, release=release)
+
+
+def verify_release(
+    release: Release,
+    *,
+    policy: Policy,
+    trust: Trust | None = None,
+    registries: frozenset[str] = frozenset(),
+    rules: VerificationRules | None = None,
+) -> VerifiedRelease:
+    """Verify signatures once, hash and parse the file in one pass, and decide again.
+
+    `trust`: keys whose statements are required; None: none are. `registries`: all addresses of the
+    registry that the verdict must be for. Without an entry of the ledger (`rules`) the verdict must
+    name exactly the files of the release.
+
+    Raises Untrusted where trusted keys did not sign all of it; DigestMismatch, EvidenceError,
+    PolicyError and LimitExceeded as `Release.verified`; StorageError.
     """
-    statements = release.statements
-    signers = verify_statements(
-        release,
-        files=named_beside(release),
-        trust=trust,
-        registries=registries,
-        now=now or (datetime.now(UTC) if statements is None else statements.made_at),
-    )
-    _verify_names(release, subjects_of_release(release))
-    if release.twin is not None:
-        with _about_the_twin():
-            _verify_names(release.twin, _subjects(release.twin))
-    return signers
+    signers: tuple[PublicKey, ...] = ()
+    rules = rules or VerificationRules()
+    if trust is not None:
+        statements = release.statements
+        now = rules.at or (datetime.now(UTC) if statements is None else statements.made_at)
+        files = companion_digests(rules.line or release)
+        signers = verify_statements(
+            release, files=files, trust=trust, registries=registries, now=now
+        )
+        if rules.line is None:
+            _verify_names(release, subjects_of_release(release))
+            if release.twin is not None:
+                with _about_the_twin():
+                    _verify_names(release.twin, _subjects(release.twin))
+        by = tuple(key.key_id for key in signers)
+        others = additional_signers((release, release.twin), trust=trust, but=by)
+        release = replace(release, signers=by, measured_by=others)
+    return VerifiedRelease(release.verified(policy, rules), policy, signers, trust, _MADE_HERE)
 
 
 def subjects_of_release(release: Release) -> dict[str, Digest]:
-    """What a verdict on a release names: its files, and those of its twin, with the golden vectors
-    of both. Raises as `subjects_of`."""
+    """Return the subjects of a verdict on a release: its files and those of its twin.
+
+    The golden vectors of both are included. Raises the exceptions of `subjects_of`.
+    """
     subjects = _subjects(release)
     if release.twin is not None:
         twin = release.twin
@@ -317,8 +401,7 @@ def subjects_of_release(release: Release) -> dict[str, Digest]:
 
 @dataclass(frozen=True)
 class MeasuredFile:
-    """What was signed when a file was measured, and the folder of the golden vectors that were
-    written then."""
+    """The signed measurement of a file, and the folder of its golden vectors."""
 
     statement: SignedStatement
     vectors: Path
@@ -326,7 +409,7 @@ class MeasuredFile:
 
 @dataclass(frozen=True)
 class VerdictSigning:
-    """Signing verdicts for one resource, on what this trust vouches for."""
+    """Signing of verdicts for one resource, on measurements that this trust accepts."""
 
     signatory: Signatory
     trust: Trust
@@ -334,7 +417,7 @@ class VerdictSigning:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the key may say what was decided, now."""
+        """Return whether the key may say what was decided, now."""
         keys = self.trust.keys("measurers", at=datetime.now(UTC))
         return self.signatory.key.public.key_id in {key.key_id for key in keys}
 
@@ -346,11 +429,11 @@ class VerdictSigning:
         measured: MeasuredFile,
         twin: MeasuredFile | None = None,
     ) -> Release:
-        """The release with statements, and its twin with its own. `measured`, `twin`: what was
-        signed when the file and its twin were measured.
+        """Sign the verdicts on a release and its twin, and return it with the statements.
 
-        Raises Untrusted, and signs nothing, where that does not vouch for what is decided on;
-        KeyUnusable; otherwise as `subjects_of`.
+        `measured`, `twin`: the signed measurements of the file and of its twin. Raises Untrusted,
+        and signs nothing, where they are not about the evidence that was decided on; KeyUnusable;
+        what `subjects_of` raises.
         """
         self._prove(release, measured)
         if release.twin is not None and policy.twin is not None:
@@ -365,7 +448,7 @@ class VerdictSigning:
         self, twin: EvaluatedFile, policy: Policy, *, measured: MeasuredFile | None
     ) -> EvaluatedFile:
         if measured is None:
-            raise Untrusted("nobody signed its evidence. Measure it: gate check --report.")
+            raise Untrusted("its evidence is not signed. Measure it: gate check --report.")
         self._prove(twin, measured)
         subjects = _subjects(twin)
         statements = self._signed(twin, subjects, measured, precision=policy.precision)
@@ -460,12 +543,12 @@ def _contents(golden: GoldenManifest) -> tuple[object, ...]:
 
 
 ReadTrust = Callable[[], Trust | None]
-"""Whose word counts at this moment; None: no statements are asked for. Raises PolicyError where
-nobody can say now."""
+"""Returns the current trust; None: no statements are required. Raises PolicyError where it can't be
+read now."""
 
 
-def nobody() -> None:
-    """No statements are asked for."""
+def no_trust() -> None:
+    """Return None: no statements are required."""
 
 
 @dataclass(frozen=True)
@@ -477,23 +560,25 @@ class Terms:
     at: datetime
     trust: Trust | None = None
     approved: Digest | None = None
-    """The decision whose approval reviewers have signed, as whoever judges has found; None: he has
-    not looked."""
+    """The decision that reviewers approved by signature; None: not determined."""
 
     @classmethod
     def now(
-        cls, policy: Policy, trust: ReadTrust = nobody, *, approved: Digest | None = None
+        cls, policy: Policy, trust: ReadTrust = no_trust, *, approved: Digest | None = None
     ) -> Terms:
-        """Of a promotion at this moment. Raises as `ReadTrust`."""
+        """Create the terms of a promotion at this moment. Raises the exceptions of `ReadTrust`."""
         return cls(policy, datetime.now(UTC), trust(), approved)
 
     @classmethod
     def of(
-        cls, policy: Policy, history: ModelHistory, version: str, *, trust: ReadTrust = nobody
+        cls, policy: Policy, history: ModelHistory, version: str, *, trust: ReadTrust = no_trust
     ) -> Terms | None:
-        """Of a version that the ledger says was promoted. None: the service judged and deployed it
-        then, and neither age nor another policy or trust takes it out of service. Raises as
-        `ReadTrust`, which is asked for no other version."""
+        """Return the terms of a version that was promoted according to the ledger.
+
+        None where it was deployed: the service judged it then, and neither its age nor another
+        policy or trust takes it out of service. Raises the exceptions of `ReadTrust`, which is
+        called only for a version that was not deployed.
+        """
         line, present = history.promotion_of(version), datetime.now(UTC)
         if history.was_deployed(version):
             return None
@@ -501,11 +586,12 @@ class Terms:
         return cls(policy, present if promoted is None else min(promoted, present), trust())
 
 
-def verify_release(
+def judge_version(
     path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms
 ) -> str | None:
-    """Why the evidence beside a proven file does not allow it under these terms, or None. What was
-    decided by another policy is decided anew.
+    """Return why the evidence of a verified file does not allow it under these terms, or None.
+
+    A decision by another policy is computed again.
 
     Raises DigestMismatch and EvidenceError where file and records do not belong together, or can't
     be read; LimitExceeded where reading takes too much; StorageError where this machine can't.
@@ -525,18 +611,24 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
     if terms.approved is not None:
         terms.approved.verify(records.decision.digest(), what="the decision that was approved")
     release = release_from_version(path, records, name=model.name, twin=vouched.twin)
-    if terms.trust is not None:
-        _verify_word(release, model, vouched=vouched, trust=terms.trust, at=terms.at)
     policy, passed_by = terms.policy, release.decision.policy_sha256
-    compared = release.decision.incumbent or vouched.incumbent
-    if policy.incumbent is not None and compared is None:
+    if release.twin is not None and policy.twin is not None and passed_by != policy.digest():
+        # The golden vectors are of the policy that passed it; the ledger has their digest.
+        release = replace(release, twin=replace(release.twin, golden=None))
+    needs_word = terms.trust is not None and not _may_be_unsigned(model, vouched, terms.trust)
+    verified = verify_release(
+        release,
+        policy=policy,
+        trust=terms.trust if needs_word else None,
+        registries=model.identities() if needs_word else frozenset(),
+        rules=VerificationRules(model.reading.limits, vouched, terms.at),
+    )
+    release = verified.release
+    if policy.incumbent is not None and release.decision.incumbent is None:
         return (
-            "nobody compared it with the version that served when it was promoted, and the policy "
+            "it was not compared with the champion at its promotion, and the policy "
             "in force asks for that (incumbent). Hand it in again, or promote it anew."
         )
-    if passed_by != policy.digest() or release.decision.incumbent != compared:
-        release = _decided_anew(release, policy, compared)
-    release.verify(policy, limits=model.reading.limits)
     if release.refusal is not None and vouched.incumbent is not None:
         return f"compared by the service with what serves, its decision is {release.refusal}"
     if release.refusal is not None and passed_by != policy.digest():
@@ -550,28 +642,24 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
     return release.untimely(policy, at=terms.at)
 
 
-def _verify_word(
-    release: Release, model: RegisteredModel, *, vouched: LedgerEntry, trust: Trust, at: datetime
-) -> None:
-    """Trusted keys vouch for it, in this registry. What the ledger promoted before anybody had to
-    sign may go without, where the operator says so. Raises Untrusted."""
-    number, history = vouched.version, model.history()
-    if (
+def _may_be_unsigned(model: RegisteredModel, vouched: LedgerEntry, trust: Trust) -> bool:
+    """Return whether the ledger promoted it before signatures were required, and this is
+    accepted."""
+    return (
         trust.unsigned == "accept_existing"
         and vouched.action != "passed"
-        and number is not None
-        and history.passed_before_signing(number)
-    ):
-        return
-    files, registries = named_beside(vouched), model.identities()
-    verify_statements(release, files=files, trust=trust, registries=registries, now=at)
+        and vouched.version is not None
+        and model.history().passed_before_signing(vouched.version)
+    )
 
 
 def release_from_version(
     path: Path, records: Records, *, name: str, twin: TwinDigests | None
 ) -> Release:
-    """What a downloaded version is made of, but for the golden vectors of the exact file. Raises as
-    `twin_in`."""
+    """Create the release of a downloaded version, without the exact file's golden vectors.
+
+    Raises the exceptions of `twin_in`.
+    """
     beside = path.parent / QUANTIZED
     return Release(
         model_name=name,
@@ -584,20 +672,3 @@ def release_from_version(
         # What the ledger does not name was put there afterwards, and is not read.
         twin=twin_in(beside, twin) if twin is not None and beside.is_dir() else None,
     )
-
-
-def _decided_anew(release: Release, policy: Policy, compared: ChampionComparison | None) -> Release:
-    """By the policy in force, and with the comparison that counts: what the decision beside the
-    version left open for the service is no other decision."""
-    twin = release.twin
-    if twin is not None and policy.twin is not None:
-        # The golden vectors are of the policy that passed it; the ledger has their digest.
-        twin = replace(twin, decision=_decision(twin, policy.twin), golden=None)
-    return replace(release, decision=_decision(release, policy, compared), twin=twin)
-
-
-def _decision(
-    judged: EvaluatedFile, policy: Policy, compared: ChampionComparison | None = None
-) -> Decision:
-    at = judged.decision.decided_at
-    return decide(policy, judged.evidence, incumbent=compared, decided_at=at)

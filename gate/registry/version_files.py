@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,7 @@ from gate.golden.folder import read_golden
 from gate.ledger.entry import LedgerEntry, TwinDigests
 from gate.onnx_file.release_file import is_release_file
 from gate.onnx_file.sandboxed_reading import digest_of_model
-from gate.preprocess.spec import prove_spec, spec_beside
+from gate.preprocess.spec import prove_spec, spec_path
 from gate.records.champion_comparison import Trend
 from gate.records.evidence import Evidence
 from gate.records.layout import (
@@ -34,8 +36,8 @@ from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import RECORD_LIMIT, as_mismatch, read_untrusted
 
-# They say nothing by themselves, since whoever may write to the registry may write them. The ledger
-# holds the digests that they must have.
+# They prove nothing by themselves, because every user who may write to the registry may write them.
+# The ledger holds the digests that they must have.
 
 _TREND_LIMIT = 1 << 16
 """Bytes of a trend at most: twenty rows take some 5 kB."""
@@ -48,7 +50,7 @@ class Records:
     evidence: Evidence
     decision: Decision
     statements: StatementPair | None = None
-    """Who vouches for both; None: nobody signed."""
+    """Signatures of both; None: they are not signed."""
 
     def write(self, folder: Path) -> None:
         """Write them. Raises StorageError."""
@@ -59,7 +61,7 @@ class Records:
 
     @classmethod
     def load(cls, onnx_path: Path, *, evidence: Digest | None = None) -> Records:
-        """The records beside a downloaded file; the evidence with this digest, where one is pinned.
+        """Load the records next to a downloaded file; with a pinned digest, only that evidence.
 
         Raises EvidenceError where they are not whole, DigestMismatch for other evidence,
         StorageError.
@@ -71,34 +73,38 @@ class Records:
                 f"the version has no {' and no '.join(missing)} beside its file: it was not "
                 "promoted by this version of the gate. Promote the file anew."
             )
-        measured = evidence_beside(onnx_path, sha256=evidence)
-        return cls(measured, decision_beside(onnx_path), statements_beside(onnx_path))
+        measured = load_evidence(onnx_path, sha256=evidence)
+        return cls(measured, load_decision(onnx_path), load_statements(onnx_path))
 
 
-def evidence_beside(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
-    """The evidence beside a downloaded file. Raises as `Records.beside`."""
+def load_evidence(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
+    """Load the evidence next to a downloaded file. Raises the exceptions of `Records.load`."""
     data = read_untrusted(onnx_path.parent / RECORDS / EVIDENCE, limit=RECORD_LIMIT)
     return Evidence.from_untrusted(data, what="the evidence beside the version", sha256=sha256)
 
 
-def decision_beside(onnx_path: Path) -> Decision:
-    """The decision beside a downloaded file. Raises as `Records.beside`."""
+def load_decision(onnx_path: Path) -> Decision:
+    """Load the decision next to a downloaded file. Raises the exceptions of `Records.load`."""
     data = read_untrusted(onnx_path.parent / RECORDS / DECISION, limit=RECORD_LIMIT)
     return Decision.from_untrusted(data, what="the decision beside the version")
 
 
-def statements_beside(onnx_path: Path) -> StatementPair | None:
-    """The statements beside a downloaded file; None where there is none at all. Raises Untrusted
-    where one of the two is missing or malformed, StorageError."""
+def load_statements(onnx_path: Path) -> StatementPair | None:
+    """Load the statements next to a downloaded file; None where there are none at all.
+
+    Raises Untrusted where one of the two is missing or malformed, StorageError.
+    """
     folder = onnx_path.parent / RECORDS
     if not any((folder / name).exists() for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)):
         return None
-    return StatementPair.beside(folder)
+    return StatementPair.from_folder(folder)
 
 
-def trend_beside(onnx_path: Path) -> Trend:
-    """The trend beside a downloaded file. It is there to be looked at, and anybody may have written
-    it: what is not there, or can't be read, is an empty one."""
+def load_trend(onnx_path: Path) -> Trend:
+    """Load the trend next to a downloaded file; an empty one where it can't be read.
+
+    It is for display only and is not trusted.
+    """
     try:
         data = read_untrusted(onnx_path.parent / RECORDS / TREND, limit=_TREND_LIMIT)
         return Trend.from_untrusted(data, what="the trend beside the version")
@@ -107,8 +113,10 @@ def trend_beside(onnx_path: Path) -> Trend:
 
 
 def twin_file(folder: Path) -> Path:
-    """The one release file of the folder, beside which its parts may lie; without any the one ONNX
-    file. Raises EvidenceError."""
+    """Return the one release file of the folder, or else its one ONNX file. Raises EvidenceError.
+
+    The parts of a release may lie next to the release file.
+    """
     there = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink())
     releases = [path for path in there if is_release_file(path)]
     found = releases or [path for path in there if path.suffix == ".onnx"]
@@ -124,7 +132,7 @@ def twin_file(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedDigests:
-    """What a version's file is to be, and what is to be beside it."""
+    """The expected digests of a version's file and of the other files of the version."""
 
     sha256: Digest
     """Of the ONNX file, as evidence counts it."""
@@ -136,16 +144,16 @@ class ExpectedDigests:
     evidence: Digest | None = None
     """Of the evidence, which names the file's external data; nothing else of it is needed."""
     extent: VersionSize = MAX_EXTENT
-    """How much all of it is."""
+    """Upper limits of their number and size."""
 
     @classmethod
     def from_entry(cls, line: LedgerEntry) -> ExpectedDigests:
-        """What a line of the ledger says that vouches for a version."""
+        """Create it from the ledger line that approves a version."""
         return replace(cls.needed(line), golden=_hex(line.golden_sha256), twin=line.twin)
 
     @classmethod
     def needed(cls, line: LedgerEntry) -> ExpectedDigests:
-        """What a version can't serve without; golden vectors prove, and nothing needs them."""
+        """Create it without golden vectors, which serving does not need."""
         assert line.sha256 is not None
         twin = line.twin
         return cls(
@@ -158,9 +166,10 @@ class ExpectedDigests:
 
 
 def prove(path: Path, expected: ExpectedDigests, *, what: str) -> None:
-    """Hash the file and what is to be beside it; nothing is parsed that is not the expected bytes.
+    """Verify the digests of the file and of the other files of the version.
 
-    Raises DigestMismatch, whatever goes wrong in reading what came; StorageError.
+    Only files with the expected digest are parsed. Raises DigestMismatch for every failure to read
+    the download; StorageError.
     """
     with as_mismatch(what):
         names = external_data_of(path, expected.evidence)
@@ -170,11 +179,11 @@ def prove(path: Path, expected: ExpectedDigests, *, what: str) -> None:
         if expected.twin is not None:
             prove_twin(path.parent / QUANTIZED, expected.twin, what=what)
         if expected.preprocessing is not None:
-            prove_spec(spec_beside(path), expected.preprocessing, what=what)
+            prove_spec(spec_path(path), expected.preprocessing, what=what)
 
 
 def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
-    """The same for the twin in `folder`, beside its exact file."""
+    """Verify the twin in `folder` in the same way."""
     try:
         path = twin_file(folder)
     except EvidenceError as error:
@@ -192,12 +201,14 @@ def _hex(digest: Digest | None) -> str | None:
 
 
 def external_data_of(path: Path, evidence: Digest | None) -> tuple[str, ...]:
-    """Names of the data files, as the very evidence tells that was recorded; none where it is not
-    there any more: then the file alone has to be the expected one."""
+    """Return the names of the data files in the recorded evidence.
+
+    Empty where that evidence does not exist any more: then the file alone must be the expected one.
+    """
     if evidence is None:
         return ()
     try:
-        return evidence_beside(path, sha256=evidence).subject.external_data
+        return load_evidence(path, sha256=evidence).subject.external_data
     except (EvidenceError, DigestMismatch):
         return ()
 
@@ -212,16 +223,18 @@ def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
 
 
 @dataclass(frozen=True)
-class Stated:
-    """Of a version for which no line vouches: what is expected of it, its own statements say.
-    All are alike, so that two downloads of one version are compared."""
+class SignedExpectation:
+    """The expectation for a version without a ledger line: its own signed statements define it.
+
+    All instances are equal, so that two downloads of one version are compared.
+    """
 
     read: Callable[[Path], ExpectedDigests] = field(compare=False)
-    """From the place of the file, beside which nothing else may be read yet. Raises EvidenceError
-    where nobody who is trusted says it."""
+    """Returns the digests, given the path of the file; no other file of the version may be read
+    yet. Raises EvidenceError where no trusted key signed them."""
 
 
-Expected = ExpectedDigests | Stated
+Expected = ExpectedDigests | SignedExpectation
 
 
 @dataclass
@@ -251,14 +264,18 @@ class Download:
 
     @property
     def what(self) -> str:
-        """For messages."""
+        """Return the description of the version for messages."""
         return f"version {self.number} of {self.name} in the registry"
 
     def proven(self) -> Path:
-        """The file, with all that is to be beside it. Raises DigestMismatch, whatever is wrong with
-        what came; EvidenceError where nobody states what it should be; the RegistryErrors,
-        StorageError."""
-        extent = MAX_EXTENT if isinstance(self.expected, Stated) else self.expected.extent
+        """Download the version, verify all its files, and return the path of its file.
+
+        Raises DigestMismatch for every fault of the download; EvidenceError where no statement
+        defines what it should be; the RegistryErrors, StorageError.
+        """
+        extent = (
+            MAX_EXTENT if isinstance(self.expected, SignedExpectation) else self.expected.extent
+        )
         try:
             with limit_folder_size(self.folder, extent.most_bytes):
                 path = self.registry.download(self.name, self.number, self.folder, extent=extent)
@@ -267,8 +284,26 @@ class Download:
             raise DigestMismatch(
                 f"{self.what}: {error}. It was exchanged: promote it anew."
             ) from error
-        if isinstance(self.expected, Stated):
+        if isinstance(self.expected, SignedExpectation):
             self.expected = self.expected.read(path)
         prove(path, self.expected, what=self.what)
         self.is_proven = True
         return path
+
+
+_TOO_LARGE = Digest.of_bytes(b"more than is allowed")
+"""Of a download that was cut off here, wherever that was."""
+
+
+def received_digest(download: Download) -> Digest:
+    """Return the digest of all plain files of a download, with their names. Raises StorageError
+    where one can't be read."""
+    if download.is_too_large:
+        return _TOO_LARGE
+    total = hashlib.sha256()
+    for path in sorted(download.folder.rglob("*"), key=os.fsencode):
+        plain = path.is_file() and not path.is_symlink()
+        content = Digest.of_file(path).hex if plain else "none"
+        name = os.fsencode(path.relative_to(download.folder))
+        total.update(name + b"\0" + content.encode() + b"\0")
+    return Digest(total.hexdigest())

@@ -40,7 +40,7 @@ _LEAST = len("Status: champion since 2026-01-01 00:00 UTC…")
 """Characters of a line that still says something."""
 
 HANDED_IN = f"{MARK}handed in, not champion yet."
-"""Of a version that no line of the ledger tells of yet."""
+"""Text for a version without a ledger line."""
 
 WAITS_FOR_SERVICE = (
     f"{MARK}handed in, waits for the service (gate serve), which judges it. Until then the verdict "
@@ -49,10 +49,10 @@ WAITS_FOR_SERVICE = (
 """The same, of one that is handed in without the ledger."""
 
 UNTRUSTING = (
-    f"{MARK}handed in, and not judged: the service trusts no key yet, so nobody can vouch for it. "
+    f"{MARK}handed in, and not judged: the service trusts no key yet, so no signature counts. "
     "Name one in the section trust: of its policy, or with gate serve --trust."
 )
-"""The same, where the service believes nobody."""
+"""The same, where the service trusts no keys."""
 
 _UNJUDGED = f"{MARK}handed in, and not judged"
 
@@ -64,13 +64,10 @@ TOO_EARLY = (
 
 
 Kind = Literal[
-    "waits", "champion", "replaced", "rejected", "refused", "reverted", "rolled_back", "violated",
-    "absolved",
+    "waits", "champion", "replaced", "rejected", "refused", "reverted", "rolled_back",
 ]  # fmt: skip
 
-_CLAIM = (
-    "What stands below, and its verdict, is the word of whoever handed it in, and did not count."
-)
+_CLAIM = "The text below and its verdict are claims of the submitter and did not count."
 """Below the status of a version that was refused."""
 
 _FINAL = ("rejected", "rolled_back")
@@ -89,16 +86,16 @@ _SPARE = 200
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """What became of a version last, and the line that says so; of a champion, since when."""
+    """The last status of a version, and the line that states it; of a champion, since when."""
 
     kind: Kind
     line: LedgerEntry
     answer: str | None = None
-    """What the reviewer is told in `gate.review_result`, once his word was acted on."""
+    """The answer to the reviewer in `gate.review_result`, once the review was acted on."""
 
     @classmethod
     def of(cls, history: ModelHistory, version: str) -> VersionStatus | None:
-        """By the ledger; None: no line tells of it."""
+        """Return the status of a version by the ledger, or None where no line names it."""
         fate: VersionStatus | None = None
         for line in history.naming(version):
             if line.version == version:
@@ -137,10 +134,6 @@ class VersionStatus:
             case "rolled_back":
                 serves = f"; version {line.version} came back" if line.version else ""
                 text = f"rolled back on {at} because {reason}{serves}."
-            case "violated":
-                text = f"does not serve: found on {at} to hold other bytes than passed."
-            case "absolved":
-                text = f"may serve again: its violation was lifted on {at} because {reason}."
         return _cut(MARK + text, STATUS_LIMIT)
 
 
@@ -153,13 +146,15 @@ def unjudged(reason: str) -> str:
 
 
 def is_waiting_for_service(description: str) -> bool:
-    """Whether a page says that somebody handed the version in, and that it was not judged yet."""
+    """Return whether a page says that the version was submitted and is not judged yet."""
     return description.startswith((WAITS_FOR_SERVICE, _UNJUDGED))
 
 
 def outcome_on(description: str) -> str | None:
-    """What a page says that became of its version; None: nothing yet. Anybody may have written
-    it."""
+    """Return the outcome that a page states for its version, or None if there is none yet.
+
+    The text is not trusted: anyone who can edit the page may have written it.
+    """
     line = description.partition("\n")[0]
     if not line.startswith(MARK) or line.startswith((HANDED_IN, f"{MARK}waits for ")):
         return None
@@ -192,7 +187,7 @@ def with_status(description: str, line: str) -> str:
 
 
 def _came(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
-    """What a line about the version itself makes of it."""
+    """Return the status after a line about the version itself."""
     kind, answer = (None, None) if fate is None else (fate.kind, fate.answer)
     match line.action:
         case "passed":
@@ -207,15 +202,11 @@ def _came(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None
             fate = VersionStatus("rejected", line, f"rejected at {line.at}: final for these bytes")
         case "refused" if kind in (None, "waits") or line.made_at is not None:
             fate = VersionStatus("refused", line, line.reason)
-        case "violation" if kind not in _FINAL:
-            fate = VersionStatus("violated", line, answer)
-        case "absolved" if kind in (None, "reverted", "violated"):
-            fate = VersionStatus("absolved", line, answer)
     return fate
 
 
 def _left(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
-    """What it makes of a version that `champion` went from it to another, or to none."""
+    """Return the status after a line that moved `champion` away from the version."""
     kind, answer = (None, None) if fate is None else (fate.kind, fate.answer)
     match line.action:
         case "rolled_back" if kind != "rejected":
@@ -267,16 +258,16 @@ def _cut(line: str, limit: int) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-# It decides nothing. Whoever wrote a line brings the pages of its versions up to date afterwards,
-# and so does the service for what others left undone. A page that can't be written now is weather:
-# no move, and no line, waits for it.
+# It decides nothing. The process that wrote a line updates the pages of its versions afterwards,
+# and the service updates those that were left out. A page that can't be written now is a transient
+# error: no move, and no line, waits for it.
 
 
 REJECTED_VERDICT = "REJECTED by review"
 """What `gate.verdict` says then; that it passed stands in the ledger."""
 
 _REFUSED = "REFUSED"
-"""What it begins with, of a version that was refused; what whoever handed it in says follows."""
+"""Start of the tag of a refused version; the claim of the submission follows."""
 
 _ANSWER_LIMIT = 1000
 """Characters of `gate.review_result`."""
@@ -311,7 +302,7 @@ def answer(model: RegisteredModel, version: Version, text: str) -> None:
 
 
 def refused_as(claim: str) -> str:
-    """What `gate.verdict` says of a refused version, of which it said this before."""
+    """Return the value of `gate.verdict` for a refused version that was submitted as `claim`."""
     return f"{_REFUSED} (see {Tag.REFUSED}); handed in as {claim}"
 
 
@@ -333,8 +324,11 @@ def _refresh(model: RegisteredModel, number: str, history: ModelHistory) -> None
 
 
 def _verdict(fate: VersionStatus, shown: str | None) -> str | None:
-    """What `gate.verdict` has to say; None: whatever it says. A refused version's says PASS when
-    it comes, by whoever handed it in: that stays to be read, as his word."""
+    """Return the value that `gate.verdict` must have; None: it may stay as it is.
+
+    A version says PASS when it is submitted. If it is refused, that claim remains visible in the
+    new value.
+    """
     claim = next((each.value for each in Verdict if shown in (each, refused_as(each))), None)
     match fate.kind:
         case "rejected":
@@ -351,19 +345,19 @@ def _set(model: RegisteredModel, version: Version, key: str, value: str) -> None
         model.registry.set_tag(model.name, version.number, key=key, value=value)
 
 
-# Whoever wrote a line did so already; this finishes what a crash or the weather kept him from.
-# While nothing is written, it asks the registry nothing.
+# The writer of a line updated the pages already; this finishes the updates that a crash or an
+# unreachable registry prevented. Without new lines, it sends no request to the registry.
 
 
 _RECENT = 20
-"""Lines that a first look, or a thorough one, goes back to."""
+"""Number of lines that a first or a thorough update goes back."""
 
-_SILENT: tuple[Action, ...] = ("deployed", "not_deployed", "conflict")
+_SILENT: tuple[Action, ...] = ("deployed", "not_deployed", "replay_failed", "conflict")
 """Of these the pages say nothing."""
 
 
 class Pages:
-    """What a service remembers of each model's pages."""
+    """The progress of a service in updating each model's version pages."""
 
     def __init__(self) -> None:
         self._lines: dict[str, int] = {}
@@ -372,10 +366,10 @@ class Pages:
         """By model: versions whose pages are out of date, because the registry was away."""
 
     def follow(self, model: RegisteredModel, *, thoroughly: bool) -> None:
-        """Bring up to date what the lines since the last look tell of; in a first look, and
-        `thoroughly`, also what those before it told of last. The caller is alone.
+        """Update the pages of the versions that new ledger lines name.
 
-        Raises EvidenceError and StorageError where the ledger can't be read.
+        The first time, and `thoroughly`, also update those of the latest older lines. The caller
+        holds the lock. Raises EvidenceError and StorageError where the ledger can't be read.
         """
         history, followed = model.history(), self._lines.get(model.key)
         number = len(history.entries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import functools
 import hashlib
 import hmac
 import logging
@@ -30,6 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gate.deploy.store import ModelStore
 from gate.errors import (
@@ -37,26 +37,21 @@ from gate.errors import (
     GateError,
     PastChanged,
     ServiceError,
-    StateUnavailable,
     StorageError,
     Untrusted,
 )
 from gate.ledger.ledger import Ledger
 from gate.registry.eligibility import TrustFile
 from gate.service import event as events
-from gate.service.connection import Connection
 from gate.service.event import Event, Malformed
-from gate.service.inbox import Delivery, Inbox, Memory
-from gate.service.intake import Intake
 from gate.service.monitoring import Reconcile, ServiceMetrics, configure_logging
-from gate.service.places import Places
-from gate.service.reconcile_loop import Intervals, ReconcileLoop
+from gate.service.reconcile_loop import ReconcileLoop
 from gate.service.reconciler import kept_ledger
-from gate.service.settings import ServiceSettings, WebhookSecrets, replayable_s
+from gate.service.settings import ServiceSettings, WebhookSecrets
 from gate.storage.safe_text import Redaction
 
-# What came of it counts for a moment, so that whoever asks often costs little. A disk or a database
-# that hangs holds one thread, and never one of those that take deliveries.
+# The result is cached for a moment, so that frequent requests cost little. A disk or a database
+# that hangs blocks one thread, and never one of those that receive deliveries.
 
 
 _FRESH_S = 2.0
@@ -76,7 +71,7 @@ class ReadinessCheck:
         self._running: asyncio.Task[str | None] | None = None
 
     async def trouble(self) -> str | None:
-        """What is wrong now, or was a moment ago; or None."""
+        """Return what is wrong, as of now or a moment ago, or None."""
         now = time.monotonic()
         running = self._running
         if running is None or (running.done() and now - self._begun > _FRESH_S):
@@ -88,18 +83,8 @@ class ReadinessCheck:
         return f"has not answered for {time.monotonic() - self._begun:.0f} s"
 
 
-def inbox_trouble(inbox: Inbox) -> str | None:
-    """Why no delivery can be kept now; the log says more than strangers may read."""
-    try:
-        inbox.probe()
-    except StateUnavailable as error:
-        _log.warning("not ready: %s", error)
-        return "can't be written"
-    return None
-
-
 def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
-    """Why nothing can be decided by the ledger now."""
+    """Return why nothing can be decided by the ledger now."""
     trust.follow(ledger)
     try:
         ledger.verify()
@@ -142,7 +127,7 @@ class RegistryContact:
 
 
 def store_trouble(settings: ServiceSettings) -> str | None:
-    """Why what is deployed can't be served now."""
+    """Return why what is deployed can't be served now."""
     store = ModelStore(settings.store)
     for model in settings.models:
         damage = store.damage(model)
@@ -173,7 +158,7 @@ _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
 
 @dataclass(frozen=True)
 class SignatureRefusal:
-    """Why a delivery is not believed. `reason` is for the log; the sender gets `status` only."""
+    """Why a delivery is rejected. `reason` is for the log; the sender gets `status` only."""
 
     outcome: Literal["unsigned", "stale", "forged"]
     reason: str
@@ -182,7 +167,7 @@ class SignatureRefusal:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a delivery's headers claim: well formed and of our time, but not proven."""
+    """The headers of a delivery: well formed and recent, but not verified."""
 
     delivery_id: str
     timestamp: str
@@ -192,7 +177,7 @@ class Envelope:
 def verify_signature(
     header: Callable[[str], Sequence[str]], *, now: float, window_s: float
 ) -> Envelope | SignatureRefusal:
-    """Read the headers before the body is read, so that a stranger's body need not be.
+    """Read the headers before the body, so that the body of an invalid delivery is not read.
 
     `header`: all values of a header. `now`: seconds since the epoch.
     """
@@ -243,52 +228,49 @@ def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-# MLflow sends a delivery again on 429 and 5xx only, three times within seconds. So passing trouble
-# is 503, what will never be right is 4xx, and what is right but none of our business is 2xx. Events
-# of models that are not allow-listed are 403: MLflow does not repeat them and shows them nowhere.
+# What will never be right is 4xx, and what is right but none of our business is 2xx. Events of
+# models that are not allow-listed are 403: MLflow does not repeat them and shows them nowhere.
+# Nothing is stored: of an event only the model's name is used, and an event that is lost is made up
+# for by the next look of the timer.
 
-
-_RETRY_AFTER_S = 5
-"""MLflow waits so long before it tries again: three times, so we may be away for 15 s."""
 
 _NO_BODY = "has no body that can be read"
 
 
 class Answer:
-    """What the sender gets: a word and a status, never a reason that helps to forge."""
+    """The response to the sender: one word and a status, without a reason to help forgers."""
 
     def __init__(self, outcome: str, status: int, reason: str = "", **fields: object) -> None:
         self.outcome, self.status, self.reason, self.fields = outcome, status, reason, fields
 
     def response(self) -> Response:
-        """As JSON. After a refusal the connection is closed: its body may not have been read."""
+        """Return the response as JSON.
+
+        After a refusal the connection is closed, because the body may not have been read.
+        """
         headers = {"Cache-Control": "no-store"}
         if self.status >= 400:
             headers["Connection"] = "close"
-        if self.status == 503:
-            headers["Retry-After"] = str(_RETRY_AFTER_S)
         return JSONResponse({"outcome": self.outcome}, self.status, headers)
 
 
 class Receiver:
-    """The endpoint. `received` is called when something new is in the inbox."""
+    """The endpoint. `wake` is called with the model that an event is about."""
 
     def __init__(
         self,
         settings: ServiceSettings,
         *,
         keyring: WebhookSecrets,
-        inbox: Inbox,
         metrics: ServiceMetrics,
-        received: Callable[[], None],
+        wake: Callable[[str], None],
     ) -> None:
-        """Raises PolicyError where the policy, which names the reviewers' tag, can't be read."""
+        """Raise PolicyError where the policy, which names the reviewers' tag, can't be read."""
         self._settings = settings
         self._tag = settings.policy_in_force().review_tag
         self._keyring = keyring
-        self._intake = Intake(inbox)
         self._metrics = metrics
-        self._received = received
+        self._wake = wake
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
@@ -316,10 +298,10 @@ class Receiver:
         refusal = refuse(envelope, body, secrets=self._keyring.secrets)
         if refusal is not None:
             return _refused(refusal)
-        return await self._judge(envelope, body)
+        return self._judge(envelope, body)
 
-    async def _judge(self, envelope: Envelope, body: bytes) -> Answer:
-        """What to do with a delivery that is proven to be MLflow's."""
+    def _judge(self, envelope: Envelope, body: bytes) -> Answer:
+        """Handle a delivery whose signature was verified, and return the answer."""
         event, delivery = events.read(body, self._tag), envelope.delivery_id
         if isinstance(event, Malformed):
             return Answer("malformed", 400, f"is malformed: {event.reason}", delivery=delivery)
@@ -335,18 +317,8 @@ class Receiver:
         why = events.ignored(event, aliases=self._settings.aliases, tag=self._tag)
         if why is not None:
             return Answer("ignored", 200, f"changes nothing: {why}", **fields)
-        row = Delivery(delivery, event.model, event.kind, hashlib.sha256(body).hexdigest())
-        return await self._keep(row, fields)
-
-    async def _keep(self, row: Delivery, fields: dict[str, str]) -> Answer:
-        try:
-            state = await self._intake.receive(row)
-        except StateUnavailable as error:
-            return Answer("unavailable", 503, f"could not be kept: {error}", **fields)
-        if state == "seen":
-            return Answer("seen", 200, "was here before", **fields)
-        self._received()
-        return Answer("accepted", 202, "is kept", **fields)
+        self._wake(event.model)
+        return Answer("accepted", 202, "wakes the loop", **fields)
 
 
 def _refused(refusal: SignatureRefusal) -> Answer:
@@ -375,8 +347,8 @@ async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Ans
 
 # POST /webhooks/mlflow   deliveries (gate.service.app)
 # GET  /healthz           200 while the process answers
-# GET  /readyz            200 if the inbox takes, ledger and store are whole, the worker works and
-#                         the registry answered lately; else 503, and which of them is in trouble.
+# GET  /readyz            200 if ledger and store are whole, the worker works and the registry
+#                         answered lately; else 503, and which of them is in trouble.
 #                         Whether the trust can be read is said, and takes nothing offline
 # GET  /metrics           Prometheus
 
@@ -387,10 +359,10 @@ CLOSE_S = 10.0
 """How long requests under way may go on after SIGTERM."""
 
 STOP_TIMEOUT_S = 12.0
-"""How long a look under way may go on after that. The next start finishes it."""
+"""How long a running reconciliation may go on after that. The next start finishes it."""
 
 _LAST_S = 28
-"""Seconds after SIGTERM at which the process ends, whatever hangs."""
+"""Seconds after SIGTERM at which the process ends, even if a thread hangs."""
 
 CONTACT_S = 10.0
 """How old the last answer of the registry may be."""
@@ -403,11 +375,10 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 @dataclass(frozen=True)
 class ServiceParts:
-    """What the service is made of."""
+    """The components of the service."""
 
     settings: ServiceSettings
     keyring: WebhookSecrets
-    inbox: Inbox
     metrics: ServiceMetrics
     worker: ReconcileLoop
     contact: RegistryContact
@@ -416,18 +387,14 @@ class ServiceParts:
 def create_app(parts: ServiceParts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
     """The ASGI application; its lifespan starts and stops the worker.
 
-    `mounts`: other applications by path, such as the static store under `/models`; each answers
-    so many requests at once as the settings allow downloads.
+    `mounts`: other applications by path, such as the static store under `/models`.
     """
     receiver = Receiver(
         parts.settings,
         keyring=parts.keyring,
-        inbox=parts.inbox,
         metrics=parts.metrics,
-        received=parts.worker.wake,
+        wake=parts.worker.wake,
     )
-
-    downloads = parts.settings.downloads
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -442,7 +409,7 @@ def create_app(parts: ServiceParts, *, mounts: Mapping[str, ASGIApp] | None = No
         Route("/healthz", _alive),
         Route("/readyz", _readiness(parts)),
         Route("/metrics", _metrics(parts.metrics)),
-        *(Mount(path, Places(app, most=downloads)) for path, app in (mounts or {}).items()),
+        *(Mount(path, app) for path, app in (mounts or {}).items()),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={500: _fault})
     app.router.redirect_slashes = False  # a redirected POST would be signed for another path
@@ -462,17 +429,15 @@ def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
     ledger = kept_ledger(parts.settings)
     trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
     trust_is_read = ReadinessCheck(trusted.trouble)
-    inbox_works = ReadinessCheck(lambda: inbox_trouble(parts.inbox))
     ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(ledger, trusted))
     store_is_whole = ReadinessCheck(lambda: store_trouble(parts.settings))
     registry_answers = ReadinessCheck(parts.contact.trouble)
 
     async def ready(_request: Request) -> Response:
-        needs = (inbox_works, ledger_is_whole, trust_is_read, store_is_whole, registry_answers)
+        needs = (ledger_is_whole, trust_is_read, store_is_whole, registry_answers)
         found = await asyncio.gather(*(need.trouble() for need in needs))
-        inbox, whole, trust, store, registry = found
+        whole, trust, store, registry = found
         troubles = {
-            "inbox": inbox,
             "ledger": whole,
             "store": store,
             "worker": None if parts.worker.alive else "is not running",
@@ -496,7 +461,7 @@ def _registry_trouble(parts: ServiceParts) -> str | None:
 
 
 def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
-    one = anyio.CapacityLimiter(1)  # many who ask leave the threads and the inbox to others
+    one = anyio.CapacityLimiter(1)  # many requests leave threads for others
 
     async def read(_request: Request) -> Response:
         text = await anyio.to_thread.run_sync(metrics.text, limiter=one)
@@ -505,32 +470,17 @@ def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
     return read
 
 
-_FILES = 128
-"""That the service itself needs to have open: its database, its log, what it deploys."""
-
-_FEWEST = 16
-
-
 def create_service(
     settings: ServiceSettings, reconcile: Reconcile, *, reach: Callable[[], None] = lambda: None
 ) -> ServiceParts:
-    """Open secrets and inbox. `reach`: as in `RegistryContact`. Raises ServiceError where the
+    """Open the secrets. `reach`: as in `RegistryContact`. Raises ServiceError where the
     service could not do its work."""
     keyring = settings.keyring()
-    inbox = Inbox(settings.state)
-    metrics = ServiceMetrics(inbox)
-    memory = Memory(
-        settings.keep_s, rows=settings.inbox_rows, least_s=replayable_s(settings.window_s)
+    metrics = ServiceMetrics()
+    worker = ReconcileLoop(
+        reconcile, models=settings.models, metrics=metrics, interval_s=settings.interval_s
     )
-    rhythm = Intervals(settings.models, interval_s=settings.interval_s, memory=memory)
-    return ServiceParts(
-        settings,
-        keyring,
-        inbox,
-        metrics,
-        ReconcileLoop(inbox, reconcile, rhythm=rhythm, metrics=metrics),
-        RegistryContact(reach),
-    )
+    return ServiceParts(settings, keyring, metrics, worker, RegistryContact(reach))
 
 
 def serve(
@@ -558,34 +508,25 @@ def serve(
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             _log.info("listening", extra={"fields": {"address": address, "webhook": WEBHOOK_PATH}})
             ready(address)
-            server(create_app(parts, mounts=mounts), settings).run(sockets=[listener])
+            server(create_app(parts, mounts=mounts)).run(sockets=[listener])
     finally:
         if not parts.worker.stop(timeout_s=0):
             _log.warning("a look was broken off, the next start does it again")
         elif sys.platform != "win32":
             signal.alarm(0)
-        parts.inbox.close()
         logging.getLogger().removeHandler(log)
 
 
-def server(app: ASGIApp, settings: ServiceSettings) -> _Server:
-    """A uvicorn server that tells nobody what it is, and logs as we do."""
-    places = _places(settings)
-    connection = functools.partial(
-        Connection,
-        places=places,
-        write_timeout_s=settings.write_timeout_s,
-        webhook=WEBHOOK_PATH,
-    )
+def server(app: ASGIApp) -> _Server:
+    """Return a uvicorn server that sends no server header, and logs as the service does."""
     return _Server(
         uvicorn.Config(
             app,
-            http=connection,  # type: ignore[arg-type]
-            loop="asyncio",  # others have no bound on what is read at once
+            http=_Protocol,
+            loop="asyncio",
             log_config=None,
             server_header=False,
             proxy_headers=False,
-            backlog=places,  # so many are accepted before the first of them gets a place
             timeout_keep_alive=5,
             timeout_graceful_shutdown=int(CLOSE_S),
             ws="none",
@@ -593,8 +534,36 @@ def server(app: ASGIApp, settings: ServiceSettings) -> _Server:
     )
 
 
+_CONNECTIONS = 256
+"""At once. Each may hold a socket and a file of the store; a process may open 1024 by default."""
+
+_IDLE_S = 10.0
+"""For which a connection may wait with no request, or with a part of one."""
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with a limit on connections and on the time until a request is complete."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
+
+    def _close_idle(self, before: object) -> None:
+        """Close a connection that has had no request since the last check."""
+        if self.transport.is_closing():
+            return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.cycle is before:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
+
+
 class _Server(uvicorn.Server):
-    """Ends well on a signal, which uvicorn would raise anew afterwards."""
+    """Ends well on a signal, which uvicorn would raise again afterwards."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end. Threads of libraries may hang, and Python waits for them at its end."""
@@ -617,30 +586,6 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-
-def _places(settings: ServiceSettings) -> int:
-    """For how many connections there are files to open, among them those that were just accepted.
-
-    A process that has none left accepts nobody for a second, and can't write its database.
-    """
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = settings.downloads + _FILES
-    wanted = 2 * settings.connections + others
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < wanted:
-            places = max(_FEWEST, (soft - others) // 2)
-            _log.warning(
-                "this process may open %d files, %d connections need %d: it takes %d at once. "
-                "Raise the limit (ulimit -n, LimitNOFILE), or lower --connections.",
-                soft, settings.connections, wanted, places,
-            )  # fmt: skip
-            return places
-    return settings.connections
 
 
 def listening(host: str, port: int) -> socket.socket:

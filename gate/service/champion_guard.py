@@ -20,7 +20,7 @@ from gate.registry.alias import move_alias
 from gate.registry.eligibility import Eligibility, examine, trust_problem, veto
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.verify_release import ReadTrust, Terms, comparison_in, nobody, outdated
+from gate.registry.verify_release import ReadTrust, Terms, comparison_in, no_trust, outdated
 from gate.registry.version_page import write_status
 from gate.service.monitoring import StepResult
 
@@ -32,20 +32,20 @@ _UNREACHED = 3
 
 
 def guard_champion(
-    model: RegisteredModel, policy: Policy, *, thoroughly: bool, trust: ReadTrust = nobody
+    model: RegisteredModel, policy: Policy, *, thoroughly: bool, trust: ReadTrust = no_trust
 ) -> list[StepResult]:
     """Take `champion` back from a version that must not serve.
 
-    Where the ledger put it and it was deployed, only its own lines, tags and (`thoroughly`) bytes
-    are looked at: a policy or a trust that changed does not take a model out of service. What was
-    not deployed yet must pass by this policy and this trust, with evidence that was young enough
-    when it was promoted. Where somebody else put it, the version must be as good as one that is
-    promoted now. Where no other can be proven, nothing serves until one can be: an unreachable
-    store condemns nothing, and excuses nothing. Where another one serves meanwhile, the one that
-    served rightly comes back as soon as it can be proven.
+    If the gate moved `champion` there and the version was deployed, only its own lines, tags and
+    (`thoroughly`) bytes are checked: a changed policy or trust does not take a model out of
+    service. A version that was not deployed yet must pass by this policy and this trust, with
+    evidence that was young enough when it was promoted. If `champion` was moved by hand, the
+    version must meet all conditions of a promotion now. If no other version can be verified, none
+    serves until one can be: an unreachable store is no reason to remove a version, or to keep it.
+    If another version serves meanwhile, the expected one is restored as soon as it can be verified.
 
-    Raises RegistryError where the ledger knows nothing of the model, the other RegistryErrors,
-    EvidenceError and StorageError where nothing can be said now.
+    Raises RegistryError where the ledger has no line about the model, the other RegistryErrors,
+    EvidenceError and StorageError where it can't be judged now.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     if champion is None:
@@ -53,7 +53,7 @@ def guard_champion(
     if not history.passed_any:
         raise RegistryError(
             f"'{CHAMPION}' of {model.name} points at version {champion}, and the ledger "
-            f"{model.ledger.place} has no line that anything of {model.name} in "
+            f"{model.ledger.location} has no line that anything of {model.name} in "
             f"{model.registry.identity} ever passed; nothing was changed, and nothing of it is "
             "deployed. Name the right ledger with --state, or the registry's other address with "
             f"--same-registry. If somebody pointed '{CHAMPION}' there before anything passed, take "
@@ -62,14 +62,15 @@ def guard_champion(
     moved = champion != history.serving
     terms = Terms.now(policy, trust) if moved else Terms.of(policy, history, champion, trust=trust)
     if terms is not None and not moved and history.passed_before_signing(champion):
-        # To begin with signing takes nothing out of service; it is only not deployed anew.
+        # Enabling signatures takes nothing out of service; an unsigned version is only not deployed
+        # again.
         terms = replace(terms, trust=None)
     if moved or thoroughly:
         examined = _examined(model, champion, terms=terms, history=history)
     else:
         examined = veto(model, champion, history=history, terms=terms)
     if moved and examined.problem is None:
-        examined = replace(examined, problem=_late(champion, policy, history))
+        examined = replace(examined, problem=_outdated_reason(champion, policy, history))
     if examined.problem is not None:
         return [_revert(model, examined, policy=policy, history=history, trust=trust)]
     if moved:
@@ -80,25 +81,33 @@ def guard_champion(
 def _examined(
     model: RegisteredModel, champion: str, *, terms: Terms | None, history: ModelHistory
 ) -> Eligibility:
-    """A file that is away for a while, or came wrong once, condemns nothing that serves rightly;
-    but what somebody pointed at has to be there."""
+    """Examine the champion with its bytes.
+
+    An unavailable file, or one wrong download, does not count against a version that the gate
+    promoted. It does count against one that was set by hand.
+    """
     moved = champion != history.serving
     try:
-        return examine(model, champion, history=history, terms=terms)
+        # What is to be deployed yet needs its golden vectors.
+        golden = not moved and not history.was_deployed(champion)
+        return examine(model, champion, history=history, terms=terms, golden=golden)
     except (RegistryUnavailable, RegistryDenied, ResourceGone):
         raise
-    except RegistryError as error:  # whatever the store, or an editor, makes of its files
+    except RegistryError as error:  # the store, or an editor, may write any content into its files
         if not moved:
             raise
         return replace(veto(model, champion, history=history), problem=str(error))
 
 
-def _late(champion: str, policy: Policy, history: ModelHistory) -> str | None:
-    """Why a version that never served yet is not what the policy wants it compared with; or None.
-    What served before may be gone back to."""
+def _outdated_reason(champion: str, policy: Policy, history: ModelHistory) -> str | None:
+    """Return why a version that never served yet is not what the policy wants it compared with; or
+    None.
+
+    What served before may be gone back to.
+    """
     if policy.incumbent is None or history.was_served(champion):
         return None
-    return outdated(comparison_in(history.vouching_for(champion)), history.serving, history)
+    return outdated(comparison_in(history.approving_entry(champion)), history.serving, history)
 
 
 def _accept(model: RegisteredModel, examined: Eligibility, history: ModelHistory) -> StepResult:
@@ -135,7 +144,7 @@ def _revert(
     standing = history.standing(champion)
     if examined.unreviewed and standing is not None and standing.action != "passed":
         model.write("passed", problem, version=champion, about=examined.vouched)  # it waits
-    # Before the alias moves, so that whoever looks at the version finds out why.
+    # Before the alias moves, so that the version shows the reason from then on.
     if not tags.get(Tag.REVERTED, "").endswith(problem[-_TAIL:]):
         note = f"{now()}: {problem}" if len(problem) <= _TAIL else f"{now()}: …{problem[-_TAIL:]}"
         model.registry.set_tag(model.name, champion, key=Tag.REVERTED, value=note)
@@ -149,12 +158,16 @@ def _revert(
 def _bring_back(
     model: RegisteredModel, policy: Policy, history: ModelHistory, *, trust: ReadTrust
 ) -> list[StepResult]:
-    """Where the guard itself took `champion` away: a version that may serve, once one is proven."""
+    """Restore `champion` to a version that may serve, after the guard itself had removed the alias.
+
+    Nothing happens until such a version is verified.
+    """
     change = history.change
     if change is None or (change.action, change.version) != ("reverted", None):
         return []
-    left = change.previous_version
-    but = None if left is not None and history.was_absolved(left) else left
+    # A version that was set by hand does not come back; one that served by the ledger may, once its
+    # bytes are right again.
+    but = None if history.expected_champion is None else change.previous_version
     target, trouble = _fallback(model, history, policy=policy, but=but, trust=trust)
     if trouble is not None:
         raise trouble
@@ -166,10 +179,13 @@ def _bring_back(
 
 
 def _give_back(model: RegisteredModel, history: ModelHistory) -> list[StepResult]:
-    """Where another version serves because somebody had pointed `champion` elsewhere, and the
-    rightful one, which was deployed, could not be proven then: that one, once it is."""
+    """Return `champion` to the expected version once it is verified.
+
+    Another version serves meanwhile because `champion` was moved by hand, and the expected version,
+    which was deployed, could not be verified then.
+    """
     number, serving = history.expected_champion, history.serving
-    vouched = None if number is None else history.vouching_for(number)
+    vouched = None if number is None else history.approving_entry(number)
     if number is None or vouched is None or number == serving or not history.was_deployed(number):
         return []  # what was not deployed may have failed by a policy
     try:
@@ -191,17 +207,19 @@ def _fallback(
     but: str | None,
     trust: ReadTrust,
 ) -> tuple[LedgerEntry | None, GateError | None]:
-    """The line of the version that served last and still may by this policy and on a word that
-    still counts, with proven bytes; without one, what kept it from being proven now, if anything
-    did."""
+    """Return the line of the last served version that may still serve, with verified bytes.
+
+    It must pass by this policy and be signed by keys that are still trusted. Without one, return
+    the error that prevented verification now, if there was one.
+    """
     trouble: GateError | None = None
     unreached = 0
     for number in history.served:
-        vouched = history.vouching_for(number)
+        vouched = history.approving_entry(number)
         if number == but or vouched is None:
             continue
         try:
-            # What was pushed aside by hand served until now, on whatever word.
+            # The expected champion served until it was moved by hand: its keys are not checked.
             believed = None if number == history.expected_champion else trust()
             word = history.promotion_of(number) or vouched  # a line that it waits has no approvers
             if believed is not None and trust_problem(word, believed) is not None:

@@ -1,6 +1,6 @@
-"""What a delivery says: read strictly, and whether it is any business of ours.
+"""Strict parsing of deliveries, and the decision whether an event concerns this service.
 
-Nothing but the model's name is used of it: events are hints, the registry is read again.
+Only the model's name is used: events are hints, and the registry is read again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Event:
     hint: str | None = field(default=None, compare=False)
     """For the log alone: what the sender may have done by mistake."""
     is_test: bool = field(default=False, compare=False)
-    """Whether the server was asked to try a delivery."""
+    """Whether it is a test delivery of the server."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ class Malformed:
 
 
 def read(body: bytes, tag: ReviewTag) -> Event | Unknown | Malformed:
-    """Read a delivery's body. Total: whatever the bytes are, one of the three comes out. `tag`: by
-    which reviewers speak."""
+    """Parse a delivery's body; any bytes give one of the three results.
+
+    `tag`: the tag for reviews.
+    """
     try:
         message = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError:
@@ -71,8 +73,10 @@ def read(body: bytes, tag: ReviewTag) -> Event | Unknown | Malformed:
 
 
 def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
-    """Why an event changes nothing for us, or None if the registry must be read again. `tag`: by
-    which reviewers speak."""
+    """Return why an event changes nothing for us, or None if the registry must be read again.
+
+    `tag`: by which reviewers speak.
+    """
     if event.kind.startswith("model_version_alias.") and event.detail not in aliases:
         return "another alias"
     if event.kind.startswith("model_version_tag.") and not _matters(event.detail or "", tag):
@@ -105,7 +109,7 @@ def _hint(key: str, value: str, tag: ReviewTag) -> str | None:
 
 
 def _matters(key: str, tag: ReviewTag) -> bool:
-    """Whether a tag of this key may change something: the gate's own, and the reviewers'."""
+    """Return whether a tag of this key may change something: the gate's own, and the reviewers'."""
     return (key.startswith(_OUR_TAGS) and key not in _FOR_PEOPLE) or tag.may_reject(key)
 
 

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 
-from gate.errors import StateUnavailable
 from gate.service.settings import LogFormat
 from gate.storage.safe_text import Redaction
 
-if TYPE_CHECKING:
-    from gate.service.inbox import Inbox
-
-
-# Whoever logs may add `extra={"fields": {...}}`: keys of their own in JSON, `key=value` in text.
+# Log calls may add `extra={"fields": {...}}`: keys of their own in JSON, `key=value` in text.
 
 
 class LineFormatter(logging.Formatter):
-    """Text or JSON; whatever a stranger sent can't begin a line of its own or steer a terminal."""
+    """Text or JSON; received text can't start a line of its own or control a terminal."""
 
     def __init__(self, log_format: LogFormat, redaction: Redaction) -> None:
         super().__init__()
@@ -85,9 +79,9 @@ _RECONCILING_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class ServiceMetrics:
-    """Counters and histograms; the inbox is asked when somebody reads them."""
+    """Counters and histograms."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.deliveries = Counter(
             "parity_gate_deliveries",
@@ -119,39 +113,16 @@ class ServiceMetrics:
             "parity_gate_registry_seen_timestamp_seconds", "When the registry last answered.",
             registry=registry,
         )  # fmt: skip
-        registry.register(_InboxCollector(inbox))
 
     def text(self) -> bytes:
-        """All of it in Prometheus's text format. Blocks: asks the inbox."""
+        """All of it in Prometheus's text format."""
         return generate_latest(self._registry)
-
-
-class _InboxCollector:
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand, so that registering asks no database."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        """Depth and age, or that they can't be known."""
-        try:
-            depth, age = self._inbox.depth(), self._inbox.oldest_age()
-        except StateUnavailable:
-            yield GaugeMetricFamily("parity_gate_inbox_up", "1 if the inbox answers.", value=0)
-            return
-        yield GaugeMetricFamily("parity_gate_inbox_up", "1 if the inbox answers.", value=1)
-        yield GaugeMetricFamily("parity_gate_inbox_depth", "Deliveries that wait.", value=depth)
-        yield GaugeMetricFamily(
-            "parity_gate_inbox_oldest_seconds", "Age of the oldest delivery that waits.", value=age
-        )
 
 
 # Events are hints: they say that something may have changed, never what to do.
 
 
-Kind = Literal["guard", "hand_in", "review", "deploy"]
+Kind = Literal["guard", "hand_in", "review", "deploy", "replay"]
 
 
 @dataclass(frozen=True)
@@ -170,16 +141,19 @@ class Failed:
     """A step that could not be done now: try again later. It kept no other from its work."""
 
     kind: Kind | Literal["look"]
-    """`look`: none could be begun."""
+    """`look`: no step could be started."""
     error: Exception
 
 
 class Reconcile(Protocol):
-    """Reads a registered model anew and brings it, and what is deployed of it, into the state that
-    its evidence allows. Idempotent; two at once for one model wait for each other."""
+    """Reconciles a registered model and its deployment with the state that its evidence allows.
+
+    The model is read again each time. Idempotent; concurrent calls for one model wait for each
+    other.
+    """
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
-        """`cause`: for the ledger: `delivery <id>`, `timer`, or who called.
+        """`cause`: for the ledger: `webhook`, `timer`, or who called.
 
         Raises GateError where no step could be begun now: try again later.
         """

@@ -22,17 +22,17 @@ from gate.policy.policy import Policy
 from gate.records.layout import MAX_BYTES
 from gate.records.layout import QUANTIZED as BESIDE
 from gate.registry.alias import model_lock
-from gate.registry.doubts import MismatchMemory
 from gate.registry.eligibility import TrustFile, veto
 from gate.registry.interface import CHAMPION, Registry
-from gate.registry.registered_model import Reading, RegisteredModel
+from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel
 from gate.registry.reviews import ReviewSettings
-from gate.registry.verify_release import ReadTrust, Terms, nobody, verify_release
+from gate.registry.verify_release import ReadTrust, Terms, judge_version, no_trust
 from gate.registry.version_files import ExpectedDigests, twin_file
 from gate.registry.version_page import Pages
 from gate.sandbox.limits import SandboxLimits
 from gate.service.champion_guard import guard_champion
 from gate.service.monitoring import Failed, Kind, StepResult
+from gate.service.replay import ReplayState, replay_golden
 from gate.service.settings import ServiceSettings
 from gate.service.submissions import process_reviews, process_submission
 from gate.signing.keys import SigningKey
@@ -47,13 +47,13 @@ def deploy_champion(
     policy: Policy,
     *,
     thoroughly: bool = False,
-    trust: ReadTrust = nobody,
+    trust: ReadTrust = no_trust,
 ) -> list[StepResult]:
-    """Deploy the champion, if the ledger put it there and it does not serve yet. What was not
-    deployed before must pass by this policy and this trust.
+    """Deploy the champion, if the gate promoted it and it is not deployed yet.
 
-    `thoroughly`: hash what serves, and bring it anew where it is damaged; try a file that was
-    refused here once more. Raises the RegistryErrors, EvidenceError and StorageError.
+    A version that was not deployed before must pass by this policy and this trust. `thoroughly`:
+    hash the deployed files, and fetch them again where they are damaged; retry a file that was
+    refused here. Raises the RegistryErrors, EvidenceError and StorageError.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     terms = None if champion is None else Terms.of(policy, history, champion, trust=trust)
@@ -62,7 +62,8 @@ def deploy_champion(
         return []
     last, slots = history.deployment_of(vouched), _slots(model, vouched, terms)
     refused = last is not None and last.action == "not_deployed"
-    if refused and not thoroughly:
+    failed = last is not None and last.action == "replay_failed"  # until it is promoted again
+    if failed or (refused and not thoroughly):
         return []
     if last and not refused and serves(store, model.key, slots, thoroughly=thoroughly):
         return []
@@ -78,14 +79,16 @@ def deploy_champion(
 
 
 def _unsigned(vouched: LedgerEntry, history: ModelHistory, terms: Terms | None) -> str | None:
-    """Why nothing is deployed that was promoted before anybody signed; None where it was not, or
-    may go without."""
+    """Return why an unsigned earlier promotion is not deployed.
+
+    None where it was signed, or where the trust accepts unsigned versions.
+    """
     assert vouched.version is not None
     refuses = terms is not None and terms.trust is not None and terms.trust.unsigned == "refuse"
     if not refuses or not history.passed_before_signing(vouched.version):
         return None
     return (
-        f"nobody signed version {vouched.version}: hand in a signed one, or let the service take "
+        f"version {vouched.version} is not signed: submit a signed one, or let the service take "
         "what it finds (trust: unsigned: accept_existing)"
     )
 
@@ -93,7 +96,7 @@ def _unsigned(vouched: LedgerEntry, history: ModelHistory, terms: Terms | None) 
 def _rightful(
     model: RegisteredModel, champion: str | None, history: ModelHistory, *, terms: Terms | None
 ) -> LedgerEntry | None:
-    """The line that vouches for the champion; None where it is not there rightly."""
+    """Return the line that approves the champion; None where it did not get there by the ledger."""
     if champion is None or champion != history.serving:
         return None
     examined = veto(model, champion, history=history, terms=terms)
@@ -109,7 +112,7 @@ class _Download:
         self._vouched = vouched
         self._terms = terms
         self._path: Path | None = None
-        """The exact file, in the folder of whoever came first."""
+        """The exact file, in the folder of the first caller."""
 
     def exact(self, folder: Path) -> Path:
         """Download into `folder`. Raises the RegistryErrors, DigestMismatch, StorageError;
@@ -117,23 +120,23 @@ class _Download:
         vouched = self._vouched
         assert vouched.version is not None
         path, problem = self._model.read(
-            vouched.version, ExpectedDigests.from_entry(vouched), self._judged, into=folder
+            vouched.version, ExpectedDigests.from_entry(vouched), self._with_objection, into=folder
         )
         if problem is not None:
             raise EvidenceError(f"version {vouched.version} is not deployed: {problem}")
         self._path = path
         return path
 
-    def _judged(self, path: Path) -> tuple[Path, str | None]:
-        """With what the terms have against it."""
+    def _with_objection(self, path: Path) -> tuple[Path, str | None]:
+        """Return the path, and the objection of the terms or None."""
         if self._terms is None:
             return path, None
-        return path, verify_release(path, self._model, vouched=self._vouched, terms=self._terms)
+        return path, judge_version(path, self._model, vouched=self._vouched, terms=self._terms)
 
     def twin(self, folder: Path) -> Path:
-        """Move what is beside the exact file into `folder`, which is on the same file system.
+        """Move the twin's files into `folder`, and return the path of its file.
 
-        Raises EvidenceError where it is not whole.
+        The folder must be on the same file system. Raises EvidenceError where they are not whole.
         """
         path = self._path or self.exact(folder)
         beside = path.parent / BESIDE
@@ -144,7 +147,7 @@ class _Download:
 def _slots(
     model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None
 ) -> dict[str, SlotSource]:
-    """What the line vouches for; the exact file comes first."""
+    """Return the slots that the line approves; the exact file comes first."""
     assert vouched.sha256 is not None
     download = _Download(model, vouched, terms)
     exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
@@ -175,9 +178,9 @@ def _tell(
     return StepResult("deploy", outcome, vouched.version, reason)
 
 
-# In a place of its own, so that whoever can write the ledger's database does not write there, too.
-# One store belongs to one ledger; replicas may have a store each. Whoever read more lines than are
-# kept there has its word, and nobody takes it back.
+# The head is kept apart from the ledger's database, so that a user with write access to that can't
+# change both. One store belongs to one ledger; replicas may have a store each. A longer head
+# replaces a shorter one, never the reverse.
 
 
 HEAD_FILE = "ledger-head.json"
@@ -189,8 +192,11 @@ def kept_ledger(settings: ServiceSettings) -> Ledger:
 
 
 def written_ledger(settings: ServiceSettings, trust: Trust | None) -> Ledger:
-    """The same, to write as well. Without a trust it is believed by that of `settings.writers`.
-    Raises KeyUnusable, PolicyError, and as `require_writable`."""
+    """Return `kept_ledger` for writing as well.
+
+    Without a trust, that of `settings.writers` is used. Raises KeyUnusable, PolicyError, and the
+    exceptions of `require_writable`.
+    """
     ledger = kept_ledger(settings)
     ledger.key = SigningKey.load(settings.key) if settings.key is not None else None
     ledger.trust = trust
@@ -200,20 +206,30 @@ def written_ledger(settings: ServiceSettings, trust: Trust | None) -> Ledger:
     return ledger
 
 
+def read_ledger(settings: ServiceSettings) -> Ledger:
+    """Return `kept_ledger` with the service's trust, for another thread. Raises PolicyError."""
+    ledger = kept_ledger(settings)
+    ledger.trust = TrustFile.named(settings.trust, policy=settings.policy)()
+    if ledger.trust is None and settings.writers is not None:
+        believe_by_default(ledger, Trust.from_file(settings.writers))
+    return ledger
+
+
 def keepers(store: Path) -> tuple[Keeper, ...]:
     """The keepers of the ledger that belongs to this store."""
     return (StoredHead(store / HEAD_FILE, place=f"the store {store}"),)
 
 
-# One step that fails keeps no other from its work. Nothing here depends on what an event said. The
-# registry and the ledger are read anew, so that lost, doubled, reordered and forged events end in
+# A step that fails does not block the others. Nothing here depends on the content of an event. The
+# registry and the ledger are read again, so that lost, doubled, reordered and forged events end in
 # the same state.
 
 
 _log = logging.getLogger(__name__)
 
 _RECHECK_S = 600.0
-"""After which the bytes behind `champion` are downloaded and hashed anew, without any event."""
+"""Interval after which the bytes behind `champion` are downloaded and hashed again without an
+event."""
 
 
 class Reconciler:
@@ -229,9 +245,12 @@ class Reconciler:
         trust: TrustFile | None = None,
         reading: Reading | None = None,
     ) -> None:
-        """`trust`: whose word counts; None: nobody's, and what was handed in is not judged.
-        `reading`: of a service, in all looks; None: each look is on its own, and confirms what
-        came wrong, or does not, by itself."""
+        """Create the reconciler.
+
+        `trust`: reads the trusted keys; None: no key is trusted, and submissions are not judged.
+        `reading`: shared by all reconciliations of a service; None: each one is independent and
+        must confirm a wrong download itself.
+        """
         self._registry = registry
         self._ledger = ledger
         self._policy = policy
@@ -239,17 +258,21 @@ class Reconciler:
         self._trust = trust or TrustFile(None)
         self._reading = reading
         self._proven: dict[str, tuple[str | None, float]] = {}
-        """By model: the champion whose bytes were looked at, and when."""
+        """By model: the champion whose bytes were verified, and when."""
         self._workspaces: dict[str, Registry] = {}
         self._pages = Pages()
-        self._doubts: Counter[str] = Counter()
+        self._replays: dict[str, ReplayState] = {}
+        """By model: how far the golden vectors of its last release were replayed."""
+        self._damages: Counter[str] = Counter()
         """By model: how often what is deployed was found damaged."""
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
-        """As `Reconcile`. Every action is a line in the ledger, with `cause`. `model`: as the
-        settings name it, with its workspace.
+        """Reconcile one model; see `Reconcile`.
 
-        Raises ResourceGone where the gate passed something of a model that is no more.
+        Every action is written to the ledger, with `cause`. `model`: the name in the settings, with
+        its workspace.
+
+        Raises ResourceGone where the ledger has a passed version of a model that no longer exists.
         """
         reading, key = self._reading or Reading(), ModelKey.parse(model)
         registry = self._registry
@@ -271,12 +294,13 @@ class Reconciler:
         if history.passed_any and not registry.has_model(key.name):
             raise ResourceGone(
                 f"{registry.identity} has no registered model {key.name} any more, and the "
-                f"ledger {self._ledger.place} tells of it: it was deleted or renamed. What is "
-                "deployed stays. Give it its name back, or take it off the service's models."
+                f"ledger {self._ledger.location} has entries about it: it was deleted or "
+                "renamed. What is deployed stays. Give it its name back, or take it off the "
+                "service's models."
             )
         with model_lock(registered, quietly=True):
             thoroughly = self._is_due(model, registered.alias(CHAMPION))
-            doubts, policy, trust = self._doubts[model], self._policy, self._trust
+            damages, policy, trust = self._damages[model], self._policy, self._trust
             done = [
                 *_step(
                     "guard",
@@ -291,18 +315,49 @@ class Reconciler:
                     ),
                 ),
             ]
+            done += self._replay(registered, thoroughly=thoroughly)
             failed = {one.kind for one in done if isinstance(one, Failed)}
-            # What was found damaged meanwhile is for the next look.
-            if thoroughly and failed <= {"hand_in", "review"} and doubts == self._doubts[model]:
+            refused = any(
+                isinstance(one, StepResult) and (one.kind, one.outcome) == ("deploy", "refused")
+                for one in done
+            )
+            # Damage or a refusal during this reconciliation is handled by the next one.
+            proven = not refused and failed <= {"hand_in", "review", "replay"}
+            if thoroughly and proven and damages == self._damages[model]:
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
             with contextlib.suppress(GateError):  # of the ledger: the steps above tell of it
                 self._pages.follow(registered, thoroughly=thoroughly)
                 trust.warn_of(model, registered.history())
         return done
 
-    def doubt(self, model: str) -> None:
-        """What is deployed was found damaged: the next look is thorough. From any thread."""
-        self._doubts[model] += 1
+    def _replay(self, model: RegisteredModel, *, thoroughly: bool) -> Sequence[StepResult | Failed]:
+        """Replay the golden vectors of a release that was not replayed yet, or `thoroughly`."""
+        if self._policy.after_deploy != "replay_golden":
+            return []
+        release = self._store.last_release(model.key)
+        state = self._replays.get(model.key)
+        if state is None or state.release != release:
+            state = self._replays[model.key] = ReplayState(release)
+        if state.is_done and not thoroughly and not state.suspects:
+            return []
+        limits = model.reading.limits
+        done = list(
+            _step(
+                "replay",
+                lambda: replay_golden(
+                    model, self._store, self._policy, suspects=state.suspects, limits=limits
+                ),
+            )
+        )
+        state.is_done = state.is_done or not done
+        return done
+
+    def report_damage(self, model: str) -> None:
+        """Report that the deployed files are damaged, so that the next reconciliation is thorough.
+
+        May be called from any thread.
+        """
+        self._damages[model] += 1
         self._proven.pop(model, None)
 
     def _is_due(self, model: str, champion: str | None) -> bool:
@@ -332,10 +387,10 @@ def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Recon
         try:
             declare_addresses(ledger, registry.identity, settings.same_registry)
         except (EvidenceError, Untrusted) as error:
-            # Each look says so, too; what is deployed is served meanwhile.
+            # Each reconciliation logs it, too; the deployed release is served meanwhile.
             _log.warning("not written down, say it again later: --same-registry: %s", error)
     limits = SandboxLimits.of_service(settings.time_limit_s, settings.memory_limit)
-    doubts = MismatchMemory(settings.confirm_s, wait=None) if comes_again else MismatchMemory()
-    reading = Reading(limits, doubts)
+    memory = MismatchMemory(settings.confirm_s, wait=None) if comes_again else MismatchMemory()
+    reading = Reading(limits, memory)
     store = ModelStore(settings.store)
     return Reconciler(registry, ledger, policy, store=store, trust=trust, reading=reading)

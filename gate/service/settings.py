@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from gate.errors import ServiceError, StorageError
 from gate.ledger.database import DEFAULT, state_url
@@ -19,12 +27,8 @@ from gate.storage.files import MODE, read_private, replacing
 from gate.storage.safe_text import redacted
 from gate.storage.workspace import ModelKey
 
-# One wrong answer of a store is weather. The same wrong bytes again, in a fresh download after a
-# pause, are somebody's doing. What differs each time, or is no file of ours at all but a page that
-# tells of an error, is never confirmed.
-
 SERVICE_PAUSE_S = 60.0
-"""After which a look of the service may confirm what an earlier one found."""
+"""After which a second download of the service may confirm that a version has wrong bytes."""
 
 
 # A file is read again whenever it changed, so that a rotation needs no restart.
@@ -63,7 +67,7 @@ class WebhookSecrets:
         if name not in os.environ:
             raise ServiceError(
                 f"there is no secret: neither a secret file nor the environment variable {name}. "
-                "Without one nobody's deliveries can be told from MLflow's. "
+                "Without one the service can't recognize deliveries of MLflow. "
                 "Let gate webhooks register --secret-file FILE make one."
             )
         return cls(_parsed(os.environ[name], where=name))
@@ -147,15 +151,6 @@ LogFormat = Literal["text", "json"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-_DAY_S = 86_400.0
-
-
-def replayable_s(window_s: float) -> float:
-    """How long a delivery must be remembered: what was forgotten must be too old to be believed
-    when it is sent again. Twice the width of the window, for clocks that are set meanwhile."""
-    return 4 * window_s
-
-
 class ServiceSettings(BaseModel):
     """How the service runs. Frozen; unknown fields are refused."""
 
@@ -179,7 +174,7 @@ class ServiceSettings(BaseModel):
     """One secret in a line; None: they are in `secret_variable`."""
     secret_variable: str = SECRETS_VARIABLE
     state: str = DEFAULT
-    """The database of ledger and inbox."""
+    """The database of the ledger."""
     store: Path = Path(".gate/store")
     cors_origins: tuple[Name, ...] = ()
     """Pages of these origins may load deployed models; none: only those of this service."""
@@ -191,31 +186,34 @@ class ServiceSettings(BaseModel):
     """By which trust its ledger is believed where there is none of these two; None: by none."""
     key: str | None = None
     """By which it signs what it writes into the ledger; None: nothing is signed."""
-    connections: int = Field(default=512, ge=16, le=65_536)
-    """Places for connections; when all are taken, whoever is waited for the longest makes room."""
-    downloads: int = Field(default=64, ge=1, le=65_536)
-    """Requests for deployed files that are answered at once, so that they take no other's place."""
     body_cap: int = Field(default=1 << 16, ge=1024)
     """Bytes of the largest body that is read, as it must be before its signature is proven."""
     body_timeout_s: float = Field(default=20.0, gt=0)
     """Within which a body must have arrived."""
-    write_timeout_s: float = Field(default=30.0, gt=0)
-    """Within which a client must have taken the next part of its answer, 128 KiB."""
     window_s: float = Field(default=300.0, gt=0, le=3600)
     """How far a delivery's timestamp may lie from our clock."""
     interval_s: float = Field(default=60.0, gt=0)
     """After which all models are looked at without any event."""
     confirm_s: float = Field(default=SERVICE_PAUSE_S, ge=0)
     """After which a download that was not what it should be is confirmed by a second one."""
-    keep_s: float = 7 * _DAY_S
-    """How long the ids of deliveries are remembered."""
-    inbox_rows: int = Field(default=100_000, ge=0)
-    """Deliveries that are done and remembered, unless more could still be replayed."""
     time_limit_s: float | None = Field(default=None, gt=0)
     """Within which a child process must have read or run a file; None: 10 minutes."""
     memory_limit: int | None = Field(default=None, ge=1 << 26)
     """Bytes that it may take; None: 4 GiB, or 80 % of less memory."""
     log_format: LogFormat = "text"
+    notify_url: str | None = None
+    """To which verdicts, promotions, reverts and reviews are sent; None: nothing is sent."""
+    notify_secret_file: Path | None = None
+    """By which they are signed: one secret in a line."""
+
+    @model_validator(mode="after")
+    def _signs_notifications(self) -> Self:
+        if (self.notify_url is None) != (self.notify_secret_file is None):
+            raise ValueError(
+                "notify_url and notify_secret_file go together (--notify-url, "
+                "--notify-secret-file): notifications are signed"
+            )
+        return self
 
     @field_validator("models")
     @classmethod
@@ -225,18 +223,18 @@ class ServiceSettings(BaseModel):
         except StorageError as error:
             raise ValueError(str(error)) from error
 
+    @field_validator("notify_url")
+    @classmethod
+    def _can_be_notified(cls, url: str) -> str:
+        # urllib reads no user and password from a URL: each try would fail.
+        if not re.fullmatch(r"https?://[^/?#@\s]+([/?#]\S*)?", url):
+            raise ValueError("expected https://HOST/PATH, without a user, a password and spaces")
+        return url
+
     @field_validator("state")
     @classmethod
     def _can_be_a_state(cls, text: str) -> str:
         return state_url(text)
-
-    @field_validator("keep_s")
-    @classmethod
-    def _longer_than_a_replay(cls, keep_s: float, info: Any) -> float:
-        least = replayable_s(info.data.get("window_s", 0.0))
-        if keep_s < least:
-            raise ValueError(f"ids must be kept for {least:.0f} s, twice the width of the window")
-        return keep_s
 
     @classmethod
     def of(cls, **given: Any) -> Self:
@@ -248,6 +246,9 @@ class ServiceSettings(BaseModel):
             for problem in error.errors(include_url=False):
                 place = ".".join(str(part) for part in problem["loc"])
                 message = problem["msg"].removeprefix("Value error, ")
+                if not place:  # the input is all settings, passwords in addresses, too
+                    lines.append(message)
+                    continue
                 value = problem["input"]
                 shown = redacted(value) if isinstance(value, str) else value
                 lines.append(f"{place}: {message} (seen: {shown!r})")
@@ -258,10 +259,10 @@ class ServiceSettings(BaseModel):
     @property
     def addresses(self) -> tuple[str, ...]:
         """All that may hold a password."""
-        return self.tracking_uri, *self.same_registry, self.state
+        return self.tracking_uri, *self.same_registry, self.state, self.notify_url or ""
 
     def policy_in_force(self) -> Policy:
-        """By which the service decides. Raises PolicyError."""
+        """Return the policy by which the service decides. Raises PolicyError."""
         return Policy.default() if self.policy is None else Policy.from_file(self.policy)
 
     def keyring(self) -> WebhookSecrets:

@@ -38,14 +38,14 @@ from gate.registry.reviews import ReviewCounter, ReviewSubmission, ReviewTally
 from gate.registry.verify_release import (
     ReadTrust,
     Terms,
+    claimed_fields,
     comparison_in,
-    nobody,
+    judge_version,
+    no_trust,
     outdated,
     release_from_version,
-    stated,
-    verify_release,
 )
-from gate.registry.version_files import ExpectedDigests, Records, Stated, evidence_beside
+from gate.registry.version_files import ExpectedDigests, Records, SignedExpectation, load_evidence
 from gate.registry.version_page import (
     MARK,
     TOO_EARLY,
@@ -64,9 +64,9 @@ from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import as_mismatch
 
-# Whoever hands in may write to the registry: tags, aliases, records and bytes are his. So a trusted
-# key has to vouch for evidence and verdict, for all bytes, and for this model in this registry;
-# then the service decides anew, from the evidence and by its own policy, trust and clock.
+# A submitter may write to the registry, and so controls tags, aliases, records and bytes. So a
+# trusted key has to sign evidence and verdict, all bytes, and this model in this registry; then the
+# service decides again, from the evidence and by its own policy, trust and clock.
 
 
 _TAIL = 4000
@@ -81,12 +81,12 @@ _log = logging.getLogger(__name__)
 def process_submission(
     model: RegisteredModel, policy: Policy, *, trust: ReadTrust
 ) -> list[StepResult]:
-    """Judge the candidate, if no line says yet what became of it: it becomes champion, or waits for
-    its review, or is refused, once, with a line, a tag and the reason on its page. Where nobody is
-    trusted, or what came may be an answer of a store in trouble, it only says so there.
+    """Judge the candidate, unless a line already states its outcome.
 
+    It becomes champion, waits for its review, or is refused once, with a line, a tag and the reason
+    on its page. Where no key is trusted, or one download had wrong bytes, only its page says so.
     Raises the RegistryErrors, of them MismatchUnconfirmed, PolicyError, EvidenceError and
-    StorageError where nothing can be said now: then it is looked at again, and nothing is refused.
+    StorageError where it can't be judged now: then it is judged again later, and not refused.
     """
     for _ in range(_LOOKS):
         number, history = model.alias(CANDIDATE), model.history()
@@ -97,7 +97,7 @@ def process_submission(
                 _explain_first(model, number)
             return []
         version = model.registry.version(model.name, number)
-        if history.judged(number, made_at=version.made_at):
+        if history.has_outcome(number, made_at=version.made_at):
             fate = VersionStatus.of(history, number)
             if fate is not None and fate.kind not in ("champion", "waits"):
                 _log_once(model.key, number, fate.status_line(model.reviews))
@@ -107,9 +107,9 @@ def process_submission(
             _explain(model, version, UNTRUSTING)
             return []
         try:
-            taken = _HandIn(model, version, history, terms, terms.trust).act()
+            taken = _Submission(model, version, history, terms, terms.trust).act()
         except MismatchUnconfirmed as error:
-            # Somebody may have made it look so: then nothing ever confirms it, and nobody is told.
+            # Bytes that differ each time never confirm it: without this no page would say so.
             _explain(model, version, unjudged(str(error).partition(". ")[0]))
             raise
         if taken is not None:
@@ -118,8 +118,10 @@ def process_submission(
 
 
 def _explain_first(model: RegisteredModel, number: str) -> None:
-    """Say why nothing comes of a champion of which no line tells. By another ledger it may have
-    passed: then its page says so, and stays."""
+    """Explain why a champion without a ledger line is not served.
+
+    It may have passed by another ledger: then its page says so, and is not changed.
+    """
     version = model.registry.version(model.name, number)
     if is_waiting_for_service(version.description):
         _explain(model, version, TOO_EARLY)
@@ -145,7 +147,7 @@ def _explain(model: RegisteredModel, version: Version, line: str) -> None:
 
 
 @dataclass(frozen=True)
-class _HandIn:
+class _Submission:
     """A candidate that is judged by these terms, of which the trust is given."""
 
     model: RegisteredModel
@@ -160,8 +162,10 @@ class _HandIn:
         line = self._line()
         try:
             with temporary_folder() as folder:
-                expected = Stated(lambda path: ExpectedDigests.from_entry(self._stated(path)))
-                line, problem = model.read(number, expected, self._judged, into=folder)
+                expected = SignedExpectation(
+                    lambda path: ExpectedDigests.from_entry(self._claimed_entry(path))
+                )
+                line, problem = model.read(number, expected, self._evaluate, into=folder)
         except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
             problem = str(error)
         if line.sha256 is not None and problem is None:
@@ -171,16 +175,19 @@ class _HandIn:
         return self._take(line) if problem is None else self._refuse(line, problem)
 
     def _line(self) -> LedgerEntry:
-        """A line about the version that says nothing of its bytes."""
+        """Return a line about the version without digests."""
         version = self.version
         line = self.model.entry("passed", "handed in", version=version.number)
         return line.model_copy(update={"made_at": version.made_at, "run_id": version.run_id})
 
-    def _stated(self, path: Path) -> LedgerEntry:
-        """With what trusted keys say of it. Raises EvidenceError, StorageError."""
+    def _claimed_entry(self, path: Path) -> LedgerEntry:
+        """Return a ledger line with the claims that trusted keys signed for the file at `path`.
+
+        Raises EvidenceError, StorageError.
+        """
         with as_mismatch(f"what was handed in as version {self.version.number}"):
             try:
-                fields = stated(
+                fields = claimed_fields(
                     path,
                     model=self.model.name,
                     trust=self.trust,
@@ -191,10 +198,10 @@ class _HandIn:
                 raise EvidenceError(str(error)) from error
         return self._line().model_copy(update=fields)
 
-    def _judged(self, path: Path) -> tuple[LedgerEntry, str | None]:
-        """Of proven files: the line, and what the terms have against them."""
-        line = self._compared(self._stated(path), path)
-        problem = verify_release(path, self.model, vouched=line, terms=self.terms)
+    def _evaluate(self, path: Path) -> tuple[LedgerEntry, str | None]:
+        """Return the ledger line for verified files, and the objection of the terms or None."""
+        line = self._compared(self._claimed_entry(path), path)
+        problem = judge_version(path, self.model, vouched=line, terms=self.terms)
         if problem is not None:
             return line, problem
         records = Records.load(path, evidence=line.evidence_sha256)
@@ -205,17 +212,20 @@ class _HandIn:
         return line.model_copy(update={"extent": release.extent}), None
 
     def _compared(self, line: LedgerEntry, path: Path) -> LedgerEntry:
-        """With the service's own comparison, where whoever hands in made none. That what serves
-        does not come now is no word on this one: raises MismatchUnconfirmed then."""
+        """Return the line with the service's own comparison, if the submission has none.
+
+        A champion that can't be downloaded now is not evidence against this version: then
+        MismatchUnconfirmed is raised.
+        """
         if self.terms.policy.incumbent is None or line.compared_with is not None:
             return line
         with as_mismatch(f"what was handed in as version {self.version.number}"):
-            evidence = evidence_beside(path, sha256=line.evidence_sha256)
+            evidence = load_evidence(path, sha256=line.evidence_sha256)
         found = compare_records(champion_recorded(self.model), evidence)
         return line.model_copy(update={"incumbent": found})
 
     def _objection(self, line: LedgerEntry) -> str | None:
-        """What the ledger and reviewers have against these bytes, or its comparison."""
+        """Return the objection of ledger, reviewers or comparison to these bytes, or None."""
         objection = objection_from_afar(self.model, self.history, line)
         if objection is not None or self.terms.policy.incumbent is None:
             return objection
@@ -268,18 +278,17 @@ _TAG_LIMIT = 4000
 
 
 def process_reviews(
-    model: RegisteredModel, policy: Policy, *, trust: ReadTrust = nobody
+    model: RegisteredModel, policy: Policy, *, trust: ReadTrust = no_trust
 ) -> Iterator[StepResult | Failed]:
-    """Act on what reviewers said of the versions that wait for it. Only the candidate is promoted;
-    the others may be rejected, and an approval of them is answered with the reason. A version that
-    is gone waits no longer; one of which nothing can be said now stands in no other's way.
+    """Act on the reviews of the waiting versions.
 
-    `trust`: whose signatures count; where it is nobody's, nothing that needs one is approved.
-
-    Raises RegistryUnavailable; what else can't be read, as the versions are.
+    Only the candidate is promoted; the others may be rejected, and an approval of them is answered
+    with the reason. A version that was deleted no longer waits; one that can't be read now does not
+    block the others. `trust`: reads the trusted keys; without one, nothing that needs a signature
+    is approved. Raises RegistryUnavailable; other read errors are handled for each version.
     """
     history, candidate = model.history(), model.alias(CANDIDATE)
-    look = _Look(model, policy, trust, candidate)
+    look = _SubmissionReview(model, policy, trust, candidate)
     for waiting in history.waiting:
         try:
             taken = look.at(waiting)
@@ -295,8 +304,8 @@ def process_reviews(
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What all versions that wait are judged by."""
+class _SubmissionReview:
+    """The context by which all waiting versions are judged."""
 
     model: RegisteredModel
     policy: Policy
@@ -304,7 +313,7 @@ class _Look:
     candidate: str | None
 
     def at(self, waiting: LedgerEntry) -> list[StepResult]:
-        """What is done about one of them."""
+        """Act on one waiting version."""
         assert waiting.version is not None
         model, tag = self.model, self.model.reviews.tag
         version = model.registry.version(model.name, waiting.version)
@@ -347,8 +356,11 @@ class _Look:
     def _rejected(
         self, waiting: LedgerEntry, version: Version, ballot: ReviewTally | None = None
     ) -> StepResult:
-        """By a statement (`ballot`), or by a tag, beside which there may be one that says by whom;
-        but nothing that is wrong with that, and no weather, keeps a no from being heard."""
+        """Reject a version, by a signed statement (`ballot`) or by a tag.
+
+        If a tag rejects it, a statement may name the reviewer. A statement that is invalid or can't
+        be read never blocks the rejection.
+        """
         comment = reviews.comment(version.tags)
         reason = f"a reviewer rejected version {version.number}{reviews.quoted(comment)}"
         if ballot is None and self.policy.review == "signed":
@@ -360,17 +372,19 @@ class _Look:
         return _close(self.model, waiting, "rejected", reason=reason, comment=comment)
 
     def _counted(self, waiting: LedgerEntry, version: Version) -> tuple[ReviewTally, Digest | None]:
-        """What the statements come to, and the decision that they are on; None: there are none.
+        """Return the tally of the review statements, and the digest of the decision they are on.
 
-        Raises Untrusted where nobody's word can count here; EvidenceError, DigestMismatch and
-        Untrusted where what is beside the version can't be read; PolicyError where the trust can't
-        be read now; the RegistryErrors, StorageError.
+        The digest is None where there are no statements.
+
+        Raises Untrusted where no reviewer is trusted; EvidenceError, DigestMismatch and Untrusted
+        where the files of the version can't be read; PolicyError where the trust can't be read now;
+        the RegistryErrors, StorageError.
         """
         trust = self.trust()
         if trust is None:
             raise Untrusted(
                 "nothing can be approved: the policy says review: signed, and the service knows "
-                "nobody whose signature counts. Start it with --trust FILE."
+                "no trusted reviewer. Start it with --trust FILE."
             )
         closed = self.model.history().last_decision_before(waiting)
         poll = ReviewCounter(
@@ -400,8 +414,10 @@ class _Look:
         return f"{ballot}. A tag approves nothing here: gate approve {name} {number} --key KEY"
 
     def _problem(self, number: str, *, approved: Digest | None = None) -> str | None:
-        """Why an approved version is not promoted; None where it is. `approved`: the decision of
-        which reviewers signed that."""
+        """Return why an approved version is not promoted; None where it is.
+
+        `approved`: the decision of which reviewers signed that.
+        """
         model, policy, candidate = self.model, self.policy, self.candidate
         history = model.history()
         if number != candidate:
@@ -419,7 +435,7 @@ class _Look:
 
 
 def _answer(model: RegisteredModel, version: Version, text: str | None) -> None:
-    """Answer a word that does nothing; that it can't be answered now keeps nobody waiting."""
+    """Answer a review that has no effect; a failure to answer blocks nothing."""
     if text is None:
         return
     try:

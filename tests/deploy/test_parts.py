@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnx
 import onnxruntime
@@ -20,6 +19,7 @@ from gate.deploy.deploy import SlotSource, deploy, rollback_deployment
 from gate.deploy.serving import store_app
 from gate.deploy.store import EXACT, QUANTIZED, Manifest, ModelStore, Slot
 from gate.storage.digest import Digest
+from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
 from tests.deploy.servers import serving
@@ -206,7 +206,7 @@ def test_parts_are_named_by_digest_only(store: ModelStore, tmp_path: Path) -> No
     twin = models.of_parts(tmp_path / "twin", 2)
     deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1), QUANTIZED: twin})
     app = Starlette(routes=[Mount("/models", store_app(store))])
-    with serving(app) as address, httpx.Client(base_url=f"{address}/models/") as client:
+    with serving(app) as address, plain_http.client(base_url=f"{address}/models/") as client:
         slots = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots
         assert client.get(f"{NAME}/model.onnx").status_code == 404
         for label in (EXACT, QUANTIZED):
@@ -277,7 +277,7 @@ def test_no_reader_ever_gets_parts_of_two_releases(tmp_path: Path) -> None:
     app = Starlette(routes=[Mount("/models", store_app(store))])
     with (
         serving(app) as address,
-        httpx.Client(base_url=f"{address}/models/") as client,
+        plain_http.client(base_url=f"{address}/models/") as client,
         Readers(by_disk, by_http) as readers,
     ):
         for turn in range(12):

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +25,7 @@ from gate.deploy.deploy import deploy, prove, rollback_deployment, serves
 from gate.deploy.serving import store_app
 from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
+from tests import plain_http
 from tests.deploy import models
 from tests.deploy.forged import store_of
 from tests.deploy.models import NAME
@@ -84,7 +87,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     app = store_app(store, damaged=lambda name: made.damaged.update([name]))
     with serving(Starlette(routes=[Mount("/models", app)])) as address:
         made.address = address
-        with httpx.Client(base_url=f"{address}/models/") as made.client:
+        with plain_http.client(base_url=f"{address}/models/") as made.client:
             yield made
 
 
@@ -295,7 +298,7 @@ def test_what_changes_under_way_never_arrives_whole(
     store, path = store_of(tmp_path / "srv", data)
     with (
         serving(Starlette(routes=[Mount("/models", store_app(store))])) as address,
-        httpx.Client() as client,
+        plain_http.client() as client,
         client.stream("GET", f"{address}/models/{MODEL}") as answer,
     ):
         pieces = answer.iter_raw(1 << 16)
@@ -318,7 +321,8 @@ def test_aborted_downloads_are_read_no_further(tmp_path: Path, reads: Reads, how
     with serving(Starlette(routes=[Mount("/models", store_app(store))])) as address:
         url = httpx.URL(address)
         assert (
-            httpx.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=0-0"}).content == b"\0"
+            plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=0-0"}).content
+            == b"\0"
         )
         reads.parts = 0
         for _ in range(50):
@@ -329,7 +333,7 @@ def test_aborted_downloads_are_read_no_further(tmp_path: Path, reads: Reads, how
                 if how == "reset":
                     linger = struct.pack("ii", 1, 0)
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        asked = httpx.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
+        asked = plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
         assert asked.content == b"\0"
     # A whole file has 512 parts. What the kernel takes before anybody reads is some of them.
     assert reads.parts < 50 * 64
@@ -346,3 +350,12 @@ def test_what_this_machine_cannot_read_is_not_gone(
     monkeypatch.setattr(served.store, "open", fails)
     assert served.get().status_code == 503
     assert served.damaged == {}
+
+
+def test_a_proof_that_fails_without_a_message_is_no_proof() -> None:
+    def without_memory(_path: object) -> None:
+        raise MemoryError
+
+    store: Any = SimpleNamespace(file=lambda *_: None, open=without_memory)
+    slot: Any = SimpleNamespace(files=[SimpleNamespace()], sha256=None, golden_sha256=None)
+    assert prove(store, slot)

@@ -16,6 +16,7 @@ from gate.deploy.serving import store_app
 from gate.deploy.store import Manifest, ModelStore
 from gate.golden.verify import verify_golden
 from gate.storage.digest import Digest
+from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME
 from tests.deploy.servers import serving
@@ -36,7 +37,10 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def client(store: ModelStore) -> Iterator[httpx.Client]:
-    with serving(_app(store)) as address, httpx.Client(base_url=f"{address}/models/") as opened:
+    with (
+        serving(_app(store)) as address,
+        plain_http.client(base_url=f"{address}/models/") as opened,
+    ):
         yield opened
 
 
@@ -250,17 +254,17 @@ def test_nothing_can_be_changed(client: httpx.Client, method: str) -> None:
 
 def test_an_empty_store_is_a_404(tmp_path: Path) -> None:
     with serving(_app(ModelStore(tmp_path / "nothing"))) as address:
-        assert httpx.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
+        assert plain_http.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
 
 
 def test_other_origins_only_if_configured(store: ModelStore) -> None:
     page = {"Origin": "https://page.example"}
     with serving(_app(store)) as address:
-        answer = httpx.get(f"{address}/models/{NAME}/model.onnx", headers=page)
+        answer = plain_http.get(f"{address}/models/{NAME}/model.onnx", headers=page)
         assert "access-control-allow-origin" not in answer.headers
     with serving(_app(store, cors_origins=("https://page.example",))) as address:
         url = f"{address}/models/{NAME}/model.onnx"
-        answer = httpx.get(url, headers=page)
+        answer = plain_http.get(url, headers=page)
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
         assert "ETag" in answer.headers["access-control-expose-headers"]
         asked = page | {
@@ -268,7 +272,7 @@ def test_other_origins_only_if_configured(store: ModelStore) -> None:
             "Access-Control-Request-Headers": "range",
         }
         assert httpx.options(url, headers=asked).status_code == 200
-        other = httpx.get(url, headers={"Origin": "https://evil.example"})
+        other = plain_http.get(url, headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from gate.ledger.database import LINES, LOCKS, METADATA, NOTES, StateDatabase
+from gate.ledger.database import LINES, LOCKS, VERSIONS, StateDatabase
 from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger, insert
 
@@ -29,7 +29,8 @@ def put(place: Place, kept: Sequence[Row]) -> None:
     state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     with state.writing() as connection:
         LINES.drop(connection, checkfirst=True)  # and what would refuse it
-        METADATA.create_all(connection)
+        VERSIONS.drop(connection, checkfirst=True)
+        state.make_tables(connection)
         if kept:
             insert(connection, kept)
 
@@ -44,21 +45,23 @@ def replace(place: Place, old: bytes, new: bytes) -> None:
     put(place, [row._replace(line=row.line.replace(old, new)) for row in rows(place)])
 
 
-def spoil_note(place: Place, name: str, text: str) -> None:
-    """Its signature, if it has one, stays."""
+def put_pending(place: Place, *operations: str) -> None:
+    """Ids of moves, as of an owner of the lock that died."""
     state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+    row = {"token": "", "holder": "", "leased_until": 0.0, "pending": " ".join(operations)}
     with state.writing() as connection:
-        METADATA.create_all(connection)
-        changed = sa.update(NOTES).where(NOTES.c.name == name).values(text=text)
-        if connection.execute(changed).rowcount == 0:
-            connection.execute(sa.insert(NOTES).values(name=name, text=text, at="2026-01-01"))
+        state.make_tables(connection)
+        connection.execute(sa.delete(LOCKS))
+        connection.execute(sa.insert(LOCKS).values(name="promotion", **row))
 
 
-def notes(place: Place) -> dict[str, str]:
-    """By name."""
+def pending_in(place: Place) -> str:
+    """Ids of the moves that are not finished."""
     state = place if isinstance(place, StateDatabase) else StateDatabase(place)
     with state.reading() as connection:
-        return {row.name: row.text for row in connection.execute(sa.select(NOTES))}
+        if not state.has_tables(connection):
+            return ""
+        return connection.execute(sa.select(LOCKS.c.pending)).scalar() or ""
 
 
 def holders(place: Place) -> dict[str, str]:

@@ -35,7 +35,7 @@ def kept_ledger(ledger: Ledger, keepers: list[StoredHead]) -> Ledger:
 @pytest.mark.parametrize("spoil", CHANGED)
 def test_what_is_accepted_leaves_a_line_and_goes_on(kept_ledger: Ledger, keepers, spoil) -> None:
     spoil(kept_ledger.state)
-    lost = accept_rewrite(Ledger(Path(kept_ledger.place)), keepers, reason="the disk died")
+    lost = accept_rewrite(Ledger(Path(kept_ledger.location)), keepers, reason="the disk died")
     assert ["the a saw 3 lines" in lost[0], "the b saw 3 lines" in lost[1]] == [True, True]
     line = kept_ledger.entries()[-1]
     assert (line.action, line.actor) == ("ledger_accepted", actor())

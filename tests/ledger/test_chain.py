@@ -29,7 +29,7 @@ class Reader:
         self.parsed: list[int] = []
         self.reasons: list[str] = []
         self._ledger = Ledger(place)
-        self.chain = HashChain(self._ledger.place, self._parse)
+        self.chain = HashChain(self._ledger.location, self._parse)
 
     def _parse(self, line: bytes, number: int) -> LedgerEntry:
         self.parsed.append(number)

@@ -96,7 +96,7 @@ def test_another_past_is_refused(kept_ledger: Ledger, file: StoredHead, spoil, a
     good = rows(kept_ledger.state)
     spoil(kept_ledger.state)
     spoiled = rows(kept_ledger.state)
-    place = Path(kept_ledger.place)
+    place = Path(kept_ledger.location)
     ledger = Ledger(place, keepers=[file]) if anew else kept_ledger
     uses: list[Callable[[], object]] = [
         ledger.entries, ledger.verify, ledger.entries, lambda: ledger.append(entry("more")),
@@ -119,7 +119,7 @@ def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
     kept = file.head()
     assert kept is not None
     assert kept.lines == 4
-    place = Path(kept_ledger.place)
+    place = Path(kept_ledger.location)
     place.rename(moved := place.with_name("moved"))
     assert len(Ledger(moved, keepers=[file]).entries()) == 4
 

@@ -32,14 +32,14 @@ def history(*lines: str) -> ModelHistory:
 def test_what_each_action_says_of_its_version(action):
     one = history(f"{action} 1")
     vouches = action in SERVING | {"passed"}
-    assert (one.vouching_for("1") is not None) is vouches
+    assert (one.approving_entry("1") is not None) is vouches
     assert one.passed_any is vouches
     assert one.was_served("1") is (action in SERVING)
     assert one.serving == ("1" if action in SERVING else None)
     assert one.served == (("1",) if action in SERVING else ())
     silent = (
-        "reverted", "deployed", "not_deployed", "absolved", "conflict", "ledger_accepted",
-        "ledger_imported", "same_registry",
+        "reverted", "deployed", "not_deployed", "replay_failed", "violation", "absolved", "conflict", "overridden",
+        "ledger_accepted", "ledger_imported", "same_registry",
     )  # fmt: skip
     assert (one.standing("1") is not None) is (action not in silent)
     assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
@@ -73,11 +73,8 @@ def test_what_serves_and_what_served(lines, serving, served):
         (["passed 1", "refused 1", "passed 2", "passed 1"], ["1", "2"]),
         (["passed 1", "promoted 1", "unchanged 1"], []),
         (["promoted 1", "promoted 2", "passed 1"], ["1"]),
-        (["passed 1", "violation 1"], []),
+        (["passed 1", "violation 1"], ["1"]),
         (["passed 1", "violation 1", "absolved 1"], ["1"]),
-        (["passed 1", "violation 1", "absolved 2"], []),
-        (["passed 1", "violation 1", "absolved 1", "violation 1"], []),
-        (["passed 1", "violation 1", "refused 1", "absolved 1"], []),
         (["passed 1", "reverted 1", "conflict 1", "not_deployed 1"], ["1"]),
     ],
 )
@@ -89,15 +86,11 @@ def test_what_waits_for_review(lines, waiting):
     ("lines", "actions"),
     [
         ([], ()),
-        (["violation 1"], ("violation",)),
-        (["violation 1", "passed 1"], ("passed",)),
-        (["promoted 1", "violation 1", "absolved 1"], ("promoted", "absolved")),
-        (["promoted 1", "violation 1", "absolved 2"], ("promoted", "violation")),
-        (["promoted 1", "absolved 1", "violation 1"], ("promoted", "absolved", "violation")),
-        (["promoted 1", "rejected 1", "absolved 1"], ("promoted", "rejected", "absolved")),
-        (["promoted 1", "violation 1", "rejected 2"], ("promoted", "violation")),
-        (["violation 1", "promoted 1", "deployed 1"], ("promoted", "deployed")),
-        (["promoted 1", "violation 1", "unchanged 1"], ("promoted", "violation", "unchanged")),
+        (["rejected 1"], ("rejected",)),
+        (["rejected 1", "passed 1"], ("passed",)),
+        (["promoted 1", "rejected 1", "rejected 2"], ("promoted", "rejected")),
+        (["rejected 1", "promoted 1", "deployed 1"], ("promoted", "deployed")),
+        (["promoted 1", "rejected 1", "unchanged 1"], ("promoted", "rejected", "unchanged")),
     ],
 )
 def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, actions):
@@ -106,9 +99,9 @@ def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, action
 
 def test_the_last_line_with_digests_vouches():
     old, new = entry("passed"), entry("promoted", sha256=Digest.of_bytes(b"other"))
-    assert ModelHistory((old, new)).vouching_for("1") == new
-    assert ModelHistory((old, entry("promoted", sha256=None))).vouching_for("1") == old
-    assert ModelHistory((entry("promoted", sha256=None),)).vouching_for("1") is None
+    assert ModelHistory((old, new)).approving_entry("1") == new
+    assert ModelHistory((old, entry("promoted", sha256=None))).approving_entry("1") == old
+    assert ModelHistory((entry("promoted", sha256=None),)).approving_entry("1") is None
 
 
 @pytest.mark.parametrize(
@@ -120,6 +113,7 @@ def test_the_last_line_with_digests_vouches():
         (["deployed 1", "deployed 2", "deployed 1"], "deployed"),
         (["deployed 1", "not_deployed 1"], "not_deployed"),
         (["deployed 1", "not_deployed 2"], "deployed"),
+        (["deployed 1", "replay_failed 1"], "replay_failed"),
         (["not_deployed 1", "not_deployed 2"], None),
         (["not_deployed 1", "deployed 1"], "deployed"),
     ],
@@ -207,21 +201,12 @@ def test_a_deployment_of_other_bytes_under_the_number_is_none():
     assert ModelHistory((other,)).deployment_of(entry("promoted")) is None
 
 
-def test_a_move_is_told_by_its_operation():
-    moved = ModelHistory((entry("promoted", operation="ab"), entry("deployed")))
-    assert moved.has_operation("ab")
-    assert not moved.has_operation("cd")
-    dropped = ModelHistory((entry("conflict", operation="ab"),))
-    assert (dropped.has_operation("ab"), dropped.dropped("ab")) == (False, True)
-    assert (moved.dropped("ab"), dropped.dropped("cd")) == (False, False)
-
-
 VERSIONS = st.sampled_from(["1", "2", "3", None])
 LINES = st.lists(st.builds(entry, st.sampled_from(ACTIONS), VERSIONS), max_size=12)
 
 
 def of(one: ModelHistory, version: str) -> tuple[object, ...]:
-    return (one.vouching_for(version), one.was_served(version), one.standing(version),
+    return (one.approving_entry(version), one.was_served(version), one.standing(version),
             one.since_passed(version))  # fmt: skip
 
 
@@ -272,7 +257,7 @@ def answers(one: ModelHistory) -> list[object]:
         one.versions_with_bytes(A_DIGEST), one.served_before("1", "2"),
     ]  # fmt: skip
     for version in ("1", "2", "3"):
-        vouched = one.vouching_for(version)
+        vouched = one.approving_entry(version)
         said += [
             vouched, one.was_served(version), one.standing(version), one.since_passed(version),
             one.promotion_of(version), one.rollback_of(version), one.was_deployed(version),
@@ -329,9 +314,9 @@ MADE = "2026-03-01T12:00:00.123+00:00"
 )
 def test_a_version_is_judged_by_a_line_since_the_registry_made_it(action, fields, judged):
     one = ModelHistory((entry(action, **fields),))
-    assert one.judged("1", made_at=MADE) is judged
-    assert one.judged("2", made_at=MADE) is False
-    assert one.judged("1", made_at=None) is (action not in ("conflict", "deployed"))
+    assert one.has_outcome("1", made_at=MADE) is judged
+    assert one.has_outcome("2", made_at=MADE) is False
+    assert one.has_outcome("1", made_at=None) is (action not in ("conflict", "deployed"))
 
 
 def test_what_the_gate_passed_before_anything_was_signed():

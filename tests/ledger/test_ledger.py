@@ -129,7 +129,7 @@ def test_a_number_that_does_not_fit_is_seen_although_the_lines_do(ledger: Ledger
 )  # fmt: skip
 def test_the_database_refuses_to_change_a_row(both: Ledger, statement: str) -> None:
     fill(both.state, "one")
-    if "TRUNCATE" in statement and "postgresql" not in both.place:
+    if "TRUNCATE" in statement and "postgresql" not in both.location:
         return
     with (
         pytest.raises(StateUnavailable, match="append-only"),
@@ -141,7 +141,7 @@ def test_the_database_refuses_to_change_a_row(both: Ledger, statement: str) -> N
 
 @pytest.mark.parametrize("kind", ["folder", "text"])
 def test_what_is_no_database_is_a_clear_error(ledger: Ledger, kind: str) -> None:
-    path = Path(ledger.place)
+    path = Path(ledger.location)
     path.parent.mkdir()
     path.mkdir() if kind == "folder" else path.write_text("no database, but quite some text\n" * 99)
     for use in (ledger.entries, lambda: ledger.append(entry())):
@@ -170,21 +170,21 @@ def test_a_ledger_locked_for_long_is_a_clear_error(ledger: Ledger, monkeypatch) 
     fill(ledger.state, "one")
     monkeypatch.setattr(database, "_PATIENCE_S", 0.1)
     with (
-        closing(sqlite3.connect(ledger.place, isolation_level=None)) as other,
+        closing(sqlite3.connect(ledger.location, isolation_level=None)) as other,
         pytest.raises(StateUnavailable, match="locked.*nothing is damaged"),
     ):
         other.execute("BEGIN IMMEDIATE")
-        Ledger(Path(ledger.place)).append(entry("two"))
+        Ledger(Path(ledger.location)).append(entry("two"))
     assert len(ledger.entries()) == 1
 
 
 def test_a_file_that_was_removed_is_not_made_again(ledger: Ledger) -> None:
     fill(ledger.state, "one")
-    Path(ledger.place).unlink()
+    Path(ledger.location).unlink()
     assert ledger.entries() == ()
     with pytest.raises(StateUnavailable, match="unable to open"):
         ledger.append(entry("two"))
-    assert not Path(ledger.place).exists()
+    assert not Path(ledger.location).exists()
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after the commit", "before it"])

@@ -19,17 +19,17 @@ from gate.errors import PromotionConflict, StateUnavailable
 from gate.ledger import lock
 from gate.ledger.database import LOCKS
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.journal import Journal
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.ledger.lock import LockOwner
-from tests.ledger.rows import holders
+from tests.ledger.rows import holders, pending_in
 from tests.service.postgres import MISSING, Postgres, postgres, program
 
 
-def entry(reason: str) -> LedgerEntry:
+def entry(reason: str, *, operation: str | None = None) -> LedgerEntry:
     return LedgerEntry(
-        action="promoted", registry="here", model="digits", reason=reason, version="1"
-    )
+        action="promoted", registry="here", model="digits", reason=reason, version="1",
+        operation=operation,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -53,19 +53,18 @@ def reasons(ledger: Ledger) -> list[str]:
 
 
 def _hold(url: str, pipe: Connection, *, briefly: bool) -> None:
-    """Take the lock; then write a line, and end the journal, whenever the parent says so."""
+    """Take the lock, begin a move; then write, and end the move, whenever the parent says so."""
     if briefly:
         _be_short(setattr)
     ledger = Ledger(url)
-    journal = Journal(ledger, model="digits", registry="here")
-    with promotion_lock(ledger):
-        journal.begin(entry("of the child"))
+    with promotion_lock(ledger) as token:
+        ledger.append(entry("of the child", operation="ab"))
         pipe.send("held")
         pipe.recv()
         for write in (
             lambda: ledger.append(entry("late")),
-            journal.end,
-            lambda: journal.begin(entry("x")),
+            lambda: ledger.append(entry("late, too", operation="cd")),
+            lambda: token.clear_pending("ab"),
         ):
             try:
                 write()
@@ -100,9 +99,8 @@ def test_who_was_killed_is_replaced_at_once(both_urls: str) -> None:
         with pytest.raises(PromotionConflict, match=f"process {pid} on "):
             promotion_lock(ledger).__enter__()
         os.kill(pid, signal.SIGKILL)  # it is not waited for yet: a zombie is dead, too
-        with promotion_lock(ledger, patience_s=5.0):
-            journal = Journal(ledger, model="digits", registry="here")
-            assert journal.pending() is not None  # what it had begun
+        with promotion_lock(ledger, patience_s=5.0) as token:
+            assert token.pending() == ("ab",)  # what it had begun
 
 
 @pytest.mark.rows(2)
@@ -111,16 +109,14 @@ def test_who_was_stopped_and_comes_back_writes_nothing(both_urls: str) -> None:
     ledger = Ledger(both_urls)
     with holding(both_urls, briefly=True) as (pid, pipe):
         os.kill(pid, signal.SIGSTOP)
-        with promotion_lock(ledger, patience_s=10.0):
-            ledger.append(entry("ours"))
-            journal = Journal(ledger, model="digits", registry="here")
-            ours = journal.begin(entry("ours, too"))
+        with promotion_lock(ledger, patience_s=10.0) as token:
+            ledger.append(entry("ours", operation="ours"))
             os.kill(pid, signal.SIGCONT)
             pipe.send("go on")
             answers = [pipe.recv() for _ in range(3)]
             assert ["was lost" in answer for answer in answers] == [True] * 3
-            assert journal.pending() == ours
-        assert reasons(ledger) == ["ours"]
+            assert token.pending() == ("ab", "ours")
+        assert reasons(ledger) == ["of the child", "ours"]
 
 
 class Clock:
@@ -190,25 +186,43 @@ class TestAnotherHost:
     def test_one_that_does_not_say_its_name(self, both: Ledger, text: str) -> None:
         with promotion_lock(both):
             change(both, token="theirs", holder=text)
-            with pytest.raises(PromotionConflict, match="does not say its name"):
+            with pytest.raises(PromotionConflict, match="an unknown host"):
                 promotion_lock(Ledger(both.state)).__enter__()
 
 
 def test_whoever_lost_it_writes_nothing(both: Ledger) -> None:
-    journal = Journal(both, model="digits", registry="here")
-    with promotion_lock(both):
-        move = journal.begin(entry("one"))
+    with promotion_lock(both) as token:
+        both.append(entry("one", operation="ab"))
         change(both, token="theirs")
         for write in (
-            lambda: both.append(entry("two")), journal.end, journal.set_aside,
-            lambda: journal.begin(entry("three")),
+            lambda: both.append(entry("two")), lambda: token.clear_pending("ab"), token.pending,
+            lambda: both.append(entry("three", operation="cd")), token.renew,
         ):  # fmt: skip
-            with pytest.raises(PromotionConflict, match=r"was lost.*Nothing was written"):
+            with pytest.raises(PromotionConflict, match="was lost"):
                 write()
-        assert journal.pending() == move
-    assert reasons(both) == []
+        assert pending_in(both.state) == "ab"
+    assert reasons(both) == ["one"]
     both.append(entry("without any lock"))
-    assert reasons(both) == ["without any lock"]
+    assert reasons(both) == ["one", "without any lock"]
+
+
+def test_the_row_stays_while_a_move_is_pending(both: Ledger) -> None:
+    with promotion_lock(both):
+        both.append(entry("one", operation="ab"))
+    with promotion_lock(both) as token:
+        assert token.pending() == ("ab",)
+        both.append(entry("two", operation="cd"))
+        token.clear_pending("ab")
+        assert token.pending() == ("cd",)
+        token.clear_pending("cd")
+    assert holders(both.state) == {}
+
+
+def test_a_lease_from_before_the_clock_was_set_back_does_not_count(both: Ledger) -> None:
+    with promotion_lock(both):
+        change(both, leased_until=time.time() + 3600.0)
+        with promotion_lock(Ledger(both.state)), pytest.raises(PromotionConflict, match="was lost"):
+            both.append(entry("late"))
 
 
 def test_a_lease_that_was_over_and_that_nobody_took_is_still_ours(both: Ledger) -> None:
@@ -224,8 +238,9 @@ def test_a_ledger_that_nobody_uses_any_more_lets_go_of_the_database(both_urls: s
     """At once: connections to a server are few."""
     ledger = Ledger(both_urls)
     ledger.append(entry("one"))
-    with promotion_lock(ledger):
-        Journal(ledger, model="digits", registry="here").pending()
+    with promotion_lock(ledger) as token:
+        token.pending()
+    del token
     state = weakref.ref(ledger.state)
     gc.disable()
     try:

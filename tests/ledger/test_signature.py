@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import EvidenceError, KeyUnusable, Untrusted
+from gate.errors import KeyUnusable, Untrusted
 from gate.ledger.entry import LedgerEntry, Row
-from gate.ledger.journal import Journal
 from gate.ledger.ledger import Ledger, sign
-from gate.ledger.maintenance import NOTE, declare_addresses, same
-from gate.ledger.notes import Notes
 from gate.storage.digest import Digest, canonical_json
 from tests.ledger.keys import Writers
-from tests.ledger.rows import put, rows, spoil_note
+from tests.ledger.rows import put, rows
 
 
 def entry(reason: str, **fields: object) -> LedgerEntry:
@@ -174,33 +171,6 @@ def test_a_key_that_can_not_sign_writes_nothing(signed: Ledger, monkeypatch) -> 
     with pytest.raises(KeyUnusable, match="the vault is sealed"):
         signed.append(entry("four"))
     assert len(signed.entries()) == 3
-
-
-class TestNotes:
-    """They are changed, so each is signed by itself."""
-
-    def test_a_journal_that_nobody_trusted_wrote_is_damaged(self, signed: Ledger) -> None:
-        journal = Journal(signed, model="digits", registry="here")
-        move = journal.begin(entry("four", version="2"))
-        assert journal.pending() == move
-        forged = move.model_copy(update={"target": "7"}).to_json()
-        spoil_note(signed.state, journal.name, forged)
-        with pytest.raises(EvidenceError, match="is damaged: the note move .* is not what ci"):
-            journal.pending()
-        assert (
-            journal.set_aside()
-            == journal.name + ".damaged-" + Digest.of_bytes(forged.encode()).short
-        )
-        assert journal.pending() is None
-
-    def test_addresses_that_nobody_trusted_wrote_are_not_believed(self, signed: Ledger) -> None:
-        Notes(signed).write(NOTE, '[["http://a", "http://b"]]')  # as an older version
-        assert same(signed, "http://b") == {"http://a", "http://b"}
-        spoil_note(signed.state, NOTE, '[["http://a", "http://evil"]]')
-        with pytest.raises(Untrusted, match="--same-registry"):
-            same(signed, "http://a")
-        declare_addresses(signed, "http://a", ["http://b"])
-        assert same(signed, "http://a") == {"http://a", "http://b"}
 
 
 def test_what_a_vault_says_of_its_pin_is_told_to_nobody(

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gate.installation import wait_asleep
+from gate.installation import keep_freed_memory, wait_asleep
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -25,3 +25,24 @@ def test_threads_sleep_unless_somebody_says_how_they_wait(
     monkeypatch.setattr(os, "environ", others | given)
     wait_asleep()
     assert tuple(map(os.environ.get, NAMES)) == then
+
+
+@pytest.mark.parametrize(
+    ("given", "trimmed_from"),
+    [
+        ({}, str(2**28)),
+        ({"MALLOC_ARENA_MAX": "2"}, None),
+        ({"MALLOC_TRIM_THRESHOLD_": "0"}, "0"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, None),
+        ({"THP_MEM_ALLOC_ENABLE": "0"}, None),
+    ],
+)
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], trimmed_from: str | None
+) -> None:
+    stated = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_")
+    others = {name: text for name, text in os.environ.items() if not name.startswith(stated)}
+    monkeypatch.setattr(os, "environ", others | given)
+    keep_freed_memory()
+    assert os.environ.get("MALLOC_TRIM_THRESHOLD_") == trimmed_from
+    assert given.items() <= os.environ.items()

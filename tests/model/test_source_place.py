@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gate.model.source_code import below_import_path, file_below, source_place
+from gate.model.source_code import below_import_path, file_below, source_location
 
 
 def test_the_file_below_the_longest_import_path(tmp_path: Path, monkeypatch) -> None:
     package = tmp_path / "site" / "nets"
     package.mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "site"), "/no/such/folder"])
-    assert source_place(str(package / "small.py"), 12) == "nets/small.py:12"
+    assert source_location(str(package / "small.py"), 12) == "nets/small.py:12"
     assert below_import_path(str(tmp_path / "own.py")) == "own.py"
 
 

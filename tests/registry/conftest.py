@@ -25,7 +25,7 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+    monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -9,19 +9,19 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gate.mlflow_client.connection import lent, quiet_process
 from pipelines.ui import NO_JOBS
+from tests.free_ports import free_port
 
 ADMIN = ("admin", "password-of-the-test-admin")
 
@@ -40,41 +40,64 @@ auth_cache_ttl_seconds = 600
 class Server:
     uri: str
     artifacts: Path
+    start: Callable[[], None]
+    """Again, where it was killed."""
+    kill: Callable[[], None]
 
 
 @contextmanager
 def serving(
-    folder: Path, *, guarded: bool = False, environment: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    guarded: bool = False,
+    environment: Mapping[str, str] | None = None,
+    app: str | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """A server with one worker; `guarded`: with MLflow's own users and permissions."""
-    port = _free_port()
+    """A server with one worker; `guarded`: with MLflow's own users and permissions. `app`: the name
+    of a server plug-in."""
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
+    command += ["--artifacts-destination", str(folder / "artifacts"), *options]
     environment = (
         os.environ | NO_JOBS | {"MLFLOW_DISABLE_TELEMETRY": "true"} | dict(environment or {})
     )
     environment.pop("MLFLOW_TRACKING_URI", None)
     empty_database(folder / "mlflow.db")
+    environment["GATE_REGISTRY"] = f"http://127.0.0.1:{port}"
+    if app is not None or guarded:
+        command += ["--app-name", app or "basic-auth"]
     if guarded:
-        command += ["--app-name", "basic-auth"]
         environment |= {
             "MLFLOW_FLASK_SERVER_SECRET_KEY": "only for this test",
             "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN[1],
             "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
         }
         (folder / "auth.ini").write_text(_AUTH)
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            _wait(f"http://127.0.0.1:{port}/health", process, folder / "log")
-            yield Server(f"http://127.0.0.1:{port}", folder / "artifacts")
-        finally:
+    processes: list[subprocess.Popen[bytes]] = []
+    uri = f"http://127.0.0.1:{port}"
+
+    def start() -> None:
+        with (folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        processes.append(process)
+        _wait(f"{uri}/health", process, folder / "log")
+
+    def kill() -> None:
+        while processes:
+            process = processes.pop()
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
+
+    try:
+        start()
+        yield Server(uri, folder / "artifacts", start, kill)
+    finally:
+        kill()
 
 
 def empty_database(path: Path) -> None:
@@ -136,12 +159,6 @@ def _as_admin(place: str, **fields: str) -> None:
     request.add_header("Authorization", f"Basic {credentials}")
     with urllib.request.urlopen(request, timeout=60):
         pass
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

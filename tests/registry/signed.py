@@ -12,7 +12,7 @@ from typing import Any
 from gate.decision.decide import decide
 from gate.policy.policy import Policy
 from gate.registry.release import EvaluatedFile, Release
-from gate.registry.verify_release import named_beside
+from gate.registry.verify_release import companion_digests
 from gate.signing.keys import SigningKey
 from gate.signing.predicates import CodeVersion
 from gate.signing.subjects import resource_uri
@@ -37,7 +37,7 @@ class Signing:
     def signed(self, release: Release, policy: Policy) -> Release:
         """The release with a decision of this moment, and statements; its twin likewise."""
         at = self.at or datetime.now(UTC).isoformat(timespec="seconds")
-        extra = dict(named_beside(release))
+        extra = dict(companion_digests(release))
         release = replace(release, decision=_decided(release, policy, at))
         if release.twin is not None:
             assert policy.twin is not None

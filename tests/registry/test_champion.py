@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, ServiceError
-from gate.ledger.database import LOCKS, NOTES
-from gate.ledger.journal import Journal
+from gate.ledger.database import LOCKS
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.ledger.maintenance import declare_addresses
-from gate.ledger.notes import Notes
 from gate.registry import alias as registry_alias
 from gate.registry.interface import CHAMPION, PREVIOUS, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.signing.keys import SigningKey
 from gate.signing.trust import TrustedKey
 from gate.storage.digest import Digest
-from tests.ledger.rows import notes, put, rows, spoil_note
+from tests.ledger.rows import pending_in, put_pending
 from tests.registry.releases import NAME
 from tests.registry.signed import trust_in
 from tests.registry.simulator import Crash, CrashingLedger, Simulator, Stored, Watched
@@ -48,12 +43,8 @@ def lines(ledger: Ledger) -> list[tuple[str, str | None]]:
     return [(entry.action, entry.version) for entry in ledger.entries()]
 
 
-def _journal(model: RegisteredModel) -> Journal:
-    return Journal(model.ledger, model=model.name, registry=model.registry.identity)
-
-
 def pending(model: RegisteredModel) -> bool:
-    return _journal(model).pending() is not None
+    return bool(pending_in(model.ledger.state))
 
 
 def test_a_move_is_one_line_with_its_operation(ledger):
@@ -88,12 +79,11 @@ def test_a_crash_at_any_call_leaves_one_line_for_a_move_that_happened(ledger, to
     model = model_of(ledger, registry)
     with contextlib.suppress(Crash):
         move(model, to)
-    moved = registry.inner.aliases.get(CHAMPION) == to
     setattr(registry, moment, lambda *_: None)
-    dropped = [("conflict", "1")] if pending(model) else []
     for _ in range(2):
         with registry_alias.model_lock(model):
-            assert lines(ledger) == ([("promoted", to)] if moved else dropped)
+            moved = registry.inner.aliases.get(CHAMPION) == to
+            assert lines(ledger) == [("promoted", to)][: int(moved)]
             assert not pending(model)
 
 
@@ -105,42 +95,45 @@ def test_a_move_that_comes_when_the_lock_was_lost_is_taken_back(ledger, to):
     other = RegisteredModel(registry.inner, Ledger(ledger.state), "digits", cause="another host")
 
     def overtake(call: str, _: int) -> None:
-        if call in ("set_alias champion", "delete_alias") and not other.history().serving:
+        if call in ("set_alias champion", "delete_alias") and other.history().serving == to:
             with ledger.state.writing() as connection:  # its lease is over
                 connection.execute(sa.update(LOCKS).values(leased_until=0.0))
             with registry_alias.model_lock(other):
-                move(other, "3")
+                assert other.alias(CHAMPION) == to
+                registry_alias.move_alias(
+                    other, other.entry("promoted", "because", version="3", previous=to)
+                )
 
     with pytest.raises(PromotionConflict, match="was lost"), registry_alias.model_lock(model):
         registry.before = overtake
         move(model, to)
     assert model.alias(CHAMPION) == "3"
-    assert lines(ledger) == [("conflict", "1"), ("promoted", "3"), ("conflict", to)]
+    assert lines(ledger) == [("promoted", to), ("promoted", "3")]
     assert not pending(model)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_the_line_leaves_one_line(ledger, moment):
+def test_a_crash_at_the_entry_leaves_no_move_or_a_whole_one(ledger, moment):
     model = model_of(CrashingLedger(ledger.state, moment))
     with pytest.raises(Crash):
         move(model)
-    assert pending(model)
+    assert pending(model) == (moment == "after")
     again = RegisteredModel(model.registry, ledger, "digits")
     with registry_alias.model_lock(again):
-        assert lines(ledger) == [("promoted", "2")]
+        assert lines(ledger) == [("promoted", "2")][: moment == "after"]
+    assert model.alias(CHAMPION) == ("2" if moment == "after" else "1")
     assert not pending(model)
 
 
-def test_nobody_claims_a_move_that_nobody_knows_of(ledger):
-    model = model_of(CrashingLedger(ledger.state, "before"))
+def test_a_pending_move_ends_where_another_host_moved_the_alias(ledger):
+    model = model_of(CrashingLedger(ledger.state, "after"))
     with pytest.raises(Crash):
         move(model)
-    model.registry.aliases[CHAMPION] = "3"  # somebody else, in the meantime
-    with registry_alias.model_lock(RegisteredModel(model.registry, ledger, "digits")):
-        pass
-    (line,) = ledger.entries()
-    assert (line.action, line.version) == ("conflict", "3")
-    assert "nobody knows" in line.reason
+    model.registry.aliases[CHAMPION] = "3"
+    with registry_alias.model_lock(RegisteredModel(model.registry, ledger, "digits")) as finished:
+        assert finished is None
+    assert model.alias(CHAMPION) == "3"
+    assert not pending(model)
 
 
 def test_a_move_that_lost_a_race_is_over(ledger):
@@ -155,7 +148,7 @@ def test_a_move_that_lost_a_race_is_over(ledger):
     with pytest.raises(PromotionConflict):
         move(model)
     assert not pending(model)
-    assert lines(ledger) == [("conflict", "3")]
+    assert lines(ledger) == [("promoted", "2"), ("conflict", "3")]
 
 
 def test_a_server_that_broke_off_leaves_the_move_open(ledger):
@@ -174,171 +167,71 @@ def test_a_server_that_broke_off_leaves_the_move_open(ledger):
         assert lines(ledger) == [("promoted", "2")]
 
 
-def _kept(ledger: Ledger) -> Callable[[], None]:
-    """What somebody does who kept the notes as they are now: he puts them back, signatures and
-    all."""
-    with ledger.state.reading() as connection:
-        rows = [row._asdict() for row in connection.execute(sa.select(NOTES))]
-    assert rows
-
-    def put_back() -> None:
-        with ledger.state.writing() as connection:
-            connection.execute(sa.delete(NOTES))
-            connection.execute(sa.insert(NOTES), rows)
-
-    return put_back
-
-
-def crashed(
-    model: RegisteredModel, to: str, *, moment: str = "before", action: str = "promoted"
-) -> Callable[[], None]:
-    """A move to a version crashes before, or after, its line; gives what puts its note back."""
-    ledger = CrashingLedger(model.ledger.state, moment)
+def crashed(model: RegisteredModel, to: str, *, action: str = "promoted") -> str:
+    """A move to a version crashes after its entry; gives its id."""
+    ledger = CrashingLedger(model.ledger.state, "after")
     ledger.key, ledger.trust = model.ledger.key, model.ledger.trust
     with pytest.raises(Crash):
         registry_alias.move_alias(
             replace(model, ledger=ledger), line(model, action, model.alias(CHAMPION), to)
         )
-    return _kept(model.ledger)
+    return pending_in(model.ledger.state)
 
 
-def finished_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
+def finished_and_moved_on(model: RegisteredModel) -> str:
     """Once more it would take `previous` back, too."""
-    put_back = crashed(model, "4", moment="after", action="rolled_back")
+    operation = crashed(model, "4", action="rolled_back")
     with registry_alias.model_lock(model):
         registry_alias.move_alias(model, line(model, "promoted", "4", "1"))
-    return put_back
+    return operation
 
 
-def finished_late_and_moved_on(model: RegisteredModel) -> Callable[[], None]:
-    put_back = crashed(model, "4", action="rolled_back")
-    with registry_alias.model_lock(model):
-        registry_alias.move_alias(model, line(model, "promoted", "4", "1"))
-    return put_back
-
-
-def moved_on_by_hand(model: RegisteredModel) -> Callable[[], None]:
-    """The guard takes a move by hand without a journal."""
-    put_back = crashed(model, "4", action="rolled_back")
+def moved_on_by_hand(model: RegisteredModel) -> str:
+    """The guard accepts a move by hand without an operation."""
+    operation = crashed(model, "4", action="rolled_back")
     with registry_alias.model_lock(model):
         model.registry.set_alias(NAME, CHAMPION, "1")
         model.registry.set_alias(NAME, PREVIOUS, "4")
         model.write("promoted", "by hand", version="1", previous="4")
-    return put_back
+    return operation
 
 
-def dropped(model: RegisteredModel) -> Callable[[], None]:
-    put_back = crashed(model, "4")
-    model.registry.set_alias(NAME, CHAMPION, "3")
-    with registry_alias.model_lock(model):
-        pass
-    return put_back
-
-
-def dropped_by_a_race(model: RegisteredModel) -> Callable[[], None]:
-    registry, puts = Watched(model.registry), []
-
-    def interfere(call: str, _: int) -> None:
-        if call == "set_alias champion":
-            puts.append(_kept(model.ledger))
-            registry.inner.set_alias(NAME, CHAMPION, "1")
-
-    registry.after = interfere
-    with pytest.raises(PromotionConflict):
-        registry_alias.move_alias(
-            replace(model, registry=registry), line(model, "promoted", "3", "4")
-        )
-    return puts[0]
-
-
-def set_aside(model: RegisteredModel) -> Callable[[], None]:
-    put_back = crashed(model, "4")
-    model.registry.set_alias(NAME, CHAMPION, "3")
-    spoil_note(model.ledger.state, _journal(model).name, "{")
-    with registry_alias.model_lock(model):
-        pass
-    return put_back
-
-
-def kept_out(model: RegisteredModel) -> Callable[[], None]:
-    """The note is taken away before anybody finishes the move, and comes back after a no."""
-    put_back = crashed(model, "4")
-    with model.ledger.state.writing() as connection:
-        connection.execute(sa.delete(NOTES))
-    model.registry.set_alias(NAME, CHAMPION, "3")
-    model.write("rejected", "a reviewer's no", version="4")
-    return put_back
-
-
-def under_the_other_address(model: RegisteredModel) -> Callable[[], None]:
+def under_the_other_address(model: RegisteredModel) -> str:
     """Later moves are those under the registry's new name."""
-    put_back = crashed(model, "4", moment="after", action="rolled_back")
+    operation = crashed(model, "4", action="rolled_back")
     declare_addresses(model.ledger, "http://mlflow", ["simulator"])
     there = replace(
         model, registry=Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
     )
     with registry_alias.model_lock(there):
         registry_alias.move_alias(there, line(there, "promoted", "4", "1"))
-    return put_back
+    return operation
+
+
+def never_written(_model: RegisteredModel) -> str:
+    return "forged"
 
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize(
-    "end",
-    [
-        finished_and_moved_on, finished_late_and_moved_on, moved_on_by_hand, dropped,
-        dropped_by_a_race, set_aside, kept_out, under_the_other_address,
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("old", [False, True])
-def test_a_note_that_is_put_back_finishes_nothing(ledger, tmp_path, end, old):
-    """Whoever may write the database does that, and then has `champion` pointed where it tells.
-    An older version's note has the same signature, and says nothing of the ledger's end."""
+    "end", [finished_and_moved_on, moved_on_by_hand, under_the_other_address, never_written]
+)
+def test_an_id_that_is_put_back_finishes_nothing(ledger, tmp_path, end):
+    """Whoever may write the database does that, and then has `champion` pointed where it tells."""
     key = SigningKey.make(tmp_path / "ci.pem")
     ledger.key = key
     ledger.trust = trust_in(key, writers=(TrustedKey(**key.public.to_plain()),))
     model = vouched(ledger)
-    put_back = end(model)
+    operation = end(model)
     before, previous = model.history(), model.alias(PREVIOUS)
     for _ in range(2):
-        put_back()
-        if old:
-            _as_of_an_older_version(model)
+        put_pending(ledger.state, operation)
         model.registry.set_alias(NAME, CHAMPION, "4")
         with registry_alias.model_lock(model) as finished:
             assert finished is None
         assert not pending(model)
-        since = model.history().entries[len(before.entries) :]
-        assert {entry.action for entry in since} <= {"conflict"}
-        assert model.alias(PREVIOUS) == previous
-
-
-def _as_of_an_older_version(model: RegisteredModel) -> None:
-    """What it wrote, a minute ago."""
-    name, state = _journal(model).name, model.ledger.state
-    fields = json.loads(notes(state)[name])
-    for later in ("lines", "head"):
-        fields.pop(later, None)
-    fields["entry"]["at"] = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
-    Notes(model.ledger).write(name, json.dumps(fields))
-
-
-@pytest.mark.parametrize("lines_after", [0, 2, 5])
-def test_a_note_of_another_ledger_finishes_nothing(ledger, tmp_path, lines_after):
-    """Signed by the same key: of another ledger, or of the same before it was made shorter."""
-    model = vouched(ledger)
-    put_back = crashed(model, "4")
-    kept = rows(ledger.state)
-    put(ledger.state, [])
-    for number in range(lines_after):
-        model.write("refused", f"another past {number}", version="9")
-    put_back()
-    with registry_alias.model_lock(model) as finished:
-        assert finished is None
-    (*_, last) = ledger.entries()
-    assert last.action == "conflict"
-    assert f"the ledger ended at line {len(kept)} with digest" in last.reason
-    assert "promoted" not in [entry.action for entry in ledger.entries()]
+        assert model.history().entries == before.entries
+        assert aliases(model) == ("4", previous)
 
 
 def test_what_others_write_meanwhile_ends_no_move(ledger):
@@ -354,13 +247,25 @@ def test_what_others_write_meanwhile_ends_no_move(ledger):
     assert finished.version == "4"
 
 
-def test_moves_of_other_models_are_others(ledger):
-    model = model_of(CrashingLedger(ledger.state, "before"))
+@pytest.mark.parametrize(
+    "other", [{"name": "letters"}, {"registry": Simulator("elsewhere", aliases={CHAMPION: "1"})}]
+)
+def test_a_pending_move_waits_for_an_owner_of_its_model(ledger, other):
+    model = model_of(CrashingLedger(ledger.state, "after"))
     with pytest.raises(Crash):
         move(model)
-    with registry_alias.model_lock(RegisteredModel(model.registry, ledger, "letters")):
-        assert lines(ledger) == []
-    assert pending(model)
+    there = replace(model, ledger=ledger, **other)
+    there.registry.versions[:] = model.registry.versions
+    with registry_alias.model_lock(there) as finished:
+        assert finished is None
+        registry_alias.move_alias(
+            there, there.entry("promoted", "because", version="3", previous="1")
+        )
+    there.registry.aliases[CHAMPION] = "1"
+    with registry_alias.model_lock(replace(model, ledger=ledger)) as finished:
+        assert finished is not None
+    assert model.alias(CHAMPION) == "2"
+    assert not pending(model)
 
 
 @pytest.mark.parametrize("quietly", [True, False])
@@ -386,13 +291,14 @@ def test_a_short_look_of_another_process_is_waited_for(ledger):
 
 
 def test_a_move_that_was_begun_under_another_address_is_finished(ledger):
-    model = model_of(CrashingLedger(ledger.state, "before"))
+    model = model_of(CrashingLedger(ledger.state, "after"))
     with pytest.raises(Crash):
         move(model)
     there = Simulator("http://mlflow", model.registry.versions, model.registry.aliases)
     declare_addresses(ledger, "http://mlflow", ["simulator"])
     with registry_alias.model_lock(RegisteredModel(there, ledger, "digits")):
-        assert lines(ledger) == [("same_registry", None), ("promoted", "2")]
+        assert lines(ledger) == [("promoted", "2"), ("same_registry", None)]
+    assert model.alias(CHAMPION) == "2"
     assert not pending(model)
 
 
@@ -409,7 +315,7 @@ def vouched(ledger: Ledger, registry=None, *, champion: str = "3") -> Registered
 
 
 def line(model: RegisteredModel, action: str, old: str | None, new: str | None):
-    vouching = model.history().vouching_for(new) if new else None
+    vouching = model.history().approving_entry(new) if new else None
     return model.entry(action, "because", version=new, previous=old, about=vouching)
 
 
@@ -457,13 +363,9 @@ def tagged(model: RegisteredModel) -> None:
     model.registry.set_tag(NAME, "3", key=Tag.ROLLED_BACK, value="2026: wrong")
 
 
-def violated(model: RegisteredModel) -> None:
-    model.write("violation", "other bytes", version="3")
-
-
 @pytest.mark.parametrize(
     ("spoil", "kept"),
-    [(nothing, True), (rejected, False), (rolled_back, False), (tagged, True), (violated, False)],
+    [(nothing, True), (rejected, False), (rolled_back, False), (tagged, True)],
 )
 def test_an_old_champion_that_must_not_serve_is_not_kept_for_a_rollback(ledger, spoil, kept):
     model = vouched(ledger)
@@ -481,7 +383,7 @@ def test_an_old_champion_that_the_ledger_does_not_know_is_not_kept(ledger):
 
 def test_after_a_revert_previous_is_none_that_must_not_serve(ledger):
     model = vouched(ledger)
-    model.write("violation", "other bytes", version="1")
+    model.write("rejected", "a reviewer's no", version="1")
     registry_alias.move_alias(model, line(model, "reverted", "3", "2"))
     assert aliases(model) == ("2", "4")
 
@@ -517,29 +419,24 @@ def test_a_crash_leaves_the_old_champion_or_a_move_that_is_finished_once(
     setattr(registry, moment, crash)
     with contextlib.suppress(Crash):
         registry_alias.move_alias(model, entry)
-    moved = registry.inner.aliases.get(CHAMPION) == new
-    assert moved or registry.inner.aliases[CHAMPION] == old
+    written = len(ledger.entries()) - before
     setattr(registry, moment, lambda *_: None)
-    dropped = not moved and pending(model)
     for _ in range(2):
         with registry_alias.model_lock(model):
             pass
         assert not pending(model)
-        if old != new:
-            assert len(ledger.entries()) == before + moved + dropped
-        if moved:
-            assert aliases(model) == (new, previous)
-    if not moved:  # it is simply done again
+        assert len(ledger.entries()) == before + written
+        assert aliases(model) == ((new, previous) if written else (old, "2"))
+    if not written:  # it is simply done again
         registry_alias.move_alias(model, entry)
-        assert aliases(model)[0] == new
-        assert len(ledger.entries()) == before + dropped + 1
+        assert aliases(model) == (new, previous)
+        assert len(ledger.entries()) == before + 1
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_the_line_of_a_revert_leaves_previous_right(ledger, moment):
+def test_a_crash_at_the_entry_of_a_revert_leaves_previous_right(ledger):
     model = vouched(ledger)
     entry = line(model, "reverted", "3", "2")
-    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, moment), NAME)
+    crashing = RegisteredModel(model.registry, CrashingLedger(ledger.state, "after"), NAME)
     with pytest.raises(Crash):
         registry_alias.move_alias(crashing, entry)
     with registry_alias.model_lock(model) as finished:
@@ -569,7 +466,7 @@ def test_who_can_not_move_previous_keeps_nobody_from_his_work(ledger):
         trouble.pop(0)
     with registry_alias.model_lock(model) as finished:
         assert finished is None
-    assert aliases(model) == ("2", "2")
+    assert aliases(model) == ("3", "2")  # as if somebody had moved it back
 
 
 def test_what_was_told_and_then_moved_by_somebody_else_is_over(ledger):
@@ -599,7 +496,7 @@ def test_a_second_holder_is_told_about_the_first(ledger: Ledger) -> None:
 
 def test_a_holder_that_died_holds_nothing(ledger: Ledger) -> None:
     process = multiprocessing.get_context("spawn").Process(
-        target=_hold_and_die, args=(Path(ledger.place),)
+        target=_hold_and_die, args=(Path(ledger.location),)
     )
     process.start()
     process.join()

@@ -17,11 +17,11 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import submit
 from gate.registry.release import Release
 from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
 from tests import builders
+from tests.registry.promoting import submit
 from tests.registry.releases import NAME, failing_release, onnx_file, release, twin_policy
 from tests.registry.servers import ADMIN, add_user, let_edit
 from tests.registry.signed import Signing, save, trust_in
@@ -135,7 +135,7 @@ def test_what_does_not_pass_makes_no_version(
     old = release(onnx_file(tmp_path / "old.onnx"))
     old = replace(old, evidence=old.evidence.model_copy(update={"measured_at": "2026-01-01"}))
     refusals = (
-        (replace(signed, statements=None), None, "nobody vouches for it"),
+        (replace(signed, statements=None), None, "it has no signed statements"),
         (Signing(ci).signed(failing_release(tmp_path / "model.onnx"), POLICY), None, "FAIL"),
         (Signing(ci).signed(old, POLICY), None, "days old"),
         (signed, trust_in(stranger), "is signed by 0 of the keys"),

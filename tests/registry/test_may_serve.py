@@ -14,11 +14,12 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.release import PromotionResult
 from gate.service.reconciler import Reconciler
 from tests import builders
 from tests.registry.kept_folder import KeptFolder
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 
@@ -91,6 +92,7 @@ def test_an_editor_who_deletes_the_tag_of_a_rollback_brings_nothing_back(shop: S
     assert shop.champion == "1"
 
 
+@pytest.mark.further
 def test_who_deletes_the_tag_and_hands_the_file_in_again_brings_it_back(shop: Shop) -> None:
     """As it always was: the one has the registry's rights, the other the ledger's."""
     rollback(shop.registry, NAME, ledger=shop.ledger, reason="a mistake")
@@ -142,6 +144,7 @@ def test_a_promoter_without_review_deploys_nothing_where_the_service_asks_for_it
     assert shop.look(REVIEWED) == [("review", "promoted", "3"), ("deploy", "deployed", "3")]
 
 
+@pytest.mark.further
 def test_evidence_of_200_days_deploys_nothing_whatever_the_promoter_allows(shop: Shop) -> None:
     assert shop.promote(3, days=200).outcome == "refused"
     patient = builders.policy(max_age_days=365.0)

@@ -13,12 +13,12 @@ from gate.decision.decide import decide
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger
-from gate.registry.answers import answer_in
 from gate.registry.interface import CHAMPION
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.release import GoldenFolder, Release
 from tests import builders
 from tests.registry import parts, releases
+from tests.registry.promoting import promote
 from tests.registry.simulator import Simulator
 
 POLICY = builders.policy()
@@ -150,31 +150,3 @@ def test_one_part_that_fails_keeps_all_out(release: Release, ledger: Ledger) -> 
     assert done.outcome == "refused"
     assert "in the part head: " in done.reason
     assert registry.versions == []
-
-
-PAGE = b"<html><body>502 Bad Gateway</body></html>"
-
-
-@pytest.mark.rows(4)
-@pytest.mark.parametrize(
-    ("file", "data", "wanted"),
-    [
-        ("encoder.onnx", PAGE, "encoder.onnx is a page"),
-        ("head.onnx", b"", "head.onnx is empty"),
-        ("release.yaml", PAGE, "release.yaml is a page"),
-        ("release.yaml", b"", "release.yaml is empty"),
-        ("gate/evidence.json", PAGE, "evidence.json is a page"),
-        ("release.yaml", b"{chain: a.b:run}", None),
-        ("encoder.onnx", b"\x08\x08", None),
-    ],
-)
-def test_an_answer_of_a_store_in_trouble_is_no_exchanged_part(
-    release: Release, ledger: Ledger, tmp_path: Path, file: str, data: bytes, wanted: str | None
-) -> None:
-    registry, folder = Simulator(), tmp_path / "back"
-    run(release, ledger, registry)
-    folder.mkdir()
-    registry.download(releases.NAME, "1", folder)
-    assert answer_in(folder, None) is None
-    (folder / file).write_bytes(data)
-    assert answer_in(folder, None) == wanted

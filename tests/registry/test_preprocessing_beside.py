@@ -14,12 +14,13 @@ from gate.deploy.store import EXACT
 from gate.errors import DigestMismatch, EvidenceError
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.preprocess.spec import PreprocessSpec, spec_beside
+from gate.preprocess.spec import PreprocessSpec, spec_path
 from gate.records.layout import SPEC
 from gate.registry.interface import Tag
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.release import Release
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
@@ -58,7 +59,7 @@ def test_a_version_brings_its_spec(tmp_path: Path, ledger: Ledger) -> None:
     of = replace(made(tmp_path), run_id=run_id)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
     path = registry.download(NAME, "1", tmp_path / "down")
-    assert PreprocessSpec.load(spec_beside(path)) == IMAGENET
+    assert PreprocessSpec.load(spec_path(path)) == IMAGENET
     assert registry.version(NAME, "1").tags[Tag.PREPROCESS] == IMAGENET.digest().hex
     assert ledger.entries()[-1].preprocess_sha256 == IMAGENET.digest()
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"

@@ -20,9 +20,8 @@ from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.records.layout import RECORDS
 from gate.registry.interface import CHAMPION
-from gate.registry.promotion import promote
 from gate.registry.release import GoldenFolder, Release
-from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_signatures
+from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_release
 from gate.registry.version_files import Records
 from gate.signing.keys import SigningKey
 from gate.signing.predicates import CodeVersion
@@ -34,6 +33,7 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import test_preprocessing_beside, test_twin
+from tests.registry.promoting import promote
 from tests.registry.releases import (
     DECIDED_AT,
     MEASURED_AT,
@@ -112,13 +112,13 @@ def test_data_beside_the_file_is_vouched_for_by_its_name(world: World) -> None:
     (data,) = of.evidence.subject.external_data
     assert names == {name: Digest.of_file(path.parent / name).hex for name in ("model.onnx", data)}
     here = {"trust": world.trust, "registries": frozenset({"simulator"})}
-    assert verify_signatures(of, **here)
+    assert verify_release(of, policy=policy, **here).signers
     (path.parent / data).write_bytes(b"\0" * (path.parent / data).stat().st_size)
     with pytest.raises(DigestMismatch, match="bytes changed since they were measured"):
-        verify_signatures(of, **here)
+        verify_release(of, policy=policy, **here)
     (path.parent / data).unlink()
     with pytest.raises(DigestMismatch, match="has no file"):
-        verify_signatures(of, **here)
+        verify_release(of, policy=policy, **here)
 
 
 # How each is spoiled.
@@ -352,7 +352,10 @@ class TestSigning:
         wider = copied.golden.outputs[0].model_copy(update={"max_abs_diff": 1.0})
         copied.golden.model_copy(update={"outputs": (wider,)}).save(copied.path / GOLDEN_JSON)
         of = self.sign(world, replace(of, golden=GoldenFolder.open(copied.path)))
-        (signer,) = verify_signatures(of, trust=world.trust, registries=frozenset({"simulator"}))
+        verified = verify_release(
+            of, policy=POLICY, trust=world.trust, registries=frozenset({"simulator"})
+        )
+        (signer,) = verified.signers
         assert signer.key_id == world.key.public.key_id
 
     def test_nothing_is_signed_on_edited_evidence(self, world: World) -> None:
@@ -392,7 +395,7 @@ def test_a_rejected_verdict_can_be_signed_and_stays_rejected(world: World, ledge
     bad = failing_release(onnx_file(world.folder / "bad.onnx", seed=3))
     of = signed(bad, world.key, builders.policy())
     Records(of.evidence, of.decision, of.statements).write(world.folder / RECORDS)
-    back = StatementPair.beside(world.folder / RECORDS)
+    back = StatementPair.from_folder(world.folder / RECORDS)
     found = promote(
         Simulator(),
         replace(of, statements=back),

@@ -21,7 +21,6 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry import reviews
 from gate.registry.interface import Tag
-from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.registry.reviews import STATEMENT_LIMIT, STATEMENT_TAG, ReviewSettings, ReviewSubmission
@@ -30,6 +29,7 @@ from gate.signing.keys import KEY_VARIABLE, SigningKey
 from gate.signing.statement import SignedStatement
 from gate.signing.trust import Trust, TrustedKey
 from tests.exhaustive import exhaustive
+from tests.registry.promoting import promote
 from tests.registry.releases import failing_release, onnx_file, release
 from tests.registry.servers import ADMIN, add_user, let_edit, make_run
 from tests.registry.signed import Signing

@@ -11,8 +11,8 @@ import pytest
 from gate import cli
 from gate.errors import PolicyError
 from gate.registry.eligibility import TrustFile
-from gate.registry.promotion import promote
 from gate.signing.keys import SigningKey
+from tests.registry.promoting import promote
 from tests.registry.signed import save, trust_in
 from tests.service.deliveries import running, settings, until
 from tests.service.handing_in import World
@@ -182,5 +182,5 @@ def test_a_key_that_was_revoked_since_is_told_of_and_takes_nothing_out_of_servic
     save(trust_in(world.ci, world.stranger, revoked=(world.ci.public.key_id,)), world.trust)
     with caplog.at_level(logging.WARNING):
         assert world.look() == []
-    assert "not trusted, or revoked since" in caplog.text
+    assert "not trusted, or were revoked" in caplog.text
     assert (world.place.champion, world.live) == ("1", "1")

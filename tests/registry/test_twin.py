@@ -18,15 +18,22 @@ from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.evidence import ModelCode
 from gate.records.layout import QUANTIZED
 from gate.registry.interface import CHAMPION, Tag
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.quantized_twin import twin_in, write_twin
-from gate.registry.release import EvaluatedFile, GoldenFolder, Release, digests_of
+from gate.registry.release import (
+    EvaluatedFile,
+    GoldenFolder,
+    Release,
+    VerificationRules,
+    digests_of,
+)
 from gate.registry.version_files import prove_twin
 from gate.registry.version_files import twin_file as twin_file_in
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import parts
+from tests.registry.promoting import promote
 from tests.registry.releases import (
     NAME,
     evidence,
@@ -110,6 +117,32 @@ def test_a_twin_of_another_model_is_none(tmp_path: Path, ledger: Ledger) -> None
     other = twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured)
     with pytest.raises(EvidenceError, match="another:model"):
         promote(Simulator(), replace(of, twin=other), policy=POLICY, ledger=ledger)
+
+
+@pytest.mark.parametrize(("path", "file", "fits"), [
+    ("old.onnx", "another", False), ("moved/old.onnx", "old", True),
+])  # fmt: skip
+def test_a_twin_of_another_reference_file_is_none(
+    tmp_path: Path, ledger: Ledger, path: str, file: str, fits: bool
+) -> None:
+    of = made(tmp_path)
+    assert of.twin is not None
+
+    def source(path: str, file: str):
+        update = {"factory": path, "onnx_sha256": builders.digest(file), "checkpoint_sha256": None}
+        return of.evidence.source.model_copy(update=update)
+
+    measured = evidence(of.onnx_path, source=source("old.onnx", "old"))
+    twin = twin_of(
+        of.twin.onnx_path, policy=TWIN,
+        evidence=evidence(of.twin.onnx_path, source=source(path, file)),
+    )  # fmt: skip
+    both = replace(release(of.onnx_path, policy=POLICY, evidence=measured), twin=twin)
+    if fits:
+        assert promote(Simulator(), both, policy=POLICY, ledger=ledger).outcome == "promoted"
+    else:
+        with pytest.raises(EvidenceError, match=str(builders.digest(file))):
+            promote(Simulator(), both, policy=POLICY, ledger=ledger)
 
 
 def test_a_twin_of_other_code_of_the_model_is_none(tmp_path: Path, ledger: Ledger) -> None:
@@ -198,7 +231,6 @@ def test_handing_in_more_beside_the_same_bytes_condemns_nothing(tmp_path, ledger
     assert (again.outcome, again.version) == ("unchanged", "1")
     first, second = ledger.entries()
     assert second.twin == first.twin
-    assert "violation" not in (first.action, second.action)
 
 
 def test_what_is_noted_of_a_twin_is_what_was_opened(tmp_path: Path) -> None:
@@ -229,7 +261,7 @@ def test_a_twin_that_was_exchanged_is_not_rolled_back_to(tmp_path: Path, ledger:
     with pytest.raises(DigestMismatch, match="twin"):
         rollback(registry, NAME, ledger=ledger, reason="slow")
     assert registry.alias(NAME, CHAMPION) == "2"
-    assert [entry.action for entry in ledger.entries()][-1] == "violation"
+    assert [entry.action for entry in ledger.entries()][-1] == "refused"
 
 
 class Losing(Simulator):
@@ -271,7 +303,7 @@ def test_a_folder_keeps_a_twin_whole(tmp_path: Path) -> None:
     again = twin_in(tmp_path / "laid")
     assert again.evidence == of.evidence
     assert again.decision == of.decision
-    again.verify(TWIN)
+    assert again.verified(TWIN, VerificationRules()) == again
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from gate.errors import Untrusted
 from gate.registry.release import Release
-from gate.registry.verify_release import named_beside, stated, verify_statements
+from gate.registry.verify_release import claimed_fields, companion_digests, verify_statements
 from gate.registry.version_files import Records
 from gate.signing.keys import SigningKey
 from gate.signing.statement import Resource, SignedStatement, Statement
@@ -36,7 +36,7 @@ class Signed:
 
     def verify(self, **given: Any) -> tuple[str, ...]:
         fields = {
-            "files": named_beside(self.release),
+            "files": companion_digests(self.release),
             "trust": trust_in(self.key),
             "registries": HERE,
             "now": datetime.now(UTC),
@@ -55,7 +55,7 @@ class Signed:
     def stated(self, folder: Path) -> dict[str, Any]:
         records = self.release.evidence, self.release.decision, self.release.statements
         Records(*records).write(folder / "gate")
-        return stated(
+        return claimed_fields(
             folder / "model.onnx",
             model=NAME,
             trust=trust_in(self.key),

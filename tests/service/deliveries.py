@@ -27,9 +27,9 @@ from gate.service.app import (
     server,
     sign,
 )
-from gate.service.inbox import Delivery
 from gate.service.monitoring import StepResult
 from gate.service.settings import ServiceSettings
+from tests import plain_http
 
 SECRET = "the-first-secret-of-the-tests"
 OLD_SECRET = "an-older-secret-of-the-tests"
@@ -67,10 +67,6 @@ def headers(
     }
 
 
-def delivery(delivery_id: str, *, model: str = MODEL) -> Delivery:
-    return Delivery(delivery_id, model, "model_version_alias.created", "0" * 64)
-
-
 @dataclass
 class Recorder:
     """A Reconcile that writes down what it was asked for."""
@@ -87,7 +83,7 @@ class Recorder:
 
     @property
     def causes(self) -> list[str]:
-        """All but the timer's."""
+        """All but the timer's: of webhooks."""
         return [cause for _model, cause in self.calls if cause != "timer"]
 
 
@@ -102,10 +98,10 @@ class Service:
         return self.post(raw, headers(raw, **options))
 
     def post(self, raw: bytes, sent: Any) -> httpx.Response:
-        return httpx.post(self.address + WEBHOOK_PATH, content=raw, headers=sent, timeout=30)
+        return plain_http.post(self.address + WEBHOOK_PATH, content=raw, headers=sent, timeout=30)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.address + path, timeout=30)
+        return plain_http.get(self.address + path, timeout=30)
 
 
 def settings(folder: Path, **given: Any) -> ServiceSettings:
@@ -132,7 +128,7 @@ def running(
     recorder = recorder or Recorder()
     parts = create_service(chosen, recorder)
     listener = listening(chosen.host, chosen.port)
-    runner = server(create_app(parts, mounts=mounts), chosen)
+    runner = server(create_app(parts, mounts=mounts))
     thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
     thread.start()
     try:
@@ -142,7 +138,6 @@ def running(
     finally:
         runner.should_exit = True
         thread.join(60)
-        parts.inbox.close()
 
 
 def until(holds: Callable[[], Any], *, seconds: float = 60) -> None:

@@ -2,7 +2,7 @@
 
     python -m tests.service.fake_service FILE [--slow SECONDS] -- serve …
 
-Writes a line to FILE when a look begins and when it ends; `ready ADDRESS` first.
+Writes a line to FILE when a look begins, at which time, and when it ends; `ready ADDRESS` first.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def main() -> None:
 
     def reconcile(model: str, *, cause: str) -> list[StepResult]:
         _write(path, f"begin {model} {cause}")
+        _write(path, f"begun-at {time.monotonic()}")
         if cause != "timer":
             time.sleep(slow)
         _write(path, f"end {model} {cause}")
         return []
 
-    reconcile.doubt = lambda model: _write(path, f"doubt {model}")  # type: ignore[attr-defined]
+    reconcile.report_damage = lambda model: _write(path, f"doubt {model}")  # type: ignore[attr-defined]
 
     from gate import cli
     from gate.mlflow_client import connection

@@ -12,7 +12,6 @@ from gate.policy.policy import Policy
 from gate.registry.create_version import Creation
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, Tag
-from gate.registry.promotion import submit
 from gate.registry.registered_model import Reading
 from gate.registry.release import GoldenFolder, Release
 from gate.service.monitoring import Failed
@@ -22,6 +21,7 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import test_preprocessing_beside as pictures
+from tests.registry.promoting import submit
 from tests.registry.releases import NAME, twin_policy
 from tests.registry.signed import Signing, save, trust_in
 from tests.service.places import AUTOMATIC, Place

@@ -15,12 +15,12 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import promote
 from gate.registry.registered_model import Reading, RegisteredModel
 from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
 from gate.service.reconciler import Reconciler
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
@@ -67,7 +67,7 @@ class Place:
 
     def deployed(self, number: str) -> None:
         """As the service does when it has judged the version."""
-        about = self.model().history().vouching_for(number)
+        about = self.model().history().approving_entry(number)
         self.model().write("deployed", "it serves", version=number, about=about)
 
     def tag(self, number: str, value: str, key: str = Tag.REVIEW) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.free_ports import free_port
 
 MISSING = "no PostgreSQL here: as root, make packages; or install Debian's package postgresql"
 
@@ -52,9 +53,7 @@ def postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="gate-postgres-", dir="/tmp"))
     if user:
         os.chown(folder, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     data, options = folder / "data", f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
 
     def control(*what: str) -> None:

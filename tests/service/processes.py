@@ -16,6 +16,7 @@ import httpx
 
 from gate.service import settings
 from gate.service.app import WEBHOOK_PATH
+from tests import plain_http
 from tests.service.deliveries import SECRET, body, headers, until
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ class Process:
         import json
 
         raw = json.dumps(said or body()).encode()
-        return httpx.post(
+        return plain_http.post(
             self.address + WEBHOOK_PATH, content=raw, headers=headers(raw, **options), timeout=30
         )
 

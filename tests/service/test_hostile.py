@@ -11,7 +11,6 @@ import pytest
 from gate.deploy.store import EXACT, ModelStore
 from gate.registry.eligibility import examine
 from gate.registry.interface import CHAMPION
-from gate.registry.promotion import promote
 from gate.registry.registered_model import Reading
 from gate.registry.verify_release import Terms
 from gate.sandbox.limits import SandboxLimits
@@ -22,6 +21,7 @@ from tests.bounded.peak import bounded_growth
 from tests.exhaustive import exhaustive
 from tests.onnxfile import hostile
 from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, release
 from tests.service.places import AUTOMATIC, Place
 

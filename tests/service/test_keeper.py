@@ -17,7 +17,6 @@ from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
-from gate.registry.promotion import promote
 from gate.service import app
 from gate.service.monitoring import Failed, StepResult
 from gate.service.reconciler import keepers, reconciler
@@ -26,6 +25,7 @@ from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
 from tests.ledger.test_head import removed
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import make_run
 from tests.service.deliveries import running, settings, until

@@ -23,10 +23,10 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CHAMPION, Tag
-from gate.registry.promotion import submit
 from gate.signing.keys import SigningKey
 from tests.exhaustive import EXHAUSTIVE, exhaustive
 from tests.registry.kept_folder import KeptFolder
+from tests.registry.promoting import submit
 from tests.registry.signed import Signing, save, trust_in
 from tests.service.places import AUTOMATIC, Model
 

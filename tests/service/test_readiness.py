@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,11 +22,9 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.connection import reach
 from gate.service import app
 from gate.service.app import ReadinessCheck, RegistryContact
-from gate.service.inbox import Inbox
 from tests.deploy import models
 from tests.ledger.rows import lines, put, put_lines, replace, rows
 from tests.service.deliveries import Service, body, running, settings, until
-from tests.service.places import fill
 
 SOON_S = 10.0
 """Within which an operator has an answer, whatever hangs: on a busy machine, too."""
@@ -64,59 +61,6 @@ def troubles(service: Service) -> dict[str, str]:
     assert (answer.status_code, good) == ((503, False) if found else (200, True))
     assert service.get("/healthz").json() == {"status": "alive"}
     return found
-
-
-def test_a_full_disk_under_the_inbox(tmp_path: Path, disk: Path) -> None:
-    with ready(tmp_path, state=f"sqlite:///{disk}/state.db") as service:
-        fill(disk)
-        until(lambda: service.send(body()).status_code == 503)
-        assert troubles(service) == {"inbox": "can't be written"}
-        (disk / "rest").unlink()
-        assert troubles(service) == {}
-        assert service.send(body()).status_code == 202
-
-
-def test_an_inbox_whose_file_was_removed(tmp_path: Path) -> None:
-    """A delivery that went into a file without a name would be lost with the process."""
-    path = tmp_path / "state.db"
-    with ready(tmp_path) as service:
-        path.rename(tmp_path / "kept")
-        for _ in range(2):
-            assert troubles(service) == {"inbox": "can't be written"}
-            assert service.send(body()).status_code == 503
-        assert not path.exists()
-        (tmp_path / "kept").rename(path)
-        assert troubles(service) == {}
-        assert service.send(body(), delivery="d-1").status_code == 202
-        until(lambda: service.recorder.causes == ["delivery d-1"])
-
-
-def test_an_inbox_in_whose_place_another_file_was_put(tmp_path: Path) -> None:
-    path, made = tmp_path / "state.db", tmp_path / "made" / "state.db"
-    with ready(tmp_path) as service:
-        path.unlink()
-        path.touch()
-        assert troubles(service) == {"inbox": "can't be written"}
-        assert service.send(body()).status_code == 503
-        Inbox(f"sqlite:///{made}").close()
-        made.replace(path)
-        assert troubles(service) == {}
-        assert service.send(body(), delivery="d-1").status_code == 202
-        until(lambda: service.recorder.causes == ["delivery d-1"])
-    with ready(tmp_path) as service:
-        assert service.send(body(), delivery="d-1").json() == {"outcome": "seen"}
-
-
-@pytest.mark.usefixtures("_hangs")
-def test_an_inbox_that_another_holds_locked(tmp_path: Path) -> None:
-    with ready(tmp_path) as service:
-        other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        for _ in range(3):
-            assert "has not answered for" in troubles(service)["inbox"]
-        other.execute("ROLLBACK")
-        other.close()
-        until(lambda: troubles(service) == {})
 
 
 def removed_line(path: Path) -> None:
@@ -165,15 +109,14 @@ def test_a_ledger_by_which_nothing_can_be_decided(
         line = LedgerEntry(action="conflict", registry="r", model="digits", reason=reason)
         ledger.append(line)
     with ready(tmp_path) as service:
-        spoil(Path(ledger.place))
+        spoil(Path(ledger.location))
         assert troubles(service) == {"ledger": SPOILED[spoil]}
-        assert service.send(body()).status_code == 202  # it is kept until the ledger is mended
-    assert ledger.place in caplog.text
+        assert service.send(body()).status_code == 202  # the next look follows
+    assert ledger.location in caplog.text
 
 
 @pytest.mark.parametrize("spoil", [no_database, a_folder])
 def test_a_file_that_is_no_database_any_more(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    """The inbox lies in it, too."""
     path = tmp_path / "state.db"
     Ledger(path).append(
         LedgerEntry(action="conflict", registry="r", model="digits", reason="the first")
@@ -181,9 +124,6 @@ def test_a_file_that_is_no_database_any_more(tmp_path: Path, spoil: Callable[[Pa
     with ready(tmp_path) as service:
         spoil(path)
         assert troubles(service)["ledger"] == "can't be read"
-        if spoil is a_folder:  # a connection to the other one is open, and writes beside it
-            assert troubles(service)["inbox"] == "can't be written"
-            assert service.send(body()).status_code == 503
 
 
 def test_a_store_that_is_not_whole(tmp_path: Path) -> None:
@@ -221,15 +161,6 @@ def test_a_registry_that_stops_answering(tmp_path: Path) -> None:
         service.parts.contact._reach = lambda: reach("http://127.0.0.1:1")
         service.parts.contact._since = -math.inf
         assert troubles(service) == {"registry": "does not answer"}
-
-
-def test_the_probe_leaves_nothing_behind(database: str) -> None:
-    inbox = Inbox(database)
-    for _ in range(3):
-        inbox.probe()
-    with inbox._reading() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM gate_inbox").scalar() == 0
-    inbox.close()
 
 
 @pytest.mark.usefixtures("_hangs")

@@ -106,7 +106,6 @@ def test_bytes_that_were_exchanged_after_the_promotion(service):
     service.look()
     assert service.live == "1"
     assert service.place.champion == "1"
-    assert ("violation", "2") in service.place.lines()
     assert ("deployed", "2") not in service.place.lines()
     assert service.look() == []
 
@@ -127,7 +126,7 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
     service.reconcile = Reconciler(watched, service.place.ledger, AUTOMATIC, store=service.store)
     assert service.look() == [("deploy", "refused", "2")]
     assert service.live == "1"
-    assert service.place.lines()[-2:] == [("violation", "2"), ("not_deployed", "2")]
+    assert service.place.lines()[-1] == ("not_deployed", "2")
     assert service.look() == [("guard", "reverted", "1")]
     assert service.live == "1"
 
@@ -437,7 +436,7 @@ def test_damaged_bytes_in_the_store_are_brought_anew(service, monkeypatch, how):
     if how == "after a while":
         monkeypatch.setattr("gate.service.reconciler._RECHECK_S", -1.0)
     else:
-        service.reconcile.doubt(NAME)
+        service.reconcile.report_damage(NAME)
     assert service.look() == [("deploy", "deployed", "1")]
     assert path.read_bytes() == whole
     assert service.look() == []

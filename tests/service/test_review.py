@@ -13,9 +13,8 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.registry.doubts import MismatchMemory
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.registered_model import Reading
+from gate.registry.registered_model import MismatchMemory, Reading
 from gate.registry.reviews import COMMENT_LIMIT
 from gate.registry.version_page import STATUS_LIMIT, Pages
 from gate.service.monitoring import Failed
@@ -68,7 +67,7 @@ def test_approval_promotes(place):
 
 
 def test_an_old_champion_that_must_not_serve_is_nothing_to_roll_back_to(place):
-    place.model().write("violation", "other bytes", version="1")
+    place.model().write("rejected", "a reviewer's no", version="1")
     place.tag("2", "approved")
     assert look(place) == [("promoted", "2")]
     assert place.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
@@ -237,7 +236,7 @@ def test_approval_waives_nothing(place):
     place.tag("2", "approved")
     assert look(place) == [("refused", "2")]
     assert place.champion == "1"
-    assert place.lines()[-2:] == [("violation", "2"), ("refused", "2")]
+    assert place.lines()[-1] == ("refused", "2")
     before = place.lines()
     assert look(place) == []
     assert place.lines() == before
@@ -362,7 +361,7 @@ def test_a_child_that_somebody_ended_uses_no_approval_up(place, monkeypatch, err
     """As when the service is stopped in the middle of a look."""
     place.tag("2", "approved")
     before = place.lines()
-    reading = Reading(doubts=MismatchMemory(60.0, wait=None))
+    reading = Reading(mismatches=MismatchMemory(60.0, wait=None))
     with monkeypatch.context() as stopped:
 
         def ended(*_: object, **_options: object) -> None:

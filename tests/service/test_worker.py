@@ -4,33 +4,23 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from gate.errors import EvidenceError, GateError, RegistryUnavailable, ResourceGone, StorageError
 from gate.service import reconcile_loop
-from gate.service.inbox import Inbox, Memory
 from gate.service.monitoring import Failed, ServiceMetrics, StepResult
-from gate.service.reconcile_loop import Intervals, ReconcileLoop
-from tests.service.deliveries import MODEL, Recorder, delivery, until
-
-
-@pytest.fixture
-def inbox(tmp_path: Path) -> Iterator[Inbox]:
-    opened = Inbox(f"sqlite:///{tmp_path}/inbox.db", lease_s=0.6)
-    yield opened
-    opened.close()
+from gate.service.reconcile_loop import ReconcileLoop
+from tests.service.deliveries import MODEL, Recorder, until
 
 
 @contextmanager
-def working(inbox: Inbox, recorder: Any, **rhythm: Any) -> Iterator[ReconcileLoop]:
-    rhythm = {"models": (MODEL,), "interval_s": 3600.0, "poll_s": 0.05} | rhythm
-    worker = ReconcileLoop(
-        inbox, recorder, rhythm=Intervals(**rhythm), metrics=ServiceMetrics(inbox)
-    )
+def working(
+    recorder: Any, *, models: tuple[str, ...] = (MODEL,), interval_s: float = 3600.0
+) -> Iterator[ReconcileLoop]:
+    worker = ReconcileLoop(recorder, models=models, interval_s=interval_s, metrics=ServiceMetrics())
     worker.start()
     try:
         yield worker
@@ -42,60 +32,59 @@ def metric(worker: ReconcileLoop, line: str) -> bool:
     return line in worker._metrics.text().decode()
 
 
-def test_it_looks_at_every_model_first(inbox: Inbox) -> None:
+def test_it_looks_at_every_model_first() -> None:
     recorder = Recorder()
-    with working(inbox, recorder, models=("a", "b", "c")):
+    with working(recorder, models=("a", "b", "c")):
         until(lambda: len(recorder.ended) == 3)
     assert sorted(recorder.calls) == [(model, "timer") for model in "abc"]
 
 
-def test_and_again_after_every_interval(inbox: Inbox) -> None:
+def test_and_again_after_every_interval() -> None:
     recorder = Recorder()
-    with working(inbox, recorder, models=("a", "b"), interval_s=0.1):
+    with working(recorder, models=("a", "b"), interval_s=0.1):
         until(lambda: recorder.calls.count(("a", "timer")) >= 4)
     difference = recorder.calls.count(("a", "timer")) - recorder.calls.count(("b", "timer"))
     assert abs(difference) <= 1
 
 
-def test_waking_is_immediate(inbox: Inbox) -> None:
+def test_waking_is_immediate() -> None:
     recorder = Recorder()
-    with working(inbox, recorder, poll_s=3600) as worker:
+    with working(recorder) as worker:
         until(lambda: recorder.ended)
-        for number in range(5):
-            time.sleep(0.05)
-            inbox.receive([delivery(str(number))])
+        for number in range(1, 6):
             start = time.monotonic()
-            worker.wake()
-            until(lambda number=number: f"delivery {number}" in recorder.causes)
-            assert time.monotonic() - start < 10
+            worker.wake(MODEL)
+            until(lambda number=number: recorder.causes == ["webhook"] * number)
+            assert time.monotonic() - start < 60
 
 
-def test_what_another_process_received_is_found(inbox: Inbox) -> None:
+def test_a_model_that_is_not_looked_after_wakes_nothing() -> None:
     recorder = Recorder()
-    with working(inbox, recorder):
-        inbox.receive([delivery("1")])
-        until(lambda: recorder.causes == ["delivery 1"])
+    with working(recorder) as worker:
+        until(lambda: recorder.ended)
+        worker.wake("another")
+        time.sleep(0.1)
+    assert recorder.calls == [(MODEL, "timer")]
 
 
-def test_one_look_serves_all_that_came_before_it(inbox: Inbox) -> None:
+def test_one_look_serves_all_that_came_before_it() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def effect(_model: str, cause: str) -> None:
-        if cause == "delivery 0":
+        if cause == "webhook":
             begun.set()
             go_on.wait(10)
 
     recorder = Recorder(effect)
-    with working(inbox, recorder) as worker:
-        inbox.receive([delivery("0")])
-        worker.wake()
+    with working(recorder) as worker:
+        worker.wake(MODEL)
         begun.wait(10)
-        for number in range(1, 4):
-            inbox.receive([delivery(str(number))])
-            worker.wake()
+        for _ in range(1000):
+            worker.wake(MODEL)
         go_on.set()
-        until(lambda: inbox.depth() == 0)
-    assert recorder.causes == ["delivery 0", "delivery 1 and 2 more"]
+        until(lambda: len(recorder.ended) == 3)
+        time.sleep(0.1)
+    assert recorder.causes == ["webhook", "webhook"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +97,7 @@ def test_one_look_serves_all_that_came_before_it(inbox: Inbox) -> None:
     ],
 )
 def test_what_fails_is_tried_again(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, error: Exception, label: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, label: str
 ) -> None:
     monkeypatch.setattr(reconcile_loop, "_backoff", lambda attempts: 0.05 * attempts)
     failures = iter([error, error, error])
@@ -118,55 +107,52 @@ def test_what_fails_is_tried_again(
             raise found
 
     recorder = Recorder(effect)
-    inbox.receive([delivery("1")])
-    with working(inbox, recorder) as worker:
-        until(lambda: inbox.depth() == 0)
-        until(lambda: ("digits", "timer") in recorder.ended)
+    with working(recorder) as worker:
+        until(lambda: recorder.ended)
         assert worker.alive
         assert metric(worker, f'parity_gate_reconcile_failures_total{{error="{label}"}} 3.0')
-    assert recorder.ended.count(("digits", "delivery 1")) == 1
+    assert len(recorder.calls) == 4
 
 
-def test_what_is_gone_is_written_off(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_gone_is_written_off(caplog: pytest.LogCaptureFixture) -> None:
     def effect(_model: str, _cause: str) -> None:
         raise ResourceGone("version 2 was deleted")
 
     recorder = Recorder(effect)
-    inbox.receive([delivery("1")])
-    with working(inbox, recorder) as worker:
-        until(lambda: inbox.depth() == 0)
-        until(lambda: len(recorder.calls) == 2)
-        time.sleep(0.3)
+    with working(recorder) as worker:
+        until(lambda: recorder.calls)
+        time.sleep(1.3)  # longer than the first back-off
         assert worker.registry_silence_s() is not None
-        assert metric(worker, 'parity_gate_reconcile_failures_total{error="ResourceGone"} 2.0')
-    assert recorder.causes == ["delivery 1"]
+    assert len(recorder.calls) == 1
     assert "written off: version 2 was deleted" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("errors", "waits"),
     [
-        ([ResourceGone("deleted")], 0),
-        ([ResourceGone("deleted"), RegistryUnavailable("away")], 1),
-        ([StorageError("full"), KeyError("a fault")], 1),
+        ([ResourceGone("deleted")], False),
+        ([ResourceGone("deleted"), RegistryUnavailable("away")], True),
+        ([StorageError("full"), KeyError("a fault")], True),
     ],
 )
 def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture, errors: list[Exception], waits: int
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    errors: list[Exception],
+    waits: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(reconcile_loop, "_backoff", lambda attempts: 0.05)
     calls = []
 
     def reconcile(model: str, *, cause: str) -> list[StepResult | Failed]:
         calls.append(cause)
-        if cause == "timer":
+        if len(calls) > 1:
             return []
         failed = [Failed("review", error) for error in errors]
         return [StepResult("guard", "reverted", "1", "taken back"), *failed]
 
-    inbox.receive([delivery("1")])
-    with working(inbox, reconcile) as worker:
-        until(lambda: len(calls) == 2)
+    with working(reconcile) as worker:
         until(
             lambda: metric(worker, 'parity_gate_actions_total{kind="guard",outcome="reverted"} 1.0')
         )
@@ -174,8 +160,8 @@ def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
             label = type(error).__name__ if isinstance(error, GateError) else "unexpected"
             until(lambda label=label: metric(worker, f'{{error="{label}"}} 1.0'))
             assert str(error) in caplog.text
-        time.sleep(0.2)
-        assert inbox.depth() == waits
+        time.sleep(0.3)
+    assert len(calls) == 1 + waits
     assert "taken back" in caplog.text
 
 
@@ -184,118 +170,57 @@ def test_waiting_grows_to_a_minute(attempts: int, seconds: float) -> None:
     assert reconcile_loop._backoff(attempts) == seconds
 
 
-def test_a_failing_delivery_does_not_spin(inbox: Inbox) -> None:
-    def effect(_model: str, cause: str) -> None:
-        if cause != "timer":
-            raise RegistryUnavailable("no server")
-
-    recorder = Recorder(effect)
-    inbox.receive([delivery("1")])
-    with working(inbox, recorder):
-        until(lambda: recorder.causes)
-        time.sleep(0.7)
-    assert len(recorder.causes) == 1
-    assert inbox.depth() == 1
-
-
-def test_stopping_finishes_what_is_under_way_and_takes_nothing_more(inbox: Inbox) -> None:
+def test_stopping_finishes_what_is_under_way_and_begins_nothing_more() -> None:
     begun = threading.Event()
 
     def effect(_model: str, cause: str) -> None:
-        if cause != "timer":
+        if cause == "webhook":
             begun.set()
             time.sleep(0.5)
 
     recorder = Recorder(effect)
-    with working(inbox, recorder) as worker:
-        inbox.receive([delivery("1")])
+    with working(recorder, interval_s=0.2) as worker:
+        worker.wake(MODEL)
         begun.wait(10)
-        inbox.receive([delivery("2")])
+        worker.wake(MODEL)
         assert not worker.stop(timeout_s=0.01)
         assert not worker.alive
         assert worker.stop(timeout_s=10)
-    assert recorder.causes == ["delivery 1"]
-    assert inbox.depth() == 1
+    assert recorder.calls[-1] == (MODEL, "webhook")
+    assert recorder.causes == ["webhook"]
 
 
-def test_a_long_look_keeps_its_lease(tmp_path: Path) -> None:
-    begun = threading.Event()
-    inbox = Inbox(f"sqlite:///{tmp_path}/long.db", lease_s=3.0)  # a busy machine renews it in time
-
-    def effect(_model: str, cause: str) -> None:
-        if cause != "timer":
-            begun.set()
-            time.sleep(4.5)
-
-    recorder = Recorder(effect)
-    with closing(inbox), working(inbox, recorder):
-        inbox.receive([delivery("1")])
-        begun.wait(10)
-        while inbox.depth():
-            assert inbox.claim("another", models=(MODEL,)) is None
-            time.sleep(0.05)
-    assert recorder.causes == ["delivery 1"]
-
-
-def test_the_timer_goes_on_without_the_inbox(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture
+def test_a_fault_of_its_own_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = Recorder()
-    with working(inbox, recorder, interval_s=0.1) as worker:
-        with inbox._writing() as connection:
-            connection.exec_driver_sql("ALTER TABLE gate_inbox RENAME TO away")
-        seen = len(recorder.calls)
-        until(lambda: len(recorder.calls) > seen + 2)
-        with inbox._writing() as connection:
-            connection.exec_driver_sql("ALTER TABLE away RENAME TO gate_inbox")
-        inbox.receive([delivery("1")])
-        until(lambda: "delivery 1" in recorder.causes)
-        assert worker.alive
-    assert "Look at the database" in caplog.text
+    monkeypatch.setattr(reconcile_loop, "_backoff", lambda attempts: 0.05)
+    recorder, faults = Recorder(), iter([KeyError("a fault"), MemoryError()])
+    look = ReconcileLoop._reconcile_model
 
-
-def test_a_fault_of_the_inbox_does_not_end_it(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder, claim = Recorder(), inbox.claim
-    faults = iter([KeyError("a fault"), MemoryError()])
-
-    def faulty(*arguments: Any, **options: Any) -> Any:
+    def faulty(self: ReconcileLoop, model: str, *, cause: str) -> str | None:
         if found := next(faults, None):
             raise found
-        return claim(*arguments, **options)
+        return look(self, model, cause=cause)
 
-    monkeypatch.setattr(inbox, "claim", faulty)
-    inbox.receive([delivery("1")])
-    with working(inbox, recorder):
-        until(lambda: recorder.causes == ["delivery 1"])
+    monkeypatch.setattr(ReconcileLoop, "_reconcile_model", faulty)
+    with working(recorder):
+        until(lambda: recorder.ended)
     assert "a fault of its own" in caplog.text
 
 
-def test_a_slow_model_does_not_starve_the_timer(inbox: Inbox) -> None:
+def test_a_model_that_is_woken_again_and_again_starves_no_other() -> None:
     recorder = Recorder(lambda _model, cause: time.sleep(0.05 if cause != "timer" else 0))
-    numbers = iter(range(10_000))
-    with working(inbox, recorder, models=("a", "digits"), interval_s=0.2):
+    with working(recorder, models=("a", MODEL), interval_s=0.2) as worker:
         for _ in range(60):
-            inbox.receive([delivery(str(next(numbers)))])
+            worker.wake(MODEL)
             time.sleep(0.02)
         assert recorder.calls.count(("a", "timer")) >= 3
 
 
-def test_old_deliveries_are_forgotten(inbox: Inbox) -> None:
-    """A batch at a time, all of them at once."""
-    inbox.receive([delivery(str(number), model="another") for number in range(2500)])
-    time.sleep(0.05)
-    with working(inbox, Recorder(), memory=Memory(keep_s=0.01)):
-        until(lambda: inbox.depth() == 0)
-
-
-def test_what_was_done_is_logged_and_counted(
-    inbox: Inbox, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_done_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    inbox.receive([delivery("1")])
-    with working(inbox, Recorder()) as worker:
+    with working(Recorder()) as worker:
+        worker.wake(MODEL)
         until(
             lambda: metric(
                 worker, 'parity_gate_actions_total{kind="review",outcome="promoted"} 2.0'
@@ -303,38 +228,15 @@ def test_what_was_done_is_logged_and_counted(
         )
     fields = [getattr(record, "fields", None) for record in caplog.records]
     assert {
-        "model": MODEL, "cause": "delivery 1", "kind": "review", "outcome": "promoted", "to": "3",
+        "model": MODEL, "cause": "webhook", "kind": "review", "outcome": "promoted", "to": "3",
     } in fields  # fmt: skip
     assert "approved by a test" in caplog.text
 
 
-def test_it_rests_when_there_is_nothing_to_do(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder, claim, looked = Recorder(), inbox.claim, []
-    monkeypatch.setattr(inbox, "claim", lambda *a, **o: looked.append(a) or claim(*a, **o))
-    with working(inbox, recorder, poll_s=3600) as worker:
+def test_it_rests_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, looked, due = Recorder(), [], ReconcileLoop._next_due
+    monkeypatch.setattr(ReconcileLoop, "_next_due", lambda self: looked.append(1) or due(self))
+    with working(recorder):
         until(lambda: recorder.ended)
-        for _ in range(3):
-            worker.wake()
-            time.sleep(0.1)
-    assert len(looked) < 12
-
-
-def test_no_other_step_begins_once_it_is_stopping(inbox: Inbox) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def effect(_model: str, cause: str) -> None:
-        if cause != "timer":
-            begun.set()
-            go_on.wait(10)
-
-    recorder = Recorder(effect)
-    with working(inbox, recorder, interval_s=0.05) as worker:
-        inbox.receive([delivery("1")])
-        begun.wait(10)
-        time.sleep(0.1)  # the timer is due now
-        assert not worker.stop(timeout_s=0.01)
-        go_on.set()
-        assert worker.stop(timeout_s=10)
-    assert recorder.calls[-1] == (MODEL, "delivery 1")
+        time.sleep(0.5)
+    assert len(looked) < 6

@@ -15,10 +15,10 @@ from gate.policy.sections import ChampionPolicy
 from gate.records.evidence import Evidence
 from gate.registry.interface import CANDIDATE, CHAMPION
 from gate.registry.load_champion import compare_records
-from gate.registry.promotion import promote
 from gate.registry.release import Release
 from gate.storage.untrusted_files import RECORD_LIMIT
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME
 from tests.registry.signed import Signing
 from tests.service.handing_in import World
@@ -192,6 +192,7 @@ def test_who_approves_and_points_himself_is_right_with_a_comparison_of_the_servi
     assert ("guard", "accepted", "2") in world.look()
 
 
+@pytest.mark.further
 def test_pointing_a_second_time_skips_no_comparison(tmp_path: Path) -> None:
     world = reviewed(tmp_path, 0.965, 0.99)
     world.place.tag("3", "approved")
@@ -203,6 +204,7 @@ def test_pointing_a_second_time_skips_no_comparison(tmp_path: Path) -> None:
         assert (world.place.champion, world.live) == ("3", "3")
 
 
+@pytest.mark.further
 def test_a_comparison_holds_until_another_one_serves(tmp_path: Path) -> None:
     world = begun(tmp_path, REVIEWED)
     world.look()
@@ -243,7 +245,9 @@ def test_what_was_promoted_without_a_comparison_is_not_deployed(world: World) ->
     assert done.outcome == "promoted"
     world.look()
     assert world.live == "1"
-    assert any("nobody compared it" in entry.reason for entry in ledger.entries())
+    assert any(
+        "it was not compared with the champion" in entry.reason for entry in ledger.entries()
+    )
 
 
 def test_evidence_on_other_samples_says_nothing() -> None:

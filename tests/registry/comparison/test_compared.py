@@ -15,13 +15,14 @@ from gate.records.champion_comparison import ChampionComparison
 from gate.records.layout import DECISION, RECORDS
 from gate.registry.eligibility import examine
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release
-from gate.registry.verify_release import Terms
+from gate.registry.verify_release import Terms, verify_release
 from gate.service.champion_guard import guard_champion
 from gate.service.submissions import process_reviews
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import DECIDED_AT, NAME, onnx_file, release
 from tests.registry.simulator import Crash, Simulator, Watched
 
@@ -192,7 +193,7 @@ class TestAVersionInTheRegistry:
         run(registry, first, ledger, builders.policy())
         model = RegisteredModel(registry, ledger, NAME)
         examined = examine(model, "1", history=model.history(), terms=Terms.now(POLICY))
-        assert "nobody compared it with the version that served" in examined.problem
+        assert "it was not compared with the champion" in examined.problem
 
 
 def test_an_approval_counts_only_against_what_serves_now(
@@ -222,7 +223,7 @@ def test_a_hand_edited_comparison_does_not_fit_its_decision(first: Release) -> N
     worse = builders.incumbent(subject_sha256=first.evidence.subject.sha256, outputs=())
     edited = good.decision.model_copy(update={"incumbent": worse})
     with pytest.raises(EvidenceError, match="not the same ones"):
-        dataclasses.replace(good, decision=edited).verify(POLICY)
+        verify_release(dataclasses.replace(good, decision=edited), policy=POLICY)
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["the same serves", "another serves"])
@@ -239,7 +240,7 @@ def test_a_champion_by_hand_counts_only_against_what_served_until_then(
     assert run(registry, against("1", first, second, REVIEWED), ledger, REVIEWED).version == "2"
     if meanwhile:
         assert run(registry, against("1", first, third), ledger).outcome == "promoted"
-        vouched = model.history().vouching_for("3")
+        vouched = model.history().approving_entry("3")
         model.write("deployed", "it serves", version="3", about=vouched)
     registry.set_tag(NAME, "2", key=Tag.REVIEW, value="approved")
     registry.set_alias(NAME, CHAMPION, "2")

@@ -13,11 +13,12 @@ from gate.records.champion_comparison import MOST_ROWS, Trend
 from gate.records.layout import DECISION, EVIDENCE, RECORDS, TREND
 from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.load_champion import champion_if_any, load_champion
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.storage.digest import Digest
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME
 from tests.registry.simulator import Simulator, Watched
 

@@ -13,10 +13,10 @@ from gate.errors import DigestMismatch
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_files import ExpectedDigests
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file_with_data, release
 from tests.registry.servers import make_run
 
@@ -39,7 +39,7 @@ def promoted(tmp_path: Path, ledger: Ledger) -> tuple[RegisteredModel, Path]:
 
 
 def vouched(model: RegisteredModel) -> LedgerEntry:
-    line = model.history().vouching_for("1")
+    line = model.history().approving_entry("1")
     assert line is not None
     return line
 
@@ -81,7 +81,6 @@ def test_what_is_far_more_is_not_downloaded(
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda **_: pytest.fail("too much"))
     with pytest.raises(DigestMismatch, match="or more, expected|64 deep"):
         model.prove("1", ExpectedDigests.from_entry(vouched(model)))
-    assert model.ledger.entries()[-1].action == "violation"
 
 
 def test_a_line_of_an_older_gate_allows_what_was_allowed_then(

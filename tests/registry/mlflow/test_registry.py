@@ -32,10 +32,11 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.onnx_file.sandboxed_reading import digest_of_model
 from gate.registry import alias
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.release import PromotionResult, Release
 from gate.storage.digest import Digest
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
 from tests.registry.servers import ADMIN, add_user, make_run
 from tests.registry.simulator import Crash, Watched
@@ -209,7 +210,7 @@ def test_an_unusual_serialisation_keeps_its_bytes(
     assert back.read_bytes() == path.read_bytes()
 
 
-def test_overwritten_artifacts_are_a_violation(
+def test_overwritten_artifacts_are_not_promoted(
     place: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path
 ) -> None:
     """An interrupted promotion left version 2; before the next one its file is changed."""
@@ -226,7 +227,7 @@ def test_overwritten_artifacts_are_a_violation(
     _overwrite(place, "2", tmp_path)
     outcome = place.promote(second, ledger)
     assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "3", "1")
-    assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
     assert place.aliases() == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
 
 
@@ -243,20 +244,19 @@ def test_rollback_to_overwritten_artifacts_is_refused(
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize("gone", ["MLmodel", "model.onnx", "*"])
-def test_missing_artifacts_are_made_anew_and_only_a_torn_one_is_a_violation(
+def test_missing_artifacts_are_made_anew(
     place: Place, ledger: Ledger, first: Release, gone: str
 ) -> None:
     place.promote(first, ledger)
     _delete(place, "1", gone)
     outcome = place.promote(first, ledger)
     assert (outcome.outcome, outcome.version) == ("promoted", "2")
-    torn = ["violation"] if gone == "model.onnx" else []
-    assert [e.action for e in ledger.entries()] == ["promoted", *torn, "promoted"]
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
 
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("text", ["[" * 20000, "flavors: {onnx: {data: " + "x" * 300 + "}}"])
-def test_an_mlmodel_that_can_not_be_read_is_a_violation(
+def test_an_mlmodel_that_can_not_be_read_is_made_anew(
     place: Place, ledger: Ledger, first: Release, tmp_path: Path, text: str
 ) -> None:
     place.promote(first, ledger)
@@ -267,7 +267,7 @@ def test_an_mlmodel_that_can_not_be_read_is_a_violation(
         model_id = client.get_model_version(place.name, "1").source.removeprefix("models:/")
         client.log_model_artifact(model_id, str(file))
     assert place.promote(first, ledger).version == "2"
-    assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
 
 
 @pytest.mark.rows(5)
@@ -275,7 +275,7 @@ def test_an_mlmodel_that_can_not_be_read_is_a_violation(
     ("entry", "value"),
     [("data", "evil.onnx"), ("loader_module", "mlflow.sklearn"), ("code", "code"), (None, [])],
 )
-def test_an_mlmodel_that_would_serve_something_else_is_a_violation(
+def test_an_mlmodel_that_would_serve_something_else_is_made_anew(
     place: Place, ledger: Ledger, first: Release, tmp_path: Path, entry: str | None, value: object
 ) -> None:
     place.promote(first, ledger)
@@ -292,7 +292,7 @@ def test_an_mlmodel_that_would_serve_something_else_is_a_violation(
         client.log_model_artifact(model_id, str(file))
     outcome = place.promote(first, ledger)
     assert (outcome.outcome, outcome.version) == ("promoted", "2")
-    assert [e.action for e in ledger.entries()] == ["promoted", "violation", "promoted"]
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
 
 
 def _overwrite(place: Place, number: str, tmp_path: Path) -> None:

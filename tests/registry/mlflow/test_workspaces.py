@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -28,11 +29,10 @@ from gate.ledger.maintenance import declare_addresses, same
 from gate.mlflow_client.connection import check_server, lent
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.mlflow_client.webhooks import WebhookSubscription
-from gate.registry.doubts import MismatchMemory
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CHAMPION, Tag
-from gate.registry.promotion import promote, rollback, submit
-from gate.registry.registered_model import Reading, RegisteredModel
+from gate.registry.promotion import rollback
+from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel
 from gate.registry.release import Release
 from gate.service.app import WEBHOOK_PATH
 from gate.service.champion_guard import guard_champion
@@ -43,6 +43,7 @@ from gate.signing.subjects import registered, resource_uri
 from gate.storage.digest import Digest
 from gate.storage.workspace import VARIABLE, current_workspace, working_in
 from tests import builders
+from tests.registry.promoting import promote, submit
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import Server, make_run, serving
 from tests.registry.signed import Signing, save, trust_in
@@ -196,7 +197,7 @@ def test_a_mismatch_in_one_workspace_confirms_none_in_another(
     ledger: Ledger, first: Release
 ) -> None:
     clock = [0.0]
-    reading = Reading(doubts=MismatchMemory(60.0, wait=None, clock=lambda: clock[0]))
+    reading = Reading(mismatches=MismatchMemory(60.0, wait=None, clock=lambda: clock[0]))
     models = []
     for identity in ("http://a", f"http://a#/workspaces/{TEAM}"):
         registry = Simulator(identity=identity)
@@ -206,7 +207,7 @@ def test_a_mismatch_in_one_workspace_confirms_none_in_another(
     for clock[0], model in zip((0.0, 60.0), models, strict=True):
         with pytest.raises(MismatchUnconfirmed):
             guard_champion(model, POLICY, thoroughly=True)
-    assert "violation" not in [entry.action for entry in ledger.entries()]
+    assert [entry.action for entry in ledger.entries()] == ["promoted", "promoted"]
 
 
 def test_a_verdict_for_one_workspace_is_none_for_another(
@@ -269,6 +270,21 @@ def test_a_command_works_in_the_workspace_of_its_model(
     assert done.exit_code == (2 if said is None else 0)
     assert said is None or done.output.strip() == said
     assert said is None or os.environ.get(VARIABLE) == variable
+
+
+def test_a_command_that_failed_changes_no_workspace_later(
+    command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it is collected at any time."""
+    gc.disable()
+    try:
+        wrong = ["team-a:digits", "--against", "team-b:other"]
+        assert CliRunner().invoke(command, wrong).exit_code == 2
+        monkeypatch.setenv(VARIABLE, "team-c")
+        gc.collect()
+        assert current_workspace() == "team-c"
+    finally:
+        gc.enable()
 
 
 def test_a_command_that_fails_leaves_the_workspace_as_it_was(

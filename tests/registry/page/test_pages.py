@@ -9,7 +9,6 @@ import pytest
 
 from gate.deploy.store import ModelStore
 from gate.errors import RegistryError, RegistryUnavailable, ResourceGone
-from gate.registry.absolution import absolve
 from gate.registry.interface import CANDIDATE, Tag
 from gate.registry.promotion import rollback
 from gate.registry.version_page import Pages, write_status
@@ -205,9 +204,3 @@ def test_moves_by_hand_reverts_rollbacks_and_absolutions_reach_the_pages(place):
     assert status(place, "1").startswith("rolled back on 20")
     assert "because sevens read as ones; version 2 came back." in status(place, "1")
     assert "again: version 1 was rolled back" in status(place, "2")
-
-    place.model().write("violation", "other bytes", version="2")
-    write_status(place.model(), ("2",))
-    assert status(place, "2").startswith("does not serve")
-    absolve(place.registry, NAME, "2", ledger=place.ledger, reason="a bad disk")
-    assert status(place, "2").startswith("champion since")

@@ -11,12 +11,13 @@ from gate.policy.sections import ReviewTag
 from gate.registry import reviews
 from gate.registry.eligibility import veto
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
-from gate.registry.promotion import promote, rollback
+from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.reviews import ReviewSettings
 from gate.service.champion_guard import guard_champion
 from gate.service.submissions import process_reviews
 from tests import builders
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, release
 from tests.registry.simulator import Simulator
 

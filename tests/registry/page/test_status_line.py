@@ -75,8 +75,8 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
         "these bytes."),
     "approved and refused": (
         [PASSED_2, line("refused", "2", reason="approved, but not promoted: it is old")], "2",
-        f"approved, but not promoted: it is old ({AT}). What stands below, and its verdict, is the "
-        "word of whoever handed it in, and did not count."),
+        f"approved, but not promoted: it is old ({AT}). The text below and its verdict are "
+        "claims of the submitter and did not count."),
     "the same bytes refused again": (
         [PASSED_2, line("rejected", "2"), line("refused", "2")], "2",
         f"rejected by review on {AT} without a comment. That is final for these bytes."),
@@ -104,17 +104,8 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
     "rolled back and promoted anew": (
         [PROMOTED_1, PROMOTED_2, line("rolled_back", "1", "2"), PROMOTED_2], "2",
         f"champion since {AT}."),
-    "other bytes": ([PROMOTED_1, line("violation", "1")], "1",
-                    f"does not serve: found on {AT} to hold other bytes than passed."),
-    "other bytes, taken back": (
-        [PROMOTED_1, PROMOTED_2, line("violation", "2"), REVERTED_2], "2",
-        f"reverted by the guard on {AT} because because of it."),
-    "absolved": (
-        [PROMOTED_1, PROMOTED_2, line("violation", "2"), REVERTED_2, line("absolved", "2")], "2",
-        f"may serve again: its violation was lifted on {AT} because because of it."),
-    "absolved while it serves": (
-        [PROMOTED_1, line("violation", "1"), line("absolved", "1")], "1",
-        f"champion since {AT}."),
+    "a violation of an older version": ([PROMOTED_1, line("violation", "1")], "1",
+                                        f"champion since {AT}."),
     "no time": ([line("promoted", "1", at="`then`")], "1", "champion since 'then'."),
 }  # fmt: skip
 
@@ -147,7 +138,7 @@ def test_what_the_reviewer_is_answered(lines, answer):
 
 ACTIONS = st.sampled_from(
     ["passed", "promoted", "unchanged", "refused", "rejected", "rolled_back", "reverted",
-     "deployed", "not_deployed", "violation", "absolved", "conflict"]
+     "deployed", "not_deployed", "replay_failed", "violation", "absolved", "conflict", "overridden"]
 )  # fmt: skip
 VERSIONS = st.sampled_from(["1", "2", "3", None])
 TEXT = st.text(max_size=700)

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from gate.registry.doubts import MismatchMemory, digest_of_folder
+from gate.registry.registered_model import MismatchMemory
+from gate.registry.version_files import Download, ExpectedDigests, received_digest
 from gate.storage.digest import Digest
+from tests.registry.simulator import Simulator
 
 ONE, OTHER = Digest.of_bytes(b"one"), Digest.of_bytes(b"other")
 RIGHT = "right"
-FIRST = ("digits", "1", None)
+EXPECTED = ExpectedDigests(sha256=ONE)
+FIRST = ("digits", "1", EXPECTED)
+
+
+def received(folder: Path) -> Digest:
+    return received_digest(Download(Simulator(), "digits", "1", EXPECTED, folder))
 
 
 @pytest.mark.parametrize(
@@ -25,25 +32,23 @@ FIRST = ("digits", "1", None)
         ([(0, ONE), (60, OTHER), (120, ONE)], False),
         ([(0, ONE), (30, OTHER), (61, ONE), (121, ONE)], True),
         ([(0, ONE), (60, RIGHT), (120, ONE)], False),
-        ([(0, None), (60, None), (9999, None)], False),
-        ([(0, ONE), (60, None), (120, ONE)], False),
     ],
 )
 def test_only_the_same_again_after_the_pause_confirms(downloads, confirmed):
     clock = [0.0]
-    doubts = MismatchMemory(60, clock=lambda: clock[0])
+    memory = MismatchMemory(60, clock=lambda: clock[0])
     said = []
     for at, came in downloads:
         clock[0] = at
         if came == RIGHT:
-            doubts.forget(FIRST)
+            memory.forget(FIRST)
         else:
-            said.append(doubts.confirms(FIRST, came))
+            said.append(memory.confirms(FIRST, came))
     assert said[-1] is confirmed
     assert not any(said[:-1])
-    assert doubts.about("digits") == {"1"}
-    assert doubts.about("letters") == set()
-    assert doubts.confirms(("digits", "2", None), ONE) is False
+    assert memory.unconfirmed("digits") == {"1"}
+    assert memory.unconfirmed("letters") == set()
+    assert memory.confirms(("digits", "2", EXPECTED), ONE) is False
 
 
 def test_a_command_waits_for_few_mismatches_and_a_service_for_none():
@@ -54,27 +59,17 @@ def test_a_command_waits_for_few_mismatches_and_a_service_for_none():
     assert MismatchMemory(5, wait=None).waits() is False
 
 
-def test_what_lasts_is_told():
-    clock = [0.0]
-    doubts = MismatchMemory(clock=lambda: clock[0])
-    for at, expected in ((0, ""), (599, ""), (720, "12 minutes")):
-        clock[0] = at
-        doubts.confirms(FIRST, None)
-        assert expected in doubts.duration(FIRST)
-        assert bool(doubts.duration(FIRST)) is bool(expected)
-
-
 def test_the_digest_of_all_that_came(tmp_path: Path):
     def folder(name: str, **files: bytes) -> Digest:
         for place, data in files.items():
             path = tmp_path / name / place / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
-        return digest_of_folder(tmp_path / name)
+        return received(tmp_path / name)
 
     first = folder("1", a=b"x", b=b"y")
     assert folder("2", b=b"y", a=b"x") == first
     others = [folder("3", a=b"y", b=b"x"), folder("4", a=b"x"), folder("5", a=b"x", c=b"y")]
     (tmp_path / "1" / "link").symlink_to("/dev/zero")
-    others.append(digest_of_folder(tmp_path / "1"))
+    others.append(received(tmp_path / "1"))
     assert len({first, *others}) == 5

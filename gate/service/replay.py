@@ -1,0 +1,109 @@
+"""Replay the golden vectors of a deployed model through the servers that have it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from gate.deploy.deploy import rollback_deployment
+from gate.deploy.store import EXACT, ModelStore, Slot
+from gate.errors import EvidenceError, GateError, RuntimeUnusable
+from gate.golden.folder import Vectors, read_golden
+from gate.golden.tolerance import widened
+from gate.golden.verify import compare
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import servers_of
+from gate.records.evidence import TensorSpec
+from gate.records.runtime import RuntimeName
+from gate.registry.registered_model import RegisteredModel
+from gate.runtimes.server import ServedFile, ServerOptions, ServerSession
+from gate.sandbox.limits import SandboxLimits
+from gate.service.monitoring import Failed, StepResult
+
+
+@dataclass
+class ReplayState:
+    """How far the golden vectors of one release were replayed."""
+
+    release: int | None
+    is_done: bool = False
+    """True once every server answered as it should."""
+    suspects: set[RuntimeName] = field(default_factory=set)
+    """The servers that answered otherwise once."""
+
+
+def replay_golden(
+    model: RegisteredModel,
+    store: ModelStore,
+    policy: Policy,
+    *,
+    suspects: set[RuntimeName],
+    limits: SandboxLimits | None = None,
+) -> list[StepResult | Failed]:
+    """Replay the golden vectors of what is deployed through each server of the policy; where the
+    answers differ twice, the deployment goes back to the release before.
+
+    `suspects`: the servers whose answers to this release differed last time. One server may be
+    several replicas that load the release one after the other.
+
+    A server that can't be asked, or has not loaded the file yet, is a Failed: nothing is changed,
+    and the next reconciliation asks again. Raises StorageError, EvidenceError and DigestMismatch
+    where the vectors of the store are not whole.
+    """
+    history = model.history()
+    vouched = None if history.serving is None else history.approving_entry(history.serving)
+    last = None if vouched is None else history.deployment_of(vouched)
+    live = store.live(model.key)
+    if vouched is None or last is None or last.action != "deployed" or live is None:
+        return []
+    slot = live.slots[EXACT]
+    if slot.sha256 != vouched.sha256:
+        return []
+    done: list[StepResult | Failed] = []
+    for name in servers_of(policy):
+        try:
+            problem = _problem(store, slot, policy, name)
+        except GateError as error:
+            done.append(Failed("replay", error))
+            continue
+        if problem is None:
+            suspects.discard(name)
+        elif name not in suspects:
+            suspects.add(name)
+            done.append(Failed("replay", EvidenceError(f"{_differs(name, problem)}.")))
+        else:
+            back = rollback_deployment(store, model.key, limits=limits)
+            reason = f"{_differs(name, problem)}. "
+            reason += back.reason if back.outcome == "rolled_back" else f"It stays: {back.reason}"
+            model.write("replay_failed", reason, version=vouched.version, about=vouched)
+            return [*done, StepResult("replay", back.outcome, vouched.version, reason)]
+    return done
+
+
+def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -> str | None:
+    """Return how the answers of a server differ, or None. Raises EvidenceError or DigestMismatch
+    where it gives no answer or has another file."""
+    if slot.golden_sha256 is None or slot.parts:
+        what = "has no golden vectors" if slot.golden_sha256 is None else "has several parts"
+        raise RuntimeUnusable(f"{slot.model.name} {what}, so '{name}' can't replay them.")
+    vectors = read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
+    options = ServerOptions.model_validate(policy.runtimes[name].options)
+    with closing(ServerSession(_served(vectors), options, vectors.inputs)) as session:
+        outputs = session.run(vectors.inputs)
+    golden = widened(vectors.golden, policy, name)
+    computed = dict(zip([each.name for each in golden.outputs], outputs, strict=True))
+    results = compare(replace(vectors, golden=golden), computed)
+    return "; ".join(f"output '{r.name}': {r.problem}" for r in results if r.problem) or None
+
+
+def _differs(name: RuntimeName, problem: str) -> str:
+    return f"the server '{name}' does not reproduce the golden vectors: {problem}"
+
+
+def _served(vectors: Vectors) -> ServedFile:
+    golden = vectors.golden
+    inputs, outputs = (
+        [TensorSpec(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors]
+        for tensors in (golden.inputs, golden.outputs)
+    )
+    return ServedFile(golden.model.sha256, inputs, outputs, golden.batch_axes)

@@ -1,0 +1,131 @@
+"""The tables carry a version: an older program refuses a newer database, and migrates an older one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gate.errors import StateUnavailable
+from gate.ledger.database import LOCKS, SCHEMA_VERSION, VERSIONS
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger, promotion_lock
+from gate.signing.local_keys import LocalKeys
+from tests.ledger.rows import pending_in
+
+OLD_LOCK = (
+    "CREATE TABLE gate_lock (name VARCHAR(128) PRIMARY KEY, token VARCHAR(64) NOT NULL, "
+    "holder TEXT NOT NULL, leased_until DOUBLE PRECISION NOT NULL)"
+)
+OLD_NOTE = (
+    "CREATE TABLE gate_note (name VARCHAR(128) PRIMARY KEY, text TEXT NOT NULL, "
+    "at VARCHAR(64) NOT NULL, signature TEXT)"
+)
+
+
+def entry(**fields: object) -> LedgerEntry:
+    return LedgerEntry.model_validate(
+        {"action": "refused", "registry": "here", "model": "digits", "reason": "x"} | fields
+    )
+
+
+@pytest.fixture
+def old(both: Ledger) -> Ledger:
+    """As a program of schema version 1 left it."""
+    both.append(entry())
+    with both.state.writing() as connection:
+        VERSIONS.drop(connection)
+        LOCKS.drop(connection)
+        connection.exec_driver_sql(OLD_LOCK)
+        connection.exec_driver_sql(OLD_NOTE)
+    return Ledger(both.state)
+
+
+def execute(ledger: Ledger, text: str) -> None:
+    with ledger.state.writing() as connection:
+        connection.exec_driver_sql(text)
+
+
+def test_a_newer_database_is_refused_in_one_line(both: Ledger) -> None:
+    both.append(entry())
+    with both.state.writing() as connection:
+        connection.execute(sa.update(VERSIONS).values(version=SCHEMA_VERSION + 1))
+    fresh = Ledger(both.state)
+    for use in (fresh.entries, fresh.verify, lambda: fresh.append(entry()),
+                lambda: promotion_lock(fresh).__enter__()):  # fmt: skip
+        with pytest.raises(StateUnavailable) as caught:
+            use()
+        assert f"schema version {SCHEMA_VERSION + 1}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    execute(both, f"UPDATE gate_schema SET version = {SCHEMA_VERSION}")
+    assert len(fresh.entries()) == 1
+
+
+def test_an_older_database_is_read_as_it_is_and_migrated_by_the_first_write(old: Ledger) -> None:
+    assert len(old.entries()) == 1
+    with old.state.reading() as connection:
+        assert not sa.inspect(connection).has_table(VERSIONS.name)
+    old.append(entry())
+    with promotion_lock(old):
+        old.append(entry(action="promoted", version="1", operation="ab"))
+    assert len(Ledger(old.state).entries()) == 3
+    assert pending_in(old.state) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("left", "remedy"),
+    [
+        ("INSERT INTO gate_note VALUES ('move 12ab', '{}', '2026-01-01', NULL)", "gate reconcile"),
+        ("INSERT INTO gate_note VALUES ('same registry', '[]', '2026', NULL)", "--same-registry"),
+        ("INSERT INTO gate_lock VALUES ('promotion', 'a', '{}', SOON)", "wait until it ends"),
+    ],
+)
+def test_what_only_the_older_program_can_finish_comes_first(
+    old: Ledger, left: str, remedy: str
+) -> None:
+    execute(old, left.replace("SOON", str(time.time() + 50.0)))
+    with pytest.raises(StateUnavailable, match=remedy):
+        old.append(entry())
+    assert len(Ledger(old.state).entries()) == 1
+    execute(old, f"DELETE FROM {left.split()[2]}")
+    old.append(entry())
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "INSERT INTO gate_note VALUES ('move 12.damaged-34', '{', '2026-01-01', NULL)",
+        "INSERT INTO gate_lock VALUES ('promotion', 'a', '{}', 1.0)",
+        "INSERT INTO gate_lock VALUES ('promotion', 'a', '{}', 1e12)",  # the clock was set back
+    ],
+)
+def test_what_is_over_is_in_nobody_s_way(old: Ledger, left: str) -> None:
+    execute(old, left)
+    old.append(entry())
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_state_and_keys_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        ledger = Ledger(tmp_path / ".gate" / "state.db")
+        ledger.append(entry())
+        LocalKeys(tmp_path / ".gate", lambda _: None).signing_key()
+        with ledger.state.reading() as connection:
+            connection.exec_driver_sql("SELECT 1")
+            modes = {
+                path.relative_to(tmp_path).as_posix(): stat.S_IMODE(path.stat().st_mode)
+                for path in (tmp_path / ".gate", *(tmp_path / ".gate").iterdir())
+            }
+    finally:
+        os.umask(before)
+    assert {".gate/state.db-wal", ".gate/state.db-shm"} <= modes.keys()
+    assert modes[".gate"] == modes[".gate/keys"] == 0o700
+    for suffix in ("", "-wal", "-shm"):
+        assert modes[f".gate/state.db{suffix}"] == 0o600
+    key = tmp_path / ".gate" / "keys" / "local.pem"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600

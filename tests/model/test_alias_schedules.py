@@ -1,0 +1,225 @@
+"""All schedules of two promoters: a crash at every step of both, and a lease that is lost at every
+step. After one reconcile the ledger and the alias agree, and nothing is pending."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from gate.errors import PromotionConflict
+from gate.ledger.database import LOCKS
+from gate.ledger.ledger import Ledger
+from gate.ledger.lock import FencingToken
+from gate.registry.alias import model_lock, move_alias
+from gate.registry.interface import CHAMPION
+from gate.registry.registered_model import RegisteredModel
+from gate.service.champion_guard import guard_champion
+from gate.storage.digest import Digest
+from tests import builders
+from tests.ledger.rows import pending_in
+from tests.registry.releases import NAME
+from tests.registry.simulator import Crash, Simulator, Stored, Watched
+
+STEPS = 15
+"""Of one promoter: calls of the registry, the entry, and the end of the move."""
+
+
+class Promoter:
+    """A process that moves `champion` to a version. `at` runs before each of its steps."""
+
+    def __init__(self, registry: Simulator, place: Path, version: str) -> None:
+        self.version, self.at, self.steps = version, no_hook, 0
+        watched = Watched(registry)
+        watched.before = lambda call, _: self.step(call)
+        self.model = RegisteredModel(watched, Ledger(place), NAME, cause="promoter " + version)
+
+    def step(self, label: str) -> None:
+        number, self.steps = self.steps, self.steps + 1
+        self.at(number, label)
+
+    def run(self) -> None:
+        with model_lock(self.model):
+            old = self.model.alias(CHAMPION)
+            vouched = self.model.history().approving_entry(self.version)
+            move_alias(
+                self.model,
+                self.model.entry(
+                    "promoted", "passed", version=self.version, previous=old, about=vouched
+                ),
+            )
+
+
+def no_hook(_number: int, _label: str) -> None:
+    """A promoter that nothing happens to."""
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> list[Promoter]:
+    """The promoters whose ledger entries and ends of moves are steps, too."""
+    promoters: list[Promoter] = []
+    append, clear = Ledger.append, FencingToken.clear_pending
+
+    def watched_append(self: Ledger, entry: Any) -> Any:
+        for promoter in promoters:
+            if promoter.model.ledger is self:
+                promoter.step("append")
+        return append(self, entry)
+
+    def watched_clear(self: FencingToken, operation: str) -> None:
+        for promoter in promoters:
+            if promoter.model.ledger.lease is self:
+                promoter.step("clear_pending")
+        clear(self, operation)
+
+    monkeypatch.setattr(Ledger, "append", watched_append)
+    monkeypatch.setattr(FencingToken, "clear_pending", watched_clear)
+    return promoters
+
+
+def registry_with(place: Path) -> Simulator:
+    """Versions 1 to 4 were deployed one after the other; 3 serves."""
+    registry = Simulator(versions=[Stored(b"", {}, "run", "") for _ in range(4)])
+    model = RegisteredModel(registry, Ledger(place), NAME)
+    for version in ("4", "1", "2", "3"):
+        for action in ("promoted", "deployed"):
+            model.write(action, "passed", version=version, about=Digest.of_bytes(b""))
+    registry.aliases |= {"champion": "3", "previous": "2"}
+    return registry
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulator, bytes]:
+    place = tmp_path_factory.mktemp("begun") / "state.db"
+    registry = registry_with(place)
+    return registry, place.read_bytes()
+
+
+@contextlib.contextmanager
+def dying() -> Iterator[None]:
+    with contextlib.suppress(Crash, PromotionConflict):
+        yield
+
+
+def crash_at(step: int | None) -> Callable[[int, str], None]:
+    def at(number: int, _label: str) -> None:
+        if number == step:
+            raise Crash
+
+    return at
+
+
+def check(
+    registry: Simulator, place: Path, first: Promoter, second: Promoter, *, was_lost: bool
+) -> None:
+    """After one reconcile; and a second one finds nothing to do."""
+    model = RegisteredModel(registry, Ledger(place), NAME)
+    for look in range(2):
+        with model_lock(model):
+            done = guard_champion(model, builders.policy(), thoroughly=False)
+        # Only an alias that a stopped process moved late, before it died, needs the guard.
+        assert done == [] or (look == 0 and was_lost)
+        assert model.alias(CHAMPION) == model.history().serving
+        assert pending_in(place) == ""
+    for promoter in (first, second):
+        moves = [e for e in model.history().entries if e.cause == promoter.model.cause]
+        assert len([e for e in moves if e.action == "promoted"]) <= 1
+
+
+@pytest.mark.rows(40)
+@pytest.mark.parametrize("lost_at", [None, *range(STEPS)])
+@pytest.mark.parametrize("second_dies_at", [None, *range(STEPS)])
+def test_after_one_reconcile_ledger_and_alias_agree(
+    tmp_path: Path,
+    begun: tuple[Simulator, bytes],
+    stepping: list[Promoter],
+    lost_at: int | None,
+    second_dies_at: int | None,
+) -> None:
+    """`lost_at`: the step at which the first promoter is stopped for longer than its lease, and the
+    second one runs, until it dies or to its end. The first dies at each later step, or at none."""
+    for dies_at in (None, *range(0 if lost_at is None else lost_at, STEPS)):
+        place = tmp_path / f"{dies_at}.db"
+        place.write_bytes(begun[1])
+        registry = replace(
+            begun[0],
+            versions=[replace(v, tags=dict(v.tags)) for v in begun[0].versions],
+            aliases=dict(begun[0].aliases),
+        )
+        first, second = Promoter(registry, place, "4"), Promoter(registry, place, "1")
+        second.at = crash_at(second_dies_at)
+        first.at = overtaken_at(lost_at, first, second, then=crash_at(dies_at))
+        stepping[:] = [first, second]
+        with dying():
+            first.run()
+        stepping.clear()
+        check(registry, place, first, second, was_lost=lost_at is not None)
+        if lost_at is None and dies_at is None:
+            assert registry.aliases[CHAMPION] == "4"
+            assert first.steps <= STEPS
+
+
+def overtaken_at(
+    step: int | None, first: Promoter, second: Promoter, *, then: Callable[[int, str], None]
+) -> Callable[[int, str], None]:
+    def at(number: int, label: str) -> None:
+        if number == step:
+            with first.model.ledger.state.writing() as connection:
+                connection.execute(sa.update(LOCKS).values(leased_until=0.0))
+            with dying():
+                second.run()
+        then(number, label)
+
+    return at
+
+
+def moving(registry: Any, place: Path, version: str) -> None:
+    """Move `champion` from 3 to a version."""
+    model = RegisteredModel(registry, Ledger(place), NAME)
+    vouched = model.history().approving_entry(version)
+    with model_lock(model):
+        move_alias(
+            model, model.entry("promoted", "x", version=version, previous="3", about=vouched)
+        )
+
+
+def test_a_conflict_on_previous_leaves_champion_where_the_ledger_says(tmp_path: Path) -> None:
+    registry = registry_with(tmp_path / "state.db")
+    watched = Watched(registry)
+
+    def other_client(call: str, _: int) -> None:
+        if call == "alias previous" and registry.aliases["previous"] == "3":
+            registry.aliases["previous"] = "1"
+
+    watched.before = other_client
+    with pytest.raises(PromotionConflict):
+        moving(watched, tmp_path / "state.db", "4")
+    model = RegisteredModel(registry, Ledger(tmp_path / "state.db"), NAME)
+    assert model.alias(CHAMPION) == model.history().serving == "4"
+
+
+def test_a_move_that_was_deployed_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process died before it could clear the id; then somebody pointed `champion` back."""
+    registry, place = registry_with(tmp_path / "state.db"), tmp_path / "state.db"
+    with monkeypatch.context() as patched, contextlib.suppress(Crash):
+
+        def die(*_: object) -> None:
+            raise Crash
+
+        patched.setattr(FencingToken, "clear_pending", die)
+        moving(registry, place, "4")
+    assert pending_in(place) != ""
+    model = RegisteredModel(registry, Ledger(place), NAME)
+    model.write("deployed", "passed", version="4", about=Digest.of_bytes(b""))
+    registry.aliases["champion"] = "3"
+    with model_lock(model) as finished:
+        assert finished is None
+    assert registry.aliases["champion"] == "3"
+    assert pending_in(place) == ""

@@ -1,0 +1,262 @@
+"""The outgoing webhook: signed, in order, at least once."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.errors import EvidenceError, ServiceError, Untrusted
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.service.notifications import (
+    CURSOR,
+    MOST_TRIES,
+    SENT,
+    NotificationCursor,
+    Notifier,
+    notifying,
+)
+from gate.service.settings import ServiceSettings, write
+from gate.signing.keys import SigningKey
+from tests.registry.signed import save, trust_in
+from tests.service.deliveries import MODEL, OLD_SECRET, SECRET, settings, until
+
+
+@dataclass
+class Receiver:
+    url: str = ""
+    statuses: list[int] = field(default_factory=list)
+    """Of the next answers; 200 after them."""
+    got: list[tuple[Message, bytes]] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> list[tuple[str, str | None]]:
+        return [
+            (
+                json.loads(body)["type"].removeprefix("parity_gate."),
+                json.loads(body)["data"]["version"],
+            )
+            for _, body in self.got
+        ]
+
+    @property
+    def ids(self) -> list[str]:
+        return [headers["webhook-id"] for headers, _ in self.got]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.got.append((self.headers, body))
+            self.send_response(made.statuses.pop(0) if made.statuses else 200)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            raise AssertionError("a redirect was followed")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made.url = f"http://127.0.0.1:{server.server_port}/hook"
+        yield made
+        server.shutdown()
+
+
+def write_entry(ledger: Ledger, action: str, version: str = "1", **fields: str) -> None:
+    entry = {"action": action, "registry": "http://r", "model": MODEL, "version": version}
+    ledger.append(LedgerEntry.model_validate(entry | {"reason": "of a test"} | fields))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(tmp_path / "state.db")
+    write_entry(made, "promoted", "0")  # before anybody asked to be notified
+    return made
+
+
+def notified(receiver: Receiver, folder: Path, **changes: Any) -> ServiceSettings:
+    write(folder / "notify", [SECRET, OLD_SECRET])
+    where = {"notify_url": receiver.url, "notify_secret_file": folder / "notify"}
+    fixed = {"models": (MODEL,), "tracking_uri": "http://r"}
+    return settings(folder, **where, **fixed, **changes)
+
+
+def notifier(receiver: Receiver, ledger: Ledger, folder: Path, **changes: Any) -> Notifier:
+    return Notifier(notified(receiver, folder, **changes), ledger=Ledger(ledger.state))
+
+
+def test_what_is_sent_and_by_whom(receiver: Receiver, ledger: Ledger, tmp_path: Path) -> None:
+    sender = notifier(receiver, ledger, tmp_path)
+    sender.send_new()
+    assert receiver.got == []
+    for action in SENT:
+        write_entry(ledger, action)
+    write_entry(ledger, "deployed")
+    write_entry(ledger, "promoted", model="letters")
+    sender.send_new()
+    sender.send_new()
+    assert receiver.accepted == [(action, "1") for action in SENT]
+    headers, body = receiver.got[0]
+    # As https://www.standardwebhooks.com says, keyed with the bytes of the secret.
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = [
+        "v1," + base64.b64encode(hmac.digest(key.encode(), signed, hashlib.sha256)).decode()
+        for key in (SECRET, OLD_SECRET)
+    ]
+    assert headers["webhook-signature"].split() == expected
+
+
+def test_models_of_the_same_name_in_another_registry(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path
+) -> None:
+    sender = notifier(receiver, ledger, tmp_path)
+    sender.send_new()
+    write_entry(ledger, "promoted", "1", registry="http://staging")
+    write_entry(ledger, "promoted", "2", registry="http://r#/workspaces/team-a")
+    write_entry(ledger, "promoted", "3", registry="http://R/")
+    sender.send_new()
+    assert receiver.accepted == [("promoted", "3")]
+
+
+def test_a_key_that_is_trusted_later_needs_no_restart(receiver: Receiver, tmp_path: Path) -> None:
+    first, second = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("first", "second"))
+    trust = tmp_path / "trust.yaml"
+    save(trust_in(first, writers=trust_in(first).measurers), trust)
+    ledger = Ledger(tmp_path / "state.db", key=first)
+    write_entry(ledger, "promoted", "1")
+    sender = notifier(receiver, ledger, tmp_path, trust=trust)
+    sender.send_new()
+    ledger.key = second
+    write_entry(ledger, "promoted", "2")
+    with pytest.raises(Untrusted):
+        sender.send_new()
+    save(trust_in(second, writers=trust_in(second).measurers), trust)
+    sender.send_new()
+    assert receiver.accepted == [("promoted", "2")]
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 404, 302])
+def test_what_was_not_taken_is_sent_again(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path, status: int
+) -> None:
+    sender = notifier(receiver, ledger, tmp_path)
+    sender.send_new()
+    write_entry(ledger, "promoted", "1")
+    write_entry(ledger, "reverted", "2")
+    receiver.statuses = [200, status]
+    with pytest.raises(OSError, match=str(status)):
+        sender.send_new()
+    again = notifier(receiver, ledger, tmp_path)  # after a crash
+    again.send_new()
+    assert receiver.accepted == [("promoted", "1"), ("reverted", "2"), ("reverted", "2")]
+    assert len(set(receiver.ids)) == 2
+    assert receiver.ids[1] == receiver.ids[2]
+
+
+def test_an_entry_that_is_refused_for_good_does_not_hold_up_others(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path
+) -> None:
+    sender = notifier(receiver, ledger, tmp_path)
+    sender.send_new()
+    write_entry(ledger, "refused", "1")
+    write_entry(ledger, "promoted", "2")
+    receiver.statuses = [429, 503, *[410] * MOST_TRIES]
+    for _ in range(MOST_TRIES + 1):
+        with pytest.raises(OSError):
+            sender.send_new()
+    sender.send_new()
+    assert receiver.accepted == [("refused", "1")] * (MOST_TRIES + 2) + [("promoted", "2")]
+    path = tmp_path / "store" / CURSOR
+    kept = NotificationCursor.load(path)
+    assert [(each.entry, each.status) for each in kept.undelivered] == [(2, 410)]
+    receiver.got.clear()
+    receiver.statuses = [410]
+    again = notifier(receiver, ledger, tmp_path)  # a start tries once
+    again.send_new()
+    again.send_new()
+    assert (receiver.accepted, NotificationCursor.load(path)) == ([("refused", "1")], kept)
+    notifier(receiver, ledger, tmp_path).send_new()  # by now the receiver takes it
+    assert receiver.accepted == [("refused", "1")] * 2
+    assert NotificationCursor.load(path).undelivered == ()
+
+
+def test_a_crash_after_sending_sends_again(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path
+) -> None:
+    sender = notifier(receiver, ledger, tmp_path)
+    sender.send_new()
+    kept = (tmp_path / "store" / CURSOR).read_bytes()
+    write_entry(ledger, "promoted")
+    sender.send_new()
+    (tmp_path / "store" / CURSOR).write_bytes(kept)
+    sender.send_new()
+    assert receiver.ids[0] == receiver.ids[1]
+
+
+def test_nothing_is_skipped_while_the_receiver_is_away(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path
+) -> None:
+    sender = notifier(Receiver("http://127.0.0.1:1/"), ledger, tmp_path)
+    sender.send_new()
+    write_entry(ledger, "refused")
+    with pytest.raises(OSError):
+        sender.send_new()
+    notifier(receiver, ledger, tmp_path).send_new()
+    assert receiver.accepted == [("refused", "1")]
+
+
+def test_the_service_notifies_and_backs_off(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gate.service.notifications._POLL_S", 0.01)
+    receiver.statuses = [503, 503]
+    with notifying(notified(receiver, tmp_path), Ledger(ledger.state)):
+        until((tmp_path / "store" / CURSOR).exists)
+        write_entry(ledger, "promoted")
+        until(lambda: len(receiver.got) == 3)
+    assert len(set(receiver.ids)) == 1
+
+
+def test_settings_that_can_not_work(receiver: Receiver, ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="go together") as refused:
+        settings(tmp_path, notify_url=receiver.url, tracking_uri="http://me:hush@r")
+    assert "hush" not in str(refused.value)
+    with pytest.raises(ServiceError, match="notify_url"):
+        settings(tmp_path, notify_url="ftp://x", notify_secret_file=tmp_path / "notify")
+    with pytest.raises(ServiceError, match="notify_url") as refused:
+        settings(tmp_path, notify_url="http://me:hush@x/", notify_secret_file=tmp_path / "notify")
+    assert "hush" not in str(refused.value)
+    with (
+        pytest.raises(ServiceError),
+        notifying(
+            settings(tmp_path, notify_url=receiver.url, notify_secret_file=tmp_path / "none"),
+            ledger,
+        ),
+    ):
+        pass
+    chosen = notified(receiver, tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / CURSOR).write_text("{}")
+    with pytest.raises(EvidenceError), notifying(chosen, ledger):
+        pass
+    with notifying(settings(tmp_path), ledger):  # nothing is asked for
+        pass

@@ -1,0 +1,130 @@
+"""Golden vectors that a real HTTP server answers after each deployment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gate.errors import EvidenceError
+from gate.policy.policy import Policy
+from tests import builders
+from tests.registry.promoting import promote
+from tests.registry.releases import onnx_file
+from tests.registry.test_golden_beside import with_golden
+from tests.runtimes.v2_server import V2Server, serving
+from tests.service.test_reconciler import Service
+
+
+def replaying(url: str, **options: object) -> Policy:
+    plain = builders.policy(min_samples=300).to_plain()
+    plain["runtimes"]["server"] = {
+        "required": "never",
+        "bounds": {"max_abs_diff": 2e-4, "batch_invariance_ratio": 16.0},
+        "options": {"url": url, **options},
+    }
+    plain["after_deploy"] = "replay_golden"
+    return Policy.from_json(json.dumps(plain))
+
+
+class Serving(Service):
+    """A service with one model server, which loads what it is told to."""
+
+    def __init__(self, folder: Path, server: V2Server) -> None:
+        super().__init__(folder, replaying(server.url))
+        self.server = server
+
+    def promote(self, seed: int) -> Path:
+        path = onnx_file(self.place.folder / f"{seed}.onnx", seed=seed)
+        golden = self.place.folder / f"golden-{seed}"
+        release = with_golden(path, golden, policy=self.place.policy)
+        promotion = promote(
+            self.place.registry, release, policy=self.place.policy, ledger=self.place.ledger
+        )
+        assert promotion.outcome == "promoted", promotion.reason
+        return path
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Serving]:
+    """Version 1 is deployed, and the server has loaded it."""
+    first = onnx_file(tmp_path / "1.onnx", seed=1)
+    with serving(first) as server:
+        made = Serving(tmp_path, server)
+        made.promote(1)
+        assert made.look() == [("deploy", "deployed", "1")]
+        assert server.requests
+        yield made
+
+
+def test_a_server_that_answers_otherwise_gets_the_release_before(service: Serving) -> None:
+    second = service.promote(2)
+    # It has not loaded the new file yet: nobody is at fault.
+    assert service.look() == [
+        ("deploy", "deployed", "2"),
+        ("replay", "DigestMismatch", None),
+    ]
+    assert service.live == "2"
+    service.server.load(second)
+    service.server.fault = "float16"
+    assert service.look() == [("replay", "EvidenceError", None)]  # one of several replicas, perhaps
+    assert service.live == "2"
+    assert service.look() == [("replay", "rolled_back", "2")]
+    assert service.live == "1"
+    assert service.place.lines()[-1] == ("replay_failed", "2")
+    service.restart()
+    assert service.look() == []  # it is not deployed again
+    assert service.live == "1"
+
+
+def test_a_server_that_answers_as_it_should_is_asked_once(service: Serving) -> None:
+    second = service.promote(2)
+    service.server.load(second)
+    assert service.look() == [("deploy", "deployed", "2")]
+    asked = service.server.requests
+    assert service.look() == []
+    assert service.server.requests == asked
+    assert service.live == "2"
+
+
+def test_a_server_that_is_away_changes_nothing(service: Serving) -> None:
+    second = service.promote(2)
+    service.server.load(second)
+    service.server.fault = "busy"
+    assert service.look() == [("deploy", "deployed", "2"), ("replay", "RuntimeUnusable", None)]
+    assert service.live == "2"
+    service.server.fault = ""
+    assert service.look() == []
+
+
+def test_one_wrong_answer_of_a_replica_changes_nothing(service: Serving) -> None:
+    second = service.promote(2)
+    service.server.load(second)
+    service.server.fault = "float16"
+    assert service.look() == [("deploy", "deployed", "2"), ("replay", "EvidenceError", None)]
+    service.server.fault = ""
+    assert service.look() == []
+    service.server.fault = "float16"
+    assert service.look() == []  # it was replayed
+    assert service.live == "2"
+
+
+def test_the_first_release_has_nothing_to_go_back_to(tmp_path: Path) -> None:
+    with serving(onnx_file(tmp_path / "1.onnx", seed=1), fault="outputs_swapped") as server:
+        service = Serving(tmp_path, server)
+        service.promote(1)
+        server.fault = "normalized_twice"
+        assert service.look() == [("deploy", "deployed", "1"), ("replay", "EvidenceError", None)]
+        assert service.look() == [("replay", "refused", "1")]
+        assert service.live == "1"
+        assert service.look() == []
+
+
+def test_a_policy_without_a_proven_server_is_refused() -> None:
+    with pytest.raises(EvidenceError):
+        replaying("http://127.0.0.1:1/v2/models/net", allow_unproven_file=True)
+    plain = builders.policy().to_plain()
+    with pytest.raises(EvidenceError):
+        Policy.from_json(json.dumps({**plain, "after_deploy": "replay_golden"}))
