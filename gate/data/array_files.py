@@ -7,7 +7,6 @@ import mmap
 import os
 import shutil
 import zipfile
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from gate.data.reader import Block, SampleReader, rows_within, spec_of
 from gate.errors import DataError, StorageError, first_line
-from gate.storage.arrays import Form, RowsArray, dtype_name
+from gate.storage.arrays import RowsArray, dtype_name
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import detect_pointer_file
 
@@ -39,12 +38,12 @@ class Stamp:
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """As the file is now. Raises OSError."""
+        """Return the stamp of the file as it is now. Raises OSError."""
         status = path.stat()
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def fits(self, status: os.stat_result) -> bool:
-        """Whether this is the file, as it was."""
+        """Return whether the file is unchanged."""
         now = (status.st_ino, status.st_size, status.st_mtime_ns)
         return now == (self.inode, self.size, self.written_ns)
 
@@ -61,8 +60,8 @@ class Stamp:
 def changed(how: str) -> DataError:
     """The error of samples that are no longer those that they were."""
     return DataError(
-        f"{how}. What was computed belongs to no set of samples: measure again when nobody writes "
-        "there, or on a copy."
+        f"{how}. What was computed belongs to no set of samples: measure again when no process "
+        "writes there, or on a copy."
     )
 
 
@@ -78,53 +77,54 @@ SUFFIXES = (".npy", ".npz")
 _IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-class Shard(ABC):
-    """Named arrays that lie together, with the same number of samples each."""
-
-    forms: Mapping[str, Form]
-    """Of each array."""
-
-    @abstractmethod
-    def arrays(self) -> Mapping[str, RowsArray]:
-        """Its arrays, mapped. Raises DataError where they are other ones than before."""
-
-    def check(self, what: str) -> None:  # noqa: B027 - most can't change
-        """Raise DataError where its file was written to since it was opened."""
-
-
-class HeldShard(Shard):
-    """Arrays that are there: in memory, or mapped."""
+class Shard:
+    """Named arrays that lie together, in memory or mapped, with the same number of samples each."""
 
     def __init__(self, arrays: Mapping[str, RowsArray], stamp: Stamp | None = None) -> None:
         """`stamp`: of the file that is mapped."""
-        self.forms = {name: Form(array.dtype, array.shape) for name, array in arrays.items()}
-        self._arrays, self._stamp = dict(arrays), stamp
+        self.arrays = dict(arrays)
+        self.stamp = stamp
 
-    def arrays(self) -> Mapping[str, RowsArray]:
-        """The arrays."""
-        return self._arrays
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each array."""
+        return {name: array.shape for name, array in self.arrays.items()}
 
     def check(self, what: str) -> None:
-        """Raise DataError where the mapped file was written to."""
-        if self._stamp is not None:
-            self._stamp.check(what)
+        """Raise DataError where the mapped file was written to since it was opened."""
+        if self.stamp is not None:
+            self.stamp.check(what)
+
+    def rearranged(self, axes: Mapping[str, int | None]) -> Shard:
+        """Return views of the arrays, with the samples on axis 0."""
+        shapes = self.shapes
+        count = max(
+            (shapes[name][axis] for name, axis in axes.items() if axis is not None), default=1
+        )
+        views = {
+            name: np.broadcast_to(array, (count, *array.shape))
+            if (axis := axes[name]) is None
+            else np.moveaxis(array, axis, 0)
+            for name, array in self.arrays.items()
+        }
+        return Shard(views, self.stamp)
 
 
-def open_shards(path: Path) -> list[HeldShard]:
+def open_shards(path: Path) -> list[Shard]:
     """Memory-map one file or every shard of a folder, in name order (pad numbers with zeros).
 
     Raises DataError for what is missing, unreadable, truncated, mixed or not an array;
     StorageError where there is no room to unpack an `.npz`.
     """
     if path.is_dir():
-        return [_open_file(file) for file in shard_files(path)]
+        return [open_shard(file) for file in shard_files(path)]
     _check_content(path)
     if not path.exists():
         raise DataError(
             f"{path} does not exist. Name a .npy or .npz file, a folder of them, or another source "
             "of samples: docs/data.md."
         )
-    return [_open_file(path)]
+    return [open_shard(path)]
 
 
 def open_array(path: Path, *, name: str | None = None) -> RowsArray:
@@ -142,9 +142,9 @@ def open_array(path: Path, *, name: str | None = None) -> RowsArray:
 
 
 def forget_pages(array: RowsArray) -> None:
-    """Tell the system that the mapped pages of `array` are not needed for now.
+    """Release the mapped pages of `array` to the system.
 
-    Without it the pages that were read stay counted as memory of this process.
+    Otherwise the pages that were read stay counted as memory of this process.
     """
     mapping = array.base
     if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
@@ -169,7 +169,7 @@ def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
 
 
 def is_shard(name: str, *, kinds: Sequence[str]) -> bool:
-    """Whether it is meant as one: not hidden, nor `_SUCCESS` or `_metadata` beside columns."""
+    """Return whether a file is a shard: not hidden, nor `_SUCCESS` or `_metadata`."""
     aside = name.startswith("_") and Path(name).suffix.lower() not in kinds
     return not name.startswith(".") and not aside
 
@@ -195,13 +195,14 @@ def strange_file(origin: Path | str, name: str) -> DataError:
     )
 
 
-def _open_file(path: Path) -> HeldShard:
+def open_shard(path: Path) -> Shard:
+    """Map one `.npy` or `.npz`. Raises as `open_shards`."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         array = open_array(path)
-        return HeldShard({SINGLE_NAME: array}, Stamp.of_file(path))
+        return Shard({SINGLE_NAME: array}, Stamp.of_file(path))
     if suffix == ".npz":
-        return HeldShard(open_npz(path))
+        return Shard(open_npz(path))
     if suffix in _IMAGES:
         raise DataError(
             f"{path.name} is an image; arrays are expected. Preprocess it as the model wants it "
@@ -337,22 +338,22 @@ class MappedRows(SampleReader):
         Several arrays of one shard may be in the layout of a model, with the samples on another
         axis or none: see `rearranged`. Raises DataError for what is no whole set of samples.
         """
-        if not shards or not shards[0].forms:
+        if not shards or not shards[0].arrays:
             raise DataError(f"{origin} holds no array. Give at least one array of samples.")
         for shard in shards:
             _check_shard(shard, shards[0], origin=origin)
-        forms = shards[0].forms
+        arrays = shards[0].arrays
         self._uneven = next(filter(None, (_uneven(shard, origin) for shard in shards)), None)
-        if self._uneven is not None and (len(shards) > 1 or len(forms) == 1):
+        if self._uneven is not None and (len(shards) > 1 or len(arrays) == 1):
             raise self._uneven
         self.origin = origin
         self.specs = tuple(
-            spec_of(name, form.dtype, form.shape[1:]) for name, form in forms.items()
+            spec_of(name, array.dtype, array.shape[1:]) for name, array in arrays.items()
         )
         self.labelled = labels is not None
         self._shards, self._labels = list(shards), labels
         if self._uneven is None:
-            lengths = (shard.forms[self.names[0]].shape[0] for shard in self._shards)
+            lengths = (len(shard.arrays[self.names[0]]) for shard in self._shards)
             self._ends = list(accumulate(lengths))
 
     def __len__(self) -> int:
@@ -366,11 +367,11 @@ class MappedRows(SampleReader):
         """Return the shape of the whole array of each input."""
         if self._uneven is None:
             return super().shapes
-        return {name: form.shape for name, form in self._shards[0].forms.items()}
+        return self._shards[0].shapes
 
     def rearranged(self, axes: Mapping[str, int | None]) -> MappedRows:
         """Return views of the samples, with the samples on axis 0."""
-        shards = [_RearrangedShard(shard, axes) for shard in self._shards]
+        shards = [shard.rearranged(axes) for shard in self._shards]
         return MappedRows(shards, origin=self.origin, labels=self._labels)
 
     def read(self, places: Sequence[int]) -> Block:
@@ -402,13 +403,12 @@ class MappedRows(SampleReader):
         parts = []
         what = f"samples {start} to {stop - 1}" if stop - start > 1 else f"sample {start}"
         for number in range(bisect_right(self._ends, start), len(self._shards)):
-            end = self._ends[number]
             shard = self._shards[number]
-            begin = end - shard.forms[name].shape[0]
+            array = shard.arrays[name]
+            begin = self._ends[number] - len(array)
             if begin >= stop:
                 break
             shard.check(what)  # a map of a file that was cut off ends the process
-            array = shard.arrays()[name]
             inside = array[max(start - begin, 0) : stop - begin]
             native = array.dtype.newbyteorder("=")
             parts.append(np.array(inside, dtype=native, order="C", subok=False))
@@ -418,72 +418,39 @@ class MappedRows(SampleReader):
 
 
 def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
-    if list(shard.forms) != list(first.forms):
+    if list(shard.arrays) != list(first.arrays):
         raise DataError(
-            f"shards of {origin} hold different arrays: {list(shard.forms)} and "
-            f"{list(first.forms)}. Save every shard with the same names in the same order."
+            f"shards of {origin} hold different arrays: {list(shard.arrays)} and "
+            f"{list(first.arrays)}. Save every shard with the same names in the same order."
         )
-    for name, form in shard.forms.items():
-        check_dtype(name, form.dtype, origin=origin)
-        like = first.forms[name]
-        dtypes = (dtype_name(form.dtype), dtype_name(like.dtype))
-        if len(set(dtypes)) > 1 or form.shape[1:] != like.shape[1:]:
+    for name, array in shard.arrays.items():
+        check_dtype(name, array.dtype, origin=origin)
+        like = first.arrays[name]
+        dtypes = (dtype_name(array.dtype), dtype_name(like.dtype))
+        if len(set(dtypes)) > 1 or array.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"shards of {origin} differ in '{name}': {dtypes[0]} {form.shape[1:]} a sample, "
+                f"shards of {origin} differ in '{name}': {dtypes[0]} {array.shape[1:]} a sample, "
                 f"elsewhere {dtypes[1]} {like.shape[1:]}. Save all shards alike."
             )
-    if not any(math.prod(form.shape) for form in shard.forms.values()):
-        name, form = next(iter(shard.forms.items()))
+    if not any(math.prod(shape) for shape in shard.shapes.values()):
+        name, shape = next(iter(shard.shapes.items()))
         raise DataError(
-            f"'{name}' of {origin} has shape {form.shape}: nothing to measure. Give samples."
+            f"'{name}' of {origin} has shape {shape}: nothing to measure. Give samples."
         )
 
 
 def _uneven(shard: Shard, origin: str) -> DataError | None:
     """Return why axis 0 is not the sample of every array; None if it is."""
-    for name, form in shard.forms.items():
-        if not form.shape:
+    for name, shape in shard.shapes.items():
+        if not shape:
             return DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the samples.")
-    lengths = {name: form.shape[0] for name, form in shard.forms.items()}
+    lengths = {name: shape[0] for name, shape in shard.shapes.items()}
     if len(set(lengths.values())) > 1:
         return DataError(
             f"arrays of {origin} have different numbers of samples: {lengths}. "
             "Axis 0 is the sample and must be equal for all inputs."
         )
     return None
-
-
-class _RearrangedShard(Shard):
-    """Views of another shard's arrays, with the samples on axis 0."""
-
-    def __init__(self, shard: Shard, axes: Mapping[str, int | None]) -> None:
-        self._shard, self._axes = shard, axes
-        shapes = {name: form.shape for name, form in shard.forms.items()}
-        self._count = max(
-            (shapes[name][axis] for name, axis in axes.items() if axis is not None), default=1
-        )
-        self.forms = {
-            name: Form(form.dtype, self._shape(form.shape, axes[name]))
-            for name, form in shard.forms.items()
-        }
-
-    def arrays(self) -> Mapping[str, RowsArray]:
-        """Return the views."""
-        return {name: self._view(a, self._axes[name]) for name, a in self._shard.arrays().items()}
-
-    def check(self, what: str) -> None:
-        """Check the shard that holds the arrays."""
-        self._shard.check(what)
-
-    def _shape(self, shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-        if axis is None:
-            return (self._count, *shape)
-        return (shape[axis], *shape[:axis], *shape[axis + 1 :])
-
-    def _view(self, array: RowsArray, axis: int | None) -> RowsArray:
-        if axis is None:
-            return np.broadcast_to(array, (self._count, *array.shape))
-        return np.moveaxis(array, axis, 0)
 
 
 def check_dtype(name: str, dtype: np.dtype[np.generic], *, origin: str) -> None:

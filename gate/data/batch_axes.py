@@ -21,7 +21,7 @@ _UNNAMED = "?"
 """A dynamic axis without a name."""
 
 _MADE_UP = re.compile(r"\?|unk__\d+|.+_dynamic_axes_\d+")
-"""Such an axis, or one that an exporter named: in every input another, whatever its length."""
+"""Such an axis, or one that an exporter named: in every input another, of any length."""
 
 
 def arrange(
@@ -56,7 +56,7 @@ def arrange(
     if set(ruled.inputs.values()) == {0}:
         return samples
     own = _fits(pairs, shapes, ruled)
-    if own or (not ruled.one_call and _fits_rows(pairs, shapes, ruled)):
+    if own or (not ruled.is_unbatched and _fits_rows(pairs, shapes, ruled)):
         return _arranged(samples, pairs, ruled, on_first=not own)
     if first and not samples.stated and set(ruled.inputs.values()) == {0, None}:
         return samples  # axis 0 of an input is fixed, although it is the batch
@@ -111,7 +111,7 @@ def _arranged(samples: SampleSet, pairs: Pairs, axes: BatchAxes, *, on_first: bo
     axes = axes.model_copy(update={"inputs": {**axes.inputs, **of_model}})
     now |= of_model
     moved = samples.rearranged(dict.fromkeys(now, 0) if on_first else now, axes)
-    for spec, name in pairs if on_first and not axes.one_call else ():
+    for spec, name in pairs if on_first and not axes.is_unbatched else ():
         if axes.inputs[spec.name] is None and not moved.is_same(name):
             raise InputMismatch(
                 f"input '{spec.name}' of the file has no batch axis, and the samples differ in it: "
@@ -137,7 +137,7 @@ def _axes(
 ) -> tuple[BatchAxes | None, list[str]]:
     """Return the stated batch axes, and those of the symbolic dimension of the file; None where
     neither determines them, with the dimensions that tie."""
-    _check_stated([*inputs, *outputs], stated)
+    _check_named_axes([*inputs, *outputs], stated)
     tied: list[str] = []
     free = [spec for spec in inputs if spec.name not in stated]
     sizes = [
@@ -168,7 +168,7 @@ def _axes(
     return BatchAxes(inputs=axes, outputs=returned), []
 
 
-def _check_stated(specs: Sequence[TensorSpec], stated: Mapping[str, int | None]) -> None:
+def _check_named_axes(specs: Sequence[TensorSpec], stated: Mapping[str, int | None]) -> None:
     ranks = {spec.name: len(spec.shape) for spec in specs}
     for name, axis in stated.items():
         if name not in ranks:
@@ -242,8 +242,8 @@ def _fits(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
             return False
         if axis is not None:
             counts.add(shape[axis])
-    sized = ((spec.shape, shapes[name]) for spec, name in pairs) if axes.one_call else ()
-    return len(counts) == (0 if axes.one_call else 1) and _one_size(sized)
+    sized = ((spec.shape, shapes[name]) for spec, name in pairs) if axes.is_unbatched else ()
+    return len(counts) == (0 if axes.is_unbatched else 1) and _has_consistent_sizes(sized)
 
 
 def _fits_rows(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
@@ -262,7 +262,7 @@ def _without(shape: Sequence[int | str], axis: int) -> tuple[int | str, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _one_size(given: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> bool:
+def _has_consistent_sizes(given: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> bool:
     """True if each symbolic dimension has one size wherever it occurs."""
     sizes: dict[str, int] = {}
     return all(
@@ -280,7 +280,7 @@ def _mixed(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> str:
     remedy = shape_remedy([(batch[spec.name], shapes[name], name) for spec, name, _ in places])
     return (
         f"the samples {_listed({name: shapes[name] for _, name, _ in places})} don't fit the file. "
-        f"Expected {'one call' if axes.one_call else 'one batch of all samples'}, "
+        f"Expected {'one call' if axes.is_unbatched else 'one batch of all samples'}, "
         f"{_listed(batch)}, or calls with one more axis in front, {_listed(calls)}. "
         f"{remedy or 'If the batch is on other axes: --batch-axis NAME=AXIS, or NAME=none.'}"
     )

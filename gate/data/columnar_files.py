@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -23,8 +23,10 @@ _PICTURE_FIELDS = {"bytes", "path"}
 
 
 def is_picture_column(kind: Any) -> bool:
-    """Whether a column of this type may hold pictures: bytes, texts, or structs of both, as
-    Hugging Face writes them."""
+    """Return whether a column of this type may hold pictures.
+
+    These are bytes, texts, or structs of both, as Hugging Face writes them.
+    """
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -121,7 +123,7 @@ def _ragged(name: str, place: int, shape: str, first: str) -> DataError:
     )
 
 
-_BATCH_BYTES = 1 << 22
+_BATCH_BYTES = 1 << 20
 
 _HELD = 3
 """Files that are open at a time."""
@@ -134,7 +136,9 @@ _MOST_ROWS = 4096
 class RowGroup:
     """Rows that are read in order from their first: a row group, or a record batch."""
 
-    file: ColumnFile
+    file: SourceFile
+    opened: Callable[[], _Parquet | _Batches | _Stream]
+    """Opens the file, if it is not open."""
     number: int
     rows: int
     size: int
@@ -143,68 +147,22 @@ class RowGroup:
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Its record batches with these columns, some MB each. Raises DataError."""
         step = max(1, min(_MOST_ROWS, self.rows * _BATCH_BYTES // max(1, self.size)))
-        with self.file.readable():
-            yield from self.file.read(self.number, columns, step)
+        with _named_errors(self.file.name):
+            yield from self.opened().read(self.number, columns, step)
 
 
-class ColumnFile:
-    """Parquet, or Arrow's file or stream format."""
-
-    def __init__(self, file: SourceFile, held: HeldFiles) -> None:
-        """`held`: the files that stay open. Raises DataError."""
-        self.name, self._file, self._held = file.name, file, held
-        with self.readable():
-            opened = held.opened(file)
-            self.schema = opened.schema
-            self.groups = [
-                RowGroup(self, number, rows, size)
-                for number, (rows, size) in enumerate(opened.groups())
-            ]
-
-    def check(self, what: str) -> None:
-        """Raise DataError where the file is another one than before."""
-        self._file.check(what)
-
-    def read(self, number: int, columns: list[str], step: int) -> Iterator[Any]:
-        """The record batches of a group."""
-        return self._held.opened(self._file).read(number, columns, step)
-
-    def readable(self) -> _Readable:
-        """While this lasts, what pyarrow finds wrong is a DataError."""
-        return _Readable(self.name)
-
-
-class HeldFiles:
-    """The latest files that were read: of thousands of shards few may be open."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[str, _Parquet | _Batches | _Stream] = OrderedDict()
-
-    def opened(self, file: SourceFile) -> _Parquet | _Batches | _Stream:
-        """The file, opened where it is not. Raises DataError, and what pyarrow raises."""
-        if file.name in self._held:
-            self._held.move_to_end(file.name)
-            return self._held[file.name]
-        while len(self._held) >= _HELD:
-            self._held.popitem(last=False)
-        self._held[file.name] = opened = _opened(file)
-        return opened
-
-
-class _Readable:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, GateError | MemoryError):
-            raise DataError(
-                f"cannot read {self._name} as columns: "
-                f"{first_line(error, empty=type(error).__name__)}. Expected a whole Parquet or "
-                "Arrow file; write it again."
-            ) from error
+@contextlib.contextmanager
+def _named_errors(name: str) -> Iterator[None]:
+    """Raise what pyarrow raises as a DataError."""
+    try:
+        yield
+    except (GateError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(
+            f"cannot read {name} as columns: {first_line(error, empty=type(error).__name__)}. "
+            "Expected a whole Parquet or Arrow file; write it again."
+        ) from error
 
 
 class _Parquet:
@@ -312,24 +270,31 @@ class ColumnReader(SampleReader):
     ) -> None:
         """Reads what stands at the ends of the files. Raises DataError."""
         self.origin, self._pictures, self._fields = origin, pictures, fields
-        held = HeldFiles()
-        opened = [ColumnFile(file, held) for file in files]
-        schema = opened[0].schema
-        for file in opened[1:]:
-            if not file.schema.equals(schema):
-                raise DataError(
-                    f"{file.name} has other columns than {opened[0].name}, or other types: "
-                    f"{file.schema.names} and {schema.names}. Write all shards alike."
-                )
-        self._groups = [group for file in opened for group in file.groups if group.rows]
+        open_file = lru_cache(_HELD)(_opened)  # of thousands of shards few may be open
+        self._groups: list[RowGroup] = []
+        first: Any = None
+        for file in files:
+            with _named_errors(file.name):
+                opened = open_file(file)
+                first = opened.schema if first is None else first
+                if not opened.schema.equals(first):
+                    raise DataError(
+                        f"{file.name} has other columns than {files[0].name}, or other types: "
+                        f"{opened.schema.names} and {first.names}. Write all shards alike."
+                    )
+                self._groups += [
+                    RowGroup(file, partial(open_file, file), number, rows, size)
+                    for number, (rows, size) in enumerate(opened.groups())
+                    if rows
+                ]
         if not self._groups:
             raise DataError(f"{origin} has no rows: nothing to measure. Give samples.")
         self._ends = list(accumulate(group.rows for group in self._groups))
         self._reading = _Reading()
-        self._choose(schema, fields)
-        first = self._block(0, 1)
+        self._choose(first, fields)
+        block = self._block(0, 1)
         self.specs = tuple(
-            spec_of(name, array.dtype, array.shape[1:]) for name, array in first.arrays.items()
+            spec_of(name, array.dtype, array.shape[1:]) for name, array in block.arrays.items()
         )
 
     def __len__(self) -> int:
@@ -403,7 +368,7 @@ class ColumnReader(SampleReader):
 
 
 class _Reading:
-    """Where the last reading of a group ended."""
+    """The position where the last reading of a group ended."""
 
     def __init__(self) -> None:
         self._group: RowGroup | None = None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gate.data.array_files import SINGLE_NAME, HeldShard, MappedRows, as_texts, check_dtype
+from gate.data.array_files import SINGLE_NAME, MappedRows, Shard, as_texts, check_dtype
 from gate.data.location import LABEL, Fields
 from gate.data.reader import Block, SampleReader, spec_of
 from gate.errors import DataError, ModelError, StorageError, first_line
@@ -44,9 +45,10 @@ class PictureDecoder:
         return self._spec is None and name in (fields.inputs or ())
 
     def tensor(self, picture: Any, *, what: str) -> RowsArray:
-        """Of a PIL image, encoded bytes, a path, or {"bytes": ..., "path": ...}.
+        """Return the tensor of a PIL image, encoded bytes, a path, or {"bytes": ..., "path": ...}.
 
-        Raises DataError for what is no whole picture of at most MAX_PIXELS, and without a spec.
+        Raises DataError for anything but a complete picture of at most MAX_PIXELS, and without a
+        spec.
         """
         from gate.preprocess.implementations import pillow_preprocess
 
@@ -60,7 +62,7 @@ class PictureDecoder:
 
 
 def is_picture(value: Any) -> bool:
-    """Whether it is what `Pictures.tensor` takes. A text is a path."""
+    """Return whether `tensor` accepts an item. A text is a path."""
     if isinstance(value, bytes | bytearray | memoryview | str | Path):
         return True
     if isinstance(value, Mapping):
@@ -98,9 +100,8 @@ def _read(path: Path, *, what: str) -> bytes:
 
 
 def _is_image(value: Any) -> bool:
-    from PIL import Image
-
-    return isinstance(value, Image.Image)
+    pillow = sys.modules.get("PIL.Image")  # without it there is no image
+    return pillow is not None and isinstance(value, pillow.Image)
 
 
 def _of_image(image: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -131,7 +132,7 @@ class Sample:
 
 
 class ItemConverter:
-    """Makes samples of items. The first one says what all have to be like."""
+    """Converts items to samples, which all must be like the first one."""
 
     def __init__(
         self, first: Any, fields: Fields, pictures: PictureDecoder, *, origin: str
@@ -145,8 +146,10 @@ class ItemConverter:
         )
 
     def sample(self, item: Any, place: int) -> Sample:
-        """What this item is. Raises DataError, which names the sample, where it is not like the
-        first one."""
+        """Return the sample of an item.
+
+        Raises DataError, which names the sample, where it is not like the first one.
+        """
         sample = self._sample(item, place)
         names = [spec.name for spec in self.specs]
         if sample.arrays.keys() != set(names):
@@ -245,7 +248,7 @@ class ItemConverter:
 
 
 def guarded(call: Callable[[], Any], *, what: str) -> Any:
-    """What the user's code gives. Raises DataError where it raises anything but StopIteration."""
+    """Return the result of the user's code. Raises DataError for errors but StopIteration."""
     try:
         return call()
     except (DataError, StopIteration):
@@ -258,16 +261,16 @@ def guarded(call: Callable[[], Any], *, what: str) -> Any:
 
 
 def _as_array(value: Any) -> RowsArray | None:
-    """None: it is nothing that a DataLoader would make one tensor of."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        try:
-            return value.detach().cpu().resolve_conj().resolve_neg().numpy()
-        except (TypeError, RuntimeError):  # no dtype or layout of NumPy
-            return None
+    """Return an item as an array; None if a DataLoader would not make one tensor of it."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | str):
         return as_texts(np.asarray(value))
+    torch = sys.modules.get("torch")  # without it there is no tensor; it takes 0.5 GB
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            found: RowsArray = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError):  # no dtype or layout of NumPy
+            return None
+        return found
     return None
 
 
@@ -317,19 +320,28 @@ def spooled(
         )
     with ExitStack() as opened:
         try:
-            files: dict[str, IO[bytes]] = {
-                spec.name: opened.enter_context(tempfile.TemporaryFile()) for spec in items.specs
+            files = [opened.enter_context(tempfile.TemporaryFile()) for _ in items.specs]
+            labels = opened.enter_context(tempfile.TemporaryFile())
+            count = unchecked = 0
+            for count, item in enumerate(chain([first], stream), start=1):
+                sample = items.sample(item, count - 1)
+                for spec, file in zip(items.specs, files, strict=True):
+                    unchecked += file.write(sample.arrays[spec.name].tobytes())
+                if sample.label is not None:
+                    labels.write(np.int64(sample.label).tobytes())
+                if unchecked > _LOOK_BYTES:
+                    unchecked = 0
+                    _require_space(count)
+            arrays = {
+                spec.name: _map(file, spec.dtype, (count, *spec.shape[1:]))
+                for spec, file in zip(items.specs, files, strict=True)
             }
-            spool = _Spool(items, files, opened.enter_context(tempfile.TemporaryFile()))
-            spool.add(items.sample(first, 0))
-            for place, item in enumerate(stream, start=1):
-                spool.add(items.sample(item, place))
-            shard, labels = spool.mapped()
+            indices = _map(labels, "int64", (count,)).astype(np.int64) if items.labelled else None
         except OSError as error:
             raise StorageError(
                 f"cannot spool the samples of {origin}: {error.strerror or error}. {_REMEDY}"
             ) from error
-    return MappedRows([shard], origin=origin, labels=labels)
+    return MappedRows([Shard(arrays)], origin=origin, labels=indices)
 
 
 _REMEDY = (
@@ -338,39 +350,13 @@ _REMEDY = (
 )
 
 
-class _Spool:
-    """One file an input, and one of labels."""
-
-    def __init__(
-        self, items: ItemConverter, files: dict[str, IO[bytes]], labels: IO[bytes]
-    ) -> None:
-        self._items, self._files, self._labels = items, files, labels
-        self._count, self._unlooked = 0, 0
-
-    def add(self, sample: Sample) -> None:
-        """Write one. Raises OSError, StorageError."""
-        for name, file in self._files.items():
-            self._unlooked += file.write(np.ascontiguousarray(sample.arrays[name]).tobytes())
-        if sample.label is not None:
-            self._labels.write(np.int64(sample.label).tobytes())
-        self._count += 1
-        if self._unlooked > _LOOK_BYTES:
-            self._unlooked = 0
-            free = shutil.disk_usage(tempfile.gettempdir()).free
-            if free < _LOOK_BYTES:
-                raise StorageError(
-                    f"no room to spool samples into {tempfile.gettempdir()} after {self._count} of "
-                    f"them: {free} bytes are left. {_REMEDY}"
-                )
-
-    def mapped(self) -> tuple[HeldShard, NDArray[np.int64] | None]:
-        """What was written."""
-        arrays = {
-            spec.name: _map(self._files[spec.name], spec.dtype, (self._count, *spec.shape[1:]))
-            for spec in self._items.specs
-        }
-        labels = _map(self._labels, "int64", (self._count,)) if self._items.labelled else None
-        return HeldShard(arrays), None if labels is None else labels.astype(np.int64)
+def _require_space(count: int) -> None:
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < _LOOK_BYTES:
+        raise StorageError(
+            f"no room to spool samples into {tempfile.gettempdir()} after {count} of them: "
+            f"{free} bytes are left. {_REMEDY}"
+        )
 
 
 def _map(file: IO[bytes], dtype: str, shape: tuple[Any, ...]) -> RowsArray:
@@ -449,7 +435,7 @@ def _rows(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 class DatasetReader(SampleReader):
-    """Items by their place; each is asked for when it is needed."""
+    """Reads items by their index, each when it is needed."""
 
     def __init__(
         self, data: Any, count: int, make: Callable[[Any], ItemConverter], *, origin: str
@@ -479,7 +465,7 @@ class DatasetReader(SampleReader):
 
 
 def _length(data: Any, origin: str) -> int | None:
-    """None: it has none, as iterables may."""
+    """Return the length; None: it has none, as iterables may."""
     if not hasattr(data, "__len__"):
         return None
     try:

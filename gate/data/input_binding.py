@@ -45,7 +45,7 @@ class InputBinding:
     @property
     def model_only(self) -> tuple[str, ...]:
         """Names of the samples of what only the model takes."""
-        return _others(self.given, {sample for _, sample in self.pairs})
+        return _unbound_names(self.given, {sample for _, sample in self.pairs})
 
     def rows_by_input(self, batch: Batch) -> dict[str, OutputArray]:
         """Return a batch, with the samples on axis 0, by the names of the file's inputs."""
@@ -92,7 +92,7 @@ class InputBinding:
             return batch
         axes = self.layout
         count = len(next(iter(batch.values())))
-        if axes.one_call and count != 1:
+        if axes.is_unbatched and count != 1:
             raise InputMismatch(f"one call takes one sample, and {count} were given.")
         inputs = {sample: name for name, sample in self.pairs}
         return {
@@ -106,7 +106,7 @@ class InputBinding:
         if self.layout is None:
             return list(outputs)
         axes = self.layout
-        if axes.one_call:
+        if axes.is_unbatched:
             return [np.asarray(output)[None] for output in outputs]
         places = [*axes.outputs.values(), *[None] * len(outputs)]
         return [
@@ -120,7 +120,7 @@ class InputBinding:
         """Undo `from_call`: return the outputs in the layout of the file."""
         if self.layout is None:
             return list(outputs)
-        if self.layout.one_call:
+        if self.layout.is_unbatched:
             return [_placed(output, None) for output in outputs]
         places = self.layout.outputs.values()
         return [_placed(out, axis or 0) for out, axis in zip(outputs, places, strict=True)]
@@ -128,7 +128,7 @@ class InputBinding:
     @property
     def shared(self) -> frozenset[str]:
         """Return the names of samples whose input has no batch axis while other inputs have one."""
-        if self.layout is None or self.layout.one_call:
+        if self.layout is None or self.layout.is_unbatched:
             return frozenset()
         axes = self.layout.inputs
         return frozenset(sample for name, sample in self.pairs if axes[name] is None)
@@ -186,7 +186,7 @@ def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the p
             f"the file has a fixed batch axis of {size}, and {count} samples are no multiple of "
             "it. Give a multiple, or export with export.dynamic_batch: true."
         )
-    alone = layout is not None and layout.one_call
+    alone = layout is not None and layout.is_unbatched
     return InputBinding(
         tuple((wanted.name, given.name) for wanted, given in pairs),
         1 if alone else size,
@@ -228,14 +228,14 @@ def pair_up(
     return list(zip(inputs, samples, strict=True))
 
 
-def _others(samples: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+def _unbound_names(samples: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in samples if name not in names)
 
 
 def _check_parameters(
     inputs: Sequence[TensorSpec], samples: Sequence[TensorSpec], parameters: Collection[str]
 ) -> None:
-    others = _others([spec.name for spec in samples], {spec.name for spec in inputs})
+    others = _unbound_names([spec.name for spec in samples], {spec.name for spec in inputs})
     strangers = [name for name in others if name.partition(".")[0] not in parameters]
     if strangers:
         raise InputMismatch(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 from urllib.parse import parse_qsl
 
-from gate.errors import DataError, first_line
+from gate.errors import DataError, StorageError, first_line
 from gate.storage.safe_text import redacted, without_passwords
 from gate.storage.untrusted_files import detect_pointer_file
 
@@ -44,7 +46,7 @@ class SourceFile(ABC):
 
     @property
     def suffix(self) -> str:
-        """In small letters, with its dot."""
+        """The suffix of the name in lowercase, with its dot."""
         return Path(self.name).suffix.lower()
 
 
@@ -77,7 +79,7 @@ class LocalFile(SourceFile):
         return stream
 
     def check(self, what: str) -> None:
-        """By its size and the time of its last write."""
+        """Verify that size and time of the last write are unchanged."""
         self._stamp.check(what)
 
 
@@ -97,7 +99,7 @@ class RemoteFile(SourceFile):
             raise _unreadable(self.name, error) from error
 
     def check(self, what: str) -> None:
-        """By what the store says of it, size, time and tag, if it was not asked just before."""
+        """Verify that size, time and tag in the store are unchanged, unless it was just queried."""
         if time.monotonic() - self._looked < _LOOK_S:
             return
         try:
@@ -112,9 +114,55 @@ class RemoteFile(SourceFile):
         self._looked = time.monotonic()
 
     @property
-    def size(self) -> int:
-        """In bytes, as the store says."""
-        return int(self._info.get("size") or 0)
+    def size(self) -> int | None:
+        """Return the size in bytes that the store reports, or None."""
+        size = self._info.get("size")
+        return None if size is None else int(size)
+
+    def cached(self, folder: Path) -> Path:
+        """A copy in the folder, by fsspec's `filecache`. Raises DataError, OSError."""
+        import fsspec
+
+        try:
+            cache = fsspec.filesystem(
+                "filecache", fs=self._system, cache_storage=str(folder), same_names=True,
+                skip_instance_cache=True,
+            )  # fmt: skip
+            with cache.open(self._info["name"], "rb") as stream:
+                return Path(stream.name)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise _unreadable(self.name, error) from error
+        except Exception as error:
+            raise _unreadable(self.name, error) from error
+
+
+def copy_files(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
+    """Copy all files into the folder: arrays are mapped, and a map needs a file. What the store
+    holds later does not change them.
+
+    Raises StorageError where there is no room, DataError where a file can't be read or is longer
+    than its store says.
+    """
+    needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(folder).free
+    try:
+        if needed > free:
+            raise OSError(errno.ENOSPC, "")
+        copies = [file.cached(folder) for file in files]
+    except OSError as error:
+        raise StorageError(
+            f"no room to copy {files[0].name} ({len(files)} files of {needed} bytes) into "
+            f"{folder.parent}: {free} bytes are free. Free space, set TMPDIR, or give Parquet or "
+            ".tar shards, which are not copied."
+        ) from error
+    for file, copy in zip(files, copies, strict=True):
+        file.check("its copy")
+        if file.size is not None and copy.stat().st_size > file.size:
+            from gate.data.array_files import changed
+
+            raise changed(f"{file.name} gave more bytes than its store says it has")
+    return copies
 
 
 def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
@@ -172,7 +220,7 @@ _FIELDS = re.compile(r"(?P<place>.+)#(?P<fields>(?:inputs|label)=[^#]*)", re.DOT
 
 @dataclass(frozen=True)
 class Fields:
-    """Which fields of a record are inputs, and which one is the label."""
+    """The fields of a record that are inputs, and the one that is the label."""
 
     inputs: tuple[str, ...] | None = None
     """In this order. None: all but the label."""
@@ -204,8 +252,10 @@ class SampleLocation:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of `PLACE` or `PLACE#inputs=a,b&label=c`. A path that is there is a path, whatever its
-        name. Raises DataError."""
+        """Parse `PLACE` or `PLACE#inputs=a,b&label=c`. Raises DataError.
+
+        The path of an existing file is a path, whatever its name.
+        """
         found = None if _is_there(text) else _FIELDS.fullmatch(text)
         if found is None:
             return cls(text, Fields())

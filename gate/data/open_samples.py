@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 import warnings
-import zipfile
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gate.data.array_files import (
-    SINGLE_NAME,
     SUFFIXES,
     MappedRows,
-    Shard,
     changed,
     check_kinds,
     forget_pages,
-    open_array,
-    open_npz,
+    open_shard,
     open_shards,
     shard_files,
 )
@@ -38,105 +32,15 @@ from gate.data.location import (
     RemoteFile,
     SampleLocation,
     SourceFile,
+    copy_files,
     remote_files,
 )
 from gate.data.reader import Block, SampleReader
 from gate.errors import DataError, GateError, StorageError, by_name, first_line
 from gate.preprocess.spec import PreprocessSpec
-from gate.storage.arrays import Form, RowsArray, dtype_name, npy_form, value_bytes
+from gate.storage.arrays import RowsArray, dtype_name, value_bytes
 from gate.storage.files import temporary_folder
 from gate.storage.safe_text import redacted
-
-HELD = 2
-"""Copies that are there at a time: the shard that is read, and the one before for a second look."""
-
-_CHUNK = 1 << 20
-
-
-class Copies:
-    """The latest copies of shards. They have no name any more: they are gone with the last map."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[str, Mapping[str, RowsArray]] = OrderedDict()
-        self._contents: dict[str, str] = {}
-
-    def of(self, file: RemoteFile) -> Mapping[str, RowsArray]:
-        """Its arrays, mapped. Raises DataError where the content is another one than before,
-        StorageError where there is no room."""
-        if file.name in self._held:
-            self._held.move_to_end(file.name)
-            return self._held[file.name]
-        while len(self._held) >= HELD:
-            self._held.popitem(last=False)
-        with temporary_folder() as folder:
-            target = folder / f"copy{file.suffix}"
-            content = _copy(file, target)
-            if self._contents.setdefault(file.name, content) != content:
-                raise changed(f"{file.name} has other bytes than when it was read first")
-            arrays = (
-                {SINGLE_NAME: open_array(target)} if file.suffix == ".npy" else open_npz(target)
-            )
-        self._held[file.name] = arrays
-        return arrays
-
-
-class CopiedShard(Shard):
-    """One `.npy` or `.npz` at a URL."""
-
-    def __init__(self, file: RemoteFile, copies: Copies) -> None:
-        """Reads headers only. Raises DataError."""
-        self._file, self._copies = file, copies
-        with file.open() as stream:
-            if file.suffix == ".npy":
-                self.forms: Mapping[str, Form] = {SINGLE_NAME: npy_form(stream, name=file.name)}
-            else:
-                self.forms = _npz_forms(stream, name=file.name)
-
-    def arrays(self) -> Mapping[str, RowsArray]:
-        """Of a copy, made where there is none. Raises DataError, StorageError."""
-        arrays = self._copies.of(self._file)
-        if {name: Form(array.dtype, array.shape) for name, array in arrays.items()} != self.forms:
-            raise changed(f"{self._file.name} has other arrays than when it was opened")
-        return arrays
-
-    def check(self, what: str) -> None:
-        """Raise DataError where the store has another file now."""
-        self._file.check(what)
-
-
-def _npz_forms(stream: IO[bytes], *, name: str) -> dict[str, Form]:
-    forms = {}
-    try:
-        with zipfile.ZipFile(stream) as archive:
-            for member in archive.infolist():
-                with archive.open(member) as opened:
-                    form = npy_form(opened, name=f"{member.filename} of {name}")
-                forms[member.filename.removesuffix(".npy")] = form
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(
-            f"cannot read {name} as .npz: {error}. Expected a whole file as numpy.savez writes it."
-        ) from error
-    return forms
-
-
-def _copy(file: RemoteFile, target: Path) -> str:
-    """Copy it; the SHA-256 of what came."""
-    free = shutil.disk_usage(target.parent).free
-    if file.size > free:
-        raise StorageError(
-            f"no room to copy {file.name} of {file.size} bytes into {target.parent}: {free} bytes "
-            "are free. Free space, set TMPDIR, or give smaller shards."
-        )
-    sha256, left = hashlib.sha256(), file.size
-    with file.open() as stream, target.open("wb") as copy:
-        while data := stream.read(_CHUNK):
-            left -= len(data)
-            if left < 0:
-                raise changed(f"{file.name} gave more bytes than its store says it has")
-            sha256.update(data)
-            copy.write(data)
-    return sha256.hexdigest()
-
 
 TARS = (".tar",)
 
@@ -179,11 +83,11 @@ class Opening:
             )
         if not named.is_url:
             return MappedRows(open_shards(Path(named.place)), origin=origin)
-        check_kinds([file.name for file in files], origin=origin, kinds=KINDS)
-
-        copies = Copies()
-        found = [CopiedShard(file, copies) for file in files if isinstance(file, RemoteFile)]
-        return MappedRows(found, origin=origin)
+        check_kinds([file.name for file in files], origin=origin, kinds=SUFFIXES)
+        remote = [file for file in files if isinstance(file, RemoteFile)]
+        with temporary_folder() as folder:  # the maps keep the bytes of what is removed
+            copies = copy_files(remote, folder)
+            return MappedRows([open_shard(copy) for copy in copies], origin=origin)
 
 
 def _local(place: str) -> list[SourceFile]:
@@ -202,7 +106,7 @@ def _local(place: str) -> list[SourceFile]:
 
 
 _DIGEST_BYTES = 8
-"""Enough to notice chance, and no proof against somebody who wants to deceive himself."""
+"""Enough to notice chance, and no proof against intent."""
 
 
 class RepeatedReadCheck(SampleReader):
@@ -268,7 +172,7 @@ class RepeatedReadCheck(SampleReader):
 
 
 def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
-    """Never 0, which is none."""
+    """Return a short digest that is never 0, because 0 stands for none."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in names:
         digest.update(value_bytes(block.arrays[name][row]))
@@ -285,7 +189,7 @@ _START_S = 8.0
 """Until workers have imported PyTorch: what is decoded in less is decoded here."""
 
 _MOST = 4
-"""Workers where nobody says how many."""
+"""The default number of workers."""
 
 _Answer = tuple[dict[str, RowsArray], NDArray[np.int64] | None] | tuple[str, str]
 """Arrays and labels; or an error by its class and message, which would else come as a traceback."""
@@ -355,7 +259,7 @@ class AheadRows(SampleReader):
         return _cores() > 1 and (self._loader is not None or alone_s > _START_S)
 
     def _answers(self, spans: Sequence[range]) -> Iterator[_Answer]:
-        """What the workers read, in order. They stay for the next time."""
+        """Yield the results of the workers, in order. The workers stay for the next call."""
         self._spans.now = spans
         try:
             if self._loader is None:
@@ -374,10 +278,10 @@ class AheadRows(SampleReader):
         from torch.utils.data import DataLoader
 
         workers = self._wanted or min(_MOST, _cores() - 1)
-        with warnings.catch_warnings():  # of more workers than cores, which somebody asked for
+        with warnings.catch_warnings():  # of more workers than cores, which the user set
             warnings.simplefilter("ignore", UserWarning)
             return DataLoader(
-                _Opened(self._opening),  # type: ignore[arg-type]  # all that it asks of a Dataset
+                _Opened(self._opening),  # type: ignore[arg-type]  # all that it needs of a Dataset
                 batch_size=None,
                 sampler=self._spans,
                 num_workers=workers,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _CHUNK_BYTES = 1 << 24
-"""Of one input that are read at a time where nobody asks for batches."""
+"""Bytes of one input that are read at a time where no batch size is set."""
 
 _TEXT_BYTES = 256
 """Estimated size of a text."""
@@ -37,10 +37,10 @@ class Block:
 
 
 class SampleReader(ABC):
-    """One source of samples. The same place gives the same sample each time, or an error does.
+    """One source of samples. The same index gives the same sample each time, or raises an error.
 
-    Whoever implements it gives `__len__` and `read`; a source that lies in a stream keeps where it
-    is, so that reading on in order does not begin anew.
+    A subclass defines `__len__` and `read`. A source that is a stream keeps its position, so that
+    reading on in order does not begin again.
     """
 
     origin: str
@@ -54,7 +54,7 @@ class SampleReader(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs."""
+        """The names of the inputs."""
         return tuple(spec.name for spec in self.specs)
 
     @property
@@ -106,7 +106,7 @@ class SampleReader(ABC):
 
 
 def rows_within(size_bytes: int, specs: Sequence[TensorSpec]) -> int:
-    """As many samples as these bytes hold, at least one."""
+    """Return how many samples fit into these bytes, at least one."""
     row = sum(math.prod(map(int, spec.shape[1:])) * _item_bytes(spec.dtype) for spec in specs)
     return max(1, size_bytes // max(1, row))
 
@@ -116,7 +116,7 @@ def _item_bytes(dtype: str) -> int:
 
 
 def spec_of(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> TensorSpec:
-    """Of an input, of which one sample has this shape."""
+    """Return the spec of an input, of which one sample has this shape."""
     return TensorSpec(name=name, dtype=dtype_name(dtype), shape=("samples", *shape))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.array_files import SINGLE_NAME, HeldShard, MappedRows, as_texts
+from gate.data.array_files import SINGLE_NAME, MappedRows, Shard, as_texts
 from gate.data.location import Fields
 from gate.data.reader import SampleReader
 from gate.errors import DataError
@@ -77,7 +77,7 @@ class SampleSet:
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> SampleSet:
         """Samples from arrays in memory. Raises DataError as `open` does."""
         held = {name: as_texts(array) for name, array in arrays.items()}
-        return cls(MappedRows([HeldShard(held)], origin="the mapping of arrays"))
+        return cls(MappedRows([Shard(held)], origin="the mapping of arrays"))
 
     @classmethod
     def of(cls, data: Any) -> SampleSet:
@@ -103,12 +103,12 @@ class SampleSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs."""
+        """The names of the inputs."""
         return self._rows.names
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Of the inputs: name, dtype, and shape ("samples", ...)."""
+        """The specs of the inputs: name, dtype, and shape ("samples", ...)."""
         return self._rows.specs
 
     @property
@@ -120,7 +120,7 @@ class SampleSet:
 
     def __len__(self) -> int:
         """Number of samples. Raises DataError while axis 0 is not the sample of every array."""
-        return len(self._places)
+        return len(self._indices)
 
     @property
     def count(self) -> int | None:
@@ -131,7 +131,7 @@ class SampleSet:
             return None
 
     @property
-    def _places(self) -> range:
+    def _indices(self) -> range:
         return range(len(self._rows)) if self._range is None else self._range
 
     def with_batch_axes(self, axes: Mapping[str, int | None]) -> SampleSet:
@@ -165,7 +165,7 @@ class SampleSet:
     def is_same(self, name: str) -> bool:
         """True if all samples have the same values of an input."""
         first: RowsArray | None = None
-        for chunk in self._rows.column(name, self._places):
+        for chunk in self._rows.column(name, self._indices):
             first = chunk[:1] if first is None else first
             if not (chunk == first).all():
                 return False
@@ -190,7 +190,7 @@ class SampleSet:
         return start - size if start and count - start < self._least else start
 
     def allow_nan(self) -> SampleSet:
-        """The same samples, of which NaN and infinities are values that the model takes."""
+        """Return the samples with NaN and infinities as valid values."""
         gaps = copy.copy(self)
         gaps._gaps = True
         return gaps
@@ -207,7 +207,7 @@ class SampleSet:
                 "Plan the ranges anew."
             )
         part = copy.copy(self)
-        part._range = self._places[start:stop]
+        part._range = self._indices[start:stop]
         return part
 
     def batches(self, size: int) -> Iterator[dict[str, RowsArray]]:
@@ -218,15 +218,15 @@ class SampleSet:
         NaN or infinite value of a float array, naming the input and the sample, but for
         samples `with_gaps`; and where a source gives another sample than before.
         """
-        start = self._places.start
+        start = self._indices.start
         last = self._last_start(len(self), size)
-        rest = self._places[last:]
+        rest = self._indices[last:]
         blocks = (
             itertools.chain(
-                self._rows.batches(self._places[:last], size), self._rows.batches(rest, len(rest))
+                self._rows.batches(self._indices[:last], size), self._rows.batches(rest, len(rest))
             )
             if len(rest) > size
-            else self._rows.batches(self._places, size)
+            else self._rows.batches(self._indices, size)
         )
         for block in blocks:
             for name, array in block.arrays.items() if not self._gaps else ():
@@ -235,7 +235,7 @@ class SampleSet:
             yield block.arrays
 
     def whole(self) -> dict[str, RowsArray]:
-        """Return all arrays unchanged, in memory, whatever the batch axis of each is."""
+        """Return all arrays unchanged, in memory, with any batch axis."""
         axes: dict[str, int | None] = dict.fromkeys(self.names)
         return {
             name: array[0] for name, array in self._rows.rearranged(axes).read([0]).arrays.items()
@@ -247,7 +247,7 @@ class SampleSet:
 
     def at(self, places: Sequence[int]) -> dict[str, RowsArray]:
         """The samples at these places as one batch; values are not looked at."""
-        return self._rows.read([self._places[place] for place in places]).arrays
+        return self._rows.read([self._indices[place] for place in places]).arrays
 
     def labels(self) -> NDArray[np.int64] | None:
         """Class indices, shape (samples,), where the source itself has labels; else None.
@@ -258,7 +258,7 @@ class SampleSet:
             return None
         if self._rows.repeated:
             self.digest()
-        return self._rows.labels(self._places)
+        return self._rows.labels(self._indices)
 
     def digest(self) -> Digest:
         """SHA-256 over names, dtypes, shapes and little-endian values, read in chunks.
@@ -266,11 +266,11 @@ class SampleSet:
         Of a range it says whether another process has the same samples. A source whose second
         reading is compared with the first is read for it once an input, and never again.
         """
-        made = self._digests.get(self._places)
+        made = self._digests.get(self._indices)
         if made is None:
             made = self._digest()
             if self._rows.repeated:
-                self._digests[self._places] = made
+                self._digests[self._indices] = made
         return made
 
     def _digest(self) -> Digest:
@@ -279,7 +279,7 @@ class SampleSet:
             shape = [len(self), *spec.shape[1:]]
             header = {"name": spec.name, "dtype": spec.dtype, "shape": shape}
             sha256.update(canonical_json(header) + b"\n")
-            for chunk in self._rows.column(spec.name, self._places):
+            for chunk in self._rows.column(spec.name, self._indices):
                 sha256.update(value_bytes(chunk))
         return Digest(sha256.hexdigest())
 

@@ -7,8 +7,7 @@ import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import IO, Any
 
 import numpy as np
@@ -28,89 +27,60 @@ PICTURES = frozenset({"png", "jpg", "jpeg", "bmp", "webp", "tif", "tiff", "gif"}
 
 ARRAY, LABEL = "npy", "cls"
 
+_KINDS = {ARRAY, LABEL} | PICTURES
+"""Members of other kinds are passed over: texts, and pickles."""
+
 MEMBER_BYTES = 1 << 30
 """Of one member at most."""
 
 _BLOCK = tarfile.BLOCKSIZE
 
 
-@dataclass(frozen=True)
-class Member:
-    """What a member's name says: `0001.left.npy` is the array `left` of sample `0001`."""
+def index_tar(
+    file: SourceFile, fields: tuple[str, ...] | None = None
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the fields of each sample (such as `left.npy` of `0001.left.npy`), and where each
+    begins: offset and length in bytes, shape (samples, fields, 2).
 
-    key: str
-    field: str
-    """All after the first dot, in small letters."""
-
-    @property
-    def name(self) -> str:
-        """Of the field, without what it is written in; empty where it has none."""
-        return self.field.rpartition(".")[0]
-
-    @property
-    def kind(self) -> str:
-        """What it is written in."""
-        return self.field.rpartition(".")[2]
-
-    @property
-    def matters(self) -> bool:
-        """Whether it is an array, a picture or a label; texts and pickles are passed over."""
-        return self.kind in {ARRAY, LABEL} | PICTURES
-
-
-class TarIndex:
-    """Where the fields of each sample of one tar begin, and how long they are."""
-
-    def __init__(self, file: SourceFile, fields: tuple[str, ...] | None = None) -> None:
-        """`fields`: those of the first sample of the set; None: this is its tar. Raises
-        DataError."""
-        self._file = file
-        spans: list[NDArray[np.int64]] = []
-        for key, found in _samples(file):
-            fields = fields or tuple(found)
-            if found.keys() != set(fields):
-                raise DataError(
-                    f"sample {key} of {file.name} has {sorted(found)}, the first one has "
-                    f"{sorted(fields)}. Give each sample the same fields."
-                )
-            spans.append(np.array([found[field] for field in fields], np.int64))
-        if not spans or not fields:
+    `fields`: those of the first sample of the set; None: this is its tar. Raises DataError.
+    """
+    spans: list[NDArray[np.int64]] = []
+    for key, found in _samples(file):
+        fields = fields or tuple(found)
+        if found.keys() != set(fields):
             raise DataError(
-                f"{file.name} holds neither arrays (.npy) nor pictures: nothing to measure. "
-                "Expected members such as 0001.npy, 0001.jpg and 0001.cls, as WebDataset has them."
+                f"sample {key} of {file.name} has {sorted(found)}, the first one has "
+                f"{sorted(fields)}. Give each sample the same fields."
             )
-        self.fields = fields
-        self.spans = np.stack(spans)
-        """Offset and length in bytes, shape (samples, fields, 2)."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        return len(self.spans)
+        spans.append(np.array([found[field] for field in fields], np.int64))
+    if not spans or not fields:
+        raise DataError(
+            f"{file.name} holds neither arrays (.npy) nor pictures: nothing to measure. "
+            "Expected members such as 0001.npy, 0001.jpg and 0001.cls, as WebDataset has them."
+        )
+    return fields, np.stack(spans)
 
 
 def _samples(file: SourceFile) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-    """Key, and the fields that matter with offset and length, sample by sample."""
-    key, found = "", dict[str, tuple[int, int]]()
+    """Key, and the fields that count with offset and length, sample by sample."""
     done: set[str] = set()
-    for member, span in _members(file):
-        if member.key != key:
-            if found:
-                yield key, found
-            done.add(key)
-            key, found = member.key, {}
-            if key in done:
-                raise DataError(
-                    f"{file.name} has members of sample {key} in two places. Keep the members of a "
-                    "sample together, and give each sample its own name."
-                )
-        if member.field in found:
-            raise DataError(f"{file.name} has {key}.{member.field} twice. Keep one of the two.")
-        found[member.field] = span
-    if found:
+    for key, members in groupby(_members(file), key=lambda member: member[0]):
+        if key in done:
+            raise DataError(
+                f"{file.name} has members of sample {key} in two places. Keep the members of a "
+                "sample together, and give each sample its own name."
+            )
+        done.add(key)
+        found: dict[str, tuple[int, int]] = {}
+        for _, field, span in members:
+            if field in found:
+                raise DataError(f"{file.name} has {key}.{field} twice. Keep one of the two.")
+            found[field] = span
         yield key, found
 
 
-def _members(file: SourceFile) -> Iterator[tuple[Member, tuple[int, int]]]:
+def _members(file: SourceFile) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Key, field, and offset and length of each member that counts."""
     with file.open() as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as archive:
@@ -118,9 +88,13 @@ def _members(file: SourceFile) -> Iterator[tuple[Member, tuple[int, int]]]:
                 for info in archive:
                     archive.members = []  # type: ignore[attr-defined]  # or it keeps all
                     end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK
-                    member = _member(info, file)
-                    if member is not None:
-                        yield member, (info.offset_data, info.size)
+                    if not info.isdir():
+                        _check_member(info, file)
+                        folder, _, base = info.name.rpartition("/")
+                        stem, _, field = base.partition(".")
+                        key = "/".join(filter(None, [folder, stem])).removeprefix("./")
+                        if stem and _kind(field) in _KINDS:
+                            yield key, field.lower(), (info.offset_data, info.size)
                 _check_end(stream, end, file)
         except tarfile.TarError as error:
             raise DataError(
@@ -129,36 +103,36 @@ def _members(file: SourceFile) -> Iterator[tuple[Member, tuple[int, int]]]:
             ) from error
 
 
-def _member(info: tarfile.TarInfo, file: SourceFile) -> Member | None:
-    """None: it does not matter."""
-    if info.isdir():
-        return None
-    folders, base = info.name.split("/")[:-1], info.name.split("/")[-1]
-    if info.name.startswith("/") or ".." in folders:
-        raise _strange(info, file, "leads out of its folder")
-    if not info.isreg() or info.issparse():
-        raise _strange(info, file, "is a link, a device, or has holes")
-    if info.size > MEMBER_BYTES:
-        raise _strange(info, file, f"has {info.size} bytes, more than {MEMBER_BYTES}")
-    stem, dot, field = base.partition(".")
-    member = Member("/".join([*folders, stem]).removeprefix("./"), field.lower())
-    return member if stem and dot and member.matters else None
+def _kind(field: str) -> str:
+    """Return the file extension of a member, in lower case."""
+    return field.rpartition(".")[2].lower()
+
+
+def _check_member(info: tarfile.TarInfo, file: SourceFile) -> None:
+    problem = None
+    if info.name.startswith("/") or ".." in info.name.split("/")[:-1]:
+        problem = "leads out of its folder"
+    elif not info.isreg() or info.issparse():
+        problem = "is a link, a device, or has holes"
+    elif info.size > MEMBER_BYTES:
+        problem = f"has {info.size} bytes, more than {MEMBER_BYTES}"
+    if problem is not None:
+        raise DataError(
+            f"member {info.name!r} of {file.name} {problem}. Expected plain files of samples only; "
+            "write the tar anew."
+        )
 
 
 def _check_end(stream: IO[bytes], end: int, file: SourceFile) -> None:
-    """What was cut off between two members looks like a shorter tar, but for its last block."""
+    """Verify that a tar ends with an empty block.
+
+    One that was cut off between two members looks like a shorter tar in all but that.
+    """
     stream.seek(end)
     if stream.read(_BLOCK) != bytes(_BLOCK):
         raise DataError(
             f"{file.name} has no end: it was cut off after its last member. Copy it again."
         )
-
-
-def _strange(info: tarfile.TarInfo, file: SourceFile, how: str) -> DataError:
-    return DataError(
-        f"member {info.name!r} of {file.name} {how}. Expected plain files of samples only; write "
-        "the tar anew."
-    )
 
 
 _HELD = 3
@@ -177,9 +151,9 @@ class TarReader(SampleReader):
         """Walks over all headers, to count. Raises DataError."""
         self.origin = origin
         self._files = list(files)
-        self._open: OrderedDict[int, tuple[TarIndex, IO[bytes]]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[NDArray[np.int64], IO[bytes]]] = OrderedDict()
         weakref.finalize(self, _close, self._open)
-        self._fields: tuple[str, ...] | None = None
+        self._fields: tuple[str, ...] = ()
         counts = [len(self._opened(number)[0]) for number in range(len(self._files))]
         self._ends = list(accumulate(counts))
         self._items = ItemConverter(self._item(0), fields, pictures, origin=origin)
@@ -197,42 +171,40 @@ class TarReader(SampleReader):
         number = bisect_right(self._ends, place)
         file = self._files[number]
         file.check(f"sample {place}")
-        index, stream = self._opened(number)
+        spans, stream = self._opened(number)
         row = place - (self._ends[number - 1] if number else 0)
         arrays, label = dict[str, Any](), None
-        for field, (offset, size) in zip(index.fields, index.spans[row], strict=True):
+        for field, (offset, size) in zip(self._fields, spans[row], strict=True):
             stream.seek(int(offset))
             data = stream.read(int(size))
             what = f"{field} of sample {place} of {file.name}"
             if len(data) < size:
                 raise DataError(f"{what} is cut off. Copy the file again.")
-            member = Member("", field)
-            if member.kind == LABEL:
+            if _kind(field) == LABEL:
                 label = _label(data, what=what)
             else:
-                array = npy_array(data, name=what) if member.kind == ARRAY else data
-                arrays[member.name or SINGLE_NAME] = array
-        if len(arrays) + (label is not None) < len(index.fields):
+                array = npy_array(data, name=what) if _kind(field) == ARRAY else data
+                arrays[field.rpartition(".")[0] or SINGLE_NAME] = array
+        if len(arrays) + (label is not None) < len(self._fields):
             raise DataError(
-                f"sample {place} of {file.name} has one field twice: {', '.join(index.fields)}. "
+                f"sample {place} of {file.name} has one field twice: {', '.join(self._fields)}. "
                 "Give each input one name."
             )
         return arrays if label is None else (arrays, label)
 
-    def _opened(self, number: int) -> tuple[TarIndex, IO[bytes]]:
+    def _opened(self, number: int) -> tuple[NDArray[np.int64], IO[bytes]]:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
         while len(self._open) >= _HELD:
             _, (_, stream) = self._open.popitem(last=False)
             stream.close()
-        index = TarIndex(self._files[number], self._fields)
-        self._fields = index.fields
-        self._open[number] = index, self._files[number].open()
+        self._fields, spans = index_tar(self._files[number], self._fields or None)
+        self._open[number] = spans, self._files[number].open()
         return self._open[number]
 
 
-def _close(opened: Mapping[int, tuple[TarIndex, IO[bytes]]]) -> None:
+def _close(opened: Mapping[int, tuple[NDArray[np.int64], IO[bytes]]]) -> None:
     for _, stream in opened.values():
         stream.close()
 

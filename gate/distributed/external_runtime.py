@@ -29,6 +29,7 @@ from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes
 from gate.records.evidence import BatchAxes, Subject
 from gate.reference.environment import deterministic
+from gate.reference.reference import ReferenceModel
 from gate.runtimes.recording_format import (
     MANIFEST,
     SAMPLES,
@@ -132,7 +133,7 @@ _KINDS = "biuf"
 ZIP = ".zip"
 
 
-def read_whence(path: Path) -> RecordingSource:
+def read_recording_source(path: Path) -> RecordingSource:
     """`meta.json`. Raises EvidenceError."""
     data = read_untrusted(path, limit=RECORD_LIMIT)
     parse_strict_json(data, what=str(path))
@@ -147,7 +148,7 @@ def read_whence(path: Path) -> RecordingSource:
 
 @dataclass(frozen=True)
 class Packing:
-    """What becomes one recording."""
+    """The sources of one recording."""
 
     subject: Subject
     """Of the file that ran."""
@@ -356,7 +357,7 @@ def _saved(room: Path, file: str, name: str, array: RuntimeArray) -> RecordedArr
 
 
 def _zip(room: Path, target: Path) -> None:
-    """Without compression, so that whoever reads it knows how large it is."""
+    """Write a zip without compression, so that its size when read is known."""
     with (
         files.replacing(target) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
@@ -368,12 +369,12 @@ def _zip(room: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Sending:
-    """What is to be computed elsewhere."""
+    """The samples and probes that are computed on another machine."""
 
     candidate: TestedFile
     samples: SampleSet
     policy: Policy
-    model: nn.Module | None = None
+    model: nn.Module | ReferenceModel | None = None
     """With it, also the probes that it has to be asked about, or watched for."""
     batch_size: int = 32
 
@@ -389,11 +390,11 @@ class Sending:
             raise StorageError(f"{folder} is there already. Name a new folder, or remove it.")
         self.candidate.verify()
         with deterministic(self.policy.determinism):
-            stand = self._stand()
+            context = self._context()
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 with files.scratch(folder) as room:
-                    header = self._written(room, stand, progress)
+                    header = self._written(room, context, progress)
                     files.write_text(room / SAMPLES_HEADER, header.to_json(indent=1) + "\n")
                     room.rename(folder)
             except OSError as error:
@@ -406,24 +407,24 @@ class Sending:
     def _written(
         self,
         room: Path,
-        stand: MeasurementContext | _Material,
+        context: MeasurementContext | _Material,
         progress: Callable[[int, int], None] | None,
     ) -> SamplesHeader:
-        binding, total = stand.binding, len(stand.samples)
-        texts = [spec.name for spec in stand.samples.specs if spec.dtype == STRING]
+        binding, total = context.binding, len(context.samples)
+        texts = [spec.name for spec in context.samples.specs if spec.dtype == STRING]
         if texts:
             raise EvidenceError(
                 f"the samples of '{texts[0]}' are texts, and a recording is of numbers. Measure "
                 "this file where it can be run: gate check."
             )
         whole = _Writer(room, SAMPLES, SAMPLES)
-        for batch in stand.samples.batches(_ROWS):
+        for batch in context.samples.batches(_ROWS):
             whole.add(binding.rows_by_input(batch))
             if progress is not None:
                 progress(whole.size, total)
         parts = [whole.part(binding.batch_size if binding.fixed else None)]
         sent = set()
-        for probe in self._probes(stand):
+        for probe in self._probes(context):
             fed = binding.rows_by_input(probe.batch)
             digest = digest_of(row_digests(fed))
             if digest in sent:
@@ -440,7 +441,7 @@ class Sending:
             batch_axes=binding.layout,
         )
 
-    def _stand(self) -> MeasurementContext | _Material:
+    def _context(self) -> MeasurementContext | _Material:
         subject = self.candidate.subject
         if self.model is None:
             gaps = self.policy.nonfinite == "same_places"
@@ -459,15 +460,15 @@ class Sending:
             MeasurementJob(self.model, self.candidate, self.samples, self.policy, self.batch_size)
         )
 
-    def _probes(self, stand: MeasurementContext | _Material) -> Iterator[Probe]:
+    def _probes(self, context: MeasurementContext | _Material) -> Iterator[Probe]:
         if not self.policy.instruments.probes:
             return
         subject = self.candidate.subject
-        if isinstance(stand, MeasurementContext):
-            yield from ProbeInstrument(stand).everything()
+        if isinstance(context, MeasurementContext):
+            yield from ProbeInstrument(context).everything()
             return
-        axes = DynamicAxes.of(stand, SampleProfile.of(stand), subject.inputs)
-        yield from basic_probes(stand, axes, sha256=subject.sha256)
+        axes = DynamicAxes.of(context, SampleProfile.of(context), subject.inputs)
+        yield from basic_probes(context, axes, sha256=subject.sha256)
 
 
 @dataclass(frozen=True)

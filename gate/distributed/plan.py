@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from gate.distributed.worker import JobSpec, opened
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.measure.run import SamplePass
+from gate.measure.run import MeasurementRun
 from gate.measure.work_units import FirstUnitState, UnitResult, WorkUnit
 from gate.policy.policy import Policy
-from gate.records.evidence import CrewRecord
+from gate.records.evidence import WorkerPoolRecord
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, Sha256
 
@@ -25,26 +25,13 @@ _HEADER = 200
 
 
 def named_unit(text: bytes) -> int | None:
-    """The unit that a part says it is, torn or not; None: it says none."""
+    """Return the unit that a part claims to be, damaged or not; None: it has no number."""
     named = re.search(rb'"unit":\s*(\d+)', text[:_HEADER])
     return int(named[1]) if named else None
 
 
-class UnitTable(Protocol):
-    """What parts belong to: a plan."""
-
-    def digest(self) -> Digest:
-        """Of all that decides their numbers."""
-
-    def unit(self, index: int) -> WorkUnit:
-        """One of them."""
-
-    def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
-        """Raise DigestMismatch unless the unit's samples and labels are these."""
-
-
 class UnitFile(Record):
-    """Of unit 0 it holds what the lead gives to others, of another one what was compared."""
+    """The result of one unit: for unit 0 the values that all others need, else the comparisons."""
 
     schema_version: Literal[1] = 1
     unit: Count
@@ -56,7 +43,7 @@ class UnitFile(Record):
     body: UnitResult | FirstUnitState
 
     @classmethod
-    def of_lead(cls, plan: UnitTable, lead: FirstUnitState) -> Self:
+    def of_lead(cls, plan: MeasurementPlan, lead: FirstUnitState) -> Self:
         """Unit 0."""
         return cls(
             unit=0,
@@ -67,7 +54,7 @@ class UnitFile(Record):
         )
 
     @classmethod
-    def of_unit(cls, plan: UnitTable, lead: FirstUnitState, part: UnitResult) -> Self:
+    def of_unit(cls, plan: MeasurementPlan, lead: FirstUnitState, part: UnitResult) -> Self:
         """Any other."""
         return cls(
             unit=part.index,
@@ -78,7 +65,7 @@ class UnitFile(Record):
         )
 
     @classmethod
-    def open(cls, path: Path, *, plan: UnitTable) -> Self:
+    def open(cls, path: Path, *, plan: MeasurementPlan) -> Self:
         """Read and verify one. Raises EvidenceError, which names file and unit, where it is torn,
         damaged, or of another plan."""
         try:
@@ -99,7 +86,7 @@ class UnitFile(Record):
         part._verify(path, plan)
         return part
 
-    def _verify(self, path: Path, plan: UnitTable) -> None:
+    def _verify(self, path: Path, plan: MeasurementPlan) -> None:
         what = f"{path} (unit {self.unit})"
         if self.plan_sha256 != plan.digest():
             raise EvidenceError(
@@ -120,14 +107,14 @@ class UnitFile(Record):
 
     @property
     def lead(self) -> FirstUnitState:
-        """Of unit 0. Raises EvidenceError of another one."""
+        """The values from unit 0. Raises EvidenceError for any other unit."""
         if isinstance(self.body, FirstUnitState):
             return self.body
         raise EvidenceError(f"unit {self.unit} is not the lead. Give the part of unit 0.")
 
     @property
     def part(self) -> UnitResult:
-        """Of any other. Raises EvidenceError of unit 0."""
+        """The comparisons of a unit. Raises EvidenceError for unit 0."""
         if isinstance(self.body, UnitResult):
             return self.body
         raise EvidenceError("unit 0 holds the lead alone. Give the parts of the others, too.")
@@ -144,8 +131,11 @@ class PlannedUnit(Record):
 
 
 class MeasurementPlan(Record):
-    """What is measured, in which units. Unit 0 is the lead: it carries the noise floor by which all
-    others are judged; whoever merges measures stability, probes and the search."""
+    """A measurement, divided into units.
+
+    Unit 0 is the lead: it carries the noise floor by which all others are judged. The process that
+    merges the parts measures stability, probes and the search.
+    """
 
     schema_version: Literal[1] = 1
     parity_gate: str
@@ -159,16 +149,17 @@ class MeasurementPlan(Record):
     def of(
         cls, case: MeasurementJob, reference: Reference, workload: EvaluationData, *, threads: int
     ) -> Self:
-        """Cut the case into at most `case.units` units beside the lead. Reads all samples once.
+        """Cut the case into at most `case.units` units in addition to the lead.
 
-        Raises PolicyError where other processes can't open it, and what opening a pass raises.
+        Reads all samples once. Raises PolicyError where other processes can't open it, and any
+        error of opening a pass.
         """
         _check(case.policy)
         assignment = JobSpec.from_job(case, reference, workload)
-        with SamplePass.open(case, noise=False) as sample_pass:
+        with MeasurementRun.open(case, noise=False) as run:
             units = []
-            for unit in sample_pass.units:
-                samples, labels = sample_pass.digests(unit)
+            for unit in run.units:
+                samples, labels = run.digests(unit)
                 units.append(
                     PlannedUnit(
                         start=unit.start,
@@ -246,36 +237,37 @@ def _check(policy: Policy) -> None:
 
 
 def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None) -> UnitFile:
-    """What unit `index` gives. `lead`: the part of unit 0; without it the lead is measured first,
-    again, which takes a float64 forward of its samples.
+    """Measure unit `index`.
 
-    Raises DataError, EvidenceError, DigestMismatch and whatever opening what is planned raises.
+    `lead`: the part of unit 0; without it the lead is measured again first, which takes a float64
+    forward of its samples. Raises DataError, EvidenceError, DigestMismatch and any error that
+    opening the planned files raises.
     """
     unit = plan.unit(index)
     given = None if lead is None else UnitFile.open(lead, plan=plan).lead
-    with opened(plan.case(), threads=plan.threads, noise=given is None) as sample_pass:
-        state = given or _lead(sample_pass)
+    with opened(plan.case(), threads=plan.threads, noise=given is None) as run:
+        state = given or _lead(run)
         plan.verify(0, samples=state.samples_sha256, labels=state.labels_sha256)
         if index == 0:
             return UnitFile.of_lead(plan, state)
         if given is not None:
-            sample_pass.judge_by(given)
-        part = sample_pass.part(unit)
+            run.judge_by(given)
+        part = run.measure_for(unit)
     plan.verify(index, samples=part.samples_sha256, labels=part.labels_sha256)
     return UnitFile.of_unit(plan, state, part)
 
 
-def _lead(sample_pass: SamplePass) -> FirstUnitState:
-    sample_pass.run_first(lambda _count: None)
-    sample_pass.reference.meter.drain()
-    for track in sample_pass.tracks:
-        track.meter.drain()
-    return sample_pass.lead()
+def _lead(run: MeasurementRun) -> FirstUnitState:
+    run.measure_first(lambda _count: None)
+    run.reference.meter.drain()
+    for runtime in run.runtimes:
+        runtime.meter.drain()
+    return run.first_unit_state()
 
 
 @dataclass
 class MergedParts:
-    """As `gate.measure.work_units.Crew`. Files are read one by one, in the order of units."""
+    """A `gate.measure.work_units.UnitWorkers` of files, read one by one in the order of units."""
 
     plan: MeasurementPlan
     paths: dict[int, Path]
@@ -285,8 +277,11 @@ class MergedParts:
 
     @classmethod
     def of(cls, plan: MeasurementPlan, paths: Sequence[Path]) -> MergedParts:
-        """Verify all of them. Raises EvidenceError where one is damaged, foreign, doubled with
-        other content, or missing."""
+        """Verify all files.
+
+        Raises EvidenceError where one is damaged, of another plan, doubled with other content, or
+        missing.
+        """
         found: dict[int, Path] = {}
         contents: dict[int, Digest] = {}
         for path in paths:
@@ -308,14 +303,17 @@ class MergedParts:
         return cls(plan, found)
 
     @property
-    def record(self) -> CrewRecord:
-        """As `Crew.record`."""
-        return CrewRecord(engine="parts", workers=max(len(self.paths), 1))
+    def record(self) -> WorkerPoolRecord:
+        """The value of `UnitWorkers.record`: the engine "parts" and the number of files."""
+        return WorkerPoolRecord(engine="parts", workers=max(len(self.paths), 1))
 
     def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
-        """As `Crew.begin`. Raises DigestMismatch where unit 0 has not the samples and labels that
-        were planned, EvidenceError where the units are not those of the plan, or the part of unit 0
-        holds another lead in an environment that must be the same."""
+        """Start as `UnitWorkers.begin` does.
+
+        Raises DigestMismatch where unit 0 has not the samples and labels that were planned,
+        EvidenceError where the units are not those of the plan, or the part of unit 0 holds another
+        lead in an environment that must be the same.
+        """
         if list(units) != [self.plan.unit(index) for index in range(1, len(self.plan.units))]:
             raise EvidenceError(
                 f"there are other samples here than were planned: {len(units) + 1} units, planned "
@@ -335,7 +333,7 @@ class MergedParts:
         return self._lead
 
     def parts(self) -> Iterator[UnitResult]:
-        """As `Crew.parts`."""
+        """Yield the results of the units in their order, from the files."""
         assert self._lead is not None
         wanted = self._lead.digest()
         for unit in self._units:
@@ -350,7 +348,7 @@ class MergedParts:
 
 
 def _untimed(part: UnitFile) -> Digest:
-    """Of what must be the same whoever measures the unit: all but times."""
+    """Return the digest of a part without times and environment, which may differ by machine."""
     plain = part.body.to_plain()
     plain.pop("reference_seconds", None)
     plain.pop("environment", None)

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
-import hashlib
-import os
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from torch import nn
 
-from gate.data.array_files import open_labels
+from gate.data.location import SampleLocation
 from gate.data.open_samples import Opening
 from gate.data.reader import Block, SampleReader
 from gate.data.samples import SampleSet
 from gate.errors import DigestMismatch, EvidenceError, GateError, PolicyError, StorageError, by_name
 from gate.installation import package_folder
-from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.measure.run import SamplePass
-from gate.measure.work_units import FirstUnitState, ReferenceDigests, UnitResult, WorkUnit
+from gate.measure.job import (
+    EvaluationData,
+    MeasurementJob,
+    Reference,
+    SamplesOrigin,
+    class_labels,
+    open_annotations,
+)
+from gate.measure.run import MeasurementRun
+from gate.measure.work_units import FirstUnitState, UnitResult, WorkUnit
+from gate.metrics.slices import Annotations
 from gate.model.factory import paused_gc
-from gate.model.loading import collect_code
 from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import TensorSpec
+from gate.reference.torch_reference import as_reference
 from gate.storage.digest import Digest
+from gate.storage.files import temporary_folder
 from gate.storage.record import Count, Prose, Record, Sha256, added_field
 
 
 @functools.cache
-def own_digest() -> Digest:
+def package_digest() -> Digest:
     """SHA-256 over the names and contents of all of them."""
     root = package_folder()
     names = sorted(str(path.relative_to(root)) for path in root.rglob("*.py"))
@@ -52,7 +56,7 @@ ONE_FILE = (
 
 
 class JobSpec(Record):
-    """Of one check. A worker opens all of it by itself and verifies the digests."""
+    """The job of one check. A worker opens all of it by itself and verifies the digests."""
 
     gate_sha256: Sha256
     """Of the gate's own source files."""
@@ -73,15 +77,21 @@ class JobSpec(Record):
     batch_size: Count
     policy: Policy
     most_units: Count
-    """As `Case.units`."""
+    """The `units` of the `MeasurementJob`."""
     batch_axes: dict[str, int | None] = added_field({})
     """As `SampleSet.stated`."""
+    slices: str | None = added_field(None)
+    """The file with the columns of the slices of metrics."""
+    annotations_sha256: Sha256 | None = added_field(None)
+    """Digest of the files with labels and columns for the metrics."""
+    reference_sha256: Sha256 | None = added_field(None)
+    """The digest of the ONNX file that is the reference; None: the reference is a factory."""
 
     @classmethod
     def from_job(
         cls, case: MeasurementJob, reference: Reference, workload: EvaluationData
     ) -> JobSpec:
-        """Of what this process opened. Raises PolicyError where another one can't open it."""
+        """Describe the files of this process. Raises PolicyError if others can't open them."""
         origin = workload.origin
         if not reference.loaded or origin is None or workload.recordings or case.chained:
             raise PolicyError(ONE_FILE)
@@ -91,12 +101,12 @@ class JobSpec(Record):
                 "into files. Give it by the environment or a profile of the store."
             )
         return cls(
-            gate_sha256=own_digest(),
+            gate_sha256=package_digest(),
             onnx=str(case.candidate.path),
             subject_sha256=case.candidate.subject.sha256,
-            factory=reference.source.factory,
+            factory=reference.address,
             checkpoint=_text(reference.checkpoint),
-            model_sha256=digest_of_model(reference.model),
+            model_sha256=as_reference(reference.model).weights_digest(),
             code_sha256=_code(reference),
             inputs=origin.inputs,
             preprocessing=_text(origin.preprocessing),
@@ -106,12 +116,15 @@ class JobSpec(Record):
             policy=case.policy,
             most_units=case.units,
             batch_axes=case.samples.stated,
+            slices=_text(origin.slices),
+            annotations_sha256=case.annotations.sha256,
+            reference_sha256=reference.source.onnx_sha256,
         )
 
     def to_job(self, samples: SampleSet | None = None) -> MeasurementJob:
         """Open everything; `samples`: opened already. Raises GateError, DigestMismatch where
         something is another one."""
-        _verify("parity-gate itself", own_digest(), self.gate_sha256)
+        _verify("parity-gate itself", package_digest(), self.gate_sha256)
         checkpoint = Path(self.checkpoint) if self.checkpoint else None
         reference = Reference.from_factory(self.factory, checkpoint=checkpoint, untrained=True)
         self.verify(Path(self.onnx), reference)
@@ -119,44 +132,56 @@ class JobSpec(Record):
         if samples is None:
             samples = SampleSet.open(self.inputs, preprocessing=spec)
         samples = samples.with_batch_axes(self.batch_axes)
-        labels = open_labels(Path(self.labels), samples=samples.count) if self.labels else None
+        origin = SamplesOrigin(self.inputs, _path(self.labels), None, _path(self.slices))
+        metrics = self.policy.metrics
+        own = samples.labels() if metrics and self.labelled and not self.labels else None
+        annotations = open_annotations(origin, metrics, samples.count, own=own)
+        self.verify_annotations(annotations)
+        labels = (
+            class_labels(origin.labels, samples=samples.count, annotations=annotations)
+            if origin.labels
+            else None
+        )
         workload = EvaluationData(
-            samples, labels, batch_size=self.batch_size, units=self.most_units, spec=spec
+            samples,
+            labels,
+            annotations=annotations,
+            batch_size=self.batch_size,
+            units=self.most_units,
+            spec=spec,
         )
         case = MeasurementJob.from_files(
             Path(self.onnx), model=reference.model, data=workload, policy=self.policy
         )
         return replace(case, source_labels=self.labelled and labels is None)
 
+    def verify_annotations(self, annotations: Annotations) -> None:
+        """Raise DigestMismatch where a file of labels or slices for the metrics is another one."""
+        if annotations.sha256 != self.annotations_sha256:
+            raise _mismatch("labels and slices", annotations.sha256, self.annotations_sha256)
+
     def verify(self, onnx: Path, reference: Reference) -> None:
-        """Raise DigestMismatch where the file or the model is another one."""
+        """Raise DigestMismatch where the file, the reference file or the model is another one."""
         _verify(str(onnx), read_subject(onnx).sha256, self.subject_sha256)
-        _verify(self.factory, digest_of_model(reference.model), self.model_sha256)
+        if self.reference_sha256 != reference.source.onnx_sha256:
+            raise _mismatch(
+                f"the reference file {reference.source.factory}",
+                reference.source.onnx_sha256,
+                self.reference_sha256,
+            )
+        _verify(self.factory, as_reference(reference.model).weights_digest(), self.model_sha256)
         _verify(f"the code of {self.factory}", _code(reference), self.code_sha256)
 
 
-def digest_of_model(model: nn.Module) -> Digest:
-    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers. Raises
-    PolicyError where they have no bytes to compare: several processes can't be held together."""
-    sha256 = hashlib.sha256()
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    try:
-        for name, tensor in sorted(tensors.items()):
-            value = tensor.detach().cpu().contiguous()
-            sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            if value.numel():
-                sha256.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    except Exception as error:  # sparse, quantized, on no device
-        raise PolicyError(
-            f"the tensors of this model can't be compared between processes: {error}. Measure "
-            "with one job."
-        ) from error
-    return Digest(sha256.hexdigest())
-
-
 def _code(reference: Reference) -> Digest:
-    code = reference.source.code or collect_code(reference.model, factory=reference.source.factory)
+    code = reference.source.code or as_reference(reference.model).collect_code(
+        reference.source.factory
+    )
     return code.digest()
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def _text(path: Path | None) -> str | None:
@@ -165,50 +190,174 @@ def _text(path: Path | None) -> str | None:
 
 def _verify(what: str, opened: Digest, expected: Digest) -> None:
     if opened != expected:
-        raise DigestMismatch(
-            f"{what} is {opened} for a worker, {expected} was planned. Give every worker the same "
-            "files and code."
-        )
+        raise _mismatch(what, opened, expected)
+
+
+def _mismatch(what: str, opened: Digest | None, expected: Digest | None) -> DigestMismatch:
+    return DigestMismatch(
+        f"{what} is {opened} for a worker, {expected} was planned. Give every worker the same "
+        "files and code."
+    )
+
+
+class WorkerFailure(Record):
+    """The reason why a unit can't be measured, to be raised in the main process."""
+
+    kind: str
+    """Name of the error's class."""
+    message: Prose
+
+    @classmethod
+    def of(cls, error: Exception) -> WorkerFailure:
+        """Describe an error; one that is not a `GateError` becomes an EvidenceError."""
+        if isinstance(error, GateError):
+            return cls(kind=type(error).__name__, message=str(error))
+        message = f"a worker failed unexpectedly: {type(error).__name__}: {error}"
+        return cls(kind=EvidenceError.__name__, message=message)
+
+    def error(self) -> GateError:
+        """Return the error itself."""
+        return (by_name(self.kind) or EvidenceError)(self.message)
+
+
+# What the functions below return is JSON behind one byte: a part, a failure, or nothing. An
+# exception of another process would lose its class on Ray.
+
+
+def read_answer(data: bytes) -> UnitResult | None:
+    """Return what a worker measured; None: it opened the job. Raises the GateError of the worker,
+    and EvidenceError for anything that is no answer."""
+    if data[:1] == b"F":
+        raise WorkerFailure.from_json(data[1:]).error()
+    return UnitResult.from_json(data[1:]) if data else None
+
+
+def open_job(spec: str, threads: int, delivery: Delivery | None) -> bytes:
+    """Open what a `JobSpec` names in this process, for `measure`. `threads`: of PyTorch."""
+    try:
+        _opened_once(spec, threads, delivery)
+    except Exception as error:
+        return b"F" + WorkerFailure.of(error).to_json().encode()
+    return b""
+
+
+def measure(spec: str, threads: int, delivery: Delivery | None, lead: str, unit: WorkUnit) -> bytes:
+    """Measure one unit, judged by the `FirstUnitState` in `lead`."""
+    try:
+        run = _opened_once(spec, threads, delivery)
+        if _held.lead != lead:
+            run.judge_by(FirstUnitState.from_json(lead))
+            _held.lead = lead
+        return b"P" + run.measure_for(unit).to_json().encode()
+    except Exception as error:
+        return b"F" + WorkerFailure.of(error).to_json().encode()
+
+
+@dataclass
+class _Held:
+    """The job that this process has open: one after another."""
+
+    spec: str = ""
+    lead: str = ""
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    run: MeasurementRun | None = None
+
+
+_held = _Held()
+
+
+def _opened_once(text: str, threads: int, delivery: Delivery | None) -> MeasurementRun:
+    global _held  # noqa: PLW0603 - the one job of this process
+
+    if _held.run is None or _held.spec != text:
+        _held.stack.close()
+        _held = _Held(text)
+        atexit.register(_held.stack.close)
+        with paused_gc(), contextlib.ExitStack() as stack:
+            spec, samples = JobSpec.from_json(text), None
+            if delivery is not None:
+                spec = delivery.unpacked(spec, stack.enter_context(temporary_folder()))
+                samples = delivery.samples()
+            case = spec.to_job(samples)
+            _held.run = stack.enter_context(opened(case, threads=threads, noise=False))
+            _held.stack.push(stack.pop_all())
+    return _held.run
+
+
+@contextlib.contextmanager
+def opened(case: MeasurementJob, *, threads: int, noise: bool) -> Iterator[MeasurementRun]:
+    """Inside, the model and all runtimes are open. `case`: opened before, as the model's module
+    may set threads of its own. `noise`: with the float64 reference. Raises GateError."""
+    torch.set_num_threads(threads)
+    with MeasurementRun.open(case, noise=noise) as run:
+        run.open_runtimes()
+        yield run
 
 
 _CHUNK_BYTES = 1 << 26
-"""Of a file, that are an object of the store each: what memory can't hold, the store spills."""
+"""Of a file, that are an object of Ray's store each: what memory can't hold, the store spills."""
 
 
 @dataclass(frozen=True)
-class Freight:
-    """By field of `Assignment`: the first file, which the field names, and others beside it."""
+class Delivery:
+    """The files that workers on other machines of a Ray cluster can't open by themselves."""
 
     files: dict[str, dict[str, tuple[Any, ...]]]
-    """File name to its chunks, as references of Ray."""
+    """The files of each field of `JobSpec`: the one that it names, then others of its folder. File
+    name to its chunks, as references of Ray."""
+    source: Opening | None
+    """Samples that lie on this machine; None: their address says where they are."""
+    node: str
+    """Of this machine."""
 
     @classmethod
-    def of(cls, assignment: JobSpec) -> Freight:
-        """Put all files of the assignment into the object store. Raises StorageError and
-        OnnxFileError."""
-        onnx = Path(assignment.onnx)
-        beside = [onnx.parent / name for name in read_subject(onnx).external_data]
-        files = {"onnx": _stored(onnx, *beside)}
-        for field in ("checkpoint", "preprocessing", "labels"):
-            named = getattr(assignment, field)
-            if named is not None:
-                files[field] = _stored(Path(named))
-        return cls(files)
+    def of(cls, spec: JobSpec) -> Delivery:
+        """Put all files of the job into the object store. Raises StorageError and OnnxFileError."""
+        import ray
 
-    def unpacked(self, assignment: JobSpec, into: Path) -> JobSpec:
-        """The assignment on copies below `into`; whoever opens it verifies their digests."""
+        files = {"onnx": _stored_onnx(Path(spec.onnx))}
+        if spec.reference_sha256 is not None:
+            files["factory"] = _stored_onnx(Path(spec.factory))
+        for name in ("checkpoint", "preprocessing", "labels", "slices"):
+            named = getattr(spec, name)
+            if named is not None:
+                files[name] = _stored(Path(named))
+        return cls(files, _local_source(spec), ray.get_runtime_context().get_node_id())
+
+    def unpacked(self, spec: JobSpec, into: Path) -> JobSpec:
+        """Return the job on copies below `into`; who opens it verifies their digests."""
         import ray
 
         copies = {}
-        for field, files in self.files.items():
-            for name, chunks in files.items():
-                path = into / field / name
+        for name, files in self.files.items():
+            for file, chunks in files.items():
+                path = into / name / file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as stream:
                     for chunk in chunks:
                         stream.write(ray.get(chunk))
-            copies[field] = str(into / field / next(iter(files)))
-        return assignment.model_copy(update=copies)
+            copies[name] = str(into / name / next(iter(files)))
+        return spec.model_copy(update=copies)
+
+    def samples(self) -> SampleSet | None:
+        """Return the samples that lie on the other machine. Raises what opening them raises."""
+        return None if self.source is None else SampleSet(FetchedRows(self.source, self.node))
+
+
+def _local_source(spec: JobSpec) -> Opening | None:
+    named = SampleLocation.parse(spec.inputs)
+    if named.is_url or named.is_factory:
+        return None
+    fields = spec.inputs[len(named.place) :]
+    preprocessing = spec.preprocessing
+    return Opening(
+        f"{Path(named.place).absolute()}{fields}",
+        PreprocessSpec.from_file(Path(preprocessing)) if preprocessing else None,
+    )
+
+
+def _stored_onnx(path: Path) -> dict[str, tuple[Any, ...]]:
+    return _stored(path, *(path.parent / name for name in read_subject(path).external_data))
 
 
 def _stored(first: Path, *beside: Path) -> dict[str, tuple[Any, ...]]:
@@ -231,140 +380,15 @@ def _chunks(path: Path) -> Iterator[bytes]:
         ) from error
 
 
-_KINDS: dict[bytes, type[UnitResult | ReferenceDigests]] = {
-    b"P": UnitResult,
-    b"A": ReferenceDigests,
-}
-
-
-class WorkerFailure(Record):
-    """Why a unit can't be measured: for the measurement, as if it had happened there."""
-
-    kind: str
-    """Name of the error's class."""
-    message: Prose
-
-    @classmethod
-    def of(cls, error: Exception) -> WorkerFailure:
-        """What is no error of the gate is an EvidenceError."""
-        if isinstance(error, GateError):
-            return cls(kind=type(error).__name__, message=str(error))
-        message = f"a worker failed unexpectedly: {type(error).__name__}: {error}"
-        return cls(kind=EvidenceError.__name__, message=message)
-
-    def error(self) -> GateError:
-        """The error itself."""
-        return (by_name(self.kind) or EvidenceError)(self.message)
-
-
-Answer = UnitResult | ReferenceDigests | WorkerFailure
-"""What a worker says."""
-
-
-@contextlib.contextmanager
-def opened(case: MeasurementJob, *, threads: int, noise: bool) -> Iterator[SamplePass]:
-    """Inside, the model and all runtimes are open. `case`: opened before, as the model's module
-    may set threads of its own. `noise`: with the float64 reference. Raises GateError."""
-    torch.set_num_threads(threads)
-    with SamplePass.open(case, noise=noise) as sample_pass:
-        sample_pass.open_runtimes()
-        yield sample_pass
-
-
-def read_answer(data: bytes) -> Answer:
-    """What a worker said. Raises EvidenceError."""
-    kind = _KINDS.get(data[:1])
-    return WorkerFailure.from_json(data[1:]) if kind is None else kind.from_json(data[1:])
-
-
-def answer_to(sample_pass: SamplePass, unit: WorkUnit, *, again: bool) -> bytes:
-    """Measure a unit; `again`: it was measured before, and only what the reference answers is asked
-    for. What goes wrong is an answer, too."""
-    try:
-        return written(sample_pass.answers(unit) if again else sample_pass.part(unit))
-    except Exception as error:
-        return written(WorkerFailure.of(error))
-
-
-def serve(connection: Connection) -> None:
-    """Take an assignment and a number of threads, then answer one message with another until there
-    is none: first the lead, with nothing; then each unit, with its part or why there is none."""
-    os.dup2(2, 1)  # what the model prints is no output of the command
-    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
-        try:
-            _serve(connection)
-        except Exception as error:
-            connection.send_bytes(written(WorkerFailure.of(error)))
-
-
-def _serve(connection: Connection) -> None:
-    with contextlib.ExitStack() as held:
-        with paused_gc():
-            text, threads = connection.recv()
-            case = JobSpec.from_json(text).to_job()
-            sample_pass = held.enter_context(opened(case, threads=threads, noise=False))
-        sample_pass.judge_by(FirstUnitState.from_json(connection.recv_bytes().decode()))
-        while True:
-            *unit, again = connection.recv()
-            connection.send_bytes(answer_to(sample_pass, WorkUnit(*unit), again=again))
-
-
-def written(answer: Answer) -> bytes:
-    """An answer, as `read_answer` takes it."""
-    mark = next((mark for mark, kind in _KINDS.items() if type(answer) is kind), b"F")
-    return mark + answer.to_json().encode()
-
-
-# Whoever creates it imports nothing heavy for it: it may start before the check has read anything.
-
-
-@dataclass(frozen=True)
-class SourceForm:
-    """What is to be known of samples before any is read."""
-
-    origin: str
-    specs: tuple[TensorSpec, ...]
-    count: int
-    labelled: bool
-
-
-class SampleActor:
-    """An actor beside the driver, where the samples are."""
-
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._rows: dict[str, SampleReader] = {}
-        """By who reads: each goes on where it was, in a file that is read from its beginning."""
-
-    def form(self) -> SourceForm | WorkerFailure:
-        """Open the samples."""
-        try:
-            rows = self._opened("")
-        except GateError as error:
-            return WorkerFailure.of(error)
-        return SourceForm(rows.origin, rows.specs, len(rows), rows.labelled)
-
-    def read(self, places: Sequence[int], who: str) -> Block | WorkerFailure:
-        """As `SampleReader.read`, for one of many."""
-        try:
-            return self._opened(who).read(places)
-        except GateError as error:
-            return WorkerFailure.of(error)
-
-    def _opened(self, who: str) -> SampleReader:
-        if who not in self._rows:
-            self._rows[who] = self._opening.rows()
-        return self._rows[who]
-
-
 class FetchedRows(SampleReader):
-    """What a `SampleActor` reads. While a batch is computed, the next one is on its way."""
+    """Samples that tasks of Ray read on the machine where they lie. While a batch is computed, the
+    next one is on its way."""
 
-    def __init__(self, reader: Any) -> None:
-        """`reader`: the actor's handle. Raises what opening the samples raised there."""
-        form: SourceForm = _answer(reader.form.remote())
-        self._reader, self._count, self._who = reader, form.count, uuid.uuid4().hex
-        self.origin, self.specs, self.labelled = form.origin, form.specs, form.labelled
+    def __init__(self, source: Opening, node: str) -> None:
+        """Raises what opening the samples raises there."""
+        self._source, self._node = source, node
+        self._count: int
+        self.origin, self.specs, self._count, self.labelled = self._answer(self._task(None))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -372,31 +396,53 @@ class FetchedRows(SampleReader):
 
     def read(self, places: Sequence[int]) -> Block:
         """The samples at these places."""
-        return _own(_answer(self._request(places)))
+        return self._block(self._task(places))
 
     def batches(self, places: range, size: int) -> Iterator[Block]:
         """The samples of a range by `size`."""
         spans = [places[start : start + size] for start in range(0, len(places), size)]
-        coming = self._request(spans[0])
+        coming = self._task(spans[0])
         for after in [*spans[1:], None]:
             here = coming
             if after is not None:
-                coming = self._request(after)
-            yield _own(_answer(here))
+                coming = self._task(after)
+            yield self._block(here)
 
-    def _request(self, places: Sequence[int]) -> Any:
-        return self._reader.read.remote(places, self._who)
+    def _task(self, places: Sequence[int] | None) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(self._node, soft=False)
+        task: Any = ray.remote(read_source)
+        return task.options(num_cpus=0, scheduling_strategy=there).remote(self._source, places)
+
+    def _block(self, reference: Any) -> Block:
+        arrays, labels = self._answer(reference)
+        return Block({name: np.array(array) for name, array in arrays.items()}, labels)
+
+    @staticmethod
+    def _answer(reference: Any) -> Any:
+        import ray
+
+        answer = ray.get(reference)
+        if isinstance(answer, WorkerFailure):
+            raise answer.error()
+        return answer
 
 
-def _answer(reference: Any) -> Any:
-    import ray
+def read_source(source: Opening, places: Sequence[int] | None) -> Any:
+    """Return the arrays and labels at these places, as arrays of Ray's store, which are read only;
+    None: origin, specs, number of samples, and whether they have labels."""
+    try:
+        rows = _rows(source)
+        if places is None:
+            return rows.origin, rows.specs, len(rows), rows.labelled
+        block = rows.read(places)
+    except GateError as error:
+        return WorkerFailure.of(error)
+    return block.arrays, block.labels
 
-    answer = ray.get(reference)
-    if isinstance(answer, WorkerFailure):
-        raise answer.error()
-    return answer
 
-
-def _own(block: Block) -> Block:
-    """Arrays of the object store are read only."""
-    return Block({name: np.array(array) for name, array in block.arrays.items()}, block.labels)
+@functools.lru_cache(maxsize=1)
+def _rows(source: Opening) -> SampleReader:
+    return source.rows()

@@ -5,54 +5,547 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import queue
+import signal
+import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psutil
 
-from gate.data.location import SampleLocation
-from gate.data.open_samples import Opening
-from gate.data.samples import SampleSet
-from gate.distributed.cluster_early import (
-    EarlyActors,
-    end_actor,
-)
-from gate.distributed.early import EarlyProcess
-from gate.distributed.kept_parts import KeptParts, KeptPlan
-from gate.distributed.plan import MeasurementPlan
-from gate.distributed.worker import ONE_FILE, Answer, JobSpec, WorkerFailure, read_answer
-from gate.errors import EvidenceError, GateError, PolicyError, first_line
-from gate.installation import cores
-from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.measure.run import SamplePass
-from gate.measure.work_units import FirstUnitState, ReferenceDigests, UnitResult, WorkUnit
-from gate.onnx_file.release_file import is_release_file
-from gate.policy.policy import Policy
-from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import CrewRecord
-from gate.records.runtime import CPU_PROVIDER
-from gate.reference.environment import threads_set
-from gate.runtimes.selection import chosen_of
+from gate.errors import EvidenceError, GateError, PolicyError, StorageError, first_line
+from gate.installation import cores, logical_cores
+from gate.model.factory import paused_gc
+from gate.sandbox.child import kill_with_parent
+from gate.storage.files import temporary_folder
 
 if TYPE_CHECKING:
-    from gate.distributed.worker import Freight
+    from gate.data.samples import SampleSet
+    from gate.distributed.plan import MeasurementPlan
+    from gate.distributed.worker import Delivery, JobSpec
+    from gate.measure.job import EvaluationData, MeasurementJob, Reference
+    from gate.measure.work_units import FirstUnitState, UnitResult, WorkUnit
+    from gate.policy.policy import Policy
+    from gate.records.evidence import WorkerPoolRecord
+
+# Importing this module loads neither torch, numpy nor ray: workers start, and import torch, before
+# the command does.
+
+
+_steps = logging.getLogger("gate.steps")
+
+_LEAVE_S = 1.0
+"""For a process without work to leave by itself."""
+
+_END_S = 10.0
+
+_LEAST_BYTES = 2**29
+"""Of a process with PyTorch and ONNX Runtime, before it opens a model (measured: 0.45 GiB)."""
+
+
+class WorkerLost(Exception):
+    """A worker that ended without a result. The text has the reason."""
+
+
+class WorkerPool(ABC):
+    """Workers behind one `submit`. They end with the pool, which is a context manager.
+
+    One thread for each worker hands over one call after another, so that a call waits for a free
+    worker and never in one: who loses a worker loses the one call that it had.
+    """
+
+    name: Literal["processes", "ray"]
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._is_over = threading.Event()
+        self._callers = ThreadPoolExecutor(count, "gate-worker")
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function of a module in a worker. The future raises WorkerLost where the worker
+        ends without an answer; another one takes its place."""
+        return self._callers.submit(self._call, function, *arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all workers, even in the middle of a unit."""
+        self._is_over.set()
+        self._callers.shutdown(wait=False, cancel_futures=True)
+        self._end_workers()
+        self._callers.shutdown()
+
+    @abstractmethod
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in a free worker. Raises WorkerLost."""
+
+    @abstractmethod
+    def _end_workers(self) -> None:
+        """End them. Calls that wait for one raise WorkerLost."""
+
+
+class _Context(SpawnContext):
+    """A context that keeps the process it started, which an executor does not expose."""
+
+    process: SpawnProcess
+
+    def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]  # noqa: N802
+        self.process = SpawnProcess(*args, **options)
+        return self.process
+
+
+class _Process:
+    """An executor of one process, so that no other call is lost with it."""
+
+    def __init__(self) -> None:
+        """Raises OSError where no process can be started."""
+        context = _Context()
+        self.executor = ProcessPoolExecutor(
+            1, context, initializer=start_worker, initargs=(os.getpid(),)
+        )
+        with _interrupts_held():
+            self.executor.submit(import_libraries)
+        self._process = context.process
+
+    def end(self, *, leave_s: float = 0.0) -> int | None:
+        """End the process, after `seconds` to exit by itself. Return its exit code."""
+        process = self._process
+        process.join(leave_s)
+        for end in (process.terminate, process.kill):
+            if process.is_alive():
+                end()
+                process.join(_END_S)
+        return process.exitcode
+
+
+class ProcessPool(WorkerPool):
+    """A pool of processes on this machine, which start at once and import PyTorch."""
+
+    name = "processes"
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        self._all: list[_Process] = []
+        try:
+            for _ in range(count):
+                self._all.append(_Process())
+                self._idle.put(self._all[-1])
+        except BaseException as error:
+            _end(self._all)
+            if isinstance(error, OSError):
+                raise StorageError(
+                    f"cannot start process {len(self._all) + 1} of {count}: "
+                    f"{error.strerror or error}. Free memory or processes, or use fewer: --jobs."
+                ) from error
+            raise
+
+    def limit(self, count: int) -> None:
+        """End the processes beyond `count`, before anything is submitted."""
+        if count < self.count:
+            self.count, surplus = count, self._all[count:]
+            self._callers = ThreadPoolExecutor(count, "gate-worker")
+            self._all = self._all[:count]
+            self._idle = queue.SimpleQueue()
+            for process in self._all:
+                self._idle.put(process)
+            _end(surplus)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        process = self._idle.get()
+        if process is None:
+            raise WorkerLost("the pool is over")
+        try:
+            return process.executor.submit(function, *arguments).result()
+        except BrokenProcessPool as error:
+            code = process.end(leave_s=_END_S)
+            if not self._is_over.is_set():
+                with contextlib.suppress(OSError):  # the next call tries again
+                    process = self._replace(process)
+            raise WorkerLost(f"code {code}") from error
+        finally:
+            self._idle.put(process)
+
+    def _replace(self, lost: _Process) -> _Process:
+        self._all.append(_Process())
+        self._all.remove(lost)
+        return self._all[-1]
+
+    def _end_workers(self) -> None:
+        _end(self._all)
+        for _ in range(self.count):
+            self._idle.put(None)
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    for process in processes:
+        process.executor.shutdown(wait=False, cancel_futures=True)
+    until = time.monotonic() + _LEAVE_S
+    for process in processes:
+        process.end(leave_s=max(until - time.monotonic(), 0.0))
+
+
+def start_worker(parent: int) -> None:
+    """Prepare a process of a pool: it ends with its parent, and prints on stderr alone."""
+    kill_with_parent(parent)
+    os.dup2(2, 1)  # what the model prints is no output of the command
+
+
+def import_libraries() -> None:
+    """Import what measuring needs. What can't be imported is the error of the first call."""
+    with contextlib.suppress(Exception), paused_gc():
+        import gate.distributed.worker  # noqa: F401
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Block Ctrl-C in what starts inside, even while it imports: it ends by `end` alone. A process
+    has the mask of the thread that started it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which the first process would start, and unblock SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def most_processes(count: int) -> tuple[int, str]:
+    """Return how many of `count` processes this machine has cores and free memory for, at least
+    one; and which of both allows no more."""
+    logical = logical_cores()
+    room = max(psutil.virtual_memory().available // _LEAST_BYTES, 1)
+    if room < logical:
+        return min(count, room), f"the free memory holds {room} of at least 512 MiB"
+    return min(count, logical), f"this machine has {logical} cores"
+
+
+_SWITCHES = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one machine listens on 127.0.0.1 alone
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # as urgent as --jobs; with Ray's 15 other work starves it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # tasks without GPUs of their own use what is there
+}
+
+_LISTEN_S = 10.0
+
+_SOCKETS = 40
+"""Characters of a folder in which Ray's sockets can be: their names are long, and have a limit."""
+
+
+def set_switches() -> None:
+    """Set Ray's switches that are not set yet, for this process and those that it starts."""
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Ray cluster, and the resources of each task."""
+
+    address: str | None = None
+    """`auto` or HOST:PORT of a cluster that runs; None: RAY_ADDRESS, else one of this machine."""
+    workers: int | None = None
+    """None: as many as there are processors for."""
+    cpus: int = 1
+    """Of a task, and its threads."""
+    gpus: float = 0.0
+
+    def room(self, machine: dict[str, float]) -> int:
+        """Tasks for which a machine has processors and GPUs."""
+        count = machine.get("CPU", 0.0) // self.cpus
+        return int(min(count, machine.get("GPU", 0.0) // self.gpus) if self.gpus else count)
+
+
+class RayPool(WorkerPool):
+    """Tasks of a Ray cluster. Ray keeps the process of a task for the next one, with what it has
+    open."""
+
+    name = "ray"
+
+    def __init__(self, cluster: Cluster, count: int, *, is_local: bool) -> None:
+        super().__init__(count)
+        self.cluster, self.is_local = cluster, is_local
+        """Whether the cluster is ours, and has this machine alone."""
+        self._running: set[Any] = set()
+        self._tasks: dict[Callable[..., Any], Any] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, cluster: Cluster) -> Iterator[RayPool]:
+        """Join the cluster, or start one of this machine that ends with the pool.
+
+        Raises PolicyError where Ray is not installed or the cluster has no room for a task,
+        StorageError where it can't be reached or does not start.
+        """
+        set_switches()
+        try:
+            import ray
+        except ImportError as error:
+            raise PolicyError(
+                "gate check --engine ray needs Ray: pip install 'parity-gate[ray]'. Without it, "
+                "--jobs N measures in N processes of this machine."
+            ) from error
+        address = cluster.address or os.environ.get("RAY_ADDRESS")
+        theirs = ray.is_initialized()  # by who calls this as a library: it is theirs to end
+        is_local = address is None and not theirs
+        if is_local:
+            require_room(cluster, [{"CPU": _cpus(cluster)}] if not cluster.gpus else [])
+        with contextlib.nullcontext() if theirs else _joined(address, cluster):
+            machines = _machines()
+            require_room(cluster, machines)
+            count = cluster.workers or sum(map(cluster.room, machines))
+            with cls(cluster, count, is_local=is_local) as pool:
+                for _ in range(count):
+                    pool.submit(import_libraries)
+                yield pool
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        import ray
+
+        reference = self._task(function).remote(*arguments)
+        self._running.add(reference)
+        try:
+            if self._is_over.is_set():
+                raise WorkerLost("the pool is over")
+            return ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise EvidenceError(
+                f"a worker of the cluster can't measure: {first_line(error)}. It needs "
+                "parity-gate, the model's code and the same versions: submit from the folder of "
+                "the code (ray job submit --working-dir .), or install them there."
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise WorkerLost(first_line(error)) from error
+        finally:
+            self._running.discard(reference)
+
+    def _task(self, function: Callable[..., Any]) -> Any:
+        import ray
+
+        if function not in self._tasks:
+            needs = {"num_cpus": self.cluster.cpus, "num_gpus": self.cluster.gpus}
+            # max_calls: by default Ray ends the process of each task that has a GPU.
+            remote: Any = ray.remote
+            self._tasks[function] = remote(**needs, max_retries=0, max_calls=0)(function)
+        return self._tasks[function]
+
+    def _end_workers(self) -> None:
+        import ray
+
+        for reference in tuple(self._running):
+            with contextlib.suppress(Exception):
+                ray.cancel(reference, force=True)
+
+
+def require_room(cluster: Cluster, machines: Sequence[dict[str, float]]) -> None:
+    """Raise PolicyError for a task that fits on no machine: it would be waited for in vain.
+    `machines`: what each has."""
+    if machines and not any(map(cluster.room, machines)):
+        largest = max((of.get("CPU", 0), of.get("GPU", 0)) for of in machines)
+        raise PolicyError(
+            f"no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a "
+            f"worker, the largest has {largest[0]:g} and {largest[1]:g}. Give fewer: "
+            "--cpus-per-worker, --gpus-per-worker."
+        )
+
+
+@contextlib.contextmanager
+def _joined(address: str | None, cluster: Cluster) -> Iterator[None]:
+    """Inside, this process is in the cluster.
+
+    Ray is called in a thread of its own: in the main thread it would take the signal handlers of
+    this process. The servers that it starts end with that thread.
+    """
+    import ray
+
+    if address is not None:
+        _require_listener(address)
+    with ThreadPoolExecutor(1, "ray") as thread, temporary_folder() as folder:
+        options: dict[str, Any] = {"address": address}
+        if address is None:
+            options = {
+                "address": "local", "include_dashboard": False, "num_cpus": _cpus(cluster),
+            }  # fmt: skip
+            if len(str(folder)) <= _SOCKETS:
+                options["_temp_dir"] = str(folder)
+        try:
+            thread.submit(
+                ray.init, **options, log_to_driver=False, logging_level=logging.ERROR
+            ).result()
+        except Exception as error:
+            raise _unreachable(address or "of this machine", error) from error
+        try:
+            yield
+        finally:
+            thread.submit(ray.shutdown).result()
+
+
+def _require_listener(address: str) -> None:
+    """Raise StorageError where nothing listens at HOST:PORT: Ray would wait for minutes, and then
+    end this process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTEN_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(place: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
+        "it runs, has the same versions of Python and Ray, and which token it asks for "
+        "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
+        "machines."
+    )
+
+
+def _cpus(cluster: Cluster) -> int:
+    return cluster.workers * cluster.cpus if cluster.workers else cores()
+
+
+def _machines() -> list[dict[str, float]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+_TRIES = 3
+"""Workers that may end over one unit."""
+
+
+@dataclass
+class Workers:
+    """The units of one check, measured in a pool. As `gate.measure.work_units.UnitWorkers`."""
+
+    pool: WorkerPool
+    spec: JobSpec
+    threads: int
+    """Of each worker."""
+    delivery: Delivery | None = None
+    """Files and samples for workers that can't read those of this machine; None: they can."""
+    _running: dict[Future[bytes], WorkUnit | None] = field(default_factory=dict)
+    _lead: str = ""
+
+    def __enter__(self) -> Self:
+        """Let all workers open model and file, while the first unit is measured here."""
+        from gate.distributed.worker import open_job
+
+        self._text = self.spec.to_json()
+        for _ in range(self.pool.count):
+            opening = self.pool.submit(open_job, self._text, self.threads, self.delivery)
+            self._running[opening] = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Submit nothing more; the pool ends its workers."""
+        for future in self._running:
+            future.cancel()
+
+    @property
+    def record(self) -> WorkerPoolRecord:
+        """The value of `UnitWorkers.record`: the kind of the pool and the number of workers."""
+        from gate.records.evidence import WorkerPoolRecord
+
+        return WorkerPoolRecord(engine=self.pool.name, workers=self.pool.count)
+
+    def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
+        """Submit all units, and return the lead unchanged."""
+        self._lead = lead.to_json()
+        for unit in units:
+            self._submit(unit)
+        return lead
+
+    def _submit(self, unit: WorkUnit) -> None:
+        from gate.distributed.worker import measure
+
+        arguments = (self._text, self.threads, self.delivery, self._lead, unit)
+        self._running[self.pool.submit(measure, *arguments)] = unit
+
+    def parts(self) -> Iterator[UnitResult]:
+        """Yield the results of the units as they are completed."""
+        losses: Counter[WorkUnit] = Counter()
+        failed: tuple[int, GateError] | None = None
+        while self._running:
+            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+            for future in done:
+                unit = self._running.pop(future)
+                try:
+                    answer = self._answer(future, unit, losses)
+                except GateError as error:
+                    # What a worker can't open, none can: that is the error of the check.
+                    index = -1 if unit is None else unit.index
+                    if failed is None or index < failed[0]:
+                        failed = index, error
+                    continue
+                if answer is not None:
+                    yield answer
+            if failed is not None:  # units before it may fail, too, and the first error counts
+                self._drop_after(failed[0])
+        if failed is not None:
+            raise failed[1]
+
+    def _answer(
+        self, future: Future[bytes], unit: WorkUnit | None, losses: Counter[WorkUnit]
+    ) -> UnitResult | None:
+        """Read what a worker gave; None: it opened the job, or its unit is measured again. Raises
+        the GateError of the worker."""
+        from gate.distributed.worker import read_answer
+
+        try:
+            return read_answer(future.result())
+        except WorkerLost as why:
+            if unit is None:  # the worker that took its place opens the job with its first unit
+                return None
+            losses[unit] += 1
+            if losses[unit] < _TRIES:
+                self._submit(unit)
+                return None
+            raise EvidenceError(
+                f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) ended {_TRIES} "
+                f"workers, the last with {why}. Look at the memory and the logs of the machines "
+                "where they run, or measure with one job."
+            ) from why
+
+    def _drop_after(self, index: int) -> None:
+        for future, unit in list(self._running.items()):
+            if unit is None or unit.index > index:
+                future.cancel()
+                del self._running[future]
 
 
 _WORTH_S = 20.0
 """Of computing in one process: a process takes seconds to start."""
 
 _LEAST_BATCHES = 100
-"""From here on a trial of a few batches is no cost that anybody notices."""
+"""From here on a trial of a few batches costs little."""
+
+_TENSORS = 9
+"""Tensors as large as the largest one that a process holds of a batch: PyTorch and two sessions of
+ONNX Runtime about three each."""
 
 _FASTER = 0.85
 """Of the time with all threads in one process: else it stays with that."""
@@ -67,20 +560,21 @@ class Jobs:
     reason: str
 
 
-def asked_for(count: int, case: MeasurementJob) -> Jobs:
-    """What the user says, as far as the free memory holds processes as large as this one."""
+def requested_jobs(count: int, case: MeasurementJob) -> Jobs:
+    """Return how many processes were requested, as far as the free memory holds them."""
     threads = case.policy.determinism.threads
     if count == 1:
         return Jobs(1, threads, "one process was asked for")
-    reason, room = f"{count} processes were asked for", max(_room(), 1)
+    reason, room = f"{count} processes were asked for", max(_room(case), 1)
     if room < count:
         count, reason = room, f"{reason}, the free memory holds {room}"
     return Jobs(count, threads if count == 1 else threads or 1, reason)
 
 
 def chosen(case: MeasurementJob) -> Jobs:
-    """One process for each physical core, with one thread each, where that is faster than one with
-    all threads; where the policy says how many threads, as many processes as leave them cores.
+    """Return one process for each physical core, with one thread each, where that is faster than
+    one with all threads; where the policy says how many threads, as many processes as leave them
+    cores.
 
     Raises what opening a pass raises.
     """
@@ -91,8 +585,10 @@ def chosen(case: MeasurementJob) -> Jobs:
         return one
     trial = _trial(case, (cores(), 1) if threads is None else (threads, threads))
     together, alone = (seconds * batches for seconds in trial)
-    count = min(count, _room())
-    if count < 2 or together < _WORTH_S or alone / count > _FASTER * together:
+    if together < _WORTH_S or alone / count > _FASTER * together:
+        return one
+    count = min(count, _room(case))
+    if count < 2 or alone / count > _FASTER * together:
         return one
     reason = (
         f"a batch of the reference takes {alone / batches:.3g} s with one thread, "
@@ -104,7 +600,7 @@ def chosen(case: MeasurementJob) -> Jobs:
 
 
 def worth_a_trial(samples: SampleSet, batch_size: int) -> bool:
-    """Whether there are so many batches, and cores for them."""
+    """Return True if there are enough batches, and cores for them."""
     return cores() > 1 and _batches(samples, batch_size) >= _LEAST_BATCHES
 
 
@@ -112,13 +608,25 @@ def _batches(samples: SampleSet, batch_size: int) -> int:
     return math.ceil(len(samples) / batch_size)
 
 
-def _room() -> int:
-    """Processes as large as this one that the free memory holds."""
-    return int(psutil.virtual_memory().available // psutil.Process().memory_info().rss)
+def _room(case: MeasurementJob) -> int:
+    """Return how many processes fit into the free memory, each with the activations of a
+    batch."""
+    from gate.measure.run import MeasurementRun
+
+    activations = 0
+    with contextlib.suppress(GateError), MeasurementRun.open(case, noise=False) as run:
+        context = run.context
+        context.measure_sample_bytes()
+        activations = _TENSORS * context.sample_bytes * context.binding.batch_size
+    each = psutil.Process().memory_info().rss + activations
+    return int(psutil.virtual_memory().available // each)
 
 
 def _on_the_cpu(case: MeasurementJob) -> bool:
-    """Whether all runtimes that are here compute on the CPU, within the processes."""
+    """Return whether all available runtimes compute on the CPU, in these processes."""
+    from gate.records.runtime import CPU_PROVIDER
+    from gate.runtimes.selection import chosen_of
+
     if case.recordings:
         return False
     with contextlib.ExitStack() as opened:
@@ -134,511 +642,19 @@ def _on_the_cpu(case: MeasurementJob) -> bool:
 
 def _trial(case: MeasurementJob, threads: tuple[int, int]) -> list[float]:
     """Seconds of a batch of the reference with either number of threads, once it is warm."""
+    from gate.measure.run import MeasurementRun
+    from gate.reference.environment import threads_set
+
     seconds = []
-    with SamplePass.open(case, noise=False) as sample_pass:
-        batch = next(sample_pass.samples.batches(sample_pass.binding.batch_size))
+    with MeasurementRun.open(case, noise=False) as run:
+        batch = next(run.samples.batches(run.binding.batch_size))
         for number in threads:
             with threads_set(number):
-                sample_pass.reference.run(batch)
+                run.reference.run(batch)
                 start = time.perf_counter()
-                sample_pass.reference.run(batch)
+                run.reference.run(batch)
                 seconds.append(time.perf_counter() - start)
     return seconds
-
-
-_TRIES = 3
-"""Workers that may end over one unit."""
-
-
-class HandLost(Exception):
-    """A worker ended without an answer; the text says what is to be heard of it."""
-
-
-class Hand(Protocol):
-    """One worker, wherever it is."""
-
-    unit: WorkUnit | None
-    """That it has now."""
-    opening: bool
-    """Nobody knows yet when it will be there: it gets no unit before it says so, by an answer of
-    None."""
-
-    def begin(self, lead: bytes) -> None:
-        """Give it the lead, by which it judges. One that has ended says so by `answer`."""
-
-    def give(self, unit: WorkUnit, *, again: bool) -> None:
-        """Give it a unit to measure, as `begin`; `again`: only what the reference answers."""
-
-    def answer(self) -> Answer | None:
-        """What it said, once it has; None: it is there. Raises HandLost."""
-
-    def end(self) -> None:
-        """End it, whatever it does."""
-
-
-@dataclass
-class Work:
-    """What is still to do."""
-
-    lead: bytes
-    waiting: deque[WorkUnit]
-    left: int
-    """Units that nobody has answered for."""
-    kept: set[int] = field(default_factory=set)
-    """Those of which an earlier check left the part: the reference is asked again."""
-    failure: GateError | None = None
-    """Of the first unit, by index, that can't be measured."""
-    _failed: int | None = None
-    _lost: dict[int, int] = field(default_factory=dict)
-
-    def begin(self, hand: Hand) -> None:
-        """Give a new worker the lead, and its first unit."""
-        hand.begin(self.lead)
-        self._give(hand)
-
-    def go_on(self, hand: Hand) -> None:
-        """It has answered."""
-        if hand.unit is not None:
-            hand.unit = None
-            self.left -= 1
-        self._give(hand)
-
-    def repeat(self, hand: Hand) -> None:
-        """What the reference answered is not what the kept part was measured on."""
-        if hand.unit is not None:
-            self.kept.discard(hand.unit.index)
-            hand.give(hand.unit, again=False)
-
-    def lose(self, hand: Hand, why: HandLost) -> None:
-        """It ended: its unit goes to another one."""
-        unit, hand.unit = hand.unit, None
-        if unit is None:
-            return
-        self._lost[unit.index] = self._lost.get(unit.index, 0) + 1
-        if self._lost[unit.index] < _TRIES:
-            self.waiting.appendleft(unit)
-            return
-        self.left -= 1
-        self._note(
-            unit.index,
-            EvidenceError(
-                f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) ended {_TRIES} "
-                f"workers, the last with {why}. Look at the memory and the logs of the machines "
-                "where they run, or measure with one job."
-            ),
-        )
-
-    def fail(self, hand: Hand, error: GateError) -> None:
-        """It can't measure its unit; what it can't open, nobody can."""
-        self._note(-1 if hand.unit is None else hand.unit.index, error)
-
-    def _note(self, index: int, error: GateError) -> None:
-        if self._failed is None or index < self._failed:
-            self._failed, self.failure = index, error
-        while self.waiting and self.waiting[-1].index > self._failed:
-            self.waiting.pop()
-            self.left -= 1
-
-    def _give(self, hand: Hand) -> None:
-        if self.waiting:
-            hand.unit = self.waiting.popleft()
-            hand.give(hand.unit, again=hand.unit.index in self.kept)
-
-
-_steps = logging.getLogger("gate.steps")
-
-_CLOSE_S = 0.5
-
-_RETRIES = 3
-"""Of an actor that reads samples, where it or its machine fails."""
-
-
-@dataclass(eq=False)
-class _Actor:
-    """As `gate.distributed.worker_pool.Hand`."""
-
-    start: Future[tuple[Any, Any]]
-    """Its handle, and the reference of what it says when it is there."""
-    unit: WorkUnit | None = None
-    answers: Any = None
-    """The reference of what it will say."""
-    opening: bool = True
-
-    def begin(self, lead: bytes) -> None:
-        """As `Hand.begin`."""
-        self._handle.begin.remote(lead)
-
-    def give(self, unit: WorkUnit, *, again: bool) -> None:
-        """As `Hand.give`."""
-        answer = self._handle.answer
-        self.answers = answer.remote(unit.index, unit.start, unit.stop, again=again)
-
-    def await_start(self) -> None:
-        """Until the cluster was asked for it. Raises as `RaySession.later`."""
-        _, there = self.start.result()
-        if self.opening:
-            self.answers = there
-
-    def answer(self) -> Answer | None:
-        """As `Hand.answer`."""
-        import ray
-
-        answers, self.answers = self.answers, None
-        opening, self.opening = self.opening, False
-        try:
-            found = ray.get(answers)
-            return None if opening else read_answer(found)
-        except ray.exceptions.RayTaskError as error:
-            return WorkerFailure.of(EvidenceError(_unusable(error)))
-        except ray.exceptions.RayError as error:
-            raise HandLost(first_line(error)) from error
-
-    def end(self) -> None:
-        """As `Hand.end`. What it has in the temporary folder is removed by who comes next, if it
-        does not leave in time."""
-        import ray
-
-        if self.start.cancel() or self.start.exception() is not None:
-            return  # Ray ends an actor of which nobody has the handle
-        if self.unit is None and not self.opening:
-            with contextlib.suppress(Exception):
-                ray.get(self._handle.close.remote(), timeout=_CLOSE_S)
-        end_actor(self._handle)
-
-    @property
-    def _handle(self) -> Any:
-        return self.start.result()[0]
-
-
-@dataclass(frozen=True)
-class RayActors:
-    """As `gate.distributed.worker_pool.CrewEngine`."""
-
-    assignment: JobSpec
-    early: EarlyActors
-    freight: Future[Freight]
-    """The files of the assignment in the object store."""
-    reader: Any = None
-    """The actor that reads local samples; None: each worker opens them itself."""
-    name: Literal["processes", "ray"] = "ray"
-
-    @property
-    def count(self) -> int:
-        """As `CrewEngine.count`."""
-        return self.early.count
-
-    @property
-    def threads(self) -> int:
-        """Of each worker: the policy's, else one for each of its processors."""
-        return self.assignment.policy.determinism.threads or self.early.cluster.cpus
-
-    @classmethod
-    def of(cls, assignment: JobSpec, early: EarlyActors) -> RayActors:
-        """Of a cluster that is there, or starts."""
-        freight = early.session.later(partial(_packed, assignment))
-        reader = None if early.session.of_this_machine else _reader(assignment)
-        return cls(assignment, early, freight, reader)
-
-    def start(self) -> Hand:
-        """As `CrewEngine.start`."""
-        return _Actor(self.early.session.later(partial(self._opened, self.early.take())))
-
-    def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
-        """As `CrewEngine.ready`."""
-        import ray
-
-        actors = [hand for hand in hands if isinstance(hand, _Actor)]
-        if all(hand.opening for hand in actors):
-            _steps.debug("wait for actors: the cluster starts them when it has room")
-        for hand in actors:
-            hand.await_start()
-        of = {hand.answers: hand for hand in actors if hand.answers}
-        done, _ = ray.wait(list(of), num_returns=1, timeout=seconds)
-        return [of[reference] for reference in done]
-
-    def _opened(self, handle: Future[Any]) -> tuple[Any, Any]:
-        actor, freight = handle.result(), self.freight.result()
-        there = actor.open.remote(
-            self.assignment, freight, reader=self.reader, threads=self.threads
-        )
-        return actor, there
-
-    def close(self) -> None:
-        """End the reader; the cluster is left by whoever entered it."""
-        if self.reader is not None:
-            end_actor(self.reader)
-
-
-def _packed(assignment: JobSpec) -> Freight:
-    from gate.distributed.worker import Freight
-
-    return Freight.of(assignment)
-
-
-def _reader(assignment: JobSpec) -> Any:
-    """The actor on this machine that reads samples which lie here, for workers that may be
-    elsewhere; None: samples have an address."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from gate.distributed.worker import SampleActor
-
-    named = SampleLocation.parse(assignment.inputs)
-    if named.is_url or named.is_factory:
-        return None
-    spec = assignment.preprocessing
-    fields = assignment.inputs[len(named.place) :]
-    opening = Opening(
-        f"{Path(named.place).absolute()}{fields}",
-        PreprocessSpec.from_file(Path(spec)) if spec else None,
-    )
-    here = ray.get_runtime_context().get_node_id()
-    strategy = NodeAffinitySchedulingStrategy(here, soft=False)
-    kind = ray.remote(SampleActor).options(
-        num_cpus=0, scheduling_strategy=strategy, max_restarts=_RETRIES, max_task_retries=_RETRIES
-    )
-    return kind.remote(opening)
-
-
-def _unusable(error: Exception) -> str:
-    return (
-        f"a worker of the cluster can't measure: {first_line(error)}. It needs parity-gate, the "
-        "model's code and the same versions: submit from the folder of the code (ray job submit "
-        "--working-dir .), or install them there."
-    )
-
-
-@dataclass(eq=False)
-class _Process:
-    """As `gate.distributed.worker_pool.Hand`."""
-
-    process: EarlyProcess
-    unit: WorkUnit | None = None
-    opening: bool = False
-
-    def begin(self, lead: bytes) -> None:
-        """As `Hand.begin`."""
-        with contextlib.suppress(BrokenPipeError):  # it is heard of as one that died
-            self.process.connection.send_bytes(lead)
-
-    def give(self, unit: WorkUnit, *, again: bool) -> None:
-        """As `Hand.give`."""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.connection.send((unit.index, unit.start, unit.stop, again))
-
-    def answer(self) -> Answer:
-        """As `Hand.answer`."""
-        try:
-            return read_answer(self.process.connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise HandLost(f"code {self.process.ended()}") from error
-
-    def end(self) -> None:
-        """As `Hand.end`."""
-        self.process.end()
-
-
-@dataclass(frozen=True)
-class Processes:
-    """As `CrewEngine`: so many processes, with so many threads each."""
-
-    assignment: JobSpec
-    count: int
-    threads: int = 1
-    early: deque[EarlyProcess] = field(default_factory=deque)
-    """Those that have started already; whoever started them ends what is left."""
-    name: Literal["processes", "ray"] = "processes"
-
-    def start(self) -> Hand:
-        """As `CrewEngine.start`."""
-        process = self.early.popleft() if self.early else EarlyProcess.start()
-        with contextlib.suppress(BrokenPipeError):  # it is heard of as one that died
-            process.connection.send((self.assignment.to_json(), self.threads))
-        return _Process(process)
-
-    def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
-        """As `CrewEngine.ready`."""
-        mine = [hand for hand in hands if isinstance(hand, _Process)]
-        answered = wait([hand.process.connection for hand in mine], seconds)
-        return [hand for hand in mine if hand.process.connection in answered]
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-_END_S = 10.0
-
-_LEAVE_S = 1.0
-
-_MOST_WAITING = 32
-"""Parts that nobody has taken yet, before the crew waits."""
-
-
-class CrewEngine(Protocol):
-    """What starts workers: processes of this machine, or actors of a cluster."""
-
-    @property
-    def name(self) -> Literal["processes", "ray"]:
-        """As the evidence calls it."""
-
-    @property
-    def count(self) -> int:
-        """Workers that it starts."""
-
-    @property
-    def assignment(self) -> JobSpec:
-        """What they measure."""
-
-    def start(self) -> Hand:
-        """Start one. It opens what it needs while the lead is measured."""
-
-    def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
-        """Those that have answered or ended, waiting so long for the first of them."""
-
-    def close(self) -> None:
-        """Give back what it holds; its workers were ended."""
-
-
-@dataclass
-class Workers:
-    """As `gate.measure.work_units.Crew`. A worker that ends is replaced, and its unit measured
-    again. Parts that are done are kept until all are taken."""
-
-    engine: CrewEngine
-    kept: KeptParts | None = None
-    _hands: list[Hand] = field(default_factory=list)
-    _earlier: int = 0
-    """Parts of an earlier check that were used."""
-    _done: queue.Queue[UnitResult | GateError | None] = field(
-        default_factory=lambda: queue.Queue(_MOST_WAITING)
-    )
-    _thread: threading.Thread | None = None
-    _is_over: threading.Event = field(default_factory=threading.Event)
-    _broke: GateError | None = None
-
-    def __enter__(self) -> Workers:
-        """Start them: they open model and file while the lead is measured. Raises what starting
-        them raises."""
-        try:
-            for _ in range(self.engine.count):
-                self._hands.append(self.engine.start())
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        """End them all, whatever they do. Kept parts are for whoever was interrupted, or lost a
-        worker: of what was refused nothing is used again."""
-        self._end()
-        interrupted = error is not None and not isinstance(error, Exception)
-        lost = error is not None and error is self._broke
-        if self.kept is not None and not interrupted and not lost:
-            self.kept.remove()
-
-    @property
-    def record(self) -> CrewRecord:
-        """As `Crew.record`."""
-        return CrewRecord(engine=self.engine.name, workers=self.engine.count, earlier=self._earlier)
-
-    def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
-        """As `Crew.begin`."""
-        kept = set() if self.kept is None else self.kept.begin(lead, units)
-        work = Work(lead.to_json().encode(), deque(units), len(units), kept)
-        self._thread = threading.Thread(target=self._drive, args=(work,), daemon=True)
-        self._thread.start()
-        return lead
-
-    def parts(self) -> Iterator[UnitResult]:
-        """As `Crew.parts`. A part is kept when the next one is asked for, because by then this one
-        was not refused."""
-        while (came := self._done.get()) is not None:
-            if isinstance(came, GateError):
-                self._broke = came
-                raise came
-            yield came
-            if self.kept is not None:
-                self.kept.keep(came)
-
-    def _end(self) -> None:
-        self._is_over.set()  # none of them is replaced any more
-        if self._thread is not None:
-            self._thread.join(_END_S)
-        for hand in self._hands:
-            hand.end()
-        self.engine.close()
-
-    def _drive(self, work: Work) -> None:
-        try:
-            for hand in self._hands:
-                _begin(hand, work)
-            while work.left and self._hands and not self._is_over.is_set():
-                for hand in self.engine.ready(self._hands, seconds=_LEAVE_S):
-                    self._hear(hand, work)
-            self._put(work.failure or (_nobody_left() if work.left else None))
-        except GateError as error:  # of the engine: it can't start anybody
-            self._put(error)
-        except Exception as error:
-            self._put(EvidenceError(f"the crew of {self.engine.name} broke: {error}. Repeat."))
-
-    def _put(self, answer: UnitResult | GateError | None) -> None:
-        while not self._is_over.is_set():
-            with contextlib.suppress(queue.Full):
-                self._done.put(answer, timeout=_LEAVE_S)
-                return
-
-    def _hear(self, hand: Hand, work: Work) -> None:
-        try:
-            answer = hand.answer()
-        except HandLost as why:
-            self._replace(hand, work, why)
-            return
-        if answer is None:
-            work.begin(hand)
-            return
-        if isinstance(answer, UnitResult):  # which is its answers, too
-            self._put(answer)
-        elif isinstance(answer, ReferenceDigests):
-            self._take_kept(answer, hand, work)
-            return
-        else:
-            work.fail(hand, answer.error())
-        work.go_on(hand)
-
-    def _take_kept(self, answer: ReferenceDigests, hand: Hand, work: Work) -> None:
-        """Use the part of an earlier check where the reference still answers the same."""
-        part = None if self.kept is None else self.kept.part(answer)
-        if part is None:
-            work.repeat(hand)
-            return
-        self._earlier += 1
-        self._put(part)
-        work.go_on(hand)
-
-    def _replace(self, hand: Hand, work: Work, why: HandLost) -> None:
-        work.lose(hand, why)
-        hand.end()
-        if self._is_over.is_set():
-            return
-        self._hands.remove(hand)
-        if work.waiting:
-            self._hands.append(self.engine.start())
-            _begin(self._hands[-1], work)
-
-
-def _begin(hand: Hand, work: Work) -> None:
-    """One that is still opening says when it is there."""
-    if not hand.opening:
-        work.begin(hand)
-
-
-def _nobody_left() -> EvidenceError:
-    return EvidenceError("no worker is left to measure. Repeat, or measure with one job.")
 
 
 @dataclass(frozen=True)
@@ -652,13 +668,13 @@ class CheckedFile:
 
     @contextlib.contextmanager
     def by_processes(
-        self, jobs: int | None, *, early: deque[EarlyProcess] | None = None
+        self, jobs: int | None, *, pool: ProcessPool | None = None
     ) -> Iterator[EvaluationData]:
-        """The data with its crew, if it has one. `jobs`: processes; None: as many as pay.
-        `early`: processes that have started already.
+        """Yield the data with its crew, if it has one.
 
+        `jobs`: processes; None: as many as pay. `pool`: processes that have started already.
         Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
-        several are asked for and can't be, and what opening the files raises.
+        several are requested and are not possible, and any error of opening the files.
         """
         samples = self.data.samples if self.data.samples.count else self._case().samples
         few = not samples.count or not worth_a_trial(samples, self.data.batch_size)
@@ -667,49 +683,68 @@ class CheckedFile:
             return
         case = self._case()
         try:
-            assignment = JobSpec.from_job(case, self.reference, self.data)
+            spec = self._spec(case)
         except PolicyError:
             if jobs is not None:
                 raise
             jobs = 1
-        decided = chosen(case) if jobs is None else asked_for(jobs, case)
+        decided = chosen(case) if jobs is None else requested_jobs(jobs, case)
         if decided.count == 1:
             yield self.data
             return
         _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
-        threads = decided.threads or 1
-        engine = Processes(assignment, decided.count, threads, early or deque())
-        with self._shared(engine, threads) as workload:
-            yield workload
+        with contextlib.ExitStack() as held:
+            if pool is None:
+                pool = held.enter_context(ProcessPool(decided.count))
+            pool.limit(decided.count)
+            yield held.enter_context(self._shared(Workers(pool, spec, decided.threads or 1), case))
 
     @contextlib.contextmanager
-    def by_cluster(self, early: EarlyActors) -> Iterator[EvaluationData]:
-        """The data with actors of a Ray cluster for its crew.
+    def by_cluster(self, pool: RayPool) -> Iterator[EvaluationData]:
+        """The data with a Ray cluster for its crew.
 
-        Inside, PyTorch has as many threads here as in each of them. Raises as `by_processes`.
+        Inside, PyTorch has as many threads here as in each of its tasks. Raises as `by_processes`.
         """
-        engine = RayActors.of(JobSpec.from_job(self._case(), self.reference, self.data), early)
-        _steps.debug("measure by %d actors of Ray", engine.count)
-        with self._shared(engine, engine.threads) as workload:
-            yield workload
+        from gate.distributed.worker import Delivery
+
+        case = self._case()
+        spec = self._spec(case)
+        _steps.debug("measure by %d tasks of Ray", pool.count)
+        threads = self.policy.determinism.threads or pool.cluster.cpus
+        delivery = None if pool.is_local else Delivery.of(spec)
+        with self._shared(Workers(pool, spec, threads, delivery), case) as data:
+            yield data
 
     @contextlib.contextmanager
     def as_planned(self, plan: MeasurementPlan) -> Iterator[None]:
-        """Inside, PyTorch has the plan's threads. Raises DigestMismatch where file or model are
-        not those of the plan."""
+        """Run PyTorch with the plan's threads inside.
+
+        Raises DigestMismatch where file, model, labels or slices are not those of the plan.
+        """
+        from gate.reference.environment import threads_set
+
         plan.assignment.verify(self.onnx, self.reference)
+        plan.assignment.verify_annotations(self.data.annotations)
         with threads_set(plan.threads):
             yield
 
     @contextlib.contextmanager
-    def _shared(self, engine: CrewEngine, threads: int) -> Iterator[EvaluationData]:
-        workload = replace(self.data, samples=self._case().samples)
-        with threads_set(threads), contextlib.ExitStack() as held:
-            plan = KeptPlan.of(engine.assignment, workload)
-            kept = held.enter_context(KeptParts.opened(plan))
-            yield replace(workload, crew=held.enter_context(Workers(engine, kept)))
+    def _shared(self, workers: Workers, case: MeasurementJob) -> Iterator[EvaluationData]:
+        from gate.reference.environment import threads_set
+
+        with threads_set(workers.threads), workers as crew:
+            yield replace(self.data, samples=case.samples, crew=crew)
+
+    def _spec(self, case: MeasurementJob) -> JobSpec:
+        from gate.distributed.worker import JobSpec
+
+        return JobSpec.from_job(case, self.reference, self.data)
 
     def _case(self) -> MeasurementJob:
+        from gate.distributed.worker import ONE_FILE
+        from gate.measure.job import MeasurementJob
+        from gate.onnx_file.release_file import is_release_file
+
         if is_release_file(self.onnx):
             raise PolicyError(ONE_FILE)
         return MeasurementJob.from_files(

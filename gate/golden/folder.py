@@ -47,7 +47,7 @@ Array = NDArray[np.generic]
 
 @dataclass(frozen=True)
 class PartVectors:
-    """Of a part of a release, by the names of its ONNX file."""
+    """The vectors of a part of a release, by the names of its ONNX file."""
 
     golden: GoldenPart
     inputs: Mapping[str, Array]
@@ -192,7 +192,7 @@ class ExpectedOutput:
 
 @dataclass(frozen=True)
 class FileVectors:
-    """What is written: a file, what it is given and what it must give."""
+    """The vectors to write: a file, its inputs and its expected outputs."""
 
     model: GoldenModel
     inputs: Mapping[str, Array]
@@ -202,7 +202,7 @@ class FileVectors:
 
     @property
     def samples(self) -> int:
-        """In the call."""
+        """Return the number of samples in the call."""
         axes = self.batch_axes.inputs if self.batch_axes else dict.fromkeys(self.inputs, 0)
         counts = (values.shape[axis] for name, values in self.inputs.items()
                   if (axis := axes.get(name)) is not None)  # fmt: skip

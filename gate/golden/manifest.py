@@ -143,7 +143,7 @@ class GoldenPictures(Record):
 
 
 class Origin(Record):
-    """What made the vectors."""
+    """The origin of the vectors."""
 
     policy_sha256: Sha256
     """The policy that the tolerances come from."""
@@ -189,7 +189,7 @@ class GoldenManifest(Record):
 
     @property
     def arrays(self) -> tuple[GoldenTensor, ...]:
-        """Of the whole, then of each part."""
+        """Return the arrays of the whole, then of each part."""
         each: tuple[GoldenManifest | GoldenPart, ...] = (self, *self.parts.values())
         return tuple(tensor for of in each for tensor in (*of.inputs, *of.outputs))
 
@@ -209,7 +209,7 @@ class GoldenManifest(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files beside golden.json."""
+        """Return the size of all files other than golden.json."""
         return sum(self.sizes.values())
 
     @model_validator(mode="after")
@@ -268,7 +268,7 @@ class OutputResult(Record):
 
 
 class GoldenResult(Record):
-    """What came of computing the vectors again. Only `passed` says that all is well."""
+    """The result of computing the vectors again. Only `passed` means that they agree."""
 
     schema_version: Literal[1] = 1
     passed: bool

@@ -34,7 +34,7 @@ _OWN_NOISE = 2.0
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Of one output; fields as in `gate.golden.manifest.GoldenOutput`."""
+    """The tolerance of one output; fields as in `gate.golden.manifest.GoldenOutput`."""
 
     max_abs_diff: float
     top1_agreement: float | None = None
@@ -76,6 +76,26 @@ def tolerances_of_part(policy: Policy, evidence: Evidence, part: str) -> dict[st
         raise EvidenceError(f"the evidence says nothing of the part {part}. Measure the release.")
     own = policy.of_part([spec.name for spec in measured.subject.outputs])
     return tolerances_for(own, measured)
+
+
+def widened(golden: GoldenManifest, policy: Policy, server: RuntimeName) -> GoldenManifest:
+    """Return the vectors with the tolerances of a server: those of the served runtime, times how
+    much wider the policy's bound of the server is."""
+    outputs = []
+    for output in golden.outputs:
+        ours = policy.bounds_for(_to_be_served(policy), output.name)
+        theirs = policy.bounds_for(server, output.name)
+        pairs = [
+            (getattr(ours, name), getattr(theirs, name))
+            for name in ("max_abs_diff", "noise_diff", "scaled_diff", "noise_ratio")
+        ]
+        factor = next((their / our for our, their in pairs if our and their), 1.0)
+        allowed = max(1.0, factor) * output.max_abs_diff
+        update: dict[str, float] = {"max_abs_diff": max(allowed, theirs.max_abs_diff or 0.0)}
+        if output.top1_agreement is not None and theirs.top1_agreement is not None:
+            update["top1_agreement"] = min(output.top1_agreement, theirs.top1_agreement)
+        outputs.append(output.model_copy(update=update))
+    return golden.model_copy(update={"outputs": tuple(outputs)})
 
 
 def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> GoldenManifest:
@@ -123,7 +143,7 @@ def _served(evidence: Evidence) -> RuntimeEvidence | None:
 
 
 def _to_be_served(policy: Policy) -> RuntimeName:
-    """What would have been served, had it been measured."""
+    """Return the required runtime that would serve the file."""
     required = [
         name
         for name in (*_SERVED, *policy.runtimes)

@@ -38,6 +38,7 @@ from gate.onnx_file.release_file import ReleaseFile
 from gate.onnx_file.sessions import open_on_cpu, refuse_out_of_memory
 from gate.sandbox.limits import SandboxLimits
 from gate.sandbox.process import run_in_sandbox
+from gate.storage.arrays import text_digests
 from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_plain
 
@@ -152,7 +153,7 @@ def verify_golden(
 
 
 class _Attempt:
-    """What is known so far, and the result that it makes."""
+    """The state of a verification, and the result that follows from it."""
 
     def __init__(self, vectors: Vectors, *, name: str, digest_text: str) -> None:
         self.name = name
@@ -244,7 +245,7 @@ def _other_parts(golden: GoldenManifest, path: Path) -> str | None:
 def _of_part(
     vectors: PartVectors, *, release: Path, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
-    """As `_computed`."""
+    """Verify one part, like `_computed`."""
     path = release.parent / vectors.golden.model.file
     digest, model = read_model(path, like=vectors.golden.model)
     problem = _other_file(digest, (None, vectors.golden.model.sha256), path=path)
@@ -254,7 +255,7 @@ def _of_part(
 def _computed(
     model: bytes | Path, vectors: Vectors | PartVectors, *, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
-    """What came of one file; a text: why nothing did. Raises LimitExceeded."""
+    """Return the outputs of one file; a text: why it has none. Raises LimitExceeded."""
     try:
         session = open_on_cpu(model)
         attempt.providers = tuple(session.get_providers())
@@ -268,11 +269,11 @@ def _computed(
     except Exception as error:
         refuse_out_of_memory(error, what=f"running {attempt.name}")
         return f"ONNX Runtime can't compute it: {type(error).__name__}: {first_line(error)}"
-    return compare(vectors, dict(zip(names, found, strict=True)))
+    return compare(vectors, dict(zip(names, map(text_digests, found), strict=True)))
 
 
 def _other_names(session: Any, vectors: Vectors | PartVectors) -> str | None:
-    """What is wrong with the file's inputs or outputs, or None."""
+    """Explain what is wrong with the names of the file's inputs or outputs, or return None."""
     golden = vectors.golden
     for side, got, want in (
         ("inputs", session.get_inputs(), golden.inputs),
@@ -335,9 +336,9 @@ def verify_golden_in_sandbox(
     sha256: Digest | None = None,
     golden_sha256: Digest | None = None,
 ) -> GoldenResult:
-    """As `verify_golden`; None: the file is our own, and runs in this process.
+    """Run `verify_golden` in a child; None: the file is trusted, and runs in this process.
 
-    Raises LimitExceeded besides, and EvidenceError for an answer that makes no sense.
+    Raises LimitExceeded besides, and EvidenceError for an invalid reply.
     """
     if limits is None:
         return verify_golden(model_path, folder, sha256=sha256, golden_sha256=golden_sha256)

@@ -23,7 +23,6 @@ from gate.measure.job import MeasurementJob
 from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.evidence import Evidence, TensorSpec
 from gate.reference.environment import deterministic
-from gate.reference.torch_session import copy_model
 from gate.storage import files
 
 SAMPLES = 8
@@ -81,11 +80,7 @@ def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: st
     binding = case.bind(batch_size=min(SAMPLES, len(samples)))
     names = [spec.name for spec in subject.outputs]
     with deterministic(policy.determinism):
-        reference = ReferencePass(
-            copy_model(case.model, device="cpu", double=binding.double),
-            binding,
-            original=case.model,
-        )
+        reference = ReferencePass(case.reference.copy(double=binding.double).session(binding))
         chosen = samples.take(_choose(reference, samples, binding, [allowed[n] for n in names]))
         batch = next(chosen.batches(binding.batch_size))
         outputs = reference.run(batch)
@@ -206,7 +201,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
 
 
 def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
-    """How the only input holds pictures; None: it holds none."""
+    """Return how the only input holds pictures; None: it holds none."""
     if len(specs) != 1 or len(specs[0].shape) != 4:
         return None
     _, first, middle, last = specs[0].shape
@@ -220,7 +215,7 @@ def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
 
 
 def _makes(spec: PreprocessSpec, given: TensorSpec) -> bool:
-    """Whether the spec's tensors have this dtype and shape."""
+    """Return whether the spec's tensors have this dtype and shape."""
     if spec.dtype != given.dtype:
         return False
     shape = given.shape[1:]

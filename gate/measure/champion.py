@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +17,30 @@ from gate.decision.champion import Champion
 from gate.errors import GateError, InputMismatch, LimitExceeded, OutputMismatch, first_line
 from gate.measure.cost_meter import Stopwatch
 from gate.measure.job import Opener
+from gate.metrics.intervals import holm_levels, unpaired_bounds
+from gate.metrics.process import MetricRun
+from gate.metrics.slices import Annotations
 from gate.onnx_file.sessions import open_session, quiet_options, refuse_out_of_memory
 from gate.onnx_file.tested_file import TestedFile
+from gate.policy.metrics import MetricPolicy
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import plain_setup
-from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.records.evidence import Evidence, Latency
+from gate.records.metrics import (
+    ChampionMetric,
+    ChampionMetricGroup,
+    MetricDrop,
+    MetricEvidence,
+    MetricGroup,
+    MetricSide,
+    MetricValue,
+)
 from gate.statistics.classification import ClassAnswers, ClassStatistics
 from gate.storage.arrays import Batch
+from gate.storage.digest import Digest
 
-# ONNX Runtime on the CPU, optimised, as a consumer opens a file. Batches are computed by the two in
+# ONNX Runtime on the CPU, optimized, as a consumer opens a file. Batches are computed by the two in
 # turns, so that what slows the machine down slows down both.
 
 
@@ -44,17 +60,24 @@ class Compared:
     policy: Policy
     chained: Opener | None = None
     """Of a release: runs its files, and those of the version that serves."""
+    annotations: Annotations = field(default_factory=Annotations)
+    """Labels and columns for the metrics of the policy."""
+
+    @property
+    def metrics(self) -> tuple[MetricPolicy, ...]:
+        """Those that are bounded against the champion."""
+        return tuple(m for m in self.policy.metrics if m.max_drop_from_champion is not None)
 
 
 def measure_incumbent(
     champion: Champion, *, beside: Compared, evidence: Evidence
 ) -> ChampionComparison:
-    """Compare; or say why there is nothing to compare. `evidence`: on the new file.
+    """Compare with the serving version, or return why that is not possible.
 
-    Raises LimitExceeded where memory runs out, StorageError and DigestMismatch where a file is not
-    what it was, DataError for samples that can't be read.
+    `evidence`: of the new file. Raises LimitExceeded where memory runs out, StorageError and
+    DigestMismatch where a file has changed, DataError for samples that can't be read.
     """
-    fields = champion.fields_beside(evidence)
+    fields = champion.record_fields(evidence)
     if champion.onnx_path is None or champion.evidence is None:
         return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
     if champion.sha256 == evidence.subject.sha256:
@@ -64,13 +87,18 @@ def measure_incumbent(
         _check_preprocessing(champion.evidence, evidence)
         _check_outputs(old, beside.candidate)
         both = _Pair(old, beside)
-        both.run()
+        metrics = both.run()
     except (InputMismatch, OutputMismatch) as error:
+        unpaired = tuple(_unpaired(beside.metrics, champion.evidence, evidence))
+        if unpaired:
+            count = len(beside.samples)
+            return ChampionComparison(state="compared", samples=count, metrics=unpaired, **fields)
         return ChampionComparison(state="incomparable", absent=str(error).rstrip("."), **fields)
     return ChampionComparison(
         state="compared",
         samples=len(beside.samples),
         outputs=both.answers(),
+        metrics=metrics,
         champion_latency=both.latency(0),
         latency=both.latency(1),
         **fields,
@@ -135,8 +163,16 @@ class _Pair:
         self._names = [spec.name for spec in beside.candidate.subject.outputs]
         self._classes: dict[str, ClassStatistics] = {}
 
-    def run(self) -> None:
-        """All samples through both, then enough batches to time."""
+    def run(self) -> tuple[ChampionMetric, ...]:
+        """Run all samples through both, then enough batches to time. Return the metrics."""
+        beside = self._beside
+        with closing(
+            MetricRun(beside.metrics, outputs=self._names, annotations=beside.annotations)
+        ) as metrics:
+            self._run(metrics)
+            return tuple(_paired(metrics, beside.metrics, samples=len(beside.samples)))
+
+    def _run(self, metrics: MetricRun) -> None:
         labels, start, turns = self._beside.labels, 0, 0
         first: Batch | None = None
         # A sample with NaN is no matter here: both get the same.
@@ -144,18 +180,20 @@ class _Pair:
             first = batch if first is None else first
             outputs = self._turn(batch, turns)
             rows = len(next(iter(batch.values())))
+            sides = {_CHAMPION: outputs[0], _NEW: outputs[1]}
+            metrics.update(sides, start=start, count=rows)
             self._update(outputs, start, None if labels is None else labels[start : start + rows])
             start, turns = start + rows, turns + 1
         while first is not None and turns < _TIMED:
             self._turn(first, turns)
             turns += 1
 
-    def answers(self) -> tuple[AnswersBeside, ...]:
-        """Of each output of classes."""
+    def answers(self) -> tuple[ChampionAnswers, ...]:
+        """Return the comparison of the answers for each output of classes."""
         return tuple(_answers(name, each) for name, each in self._classes.items())
 
     def latency(self, side: int) -> Latency | None:
-        """Of the one that serves (0), or of the new one (1)."""
+        """Return the latency of the serving file (side 0) or of the new file (side 1)."""
         return self._sides[side].stopwatch.result()
 
     def _open(self, file: TestedFile) -> _Side:
@@ -180,7 +218,7 @@ class _Pair:
         if (chained is None) == bool(file.subject.parts):
             raise OutputMismatch("one of the two is a release of several files, the other is not")
         if chained is not None:
-            return chained.beside(file)
+            return chained.open_release(file)
         return open_session(file.loadable(), quiet_options(), plain_setup("ort-cpu-optimized"))
 
     def _turn(self, batch: Batch, turn: int) -> list[list[Any]]:
@@ -201,18 +239,116 @@ class _Pair:
             self._classes[name].update(r, c, start=start, labels=labels)
 
 
+_CHAMPION, _NEW = "champion", "new"
+
+
+def _paired(
+    metrics: MetricRun, policies: Sequence[MetricPolicy], *, samples: int
+) -> Iterator[ChampionMetric]:
+    for metric in policies:
+        groups, _ = metrics.groups(metric, samples=samples, reference=_CHAMPION)
+        yield ChampionMetric(
+            name=metric.name,
+            definition_sha256=metric.definition(),
+            source={n: Digest.parse(d) for n, d in metrics.sources.get(metric.name, {}).items()},
+            paired=True,
+            failure=metrics.failures.get(metric.name),
+            groups=tuple(
+                _champion_metric_group(
+                    group, group.reference, group.runtimes[_NEW], group.runtimes[_NEW].change
+                )
+                for group in groups
+            ),
+        )
+
+
+def _champion_metric_group(
+    group: MetricGroup, champion: MetricValue, new: MetricValue, change: MetricDrop
+) -> ChampionMetricGroup:
+    return ChampionMetricGroup(
+        column=group.column,
+        label=group.label,
+        samples=group.samples,
+        champion=champion,
+        value=MetricValue(value=new.value, low=new.low, high=new.high),
+        change=change,
+    )
+
+
+def _unpaired(
+    policies: Sequence[MetricPolicy], old: Evidence, new: Evidence
+) -> Iterator[ChampionMetric]:
+    """Compare by the evidence of both, on other samples: those metrics that the champion's evidence
+    has by the same definition and source."""
+    theirs = {metric.name: metric for metric in old.metrics if metric.failure is None}
+    for metric in policies:
+        before = theirs.get(metric.name)
+        now = next((m for m in new.metrics if m.name == metric.name and m.failure is None), None)
+        if before is None or now is None:
+            continue
+        same = ("definition_sha256", "source")
+        if all(getattr(before, name) == getattr(now, name) for name in same):
+            groups = tuple(_unpaired_groups(metric, before, now))
+            yield ChampionMetric(
+                name=metric.name,
+                definition_sha256=now.definition_sha256,
+                source=now.source,
+                paired=False,
+                failure=None if groups else "the champion was not measured on these slices",
+                groups=groups,
+            )
+
+
+def _unpaired_groups(
+    metric: MetricPolicy, before: MetricEvidence, now: MetricEvidence
+) -> Iterator[ChampionMetricGroup]:
+    """Yield the groups, compared as unpaired; nothing if the champion lacks one of them."""
+    theirs = {group.title: group for group in before.groups}
+    if not {group.title for group in now.groups} <= set(theirs):
+        return
+    levels = holm_levels(metric.confidence, len(now.groups) - 1)
+    for group in now.groups:
+        ours, old = _served(group), _served(theirs[group.title])
+        if ours is None or old is None:
+            return
+        if metric.is_higher_better:
+            one, other = (old.value, old.high), (ours.value, ours.low)
+        else:
+            one, other = (-old.value, -old.low), (-ours.value, -ours.high)
+        own = levels if group.column is not None else (metric.confidence,)
+        bounds = unpaired_bounds(one, other, own)
+        change = MetricDrop(
+            drop=one[0] - other[0],
+            changed=None,
+            method=bounds.method,
+            bounds=bounds.upper,
+            scale=max(abs(old.value), abs(ours.value)) or 1.0,
+        )
+        yield _champion_metric_group(
+            group, MetricValue(value=old.value, low=old.low, high=old.high), ours, change
+        )
+
+
+def _served(group: MetricGroup) -> MetricSide | None:
+    """The side of the runtime that serves."""
+    for name in ("ort-cpu-optimized", "ort-cpu", *group.runtimes):
+        if name in group.runtimes:
+            return group.runtimes[name]
+    return None
+
+
 def _is_classes(old: Any, new: Any) -> bool:
-    """Whether both are arrays of shape (batch, classes >= 2), of as many classes."""
+    """Return whether both are arrays of shape (batch, classes >= 2), of as many classes."""
     both = (old, new)
     if not all(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in both):
         return False
     return bool(new.ndim == 2 and new.shape[1] >= 2 and old.shape == new.shape)
 
 
-def _answers(name: str, classes: ClassStatistics) -> AnswersBeside:
+def _answers(name: str, classes: ClassStatistics) -> ChampionAnswers:
     result = classes.result()
     accuracy = result.accuracy
-    return AnswersBeside(
+    return ChampionAnswers(
         name=name,
         samples=classes.samples,
         disagreements=result.top1_disagreements,
@@ -222,7 +358,10 @@ def _answers(name: str, classes: ClassStatistics) -> AnswersBeside:
 
 
 def _unusable(error: Exception) -> OutputMismatch:
-    """Raises LimitExceeded where memory ran out: that is no word on the files."""
+    """Return the error for a failed run.
+
+    Raises LimitExceeded where memory ran out, because that is no evidence on the files.
+    """
     if isinstance(error, LimitExceeded):
         raise error
     refuse_out_of_memory(error, what="running the new file beside the one that serves")

@@ -1,19 +1,19 @@
-"""What instruments share, and the instrument interface."""
+"""The values that instruments share, and the instrument interface."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import onnx
 import torch
-from torch import nn
 
 from gate.data.input_binding import InputBinding
 from gate.data.reader import length
@@ -23,32 +23,37 @@ from gate.measure.cost_meter import CostMeter
 from gate.measure.job import MeasurementJob
 from gate.model.model_state import ModelState
 from gate.onnx_file.choices import Choice, ChoiceSession
+from gate.onnx_file.reading import nodes_of
+from gate.onnx_file.release_file import onnx_files
 from gate.onnx_file.tested_file import TestedFile
 from gate.onnx_file.value_trace import NanTrace, OpenCasts
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import ort_setup
 from gate.records.runtime import RuntimeName
 from gate.reference.cache import ReferenceCache, agree
-from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, own_choices, replay
+from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, model_choices, replay
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
+from gate.reference.reference import ReferenceModel, ReferenceSession
 from gate.reference.torch_session import (
     ActivationSizes,
     DispatchMode,
-    TorchSession,
-    copy_model,
     run_in_parts,
 )
 from gate.runtimes.recording_format import row_digests
 from gate.statistics.accumulators import columns, worst_ratio
 from gate.storage.arrays import Batch, OutputArray
 
+if TYPE_CHECKING:
+    from gate.measure.runtime_measurement import RuntimeMeasurement
+
 _LOOKED_AT = 256
 """Samples among which the first with something to measure are looked for."""
 
-_ROOM = 2**27
+_ROOM = 2**26
 """Bytes of the largest tensor by which a batch may exceed the measurement's. PyTorch and two
-sessions of ONNX Runtime hold about three such tensors each: 1 GiB together."""
+sessions of ONNX Runtime hold about three such tensors each: 576 MiB together. The rest of the
+1 GiB that a check may take beyond a loop by hand holds what the C library keeps."""
 
 _PART = 2**23
 """Bytes of the largest tensor in a run in float64 or under random rounding. The C library returns
@@ -66,11 +71,8 @@ _DRAWS = 3
 class ReferencePass:
     """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
 
-    def __init__(
-        self, model: nn.Module, binding: InputBinding, *, original: nn.Module | None = None
-    ) -> None:
-        """`original`: what `model` was copied from; None: its state is cloned."""
-        self._runner = TorchSession(model, binding, device="cpu", original=original)
+    def __init__(self, session: ReferenceSession) -> None:
+        self._session = session
         self.meter = CostMeter()
         self.smallest = 1
         """The samples in the smallest batch that the model takes."""
@@ -78,17 +80,17 @@ class ReferencePass:
     @property
     def keys(self) -> tuple[str | None, ...]:
         """Under which name the last run returned each output."""
-        return self._runner.keys
+        return self._session.keys
 
     @property
     def state(self) -> ModelState:
-        """What forward changes, and restores."""
-        return self._runner.state
+        """The parameters and buffers that forward changes, which can be restored."""
+        return self._session.state
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """All outputs. Raises EvidenceError."""
         try:
-            return self._runner.run(batch)
+            return self._session.run(batch)
         except GateError:
             raise
         except Exception as error:
@@ -97,6 +99,10 @@ class ReferencePass:
                 f"the reference model can't compute {shapes}: {describe_failure(error)}. "
                 "Check that the model is the one that was exported and takes these inputs."
             ) from error
+
+    def run_operators(self, batch: Batch, outputs: list[OutputArray]) -> list[OutputArray]:
+        """Run `ReferenceSession.run_operators`."""
+        return self._session.run_operators(batch, outputs)
 
     def spread(self, batch: Batch, expected: list[OutputArray]) -> float:
         """max|a - b| / max|a| of a further run; the worst over the outputs and their columns,
@@ -108,8 +114,10 @@ class ReferencePass:
         return max((_spread(a, b) for a, b in zip(expected, again, strict=True)), default=0.0)
 
     def state_spread(self, batch: Batch, expected: list[OutputArray]) -> dict[str, float]:
-        """For each parameter and buffer that forward changes: the `spread` of a run that begins
-        with what a run before has left in it."""
+        """Return the `spread` of each parameter and buffer that forward changes.
+
+        It is that of a run which begins with the state that a run before has left in it.
+        """
         if not self.state.changed:
             return {}
         left = self.state.after(lambda: self.run(batch))
@@ -128,21 +136,21 @@ class ReferencePass:
         return alone | {worst: max(together, alone[worst])}
 
     def timed_run(self, batch: Batch) -> list[OutputArray]:
-        """The same, on the clock."""
+        """Run a batch of the samples and time it."""
         start = time.perf_counter()
         outputs = self.run(batch)
         self.meter.batch(time.perf_counter() - start, batch_size=length(batch))
         return outputs
 
     def single_run(self, sample: Batch) -> list[OutputArray]:
-        """The same of a batch of one sample, beside the others."""
+        """Run a batch of one sample, in addition to the batches of the samples, and time it."""
         start = time.perf_counter()
         outputs = self.run(sample)
         self.meter.single(time.perf_counter() - start)
         return outputs
 
     def first_run(self, batch: Batch) -> list[OutputArray]:
-        """The same of the first run of all."""
+        """Run the first batch of all and time it."""
         start = time.perf_counter()
         outputs = self.run(batch)
         self.meter.first(time.perf_counter() - start, batch_size=length(batch))
@@ -161,8 +169,32 @@ def _spread(one: OutputArray, other: OutputArray) -> float:
     return worst_ratio(columns(np.abs(a - b)), columns(np.abs(a)))
 
 
+class Instrument(Protocol):
+    """A measurement beyond the samples. `MeasurementRun.run` gets a list of them."""
+
+    needs_runtimes: bool
+    """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
+    title: str
+    """What it does, for the progress bar."""
+    cost: int
+    """Number of samples that it computes, for the progress bar."""
+
+    def __init__(self, context: MeasurementContext) -> None:
+        """Prepare the measurement, without running the model."""
+
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if the policy of the job asks for this instrument."""
+
+    def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
+        """Measure. `advance` gets the numbers of samples as they are done."""
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return the fields of `gate.records.evidence.Evidence` that it measured."""
+
+
 class ProbeSource(Protocol):
-    """What probes are made of."""
+    """The inputs from which probes are made."""
 
     @property
     def binding(self) -> InputBinding:
@@ -174,7 +206,7 @@ class ProbeSource(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """What is asked for."""
+        """The policy of the measurement."""
 
     @property
     def smallest(self) -> int:
@@ -182,15 +214,15 @@ class ProbeSource(Protocol):
 
     @property
     def most(self) -> int:
-        """The samples of the largest batch that is computed beside the measurement."""
+        """The samples of the largest batch that is computed in addition to the measurement."""
 
 
 @dataclass(frozen=True)
 class MeasurementContext:
-    """What the instruments work with, inside `deterministic`."""
+    """The objects that the instruments work with, inside `deterministic`."""
 
-    model: nn.Module
-    """Our own copy of the reference: float32, CPU, eval. Never changed."""
+    model: ReferenceModel
+    """A copy of the reference: float32, CPU, eval. Never changed."""
     reference: ReferencePass
     truth: Truth
     binding: InputBinding
@@ -207,11 +239,11 @@ class MeasurementContext:
         Raises InputMismatch and DataError for samples that don't fit.
         """
         binding = case.bind()
-        own = copy_model(case.model, device="cpu", double=binding.double)
+        own = case.reference.copy(double=binding.double)
         truth = Truth(own, binding, samples=0)
-        reference = ReferencePass(own, binding, original=case.model)
+        reference = ReferencePass(own.session(binding))
         bare = cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
-        with contextlib.suppress(EvidenceError):  # each probe says so itself
+        with contextlib.suppress(EvidenceError):  # each probe reports it itself
             bare.run_example()
             bare.measure_sample_bytes()
         return bare
@@ -248,8 +280,10 @@ class MeasurementContext:
         mode: DispatchMode | None = None,
         near: Batch | None = None,
     ) -> list[OutputArray]:
-        """The same, whether or not the runs are known to compute the model's function. `mode`: what
-        sees the operators; None: that of `decisions`."""
+        """Run a batch under random rounding, even if the runs may compute another function.
+
+        `mode`: the mode that processes the operators; None: that of `decisions`.
+        """
         mode = mode or self.decisions(batch)
         size = length(batch) if mode else self.part_size(near or batch)
 
@@ -257,19 +291,27 @@ class MeasurementContext:
             with mode or nullcontext():
                 return run_in_parts(self.reference.run, batch, size=size)
 
+        rounding = replace(rounding, by_squares=lambda: self._groups_by_squares)
         return run_rounded(run, self.policy.determinism, batch, rounding)
 
-    def own_choices(self, batch: Batch) -> list[Choice]:
+    @cached_property
+    def _groups_by_squares(self) -> bool:
+        """Whether the file has GroupNormalization, whose kernel subtracts the squared mean."""
+        files = onnx_files(self.tested_file.path).values()
+        models = (onnx.load(path, load_external_data=False) for path in files)
+        return any(n.op_type == "GroupNormalization" for model in models for n in nodes_of(model))
+
+    def reference_choices(self, batch: Batch) -> list[Choice]:
         """Return the decisions of the reference on a batch, kept for the last one. Raises
         EvidenceError."""
         key = row_digests(batch).tobytes()
-        if key not in self._own_choices:
-            self._own_choices.clear()
-            self._own_choices[key] = own_choices(partial(self.reference.run, batch))
-        return self._own_choices[key]
+        if key not in self._choices_by_batch:
+            self._choices_by_batch.clear()
+            self._choices_by_batch[key] = model_choices(partial(self.reference.run, batch))
+        return self._choices_by_batch[key]
 
     @cached_property
-    def _own_choices(self) -> dict[bytes, list[Choice]]:
+    def _choices_by_batch(self) -> dict[bytes, list[Choice]]:
         return {}
 
     def decisions(self, batch: Batch) -> DispatchMode | None:
@@ -277,7 +319,7 @@ class MeasurementContext:
         itself, because rounding changes no decision."""
         if not self.truth.validity.record.own_choices:
             return None
-        return ChoiceReplay(self.own_choices(batch))
+        return ChoiceReplay(self.reference_choices(batch))
 
     def replayed(
         self, runtime: RuntimeName, batch: Batch, *, scale: float = 1.0
@@ -290,7 +332,9 @@ class MeasurementContext:
         fast_path = self.truth.validity.record.fast_path
 
         def rounded(run: Run, draw: int) -> list[OutputArray]:
-            rounding = RoundingRun(draw, scale, fast_path=fast_path)
+            rounding = RoundingRun(
+                draw, scale, fast_path=fast_path, by_squares=lambda: self._groups_by_squares
+            )
             return run_rounded(lambda _: run(), self.policy.determinism, batch, rounding)
 
         def truth(mode: DispatchMode) -> list[OutputArray] | None:
@@ -337,8 +381,11 @@ class MeasurementContext:
         return None
 
     def baseline(self, batch: Batch) -> list[OutputArray] | None:
-        """What errors on a batch are measured against: the outputs in float64, or those of the
-        reference where float64 is another function; None where the model can't run in float64."""
+        """Return the values against which errors on a batch are measured.
+
+        They are the outputs in float64, or those of the reference where float64 is another
+        function; None where the model can't run in float64.
+        """
         truth = self.answers.truth(batch)
         if truth is None:
             return None
@@ -364,8 +411,11 @@ class MeasurementContext:
 
     @property
     def most(self) -> int:
-        """The samples of the largest batch that is computed beside the measurement's: so many more
-        than its batches have as fit into memory with what both sides hold of them."""
+        """The samples of the largest batch that is computed in addition to the measurement's.
+
+        They are so many more than its batches have as fit into memory with what both sides hold of
+        them.
+        """
         if not self.sample_bytes:
             return UNLIMITED
         return self.binding.batch_size + _ROOM // self.sample_bytes
@@ -484,13 +534,15 @@ class MeasurementContext:
 
     @cached_property
     def rounding_errors(self) -> dict[int, list[Any]]:
-        """What runs under random rounding make of the first samples, by number of the run
-        (`gate.measure.noise_floor`)."""
+        """The errors of the first samples under random rounding, by number of the run.
+
+        See `gate.measure.noise_floor`.
+        """
         return {}
 
     @cached_property
     def answers(self) -> ReferenceCache:
-        """Of the reference to the batches that instruments make of the samples."""
+        """The outputs of the reference for the batches that instruments make of the samples."""
         return ReferenceCache(self.reference.run, self.truth.aside)
 
 

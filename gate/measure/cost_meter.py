@@ -15,21 +15,23 @@ from gate.records.evidence import Cost, Latency
 from gate.runtimes.peak_memory import PeakMemory
 from gate.runtimes.runtime import Proof, Session, count_of, seconds_of
 
-# Allocators keep what they were given, so that a look after each step sees the peak. The device
-# says how much is used, not by whom: other processes count.
+# Allocators keep their memory, so that a query after each step finds the peak. The device reports
+# how much is used, not by which process: others count.
 
 
 class DeviceMemory:
-    """Of the first device, from the moment that this is made. Nothing without one, nor where the
-    device can't be asked."""
+    """The growth of the used memory of the first CUDA device since this object was made.
+
+    It is not measured without a device, nor where the device can't be queried.
+    """
 
     def __init__(self) -> None:
         self._before = _used()
         self.grown: int | None = None
         """In bytes; None: there is no device, or it did not say."""
 
-    def look(self) -> None:
-        """After a step."""
+    def update(self) -> None:
+        """Query the used memory after a step."""
         now = _used()
         if self._before is None or now is None:
             self._before = self.grown = None
@@ -109,8 +111,11 @@ class _Run(NamedTuple):
 
 
 class CostMeter:
-    """All times are given in seconds, by the clock of whoever ran. The reference has a meter, too,
-    of times alone."""
+    """The times and the memory of one runtime.
+
+    All times are given in seconds, as measured by the process that ran it. The reference has a
+    meter, too, of times alone.
+    """
 
     def __init__(self) -> None:
         self.single_unmeasured: str | None = None
@@ -144,7 +149,7 @@ class CostMeter:
         yield
         self._memory.end()
         if self._device is not None:
-            self._device.look()
+            self._device.update()
 
     def first(self, seconds: float, *, batch_size: int) -> None:
         """The first run of all."""
@@ -163,7 +168,7 @@ class CostMeter:
         self._batches.extend(seconds)
 
     def single(self, seconds: float) -> None:
-        """A batch of one sample, beside the others."""
+        """Add the time of a batch of one sample, which is not one of the measurement's batches."""
         self._singles.add(seconds, batch_size=1)
 
     @property
@@ -172,11 +177,11 @@ class CostMeter:
         return self._batches.is_cold
 
     def latency(self) -> Latency | None:
-        """Of the batches of the samples; None: there was none."""
+        """Return the latency of the batches of the samples; None if there was none."""
         return self._batches.result()
 
     def memory_bytes(self, proof: Proof) -> int | None:
-        """By how much it grew: by the runtime's own word where it has a process of its own."""
+        """Return the growth of memory in bytes; a runtime in its own process reports its own."""
         return count_of(proof.memory_bytes) if _apart(proof) else self._memory.grown
 
     def cost(self, proof: Proof | None = None) -> Cost:

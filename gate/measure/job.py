@@ -1,17 +1,16 @@
-"""What is measured: reference, file, data, policy. Immutable."""
+"""The job of a measurement: reference, file, data, policy. Immutable."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,16 +20,20 @@ from gate.data.input_binding import InputBinding, bind_inputs
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import DataError, InputMismatch, ModelError
-from gate.measure.work_units import MOST, Crew
+from gate.measure.work_units import MOST, UnitWorkers
+from gate.metrics.slices import Annotations
 from gate.model.checkpoint import load_checkpoint
-from gate.model.forward_signature import parameters
+from gate.model.factory import is_onnx_file, parse_registered
 from gate.model.loading import build_model, collect_code, require_same_weights
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import ExportNote, TestedFile
+from gate.policy.metrics import MetricPolicy
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import ExportRecord, Source, Subject
+from gate.records.evidence import ExportRecord, ModelCode, Source
 from gate.records.runtime import RuntimeName
+from gate.reference.reference import ReferenceModel
+from gate.reference.torch_reference import as_reference
 from gate.runtimes.runtime import Conditions, Session
 from gate.runtimes.selection import SelectedRuntime
 from gate.storage.arrays import Batch
@@ -42,9 +45,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Reference:
-    """The PyTorch model that the file must compute like, and where it comes from."""
+    """The model that the file must compute like, and where it comes from."""
 
-    model: nn.Module
+    model: nn.Module | ReferenceModel
+    """An nn.Module, or what implements the interface `ReferenceModel`."""
     source: Source
     export: ExportRecord | None = None
     """How the file was asked for, where that is known."""
@@ -56,8 +60,13 @@ class Reference:
     loaded: bool = False
     """By `load`, so that other processes can load it again."""
     is_reproducible: bool = True
-    """False if nobody knows whether the factory gives the same weights each time: the model is too
-    large to be built twice, or its factory can be called once."""
+    """False if it is not known whether the factory gives the same weights each time: the model is
+    too large to be built twice, or its factory can be called once."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of PyTorch; of an ONNX file its graph."""
+        return as_reference(self.model).module
 
     @classmethod
     def from_factory(
@@ -69,13 +78,26 @@ class Reference:
         export_record: Path | None = None,
         untrained: bool = False,
     ) -> Reference:
-        """Call `package.module:factory` and load a checkpoint into its model.
+        """Call `package.module:factory` and load a checkpoint into its model; or read an ONNX file
+        as the reference (`from_file`).
 
         `preprocessing`: the spec by which the samples were made, whose digest goes into the
         evidence. `export_record`: what gate export wrote beside the file. `untrained`: weights that
         the factory draws anew each time are welcome; else they are a ModelError. Raises ModelError,
         CheckpointError, PolicyError and EvidenceError.
         """
+        if is_onnx_file(factory):
+            if checkpoint is not None or export_record is not None:
+                raise ModelError(
+                    f"{factory} is an ONNX file, which has its own weights: leave --checkpoint and "
+                    "--export-record out."
+                )
+            return cls.from_file(Path(factory), preprocessing=preprocessing)
+        if parse_registered(factory) is not None:
+            raise ModelError(
+                f"{factory} is a registered model, which gate check and gate locate download. "
+                "Here, name its ONNX file."
+            )
         note = ExportNote.load(export_record) if export_record else None
         model = build_model(factory)
         code = collect_code(model, factory=factory)
@@ -97,13 +119,45 @@ class Reference:
         )
 
     @classmethod
-    def of(cls, model: Reference | nn.Module | str) -> Reference:
-        """Of a model, or of `package.module:factory`. Raises ModelError."""
+    def from_file(cls, path: Path, *, preprocessing: Path | None = None) -> Reference:
+        """Read an ONNX file, whose nodes become modules of PyTorch.
+
+        `preprocessing`: as in `from_factory`. Raises ModelError, OnnxFileError and PolicyError.
+        """
+        from gate.reference.onnx_file_reference import OnnxFileReference
+        from gate.reference.onnx_reference import interpreter_packages
+
+        file = TestedFile(path, read_subject(path))
+        spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
+        source = Source(
+            factory=str(path),
+            preprocess_sha256=spec.digest() if spec else None,
+            code=ModelCode(files={}, packages=interpreter_packages()),
+            onnx_sha256=file.subject.sha256,
+        )
+        return cls(OnnxFileReference.from_file(file), source, spec=spec, loaded=True)
+
+    def named(self, name: str) -> Reference:
+        """Return the same under another name for the records."""
+        return replace(self, source=self.source.model_copy(update={"factory": name}))
+
+    @property
+    def address(self) -> str:
+        """The address for other processes: the factory, or the path of the ONNX file."""
+        file = self.model.file if isinstance(self.model, ReferenceModel) else None
+        return self.source.factory if file is None else str(file)
+
+    @classmethod
+    def of(cls, model: Reference | ReferenceModel | nn.Module | Path | str) -> Reference:
+        """Return the reference for a model, `package.module:factory` or an ONNX file.
+
+        Raises ModelError.
+        """
         if isinstance(model, cls):
             return model
-        if isinstance(model, str):
-            return cls.from_factory(model)
-        if not isinstance(model, nn.Module):
+        if isinstance(model, str | Path):
+            return cls.from_factory(str(model))
+        if not isinstance(model, nn.Module | ReferenceModel):
             raise ModelError(
                 f"the reference is {model!r}. Expected an nn.Module, 'package.module:factory' or a "
                 "gate.Reference."
@@ -112,23 +166,21 @@ class Reference:
         return cls(model, Source(factory=f"{kind.__module__}:{kind.__qualname__}"))
 
 
-_DOUBLE = "float64"
-
 _CUT_FROM = 16
 """Samples that would be one batch, from which on they are two: halves are batches yet."""
 
 
 class NamedRun(Protocol):
-    """As a session of ONNX Runtime runs."""
+    """A session with the interface of ONNX Runtime's `run`."""
 
     def run(self, outputs: Sequence[str], feed: Batch) -> list[NDArray[Any]]:
         """The outputs of these names. Raises anything."""
 
 
 class Opener(Protocol):
-    """Whoever opens the files of a release as a consumer does."""
+    """An opener of the files of a release, as a consumer opens them."""
 
-    def beside(self, file: TestedFile) -> NamedRun:
+    def open_release(self, file: TestedFile) -> NamedRun:
         """The files of this or another release of the same parts, by one chain. Raises anything."""
 
 
@@ -138,7 +190,7 @@ class Chained(Opener, Protocol):
     def session(
         self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
     ) -> Session:
-        """All of them in this runtime, as one session. Raises anything."""
+        """Open all files in this runtime, as one session. Raises anything."""
 
     def cases(self, whole: MeasurementJob) -> Mapping[str, MeasurementJob]:
         """Each file with its model, by the name of the part, as the case of all of them is."""
@@ -146,9 +198,10 @@ class Chained(Opener, Protocol):
 
 @dataclass(frozen=True)
 class MeasurementJob:
-    """Nothing of it is ever changed."""
+    """The model, file, samples and policy of a measurement. Immutable."""
 
-    model: nn.Module
+    model: nn.Module | ReferenceModel
+    """As it was named; `reference` is what computes."""
     candidate: TestedFile
     samples: SampleSet
     policy: Policy
@@ -160,50 +213,71 @@ class MeasurementJob:
     """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
     source_labels: bool = False
     """Labels come with the samples, range by range: for who measures a few units of many."""
+    annotations: Annotations = field(default_factory=Annotations)
+    """Labels and columns for the metrics of the policy."""
     chained: Chained | None = None
     """The files of a release, whose chain `model` is; None: the candidate is one ONNX file."""
     units: int = MOST
-    """Units at most, beside the lead (`gate.measure.work_units`)."""
+    """Units at most, in addition to the lead (`gate.measure.work_units`)."""
+    source: Source | None = None
+    """Where the model comes from; None: its class alone."""
+    export: ExportRecord | None = None
+    """How the file was exported, where that is recorded."""
 
     def __post_init__(self) -> None:
+        if self.annotations.labels is None and self.labels is not None:
+            annotations = replace(self.annotations, labels=self.labels)
+            object.__setattr__(self, "annotations", annotations)
         # Samples that do not fit are reported by `bind`.
         with contextlib.suppress(InputMismatch, DataError):
             object.__setattr__(self, "samples", self._arranged())
 
+    @cached_property
+    def reference(self) -> ReferenceModel:
+        """The model that the file must compute like."""
+        return as_reference(self.model)
+
     def _arranged(self) -> SampleSet:
         subject = self.candidate.subject
         return arrange(
-            self.samples, subject.inputs, subject.outputs, parameters=parameters(self.model)
+            self.samples, subject.inputs, subject.outputs, parameters=self.reference.parameters()
         )
 
     @classmethod
     def from_files(
-        cls, onnx: Path, *, model: nn.Module, data: EvaluationData, policy: Policy
+        cls,
+        onnx: Path,
+        *,
+        model: nn.Module | ReferenceModel,
+        data: EvaluationData,
+        policy: Policy,
     ) -> MeasurementJob:
-        """Read one ONNX file. Raises OnnxFileError."""
+        """Read one ONNX file. Raises OnnxFileError; ModelError for a reference that is this very
+        file, or shares only some of its names."""
+        file = TestedFile(onnx, read_subject(onnx))
         return cls(
-            model,
-            TestedFile(onnx, read_subject(onnx)),
+            as_reference(model).for_file(file),
+            file,
             data.samples,
             policy,
             data.batch_size,
             data.labels,
             data.recordings,
+            annotations=data.annotations,
             units=data.units,
         )
 
     @property
     def inputs(self) -> SampleSet:
-        """The samples, of which NaN is a value where the policy says so."""
+        """The samples; NaN is a valid value where the policy allows it."""
         return self.samples.allow_nan() if self.policy.nonfinite == "same_places" else self.samples
 
     def bind(self, *, batch_size: int | None = None) -> InputBinding:
-        """Which samples go to which input of the file and of the model.
+        """Bind samples to the inputs of the file and of the model.
 
-        `batch_size`: of whoever computes a few of them; None: of the measurement, which takes two
-        batches rather than one where that is no matter of a handful of samples. The first one
-        warms up, and would have to be computed again to be timed.
-
+        `batch_size`: for computing a few of them; None: that of the measurement, which takes two
+        batches rather than one unless there is only a handful of samples. The first one warms up,
+        and would have to be computed again to be timed.
         Raises InputMismatch and DataError for samples that don't fit.
         """
         subject, samples = self.candidate.subject, self._arranged()
@@ -216,53 +290,57 @@ class MeasurementJob:
             samples.specs,
             count=count,
             batch_size=batch_size,
-            parameters=parameters(self.model),
+            parameters=self.reference.parameters(),
             layout=samples.layout,
             reduced=self.policy.precision == "reduced",
         )
-        return replace(binding, double=keeps_double(self.model, subject))
-
-
-def keeps_double(model: nn.Module, subject: Subject) -> bool:
-    """True where the model itself is in float64 in parts, or the file takes or gives float64
-    because the whole model is: then its weights and inputs of float64 stay what they are.
-
-    Else they become float32, as the file has them: a model that was built in float64 and exported
-    as a copy in float32, or one of float32 that casts inputs of float64.
-    """
-    own = {
-        tensor.dtype
-        for tensor in itertools.chain(model.parameters(), model.buffers())
-        if tensor.is_floating_point()
-    }
-    if own >= {torch.float32, torch.float64}:  # a date or a coordinate is lost in float32
-        return True
-    floats = {spec.dtype for spec in subject.inputs if spec.dtype.startswith("float")}
-    gives = any(spec.dtype == _DOUBLE for spec in subject.outputs)
-    if _DOUBLE in floats:
-        return gives or own != {torch.float32}
-    return gives and (own != {torch.float64} or not floats)
+        return replace(binding, double=self.reference.keeps_double(subject))
 
 
 @dataclass(frozen=True)
 class SamplesOrigin:
-    """What `EvaluationData.open` was given."""
+    """The arguments of `EvaluationData.open`."""
 
     inputs: str
+    """A path as text, because it may be a URL or a data set by name."""
     labels: Path | None = None
     preprocessing: Path | None = None
+    slices: Path | None = None
 
-    @classmethod
-    def of(
-        cls, inputs: Path | str, *, labels: Path | None, preprocessing: Path | None
-    ) -> SamplesOrigin:
-        """As text, because it may be a URL or a data set by name."""
-        return cls(str(inputs), labels, preprocessing)
+
+def open_annotations(
+    origin: SamplesOrigin,
+    metrics: Sequence[MetricPolicy],
+    samples: int | None,
+    *,
+    own: NDArray[np.int64] | None = None,
+) -> Annotations:
+    """Read what the metrics need beside the samples; nothing without metrics. `own`: class indices
+    that the source of the samples has, where no file of labels is named. Raises DataError."""
+    if not metrics:
+        return Annotations()
+    names = list(dict.fromkeys(name for metric in metrics for name in metric.slices))
+    read = Annotations.open(
+        labels=origin.labels, slices=origin.slices, names=names, samples=samples
+    )
+    return replace(read, labels=own) if origin.labels is None else read
+
+
+def class_labels(
+    path: Path, *, samples: int | None, annotations: Annotations
+) -> NDArray[np.int64] | None:
+    """Return the labels of a file as class indices; None where they are of another kind, which
+    only metrics take. Raises DataError."""
+    labels = annotations.labels
+    other = labels is not None and not (
+        isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
+    )
+    return None if other else open_labels(path, samples=samples)
 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """What both sides compute on."""
+    """The data on which both sides compute."""
 
     samples: SampleSet
     labels: NDArray[np.int64] | None = None
@@ -284,7 +362,9 @@ class EvaluationData:
     """From where other processes can open the samples again."""
     units: int = MOST
     """Into how many it is cut at most (`gate.measure.work_units`)."""
-    crew: Crew | None = None
+    annotations: Annotations = field(default_factory=Annotations)
+    """Labels of any kind and columns, for the metrics of the policy."""
+    crew: UnitWorkers | None = None
     """Who measures most of the samples, in other processes; the numbers are the same without."""
 
     @classmethod
@@ -298,8 +378,8 @@ class EvaluationData:
         decode_workers: int | None = 0,
         batch_axes: Mapping[str, int | None] | None = None,
     ) -> EvaluationData:
-        """Open samples from a file, a folder, a URL or a data set (`Samples.open`), and labels from
-        an `.npy`; else those of the source, if it has any.
+        """Open samples from a file, a folder, a URL or a data set (`SampleSet.open`), and labels
+        from an `.npy`; else those of the source, if it has any.
 
         `preprocessing`: the spec by which its pictures become inputs. `decode_workers`: processes
         that read ahead; a script that asks for some needs `if __name__ == "__main__":`.
@@ -308,12 +388,31 @@ class EvaluationData:
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
         samples = SampleSet.open(inputs, preprocessing=spec, decode_workers=decode_workers)
         samples = samples.with_batch_axes(batch_axes or {})
-        origin = SamplesOrigin.of(inputs, labels=labels, preprocessing=preprocessing)
+        origin = SamplesOrigin(str(inputs), None, preprocessing)
         opened = replace(cls.of(samples), batch_size=batch_size, spec=spec, origin=origin)
+        return opened if labels is None else opened.with_labels(labels)
+
+    def with_labels(
+        self,
+        labels: Path | None,
+        *,
+        slices: Path | None = None,
+        metrics: Sequence[MetricPolicy] = (),
+    ) -> EvaluationData:
+        """Return the same samples with labels of a file; None: those of the source, if it has any.
+
+        `metrics`: of the policy. For them labels may be of any kind, also JSON lines or Parquet,
+        and their slices are columns of the file `slices`, else of that of the labels. Raises
+        DataError.
+        """
+        assert self.origin is not None
+        origin, count = replace(self.origin, labels=labels, slices=slices), self.samples.count
+        annotations = open_annotations(origin, metrics, count, own=self.labels)
+        labelled = replace(self, annotations=annotations, origin=origin)
         if labels is None:
-            return opened
-        correct_classes = open_labels(labels, samples=samples.count)
-        return replace(opened, labels=correct_classes, labels_sha256=Digest.of_file(labels))
+            return labelled
+        classes = class_labels(labels, samples=count, annotations=annotations)
+        return replace(labelled, labels=classes, labels_sha256=Digest.of_file(labels))
 
     @classmethod
     def of(cls, data: Any) -> EvaluationData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
@@ -32,14 +33,17 @@ from gate.storage.arrays import OutputArray
 # Formulas: docs/metrics.md, `noise_ratio`.
 #
 # The float64 reference stands for the truth. PyTorch's own float32 error against it is the unit in
-# which the runtime's error is told: a correct float32 export scores about 1 whatever the model's
+# which the runtime's error is given: a correct float32 export scores about 1 whatever the model's
 # scale. Where PyTorch happens to be more exact than it need be, random rounding gives the unit
-# (`gate.reference.random_rounding`). Every column has a unit of its own: sums of money say nothing
-# about the probability beside them.
+# (`gate.reference.random_rounding`). Every column has a unit of its own: sums of money are no
+# measure for a probability in the next column.
 
+
+_steps = logging.getLogger("gate.steps")
 
 _LOWEST, _BINADES = -160, 320
-"""Exponents (`frexp`) between which binades are told apart; zero has a place of its own below."""
+"""Exponents (`frexp`) between which binades are distinguished; zero has a place of its own
+below."""
 
 _CHUNK = 1 << 22
 """Elements that are looked at together."""
@@ -198,7 +202,9 @@ class NoiseStatistics:
             }
         for axis, tally in self._columns.items():
             arranged = np.stack([_arranged(kind, axis) for kind in values])
-            part = GroupedErrors.by_place(arranged, np.asarray(_arranged(counted, axis), np.bool_))
+            part = GroupedErrors.from_values(
+                arranged, np.asarray(_arranged(counted, axis), np.bool_)
+            )
             self._columns[axis] = _merged(tally, part)
 
     def _groups(
@@ -253,7 +259,7 @@ def _merged(one: GroupedErrors | None, other: GroupedErrors | None) -> GroupedEr
 
 
 def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice]:
-    """Slices of axis 0, of so many rows that a few copies in float64 fit; all of it if `whole`."""
+    """Yield slices of axis 0 of which a few copies in float64 fit; all of it if `whole`."""
     if whole:
         yield slice(None)
         return
@@ -269,7 +275,7 @@ def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _arranged(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:
-    """As (samples, repeats, length of `axis`)."""
+    """Return the array in shape (samples, repeats, length of `axis`)."""
     moved = np.moveaxis(array, axis, -1)
     return moved.reshape(len(array), -1, moved.shape[-1])
 
@@ -294,37 +300,46 @@ RoundingErrors = list[NoiseStatistics | None]
 """Of one run under random rounding, by output of the model; None where it has none."""
 
 
-def rounding_floor(stand: MeasurementContext, *, draws: int = DRAWS) -> RoundingErrors:
-    """For each output of the model, its errors under random rounding; None where it has none.
+def rounding_floor(context: MeasurementContext, *, draws: int = DRAWS) -> RoundingErrors:
+    """Return the errors of each output of the model under random rounding; None where it has none.
 
-    Of so many runs it is the one in the middle, column by column: a rare flip of an argmax or of a
-    condition, which moves an answer far, widens no floor. Empty if the model can't be computed so,
-    or the one in float64 can't. Where float64 is another function, it is sqrt(2) (run - null): both
-    the runtime and the reference round. Runs that were made for a call before are not made again.
+    Of all `draws` runs, the result is the median one, column by column: a rare flip of an argmax or
+    of a condition, which moves an answer far, widens no floor. Empty if the model can't be computed
+    under random rounding or in float64. Where float64 is another function, the error is sqrt(2)
+    (run - null): both the runtime and the reference round. Runs of an earlier call are not
+    repeated.
     """
-    kept = stand.rounding_errors
-    for draw, errors in _rounding_errors(stand, range(len(kept), draws)).items():
+    kept = context.rounding_errors
+    for draw, errors in _rounding_errors(context, range(len(kept), draws)).items():
         kept[draw] = errors
     if len(kept) < draws:
         return []
     return [_middle(several) for several in zip(*list(kept.values())[:draws], strict=True)]
 
 
-def _rounding_errors(stand: MeasurementContext, draws: Iterable[int]) -> dict[int, RoundingErrors]:
+def _rounding_errors(
+    context: MeasurementContext, draws: Iterable[int]
+) -> dict[int, RoundingErrors]:
     """The errors on the first samples by number of the run."""
     floors: dict[int, RoundingErrors] = {}
-    validity, start = stand.truth.validity, 0
-    for batch in stand.batches_with_truth():
-        reference = stand.answers.reference(batch)  # both as the pass over the samples had them
-        truth = stand.baseline(batch)
+    draws = list(draws)
+    validity, start = context.truth.validity, 0
+    size = context.binding.batch_size
+    first = min(math.ceil(context.noise_samples / size) * size, len(context.samples))
+    total = left = len(draws) * first
+    for batch in context.batches_with_truth():
+        reference = context.answers.reference(batch)  # both as the pass over the samples had them
+        truth = context.baseline(batch)
         if truth is None:
             return {}
         floors = floors or {draw: [None] * len(reference) for draw in draws}
         for draw, own in floors.items():  # one run at a time is held
+            _steps.debug("rounding floor: %d of %d forwards left", left, total)
+            left -= length(batch)
             try:
-                run = stand.rounded_run(batch, draw=draw)
+                run = context.rounded_run(batch, draw=draw)
                 if validity.record.float64_differs:
-                    null = stand.rounded_run(batch, draw=draw, scale=0.0)
+                    null = context.rounded_run(batch, draw=draw, scale=0.0)
                     run = validity.about_reference(run, null, reference)
             except GateError:
                 return {}
@@ -373,8 +388,8 @@ KEPT = 256
 """Samples whose scores are kept; the next worst one stands for all others."""
 
 _PLAIN = 1e-3
-"""A difference, of the sample's largest value, that asks for a second look whatever the floor is:
-one sample among the first whose rounding is huge makes a floor that hides everything."""
+"""A difference, relative to the sample's largest value, that is measured again whatever the floor
+is: one sample among the first whose rounding is huge makes a floor that hides everything."""
 
 _MOST_PLAIN = 16
 
@@ -396,6 +411,8 @@ class OutlierTracker:
         """The largest score of a sample that is not kept."""
         self._plain: dict[int, float] = {}
         """Differences beyond `_PLAIN`, the largest ones."""
+        self.settled: float | None = None
+        """The largest score after a second look; None: there was none."""
 
     def update(self, reference: OutputArray, candidate: OutputArray, span: Span) -> None:
         """Add a batch of two float arrays of equal shape. What is not finite on one side is left
@@ -413,19 +430,21 @@ class OutlierTracker:
         self._keep()
 
     def merge(self, other: OutlierTracker) -> OutlierTracker:
-        """Of both streams, `other` of later samples, in units of the same floor."""
+        """Return the tracker of both streams with the same floor; `other` has later samples."""
         merged = OutlierTracker(self._floors, axis=self.axis)
         merged._scores = {**self._scores, **other._scores}
         merged._plain = {**self._plain, **other._plain}
         merged._other = max(self._other, other._other)
+        settled = [late.settled for late in (self, other) if late.settled is not None]
+        merged.settled = max(settled, default=None)
         merged._keep()
         return merged
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the floors, which whoever takes it has already."""
+        """Return the state without the floors, which the receiving process already has."""
         return {name: value for name, value in vars(self).items() if name != "_floors"}
 
-    def judged_by(self, floors: Sequence[NoiseGroups]) -> None:
+    def set_floors(self, floors: Sequence[NoiseGroups]) -> None:
         """Give it its floors again."""
         self._floors = floors
 
@@ -459,10 +478,11 @@ class OutlierTracker:
     def record(self, sample: int, *, by_own: float, by_first: float) -> None:
         """Take what a second look at a sample gave for its score, in units of what rounding makes
         of it. Where it is not plainly off, the floor of the first samples may be the larger one."""
-        if sample in self._plain:
-            self._scores[sample] = by_own
-        elif sample in self._scores:
-            self._scores[sample] = min(by_own, by_first)
+        if sample not in self._plain and sample not in self._scores:
+            return
+        score = by_own if sample in self._plain else min(by_own, by_first)
+        self._scores[sample] = score
+        self.settled = max(self.settled or 0.0, score)
 
     @property
     def worst(self) -> float:
@@ -478,7 +498,7 @@ def _apart(reference: OutputArray, candidate: OutputArray) -> Floats:
 
 
 def _largest(values: Floats) -> Floats:
-    """Of each row of axis 0; 0 of an empty one."""
+    """Return the largest value of each row of axis 0; 0 for an empty one."""
     return np.asarray(values.reshape(len(values), -1).max(axis=1, initial=0.0), np.float64)
 
 
@@ -528,15 +548,17 @@ class NoiseFloor:
         self._rounding: dict[str, NoiseStatistics] = {}
         self._baselines: dict[str, Literal["float64", "float32"]] = {}
         self._first: dict[str, list[NoiseGroups]] = {}
+        self.few_draws = False
+        """As `NoiseParity.few_draws`."""
 
     def __getstate__(self) -> dict[str, object]:
-        """What was measured, without what is made of it."""
+        """Return the measured state, without values derived from it."""
         return vars(self) | {"_first": {}}
 
     def become(self, other: NoiseFloor) -> None:
         """Be what another process measured, for all who are judged by this one."""
         self._noise, self._rounding, self._first = other._noise, other._rounding, {}
-        self._baselines = other._baselines
+        self._baselines, self.few_draws = other._baselines, other.few_draws
 
     def update(
         self,
@@ -575,8 +597,11 @@ class NoiseFloor:
         self._rounding = {name: floor for name, floor in floors if floor is not None}
 
     def suspicion(self) -> float:
-        """How far the runtime is off, in any output, in units of what calls for another look at the
-        floor: PyTorch's own error, or that of random rounding where it was measured."""
+        """Return how far the worst output is off, relative to the limit for a second look.
+
+        The limit is in units of PyTorch's own error, or that of random rounding where it was
+        measured.
+        """
         noises = [
             statistics.result(rounding=self._rounding.get(name))
             for name, statistics in self._noise.items()
@@ -592,9 +617,11 @@ class NoiseFloor:
         ]
         return max(parts, default=0.0)
 
-    def of_late(self, name: str) -> list[NoiseGroups]:
-        """What late samples of an output are judged by: the floors as they were when the first of
-        them came; empty where it has none."""
+    def outlier_floors(self, name: str) -> list[NoiseGroups]:
+        """Return the floors by which late samples of an output are judged.
+
+        They are the floors at the time of the first late sample; empty where the output has none.
+        """
         if name not in self._first:
             self._first[name] = self.now(name)
         return self._first[name]
@@ -613,8 +640,9 @@ class NoiseFloor:
         noise = self._noise.get(name)
         if noise is None:
             return None
-        return noise.result(
+        record = noise.result(
             diff=diff,
             rounding=self._rounding.get(name),
             baseline=self._baselines.get(name, "float64"),
         )
+        return record.model_copy(update={"few_draws": True}) if self.few_draws else record

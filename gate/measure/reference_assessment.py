@@ -12,6 +12,7 @@ import numpy as np
 from gate.data.reader import length
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
+from gate.onnx_file.choices import MAKE_WHOLE
 from gate.records.instruments import EPSILON, ReferenceValidity, RoundingState
 from gate.reference.choices import ChoiceReplay
 from gate.reference.code_location import HalfPrecisionFinder
@@ -95,21 +96,21 @@ class ReferenceAssessment:
             elif (r != r64).any():
                 self._integers.add(output)
 
-    def result(self, stand: MeasurementContext) -> Validity:
+    def result(self, context: MeasurementContext) -> Validity:
         """Return what float64 and random rounding may be used for.
 
         `own_choices` is true where rounding changes decisions of the model. Measure and assess
         again then: the runs so far decided by themselves.
         """
-        if not self._samples or stand.truth.unmeasured is not None:
+        if not self._samples or context.truth.unmeasured is not None:
             return Validity()
-        batches = list(_first(stand))
-        finder = HalfPrecisionFinder(stand.model)
-        fast_path, draws = False, draw_rounding(stand, batches, finder=finder)
+        batches = list(_first(context))
+        finder = HalfPrecisionFinder(context.model)
+        fast_path, draws = False, draw_rounding(context, batches, finder=finder)
         if draws.state == "differs":  # one draw may be small by chance
-            draws = draw_rounding(stand, batches, draws=DRAWS)
+            draws = draw_rounding(context, batches, draws=DRAWS)
         if draws.state == "differs":
-            kept = draw_rounding(stand, batches, draws=DRAWS, fast_path=True)
+            kept = draw_rounding(context, batches, draws=DRAWS, fast_path=True)
             if kept.state == "valid":
                 fast_path, draws = True, kept
         record = ReferenceValidity(
@@ -117,18 +118,23 @@ class ReferenceAssessment:
             fast_path=fast_path,
             half_precision=finder.location,
             half_dtype=finder.dtype,
-            own_choices=stand.truth.validity.record.own_choices,
+            own_choices=context.truth.validity.record.own_choices,
         )
-        suspects = self._suspects(stand, batches, draws)
+        suspects = self._suspects(context, batches, draws)
         doubtful = bool(suspects) or draws.state != "valid"
-        if doubtful and not record.own_choices and _choices_change(stand):
+        if doubtful and not record.own_choices and _choices_change(context):
             return Validity(ReferenceValidity(own_choices=True))
-        if not suspects:
-            return Validity(record)
-        return self._assessed(stand, record, suspects)
+        validity = self._assessed(context, record, suspects) if suspects else Validity(record)
+        # Ties of integers, and few samples whose floats are made whole otherwise, are measurable.
+        differs = bool(validity.record.float64_differs) or draws.state != "valid"
+        has_floats = bool(suspects & self.errors.keys()) and not validity.flipped
+        looks = not record.own_choices and (differs or has_floats)
+        if looks and _choices_change(context, steps=True):
+            return Validity(ReferenceValidity(own_choices=True))
+        return validity
 
     def _suspects(
-        self, stand: MeasurementContext, batches: Sequence[Batch], draws: RoundingDraws
+        self, context: MeasurementContext, batches: Sequence[Batch], draws: RoundingDraws
     ) -> set[int]:
         """Outputs that need more draws, on all first samples."""
         wide = {output for output, errors in self.errors.items() if errors.is_wide}
@@ -136,8 +142,8 @@ class ReferenceAssessment:
         if draws.state == "valid":
             few = ReferenceAssessment()
             for batch in batches:
-                truth = stand.answers.truth(batch)
-                few.update(stand.answers.reference(batch), truth, length(batch))
+                truth = context.answers.truth(batch)
+                few.update(context.answers.reference(batch), truth, length(batch))
             far = {
                 output
                 for output, errors in few.errors.items()
@@ -146,28 +152,28 @@ class ReferenceAssessment:
         return wide | far | self._integers | self._unlike
 
     def _assessed(
-        self, stand: MeasurementContext, record: ReferenceValidity, suspects: set[int]
+        self, context: MeasurementContext, record: ReferenceValidity, suspects: set[int]
     ) -> Validity:
         differs, flipped = set(self._unlike), {}
         largest = math.inf if differs else 0.0
-        batches = list(stand.batches_with_truth())
+        batches = list(context.batches_with_truth())
         draws = RoundingDraws(record.rounding)
         if record.rounding == "valid":
-            draws = draw_rounding(stand, batches, draws=DRAWS, fast_path=record.fast_path)
+            draws = draw_rounding(context, batches, draws=DRAWS, fast_path=record.fast_path)
         for output in sorted(suspects & self.errors.keys() - differs):
             ratios = self.errors[output].ratios(draws.of(output))
             mask = exceeding(ratios, self._ranks[output])
             if mask is None:
                 continue
-            if self._are_flips(stand, record, output, ratios, mask):
+            if self._are_flips(context, record, output, ratios, mask):
                 flipped[output] = mask
             else:
                 differs.add(output)
                 largest = max(largest, *(float(q.max(initial=0.0)) for q in ratios))
-        if differs or not _are_ties(stand, record, batches, self._integers):
+        if differs or not _are_ties(context, record, batches, self._integers):
             differs |= self._integers
         if differs:
-            parted = stand.truth.where_it_parts(stand.model, stand.reference.run, batches[0])
+            parted = context.truth.where_it_parts(context.model, context.reference.run, batches[0])
             record = record.model_copy(
                 update={
                     "float64_differs": tuple(sorted(differs)),
@@ -179,15 +185,15 @@ class ReferenceAssessment:
 
     def _are_flips(
         self,
-        stand: MeasurementContext,
+        context: MeasurementContext,
         record: ReferenceValidity,
         output: int,
         ratios: Sequence[Floats],
         mask: Mask,
     ) -> bool:
-        """True if what exceeds Q is a few samples, each of which an honest run decides so, too.
+        """Return True if only a few samples exceed Q, and a correct run may decide each of them so.
 
-        Without random rounding nothing is known but that the error is small beside the output.
+        Without random rounding only this counts: the error is small relative to the output.
         """
         if record.rounding != "valid":
             return not self.errors[output].is_wide
@@ -196,26 +202,32 @@ class ReferenceAssessment:
             len(mask) == self._samples
             and len(samples) <= _MOST_FLIPS
             and are_few(ratios)
-            and all(_is_explained(stand, record, sample, output) for sample in samples)
+            and all(_is_explained(context, record, sample, output) for sample in samples)
         )
 
 
-def _choices_change(stand: MeasurementContext) -> bool:
+def _choices_change(context: MeasurementContext, *, steps: bool = False) -> bool:
     """Return True if float64 or rounding changes a decision of the model, and the model with its
-    decisions stated computes what it does without."""
+    decisions stated computes what it does without.
+
+    `steps`: also the decisions of operators that make floats whole.
+    """
     changed = False
     try:
-        for batch in stand.batches_with_truth():
-            choices = stand.own_choices(batch)
+        for batch in context.batches_with_truth():
+            choices = context.reference_choices(batch)
+            if not steps:
+                choices = [choice for choice in choices if choice.operator not in MAKE_WHOLE]
             if not choices:
                 return False
             with ChoiceReplay(choices):
-                again = stand.reference.run(batch)
-            if not all(map(_is_same, again, stand.answers.reference(batch))):
+                again = context.reference.run(batch)
+            plain = context.reference.run_operators(batch, list(context.answers.reference(batch)))
+            if not all(map(_is_same, again, plain)):
                 return False
             double, rounded = ChoiceReplay(choices), ChoiceReplay(choices)
-            stand.truth.aside(batch, mode=double)
-            stand.rounding_run(batch, RoundingRun(), mode=rounded)
+            context.truth.aside(batch, mode=double)
+            context.rounding_run(batch, RoundingRun(), mode=rounded)
             changed = changed or any(call.differs for call in (*double.calls, *rounded.calls))
     except GateError:
         return False
@@ -226,20 +238,20 @@ def _is_same(one: OutputArray, other: OutputArray) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def _first(stand: MeasurementContext) -> Iterator[Batch]:
+def _first(context: MeasurementContext) -> Iterator[Batch]:
     """Yield the first samples, in batches of the measurement; the last one is cut where the file
     takes other sizes."""
     done = 0
-    for batch in stand.samples.batches(stand.binding.batch_size):
+    for batch in context.samples.batches(context.binding.batch_size):
         if done >= _SAMPLES:
             return
-        left = length(batch) if stand.binding.fixed else _SAMPLES - done
+        left = length(batch) if context.binding.fixed else _SAMPLES - done
         yield {name: array[:left] for name, array in batch.items()}
         done += length(batch)
 
 
 def draw_rounding(
-    stand: MeasurementContext,
+    context: MeasurementContext,
     batches: Sequence[Batch],
     *,
     draws: int = 1,
@@ -254,9 +266,9 @@ def draw_rounding(
     unlike = set()
     try:
         for batch in batches:
-            samples, reference = length(batch), stand.answers.reference(batch)
+            samples, reference = length(batch), context.answers.reference(batch)
             with finder or nullcontext():
-                null = stand.rounding_run(batch, RoundingRun(scale=0.0, fast_path=fast_path))
+                null = context.rounding_run(batch, RoundingRun(scale=0.0, fast_path=fast_path))
             shapes = [r.shape for r in null]
             if [r.shape for r in reference] != shapes:
                 return RoundingDraws("differs", null_error=math.inf)
@@ -267,7 +279,7 @@ def draw_rounding(
                 _add(apart, output, GroupedSquares.between(r32, zero, samples=samples))
                 _add(sizes, output, GroupedSquares.between(size, 0.0 * size, samples=samples))
             for draw, own in enumerate(moved):
-                run = stand.rounding_run(batch, RoundingRun(draw, fast_path=fast_path))
+                run = context.rounding_run(batch, RoundingRun(draw, fast_path=fast_path))
                 if [r.shape for r in run] != shapes:
                     unlike.add(draw)  # rounding alone changes the number of boxes
                     continue
@@ -307,28 +319,28 @@ def _add(sums: dict[int, GroupedSquares], output: int, later: GroupedSquares) ->
 
 
 def _is_explained(
-    stand: MeasurementContext, record: ReferenceValidity, sample: int, output: int
+    context: MeasurementContext, record: ReferenceValidity, sample: int, output: int
 ) -> bool:
-    """True if an honest run decides a sample as float64 does."""
-    around = stand.samples.batch_around(sample, stand.binding.batch_size)
-    rows = [sample] if stand.smallest == 1 else around
-    batch = next(stand.samples.take(rows).batches(len(rows)))
-    truth = stand.truth.aside(batch)
+    """Return True if a correct run decides a sample as float64 does."""
+    around = context.samples.batch_around(sample, context.binding.batch_size)
+    rows = [sample] if context.smallest == 1 else around
+    batch = next(context.samples.take(rows).batches(len(rows)))
+    truth = context.truth.aside(batch)
     if truth is None:
         return False
-    reference = stand.reference.run(batch)
+    reference = context.reference.run(batch)
     runs: list[OutputArray] = []
     for draw in range(_MORE_DRAWS):
         if is_valid(truth[output], reference[output], runs):
             return True
         runs.append(
-            stand.rounding_run(batch, RoundingRun(draw, fast_path=record.fast_path))[output]
+            context.rounding_run(batch, RoundingRun(draw, fast_path=record.fast_path))[output]
         )
     return is_valid(truth[output], reference[output], runs)
 
 
 def _are_ties(
-    stand: MeasurementContext,
+    context: MeasurementContext,
     record: ReferenceValidity,
     batches: Sequence[Batch],
     integers: set[int],
@@ -339,13 +351,13 @@ def _are_ties(
     left = dict.fromkeys(integers, 0)
     samples = 0
     for batch in batches:
-        truth, reference = stand.answers.truth(batch), stand.answers.reference(batch)
+        truth, reference = context.answers.truth(batch), context.answers.reference(batch)
         if truth is None:
             return False
         samples += length(batch)
         decided = {i: np.atleast_1d(np.asarray(truth[i] != reference[i])) for i in integers}
         for draw in range(DRAWS):
-            run = stand.rounding_run(batch, RoundingRun(draw, fast_path=record.fast_path))
+            run = context.rounding_run(batch, RoundingRun(draw, fast_path=record.fast_path))
             for i in integers:
                 if run[i].shape == reference[i].shape:
                     decided[i] &= np.atleast_1d(run[i] == reference[i])

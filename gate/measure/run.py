@@ -1,276 +1,333 @@
-"""The measurement, phase by phase; builds the evidence."""
+"""Measure one file against its reference: all samples, all runtimes, one evidence record."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import logging
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, cycle, islice
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from gate.data.array_files import check_labels
-from gate.data.input_binding import InputBinding
 from gate.data.reader import length
 from gate.errors import (
     DataError,
     DigestMismatch,
     EvidenceError,
-    PackageMissing,
-    PolicyError,
-    RuntimeUnusable,
 )
-from gate.measure.context import MeasurementContext, ReferencePass
-from gate.measure.job import MeasurementJob
+from gate.measure.context import Instrument, MeasurementContext, ReferencePass
+from gate.measure.job import MeasurementJob, Reference
 from gate.measure.outliers import RoundingFloor, analyze_outliers
 from gate.measure.reference_assessment import ReferenceAssessment
-from gate.measure.runtime_measurement import Track, floor_of, judge_by, part_of, proof_of, take
-from gate.measure.session_runner import SessionRunner, conditions
+from gate.measure.runtime_measurement import (
+    RuntimeMeasurement,
+)
+from gate.measure.session_runner import SessionRunner
 from gate.measure.undefined_values import casts_on_samples
 from gate.measure.work_units import (
-    Crew,
     FirstUnitState,
-    ReferenceDigests,
     RunProof,
     RuntimeUnitResult,
     UnitResult,
+    UnitWorkers,
     WorkUnit,
     split_into_units,
 )
-from gate.onnx_file.shape_nodes import reads_double
-from gate.onnx_file.tested_file import TestedFile
+from gate.metrics.process import REFERENCE, MetricRun
 from gate.policy.policy import Policy
 from gate.records.evidence import (
-    Cost,
-    CrewRecord,
     Dataset,
     Determinism,
     Environment,
     Evidence,
-    ExportRecord,
-    Latency,
-    RuntimeEvidence,
-    Source,
-    Subject,
+    WorkerPoolRecord,
     differences,
 )
-from gate.records.instruments import GraphReport, ReferenceValidity, TraceSearch, UndefinedCast
-from gate.reference.environment import cublas_reason, describe_environment, deterministic
+from gate.reference.environment import describe_environment, deterministic
 from gate.reference.float64 import Truth
-from gate.reference.torch_session import TorchSession, copy_model
 from gate.reference.validity import Validity
-from gate.runtimes.recorded import RecordedRuntime
-from gate.runtimes.runtime import RunnableFile, Session
-from gate.runtimes.selection import SelectedRuntime, chosen_of
+from gate.runtimes.selection import chosen_of
 from gate.statistics.classification import ClassReading
 from gate.statistics.output import Span
 from gate.statistics.sample_table import SampleTable
-from gate.statistics.serialization import InOrder
-from gate.storage.arrays import HALF, Batch, OutputArray
+from gate.statistics.serialization import InOrder, from_plain, to_plain
+from gate.storage.arrays import Batch, OutputArray
 from gate.storage.digest import Digest
 
-
-class Instrument(Protocol):
-    """A measurement beyond the samples. `measure` gets a list of them."""
-
-    needs_runtimes: bool
-    """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
-    title: str
-    """What it does, for the progress bar."""
-    cost: int
-    """Number of samples that it computes, for the progress bar."""
-
-    def __init__(self, context: MeasurementContext) -> None:
-        """Prepare the measurement, without running the model."""
-
-    @staticmethod
-    def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if the policy of the job asks for this instrument."""
-
-    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
-        """Measure. `advance` gets the numbers of samples as they are done."""
-
-    def evidence(self) -> Mapping[str, Any]:
-        """Return the fields of `Measurement` that this instrument measured."""
-
-
 _steps = logging.getLogger("gate.steps")
-
-_RUNNING = "while running"
-"""What ONNX Runtime says where it breaks on the first batch, and not on the file."""
 
 _HARMLESS = ("cores", "operating system", "kernel")
 
 
-_Hear = Callable[[list[OutputArray], list[OutputArray] | None, int], None]
+class MeasurementRun:
+    """One measurement of a file: the reference and every runtime compute the same samples.
 
+    `open` makes one; `run` is the loop of a check. A worker opens one too, and measures units for
+    the run of another process (`measure_for`, `merge`).
+    """
 
-class SamplePass:
-    """Made by `SamplePass.open`; what it holds is given back at the end of that."""
-
-    def __init__(self, case: MeasurementJob, switches: Determinism, *, noise: bool) -> None:
-        policy, self.binding = case.policy, case.bind()
-        self.case, self.samples, self.switches = case, case.inputs, switches
+    def __init__(self, job: MeasurementJob, switches: Determinism, *, noise: bool) -> None:
+        policy, self.binding = job.policy, job.bind()
+        self.job, self.samples = job, job.inputs
         self._labels = (
-            None if case.labels is None else check_labels(case.labels, samples=len(self.samples))
+            None if job.labels is None else check_labels(job.labels, samples=len(self.samples))
         )
-        self._names = [spec.name for spec in case.candidate.subject.outputs]
+        self._names = [spec.name for spec in job.candidate.subject.outputs]
+        self.metrics = MetricRun(policy.metrics, outputs=self._names, annotations=job.annotations)
+        self.metric_values = b""
+        """Values per sample of the metrics as safetensors, for a file of the report, after `run`;
+        the evidence has their digests."""
         readings = {
             name: ClassReading(
                 normalised=policy.role_for(name) == "probabilities", points=policy.points
             )
             for name in self._names
         }
+        self._read: tuple[WorkUnit, NDArray[np.int64] | None] | None = None
         self._proofs: dict[str, RunProof | None] = {}
-        self.tracks = [
-            Track(chosen, self._names, readings=readings)
-            for chosen in chosen_of(policy, case.recordings)
+        self.runtimes = [
+            RuntimeMeasurement(selected, self._names, readings=readings)
+            for selected in chosen_of(policy, job.recordings)
         ]
-        self.model = copy_model(case.model, device="cpu", double=self.binding.double)
-        self.reference = ReferencePass(self.model, self.binding, original=case.model)
+        self.model = job.reference.copy(double=self.binding.double)
+        self.reference = ReferencePass(self.model.session(self.binding))
         wanted = policy.instruments.noise_samples
         self.truth = Truth(self.model, self.binding, samples=wanted if noise else 0)
-        self.stand = MeasurementContext(
+        self.context = MeasurementContext(
             self.model,
             self.reference,
             self.truth,
             self.binding,
             self.samples,
             policy,
-            case.candidate,
+            job.candidate,
         )
-        self.truth.decisions = self.stand.decisions
-        self.truth.part_size = self.stand.part_size
-        self.rounding = RoundingFloor(self.stand, self.tracks)
+        self.truth.decisions = self.context.decisions
+        self.truth.part_size = self.context.part_size
+        self.rounding = RoundingFloor(self.context, self.runtimes)
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
-        """This one, and others that units were measured in."""
-        self.expected = self.stand.run_example()
-        self.samples = self.stand.samples
-        self.example = self.stand.example
-        self.stand.answers.note_reference(self.example, self.expected)
+        """The environment of this process, then others in which units were measured."""
+        self.expected = self.context.run_example()
+        self.samples = self.context.samples
+        self.example = self.context.example
+        self.context.answers.note_reference(self.example, self.expected)
         if noise:
-            self.truth.extend(self.stand.noise_samples - wanted)
+            self.truth.extend(self.context.noise_samples - wanted)
         self.units = split_into_units(
             len(self.samples),
             batch_size=self.binding.batch_size,
-            lead=self.stand.noise_samples,
-            most=case.units,
-            least=self.stand.smallest,
+            lead=self.context.noise_samples,
+            most=job.units,
+            least=self.context.smallest,
         )
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, case: MeasurementJob, *, noise: bool = True) -> Iterator[SamplePass]:
-        """Inside, PyTorch's switches are those of the policy. The runtimes are still to be opened.
-        `noise`: with the float64 reference.
+    def open(cls, job: MeasurementJob, *, noise: bool = True) -> Iterator[MeasurementRun]:
+        """Open a run with its own copy of the model, under the policy's switches of PyTorch.
+
+        The runtimes are still to be opened; those that are open are closed at the end. `noise`:
+        with the float64 reference.
 
         Raises InputMismatch and DataError for samples and labels that don't fit, ModelError and
         EvidenceError where the reference itself can't be computed.
         """
-        with deterministic(case.policy.determinism) as switches:
-            sample_pass = cls(case, switches, noise=noise)
+        with deterministic(job.policy.determinism) as switches:
+            run = cls(job, switches, noise=noise)
             try:
-                yield sample_pass
+                yield run
             finally:
-                for track in sample_pass.tracks:
-                    track.close()
+                run.metrics.close()
+                for runtime in run.runtimes:
+                    runtime.close()
+
+    def run(
+        self,
+        instruments: Sequence[type[Instrument]],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        crew: UnitWorkers | None = None,
+    ) -> Evidence:
+        """Compare the file with the reference on all samples, in every runtime of the policy.
+
+        The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the
+        file has in float64 too (`gate.measure.job`). A file with a fixed batch axis is measured
+        with that batch size. `instruments`: what is measured beyond the samples, in this order.
+        `progress` is called with (samples done, samples in all), those that instruments compute
+        included. `crew`: measures all units but the first in other processes; the numbers are the
+        same as without one.
+
+        A runtime that breaks is recorded as failed while the others go on. Raises DataError for
+        labels that don't fit, EvidenceError where the reference can't be computed, DigestMismatch
+        if the file is not any more the one that `job.candidate.subject` describes.
+        """
+        spread = self.reference.spread(self.example, self.expected)
+        state_spread = self.reference.state_spread(self.example, self.expected)
+        enabled = [kind for kind in instruments if kind.is_enabled(self.job)]
+        before = [kind(self.context) for kind in enabled if not kind.needs_runtimes]
+        _run_all(before, (), _ignore)
+        self.open_runtimes()
+        if len(before) < len(enabled):
+            self.context.measure_sample_bytes()
+        after = [kind(self.context) for kind in enabled if kind.needs_runtimes]
+        cost = sum(instrument.cost for instrument in after)
+        advance = _Advance(progress, len(self.samples) + cost)
+
+        start = time.perf_counter()
+        _steps.debug("samples")
+        self.measure_first(advance)
+        others = self.units[1:]
+        if crew is not None and others:
+            self._begin(crew, others)
+            _run_all(after, self.runtimes, advance)  # while the crew works
+            self._merge_all(crew, advance)
+        else:
+            if others:
+                self.rounding.widen()
+                _steps.debug("samples")
+            for unit in others:
+                self.measure(unit, advance)
+                self.end_unit()
+        for runtime in self.runtimes:
+            runtime.fold()
+        take_turns(self.context, self.runtimes, seconds=time.perf_counter() - start)
+        self.rounding.widen()
+        analyze_outliers(self.context, self.runtimes)
+        if crew is None or not others:
+            _run_all(after, self.runtimes, advance)
+
+        fields = [instrument.evidence() for instrument in (*before, *after)]
+        metrics, self.metric_values = self.metrics.evidence(samples=len(self.samples))
+        job, meter = self.job, self.reference.meter
+        evidence = Evidence(
+            subject=job.candidate.subject,
+            source=job.source or Reference.of(job.model).source,
+            export=job.export,
+            dataset=Dataset(
+                sha256=self.samples.digest(),
+                samples=len(self.samples),
+                labelled=job.labels is not None,
+                model_only=self.binding.model_only,
+                batch_axes=self.binding.layout,
+            ),
+            environment=self.environments[0],
+            runtimes=tuple(runtime.evidence() for runtime in self.runtimes),
+            reference_latency=meter.latency(),
+            reference_cost=meter.cost(),
+            reference_spread=spread,
+            state_spread=state_spread,
+            noise_unmeasured=self.truth.unmeasured,
+            validity=self.truth.validity.evidence(),
+            undefined=casts_on_samples(self.context),
+            crew=self._record(crew) if crew is not None and others else None,
+            metrics=metrics,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            **dict(chain.from_iterable(each.items() for each in fields)),
+        )
+        job.candidate.verify()
+        return evidence
+
+    def sample_table(self) -> SampleTable:
+        """Return one row for each sample, for a file of the report; after `run`."""
+        return SampleTable.of({each.name: each.sample_rows() for each in self.runtimes})
 
     def open_runtimes(self) -> None:
         """Open the file in each, and compute a batch of another size in it. What breaks is that
         runtime's failure."""
-        for track in self.tracks:
-            _open(track, self.model, self.case, start=(self.binding, self.example))
-            track.probe(self.example, self.expected, self.reference.keys)
+        for runtime in self.runtimes:
+            runtime.open(self.job, self.model, self.binding, self.example)
+            runtime.probe(self.example, self.expected, self.reference.keys)
 
-    def run(self, unit: WorkUnit, advance: Callable[[int], None]) -> None:
-        """Compute one unit on both sides; every track compares. `advance` gets the numbers of
-        samples as they are done.
+    def measure_first(self, advance: Callable[[int], None]) -> None:
+        """Measure the first unit, and again where float64 turns out not to be the model's function
+        in all of it. Raises as `measure`."""
+        unit = self.units[0]
+        self._assess(unit, advance)
+        if self.truth.validity.record.own_choices:
+            self.context.answers.forget_truth()
+            self._restart()
+            self._assess(unit, _ignore)
+        if self.truth.validity.is_restricted:
+            self._restart()
+            self.measure(unit, _ignore)
+        self.end_unit()
+
+    def measure(
+        self,
+        unit: WorkUnit,
+        advance: Callable[[int], None],
+        *,
+        observe: Callable[[list[OutputArray], list[OutputArray] | None, int], None] | None = None,
+    ) -> None:
+        """Compute one unit with the reference and every runtime, and compare.
+
+        `advance` gets the numbers of samples as they are done; `observe` gets for each batch the
+        outputs of the reference, those in float64 or None, and the number of samples.
 
         Raises DataError for samples and labels that fit neither side, EvidenceError where the
         reference breaks.
         """
-        self._run(unit, self._labels_of(unit), advance)
-
-    def _run(
-        self,
-        unit: WorkUnit,
-        labels: NDArray[np.int64] | None,
-        advance: Callable[[int], None],
-        hear: _Hear = lambda _expected, _truth, _count: None,
-    ) -> None:
-        """`hear`: gets the outputs of the reference for each batch, those in float64 or None, and
-        the number of samples."""
-        at, samples = unit.start, self.samples.slice(unit.start, unit.stop)
-        for batch in samples.batches(self.binding.batch_size):
+        at, labels = unit.start, self._labels_of(unit)
+        for batch in self.samples.slice(unit.start, unit.stop).batches(self.binding.batch_size):
             count, start = length(batch), at - unit.start
             self.binding.check_range(batch, start=at)
             span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch)
-            _check_classes(expected, self._names, span, policy=self.case.policy)
+            _check_classes(expected, self._names, span, policy=self.job.policy)
             if not self.truth.is_done:
-                self.stand.answers.note_reference(batch, expected)
+                self.context.answers.note_reference(batch, expected)
             true = self.truth.of_first(batch)
             if true is None:  # the samples from here on are judged by the floor of those before
                 self.rounding.widen()
             else:
-                self.stand.answers.note(batch, expected, true)
-            hear(expected, true, count)
-            for track in self.tracks:
-                track.step(
+                self.context.answers.note(batch, expected, true)
+            if observe is not None:
+                observe(expected, true, count)
+            for runtime in self.runtimes:
+                runtime.update(
                     batch,
                     expected,
                     span,
                     truth=true,
                     validity=self.truth.validity,
-                    replayed=partial(self.stand.replayed, track.name),
+                    replayed=partial(self.context.replayed, runtime.name),
                 )
+            if self.job.policy.metrics:
+                sides = {runtime.name: runtime.outputs for runtime in self.runtimes}
+                self.metrics.update({REFERENCE: expected, **sides}, start=at, count=count)
             at += count
             advance(count)
 
-    def run_first(self, advance: Callable[[int], None]) -> None:
-        """Compute the first unit, and again where float64 is no truth for all of it: by then it is
-        known for what. Raises as `run`."""
-        unit = self.units[0]
-        self._assess(unit, advance)
-        if self.truth.validity.record.own_choices:
-            self.stand.answers.forget_truth()
-            self._restart()
-            self._assess(unit, _ignore)
-        if self.truth.validity.is_restricted:
-            self._restart()
-            self.run(unit, _ignore)
-        self.end_unit()
-
     def _assess(self, unit: WorkUnit, advance: Callable[[int], None]) -> None:
         assessment = ReferenceAssessment()
-        self._run(unit, self._labels_of(unit), advance, assessment.update)
-        self.truth.validity = assessment.result(self.stand)
+        self.measure(unit, advance, observe=assessment.update)
+        self.truth.validity = assessment.result(self.context)
 
     def _restart(self) -> None:
         self.truth.rewind()
-        for track in self.tracks:
-            track.restart()
+        self.metrics.restart()
+        for runtime in self.runtimes:
+            runtime.restart()
 
     def end_unit(self) -> None:
-        """What was compared since the last end is one unit, for every track."""
-        for track in self.tracks:
-            track.end_unit()
+        """End a unit for every runtime: what was compared since the last end."""
+        for runtime in self.runtimes:
+            runtime.end_unit()
 
-    def lead(self) -> FirstUnitState:
-        """What those need who measure the units after the first, which is done."""
+    # Units that other processes measure.
+
+    def first_unit_state(self) -> FirstUnitState:
+        """Return what other processes need to measure the other units; the first one is done."""
         self.rounding.widen()
-        self._proofs = {track.name: proof_of(track) for track in self.tracks}
+        self._proofs = {runtime.name: runtime.run_proof() for runtime in self.runtimes}
         samples, labels = self.digests(self.units[0])
-        floors = {track.name: floor_of(track) for track in self.tracks}
+        floors = {runtime.name: runtime.floor_state() for runtime in self.runtimes}
         return FirstUnitState(
             floors=floors,
             samples_sha256=samples,
@@ -278,66 +335,84 @@ class SamplePass:
             validity=self.truth.validity.record,
         )
 
-    def judge_by(self, lead: FirstUnitState) -> None:
-        """Take what another pass gave as its lead. Raises EvidenceError."""
-        self.rounding.given()
-        self.truth.validity = Validity(lead.validity)
-        for track in self.tracks:
-            judge_by(track, lead.floors.get(track.name))
+    def judge_by(self, state: FirstUnitState) -> None:
+        """Judge by what another run measured of the first unit. Raises EvidenceError."""
+        self.rounding.mark_done()
+        self.truth.validity = Validity(state.validity)
+        for runtime in self.runtimes:
+            runtime.judge_by(state.floors.get(runtime.name))
 
-    def part(self, unit: WorkUnit) -> UnitResult:
-        """Measure one unit for another pass. Raises as `run`."""
-        labels, answers = self._labels_of(unit), hashlib.sha256()
-        self._run(unit, labels, lambda _count: None, lambda outputs, *_: _add(answers, outputs))
-        return UnitResult(
-            **self._answers(unit, labels, answers.hexdigest()).to_plain(),
-            environment=self.environments[0],
-            reference_seconds=self.reference.meter.drain(),
-            runtimes={track.name: part_of(track) for track in self.tracks},
-        )
-
-    def answers(self, unit: WorkUnit) -> ReferenceDigests:
-        """What the reference answers to a unit; nothing else is computed. Raises as `run`."""
+    def measure_for(self, unit: WorkUnit) -> UnitResult:
+        """Measure one unit for the run of another process. Raises as `measure`."""
         answers = hashlib.sha256()
-        samples = self.samples.slice(unit.start, unit.stop)
-        for batch in samples.batches(self.binding.batch_size):
-            _add(answers, self.reference.run(batch))
-        return self._answers(unit, self._labels_of(unit), answers.hexdigest())
-
-    def digests(self, unit: WorkUnit) -> tuple[Digest, Digest | None]:
-        """Of the samples of a unit, in their order, and of their labels, if there are any."""
-        samples = self.samples.slice(unit.start, unit.stop).digest()
-        return samples, _digest_of(self._labels_of(unit))
-
-    def _answers(
-        self, unit: WorkUnit, labels: NDArray[np.int64] | None, answers: str
-    ) -> ReferenceDigests:
-        return ReferenceDigests(
+        self.measure(unit, _ignore, observe=lambda outputs, *_: _add(answers, outputs))
+        samples, labels = self.digests(unit)
+        return UnitResult(
             index=unit.index,
             start=unit.start,
             stop=unit.stop,
-            samples_sha256=self.samples.slice(unit.start, unit.stop).digest(),
-            labels_sha256=_digest_of(labels),
-            answers_sha256=Digest(answers),
+            samples_sha256=samples,
+            labels_sha256=labels,
+            answers_sha256=Digest(answers.hexdigest()),
+            environment=self.environments[0],
+            reference_seconds=self.reference.meter.drain(),
+            metrics=to_plain(self.metrics.drain()) if self.job.policy.metrics else None,
+            runtimes={runtime.name: runtime.unit_result() for runtime in self.runtimes},
         )
 
-    def take(self, part: UnitResult, unit: WorkUnit) -> None:
-        """Add what another pass measured of the unit that comes next.
+    def digests(self, unit: WorkUnit) -> tuple[Digest, Digest | None]:
+        """Return the digest of a unit's samples, in their order, and of its labels, if any."""
+        samples = self.samples.slice(unit.start, unit.stop).digest()
+        return samples, _digest_of(self._labels_of(unit))
+
+    def merge(self, result: UnitResult, unit: WorkUnit) -> None:
+        """Add what another process measured of the unit that comes next.
 
         Raises DigestMismatch where it had other samples or labels, EvidenceError where that was
         another machine, and the policy takes no other.
         """
-        self._verify(part, unit)
-        self.reference.meter.add(part.reference_seconds)
-        anywhere = self.case.policy.environments == "any"
-        for track in self.tracks:
-            given = part.runtimes.get(track.name) or RuntimeUnitResult(failure="it gave nothing")
-            take(track, given, own=self._proofs.get(track.name), anywhere=anywhere)
+        self._verify(result, unit)
+        self.reference.meter.add(result.reference_seconds)
+        if self.job.policy.metrics:
+            values = None if result.metrics is None else from_plain(result.metrics)
+            self.metrics.take(values, samples=len(unit))
+        anywhere = self.job.policy.environments == "any"
+        for runtime in self.runtimes:
+            measured = result.runtimes.get(runtime.name) or RuntimeUnitResult(
+                failure="it gave nothing"
+            )
+            runtime.merge(measured, own=self._proofs.get(runtime.name), anywhere=anywhere)
+
+    def _begin(self, crew: UnitWorkers, units: Sequence[WorkUnit]) -> None:
+        own = self.first_unit_state()
+        state = crew.begin(own, units)
+        if state != own:
+            self.judge_by(state)
+
+    def _merge_all(self, crew: UnitWorkers, advance: Callable[[int], None]) -> None:
+        """Merge what the crew gives in the order of units, so that sums are the same for any
+        number of workers."""
+
+        def take(result: UnitResult) -> None:
+            self.merge(result, self.units[first + ordered.next])
+            advance(len(result.unit))
+
+        ordered, first = InOrder(take), self.units[1].index
+        for result in crew.parts():
+            ordered.add(result.index - first, result)
+        if ordered.next != len(self.units) - first:
+            missing = self.units[first + ordered.next]
+            raise EvidenceError(f"unit {missing.index} was not measured. Measure it again.")
+
+    def _record(self, crew: UnitWorkers) -> WorkerPoolRecord:
+        return crew.record.model_copy(update={"environments": self.environments[1:]})
 
     def _labels_of(self, unit: WorkUnit) -> NDArray[np.int64] | None:
-        if self.case.source_labels:
-            return self.samples.slice(unit.start, unit.stop).labels()
-        return None if self._labels is None else self._labels[unit.start : unit.stop]
+        if not self.job.source_labels:
+            return None if self._labels is None else self._labels[unit.start : unit.stop]
+        if self._read is None or self._read[0] != unit:  # a source may have to fetch them
+            self._read = unit, self.samples.slice(unit.start, unit.stop).labels()
+        return self._read[1]
 
     def _verify(self, part: UnitResult, unit: WorkUnit) -> None:
         if part.unit != unit or self.digests(unit) != (part.samples_sha256, part.labels_sha256):
@@ -348,7 +423,7 @@ class SamplePass:
             )
         if part.environment not in self.environments:
             self.environments += (part.environment,)
-        policy, unlike = self.case.policy, _unlike(self.environments[0], part.environment)
+        policy, unlike = self.job.policy, _unlike(self.environments[0], part.environment)
         if unlike and policy.precision == "exact" and policy.environments == "same":
             raise EvidenceError(
                 f"unit {part.index} was measured in another environment: {unlike}. Measure it "
@@ -357,7 +432,7 @@ class SamplePass:
 
 
 def _unlike(own: Environment, other: Environment) -> str:
-    """What may change numbers and differs; empty: nothing does."""
+    """Describe the differences of two environments that may change numbers; empty: none."""
     apart = [each for each in differences(own, other) if each.name not in _HARMLESS]
     texts = [f"{each.name} {each.now}, here {each.before}" for each in apart]
     if own.determinism != other.determinism and "threads" not in {each.name for each in apart}:
@@ -372,90 +447,11 @@ def _add(answers: hashlib._Hash, outputs: list[OutputArray]) -> None:
 
 
 def _ignore(_samples: int) -> None:
-    """Advance no progress: the unit is measured again."""
+    """Advance no progress."""
 
 
 def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
     return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
-
-
-def _fed(chosen: SelectedRuntime, binding: InputBinding | None, batch: Batch) -> Batch:
-    """Return the inputs of a runtime. A recording has the samples on axis 0. `binding`: None for a
-    runtime of the model, which takes the samples as they are."""
-    if binding is None:
-        return batch
-    recorded = isinstance(chosen.runtime, RecordedRuntime)
-    return binding.rows_by_input(batch) if recorded else binding.by_input(batch)
-
-
-def _open(
-    track: Track, model: nn.Module, case: MeasurementJob, *, start: tuple[InputBinding, Batch]
-) -> None:
-    """Give the track its runner, or the reason why it has none."""
-    binding, example = start
-    chosen, candidate, policy = track.chosen, case.candidate, case.policy
-
-    def in_torch(device: str) -> Session:
-        unusable = cublas_reason(policy.determinism)
-        if unusable is not None:
-            raise RuntimeUnusable(unusable)
-        own = copy_model(model, device=device, double=binding.double)
-        return TorchSession(own, binding, device=device, original=model)
-
-    try:
-        track.absent_reason = chosen.absent_reason()
-        if track.absent_reason is not None:
-            return
-        by_inputs = binding if chosen.runtime.runs == "file" else None
-
-        def opened(first: Batch = example) -> Session:
-            if case.chained is not None and by_inputs is not None:
-                return case.chained.session(chosen, policy, conditions=conditions(policy))
-            return chosen.open(
-                RunnableFile(candidate, in_torch),
-                conditions=conditions(policy),
-                example=_fed(chosen, by_inputs, first),
-            )
-
-        try:
-            session = track.meter.open(opened, cuda=chosen.takes_cuda)
-        except Exception as error:
-            if _RUNNING in str(error):
-                track.fail_on(example, error, compute=lambda batch: opened(batch).close())
-                return
-            raise
-        track.runner = SessionRunner(session, candidate.subject, by_inputs)
-    except (PolicyError, PackageMissing):  # which say nothing of the file
-        raise
-    except Exception as error:
-        _refuse_missing_kernel(error, candidate)
-        track.fail(error)
-
-
-_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
-
-
-def _refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
-    """Raise EvidenceError where ONNX Runtime's CPU provider has no kernel of an operator in the
-    half or double precision of the file. Other devices may have one, so it is no fault of the
-    file."""
-    found = _NO_KERNEL.search(str(error))
-    if found is None:
-        return
-    subject = candidate.subject
-    dtypes = [spec.dtype for spec in (*subject.inputs, *subject.outputs)]
-    halves = [dtype for dtype in dtypes if dtype in HALF]
-    if halves:
-        dtype, remedy = halves[0], "export it in float16 or float32"
-    elif "float64" in dtypes or reads_double(RunnableFile(candidate).parsed(), found[1], found[2]):
-        dtype, remedy = "float64", "export it in float32: call model.float() before the export"
-    else:
-        return
-    raise EvidenceError(
-        f"ONNX Runtime's CPU provider can't run {found[1]} in {dtype} (node '{found[2]}'). Set its "
-        "runtimes to 'never' in the policy and judge the file on a device that can, or "
-        f"{remedy}."
-    ) from error
 
 
 def _check_classes(
@@ -488,58 +484,65 @@ _FREE_S = 0.05
 """So much they may take in any case."""
 
 
-def take_turns(stand: MeasurementContext, tracks: Sequence[Track], *, seconds: float) -> None:
+def take_turns(
+    context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement], *, seconds: float
+) -> None:
     """Time batches of one sample, and the first full batch where there was no second one: its one
     time is that of a first run. `seconds`: how long all samples took.
 
     A file with a fixed batch can't take one sample, which is noted. A runtime that breaks has
     failed. Raises EvidenceError where the reference breaks.
     """
-    size = stand.binding.batch_size
+    size = context.binding.batch_size
     allowed = max(_SHARE * seconds, _FREE_S)
-    if stand.reference.meter.is_cold:
-        batch = next(stand.samples.batches(size))
+    if context.reference.meter.is_cold:
+        batch = next(context.samples.batches(size))
         for _ in _turns(allowed, least=_LEAST_WHOLE, taken=1):
-            expected = stand.reference.timed_run(batch)
-            for track in tracks:
-                _repeat(track, batch, expected)
+            expected = context.reference.timed_run(batch)
+            for runtime in runtimes:
+                _repeat(runtime, batch, expected)
     if size == 1:  # its batches are of one sample
         return
-    if stand.smallest > 1:
-        fixed = f"the file has a fixed batch axis of {size}"
-        reason = fixed if stand.binding.fixed else "the model takes no batch of one sample"
-        for meter in (stand.reference.meter, *(track.meter for track in tracks)):
+    if context.smallest > 1:
+        reason = "fixed_batch" if context.binding.fixed else "no_single_sample"
+        for meter in (context.reference.meter, *(runtime.meter for runtime in runtimes)):
             meter.single_unmeasured = reason
         return
-    samples = cycle(islice(stand.samples.batches(1), _LEAST))
+    samples = cycle(islice(context.samples.batches(1), _LEAST))
     for sample, _ in zip(samples, _turns(allowed, least=_LEAST), strict=False):
-        expected = stand.reference.single_run(sample)
-        stand.answers.note_reference(sample, expected)
-        for track in tracks:
-            _take_turn(track, sample, expected, note=track.meter.single)
+        expected = context.reference.single_run(sample)
+        context.answers.note_reference(sample, expected)
+        for runtime in runtimes:
+            _take_turn(runtime, sample, expected, note=runtime.meter.single)
 
 
-def _repeat(track: Track, batch: Batch, expected: Sequence[OutputArray]) -> None:
-    note = partial(track.meter.batch, batch_size=length(batch))
-    _take_turn(track, batch, expected, note=note)
+def _repeat(runtime: RuntimeMeasurement, batch: Batch, expected: Sequence[OutputArray]) -> None:
+    note = partial(runtime.meter.batch, batch_size=length(batch))
+    _take_turn(runtime, batch, expected, note=note)
 
 
 def _take_turn(
-    track: Track, batch: Batch, expected: Sequence[OutputArray], *, note: Callable[[float], None]
+    runtime: RuntimeMeasurement,
+    batch: Batch,
+    expected: Sequence[OutputArray],
+    *,
+    note: Callable[[float], None],
 ) -> None:
-    """Compute it on the clock; a recording computes nothing. What it answers is kept for whoever
-    asks for another time of it."""
-    if track.runner is None or not track.runner.live:
+    """Compute a batch and time it; a recording computes nothing.
+
+    The result is kept, so that a caller can use it without another run.
+    """
+    if runtime.runner is None or not runtime.runner.live:
         return
     try:
-        track.compute(batch, expected, by=SessionRunner.run_kept)
-        note(track.runner.seconds)
+        runtime.compute(batch, expected, by=SessionRunner.run_kept)
+        note(runtime.runner.seconds)
     except Exception as error:
-        track.fail(error)
+        runtime.fail(error)
 
 
 def _turns(allowed: float, *, least: int, taken: int = 0) -> Iterator[int]:
-    """As many as that many seconds allow, and at least `least`; `taken` were before."""
+    """Yield the turns, from `taken` on, that `allowed` seconds permit: at least `least` in all."""
     start = time.perf_counter()
     for turn in range(taken, _MOST):
         if turn >= least and time.perf_counter() - start > allowed:
@@ -547,166 +550,14 @@ def _turns(allowed: float, *, least: int, taken: int = 0) -> Iterator[int]:
         yield turn
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What `measure` saw; `evidence` adds where the file and the model come from."""
-
-    runtimes: tuple[RuntimeEvidence, ...]
-    environment: Environment
-    dataset: Dataset
-    reference_latency: Latency | None
-    reference_cost: Cost | None
-    reference_spread: float
-    state_spread: dict[str, float]
-    noise_unmeasured: str | None
-    validity: ReferenceValidity | None = None
-    undefined: tuple[UndefinedCast, ...] = ()
-    trace_search: TraceSearch | None = None
-    sample_bytes: int | None = None
-    graph: GraphReport | None = None
-    graph_unread: str | None = None
-    crew: CrewRecord | None = None
-    samples: SampleTable = field(default_factory=SampleTable)
-    """One row a sample, for a file beside the report: no part of the evidence."""
-
-    def evidence(
-        self, subject: Subject, *, source: Source, export: ExportRecord | None = None
-    ) -> Evidence:
-        """The whole evidence, measured now (UTC)."""
-        return Evidence(
-            subject=subject,
-            source=source,
-            dataset=self.dataset,
-            export=export,
-            environment=self.environment,
-            runtimes=self.runtimes,
-            reference_latency=self.reference_latency,
-            reference_cost=self.reference_cost,
-            reference_spread=self.reference_spread,
-            state_spread=self.state_spread,
-            noise_unmeasured=self.noise_unmeasured,
-            validity=self.validity,
-            undefined=self.undefined,
-            trace_search=self.trace_search,
-            sample_bytes=self.sample_bytes,
-            graph=self.graph,
-            graph_unread=self.graph_unread,
-            crew=self.crew,
-            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-
-
-def measure(
-    case: MeasurementJob,
-    *,
-    instruments: Sequence[type[Instrument]],
-    progress: Callable[[int, int], None] | None = None,
-    crew: Crew | None = None,
-) -> Measurement:
-    """Compare the file with the model on all samples, in every runtime that the policy asks for.
-
-    The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the file
-    has in float64 too (`gate.measure.job`); the model and all global switches are
-    afterwards as they were. A file with a fixed batch axis is measured with that batch size.
-    `instruments`: what is measured beyond the samples, in this order. `progress` is called with
-    (samples done, samples in all), those that instruments compute included. `crew`: who measures
-    all units but the first; the numbers are the same as without one.
-
-    A runtime that breaks is recorded as failed while the others go on. Raises InputMismatch
-    and DataError for samples and labels that don't fit, ModelError and EvidenceError where the
-    reference itself can't be computed, DigestMismatch if the file is not (any more) the one
-    that `candidate.subject` describes.
-    """
-    with SamplePass.open(case) as sample_pass:
-        reference, first = sample_pass.reference, (sample_pass.example, sample_pass.expected)
-        spread, state_spread = reference.spread(*first), reference.state_spread(*first)
-        enabled = [kind for kind in instruments if kind.is_enabled(case)]
-        before = [kind(sample_pass.stand) for kind in enabled if not kind.needs_runtimes]
-        for instrument in before:
-            instrument.run((), lambda _count: None)
-        sample_pass.open_runtimes()
-        if len(before) < len(enabled):
-            sample_pass.stand.measure_sample_bytes()
-        after = [kind(sample_pass.stand) for kind in enabled if kind.needs_runtimes]
-        cost = sum(instrument.cost for instrument in after)
-        advance = _Advance(progress, len(sample_pass.samples) + cost)
-        start = time.perf_counter()
-        others = sample_pass.units[1:]
-        sample_pass.run_first(advance)
-        if crew is not None and others:  # which works while the examination does
-            _begin(crew, sample_pass, others)
-            _run_all(after, sample_pass.tracks, advance)
-            _take_parts(sample_pass, crew, advance)
-        else:
-            for unit in others:
-                sample_pass.run(unit, advance)
-                sample_pass.end_unit()
-        for track in sample_pass.tracks:
-            track.fold()
-        take_turns(sample_pass.stand, sample_pass.tracks, seconds=time.perf_counter() - start)
-        _steps.debug("rounding floor and second looks")
-        sample_pass.rounding.widen()
-        analyze_outliers(sample_pass.stand, sample_pass.tracks)
-        if crew is None or not others:
-            _run_all(after, sample_pass.tracks, advance)
-        measured = [instrument.evidence() for instrument in (*before, *after)]
-        measurement = Measurement(
-            runtimes=tuple(track.evidence() for track in sample_pass.tracks),
-            environment=sample_pass.environments[0],
-            dataset=Dataset(
-                sha256=sample_pass.samples.digest(),
-                samples=len(sample_pass.samples),
-                labelled=case.labels is not None,
-                model_only=sample_pass.binding.model_only,
-                batch_axes=sample_pass.binding.layout,
-            ),
-            reference_latency=sample_pass.reference.meter.latency(),
-            reference_cost=sample_pass.reference.meter.cost(),
-            reference_spread=spread,
-            state_spread=state_spread,
-            noise_unmeasured=sample_pass.truth.unmeasured,
-            validity=sample_pass.truth.validity.evidence(),
-            undefined=casts_on_samples(sample_pass.stand),
-            crew=_record(crew, sample_pass) if crew is not None and others else None,
-            samples=SampleTable.of({t.name: t.sample_rows() for t in sample_pass.tracks}),
-            **dict(chain.from_iterable(fields.items() for fields in measured)),
-        )
-    case.candidate.verify()
-    return measurement
-
-
 def _run_all(
-    instruments: Sequence[Instrument], tracks: Sequence[Track], advance: Callable[[int], None]
+    instruments: Sequence[Instrument],
+    runtimes: Sequence[RuntimeMeasurement],
+    advance: Callable[[int], None],
 ) -> None:
     for instrument in instruments:
         _steps.debug(instrument.title)
-        instrument.run(tracks, advance)
-
-
-def _record(crew: Crew, sample_pass: SamplePass) -> CrewRecord:
-    return crew.record.model_copy(update={"environments": sample_pass.environments[1:]})
-
-
-def _begin(crew: Crew, sample_pass: SamplePass, units: Sequence[WorkUnit]) -> None:
-    own = sample_pass.lead()
-    lead = crew.begin(own, units)
-    if lead != own:
-        sample_pass.judge_by(lead)
-
-
-def _take_parts(sample_pass: SamplePass, crew: Crew, advance: Callable[[int], None]) -> None:
-    """Fold what the crew gives in the order of units."""
-
-    def take(part: UnitResult) -> None:
-        sample_pass.take(part, sample_pass.units[first + ordered.next])
-        advance(len(part.unit))
-
-    ordered, first = InOrder(take), sample_pass.units[1].index
-    for part in crew.parts():
-        ordered.add(part.index - first, part)
-    if ordered.next != len(sample_pass.units) - first:
-        missing = sample_pass.units[first + ordered.next]
-        raise EvidenceError(f"nobody measured unit {missing.index}. Measure it again.")
+        instrument.run(runtimes, advance)
 
 
 class _Advance:

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.data.input_binding import InputBinding
 from gate.decision.bound_rules import is_refused
 from gate.errors import (
     EvidenceError,
+    PackageMissing,
     PlainSessionFailed,
+    PolicyError,
     RuntimeAbsent,
     RuntimeUnusable,
     describe_failure,
 )
 from gate.measure.cost_meter import CostMeter
-from gate.measure.noise_floor import NoiseFloor, OutlierTracker, RoundingErrors, to_floor_units
+from gate.measure.job import MeasurementJob
+from gate.measure.noise_floor import NoiseFloor, OutlierTracker, to_floor_units
 from gate.measure.session_runner import (
     OutputCheck,
     RoundingVariants,
     SessionRunner,
     batch_sizes_of,
     classify_failure,
+    conditions,
+    refuse_missing_kernel,
 )
 from gate.measure.work_units import RunProof, RuntimeUnitResult
 from gate.policy.policy import Policy
 from gate.records.evidence import FailureCode, RuntimeEvidence
-from gate.records.instruments import ProbeResult, StabilityParity
+from gate.records.instruments import ConcurrentLoad, NoiseParity, ProbeResult, StabilityParity
 from gate.records.outputs import OutputParity
 from gate.reference.choices import ReplayedReference
+from gate.reference.environment import cublas_reason
+from gate.reference.reference import ReferenceModel
 from gate.reference.validity import UNRESTRICTED, Validity
-from gate.runtimes.runtime import Proof
+from gate.runtimes.recorded import RecordedRuntime
+from gate.runtimes.runtime import Proof, RunnableFile, Session
 from gate.runtimes.selection import SelectedRuntime
 from gate.statistics.accumulators import distances
 from gate.statistics.classification import LOGITS, ClassReading
@@ -77,7 +87,7 @@ class OutputComparison:
         return empty
 
     def state(self) -> Any:
-        """What was accumulated, as JSON can hold it; the floor apart."""
+        """Return the accumulated values, as JSON can hold them, without the floor."""
         return to_plain({"outputs": self._outputs, "late": self._late})
 
     def take(self, state: Any) -> None:
@@ -85,10 +95,10 @@ class OutputComparison:
         taken = from_plain(state)
         self._outputs, self._late = taken["outputs"], taken["late"]
         for name, late in self._late.items():
-            late.judged_by(self.floor.of_late(name))
+            late.set_floors(self.floor.outlier_floors(name))
 
     def merge(self, other: OutputComparison) -> OutputComparison:
-        """Of both streams; both with the same floor."""
+        """Return the comparison of both streams, which have the same floor."""
         merged = self.successor()
         pairs = zip(self._outputs, other._outputs, strict=True)
         whole = bool(self._outputs and other._outputs)
@@ -149,12 +159,12 @@ class OutputComparison:
             if output.logits is not None and r64.shape == r.shape:
                 output.logits.update_truth(r64.argmax(axis=1), r.argmax(axis=1))
 
-    def update_late(
+    def update_outliers(
         self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray], span: Span
     ) -> None:
         """Add one checked batch that has no truth, in units of those that have one."""
         for name, r, c in zip(self._names, reference, candidate, strict=False):
-            floors = self.floor.of_late(name)
+            floors = self.floor.outlier_floors(name)
             if not floors:
                 continue
             if name not in self._late:
@@ -164,8 +174,11 @@ class OutputComparison:
             self._late[name].update(r, c, span)
 
     def _axis(self, name: str, shape: tuple[int, ...], count: int) -> int | None:
-        """Of the samples: the only one that has another length in another batch, as in the states
-        of an LSTM, else the first. It is the same in all batches."""
+        """Return the axis of the samples, or None; it is the same in all batches.
+
+        It is the only axis whose length differs in another batch, as in the states of an LSTM, else
+        the first one.
+        """
         example = dict(zip(self._names, self._example or (), strict=False)).get(name, ())
         lengths = zip(shape, example, strict=True) if len(example) == len(shape) else ()
         grown = [axis for axis, (one, other) in enumerate(lengths) if one != other]
@@ -187,17 +200,17 @@ class OutputComparison:
         return sorted({s for output in self._outputs for s in output.mismatches.doubtful})
 
     def accept_tie(self, sample: int, run: Sequence[OutputArray | None]) -> None:
-        """Take the integers that an honest runtime may have in a sample, by output, for ties."""
+        """Accept the integers of a correct run, by output, as possible values of a sample."""
         for output, array in zip(self._outputs, run, strict=False):
             if array is not None:
-                output.mismatches.look(sample, array)
+                output.mismatches.accept_ties(sample, array)
 
     def unexplained(self, sample: int) -> int:
-        """How many integers of a sample no honest runtime had so far."""
+        """Return how many integers of a sample no correct run has had so far."""
         return sum(output.mismatches.unexplained(sample) for output in self._outputs)
 
-    def look(self, look: RoundingVariants, runner: SessionRunner) -> None:
-        """Take what rounding makes of a doubtful sample for what an honest runtime may say."""
+    def accept_variants(self, look: RoundingVariants, runner: SessionRunner) -> None:
+        """Accept the results of random rounding for a doubtful sample as possible values."""
         measured: Sequence[OutputArray] | None = None
         for index, output in enumerate(self._outputs):
             late, floor = self._late.get(output.name), look.floor(index)
@@ -208,7 +221,7 @@ class OutputComparison:
             # All pairs of a batch have other columns in another batch.
             same = logits is not None and truth.shape == (1, logits.classes)
             if logits is not None and same and look.sample in logits.doubtful:
-                logits.look(look.sample, truth, floor)
+                logits.accept_tie(look.sample, truth, floor)
             if late is not None and late.axis is not None and look.sample in late.doubtful:
                 measured = measured or look.measured(runner)
                 c = look.part(measured[index], late.axis)
@@ -244,24 +257,37 @@ class OutputComparison:
         """Whether its answers are classes, by output."""
         return {statistics.name: statistics.of_classes for statistics in self._outputs}
 
+    @property
+    def settled(self) -> dict[str, float]:
+        """The value of `NoiseParity.settled` by output, if a sample was measured again."""
+        scores = ((name, late.settled) for name, late in self._late.items())
+        return {name: score for name, score in scores if score is not None}
+
     def _of(self, statistics: OutputStatistics) -> OutputParity:
         late = self._late.get(statistics.name)
         noise = self.floor.result(statistics.name, diff=late.worst if late else None)
         parity = statistics.result()
-        return parity if noise is None else parity.model_copy(update={"noise": noise})
+        if noise is None:
+            return parity
+        if late is not None and late.settled is not None:
+            noise = noise.model_copy(update={"settled": late.settled})
+        return parity.model_copy(update={"noise": noise})
 
 
 Replayed = Callable[[Batch], ReplayedReference | None]
 """`MeasurementContext.replayed` of one runtime."""
 
 MOST_LOOKS = 256
-"""Samples whose floats and answers are computed again."""
+"""Samples whose floats and answers are computed again, the worst ones."""
 
 _FEW_LOOKS = 4
 """The same of a runtime that is beyond a bound, and so refused whatever they show."""
 
 _FAR = 10.0
 """Times a bound, from which on not even these are looked at."""
+
+_RUNNING = "while running"
+"""What ONNX Runtime says where it breaks on the first batch, and not on the file."""
 
 _CHOSEN = 1e-3
 """A difference, of the largest value, that may come from another choice."""
@@ -279,19 +305,23 @@ def _chooses(reference: Sequence[OutputArray], candidate: Sequence[OutputArray])
     return False
 
 
-class Track:
-    """Follows one runtime. What breaks in it is its failure, and doesn't stop the others."""
+class RuntimeMeasurement:
+    """One runtime: its session, the statistics of its outputs, its cost, and how it failed.
+
+    What breaks in it is its failure, and doesn't stop the others. Without a session, because it is
+    absent or has failed, it has no statistics.
+    """
 
     def __init__(
         self,
-        chosen: SelectedRuntime,
+        selected: SelectedRuntime,
         outputs: Sequence[str],
         *,
         readings: Mapping[str, ClassReading] | None = None,
     ) -> None:
         """`readings`: as of `OutputComparison`."""
-        self.chosen = chosen
-        self.name = chosen.name
+        self.selected = selected
+        self.name = selected.name
         self.absent_reason: str | None = None
         self.failure: str | None = None
         self.failure_code: FailureCode | None = None
@@ -302,10 +332,15 @@ class Track:
         self.runner: SessionRunner | None = None
         self.stability: tuple[StabilityParity, ...] = ()
         """One an output, in the file's order; empty: not measured."""
+        self.concurrency: tuple[ConcurrentLoad, ...] = ()
         self.probes: list[ProbeResult] = []
         self._unprobed: list[str] = []
+        self._noise: dict[str, NoiseParity | None] = {}
+        """Of the first samples, by output, once their floor is known."""
         self._looks: int | None = None
-        self._unexamined = 0
+        self._unexamined = self._second_looks = self._look_draws = 0
+        self.outputs: list[OutputArray] | None = None
+        """Of the last batch; None: it was not computed, or does not fit the model's."""
         self._replays = True
         """Until a batch of the unit shows that the choices of the file are not open: each unit
         gives the same numbers wherever it is measured."""
@@ -316,18 +351,70 @@ class Track:
         """Of the units that ended."""
         self.meter = CostMeter()
 
+    def open(
+        self, job: MeasurementJob, model: ReferenceModel, binding: InputBinding, example: Batch
+    ) -> None:
+        """Open the file of a job, or record why this runtime can't.
+
+        `model`: for runtimes that run the model. Raises PolicyError, PackageMissing and
+        EvidenceError, which are no evidence on the file.
+        """
+        opened = partial(self._opened, job, model, binding)
+        try:
+            self.absent_reason = self.selected.absent_reason()
+            if self.absent_reason is not None:
+                return
+            try:
+                session = self.meter.open(partial(opened, example), cuda=self.selected.takes_cuda)
+            except Exception as error:
+                if _RUNNING in str(error):
+                    self.fail_on(example, error, compute=lambda batch: opened(batch).close())
+                    return
+                raise
+            inputs = binding if self.selected.runtime.runs == "file" else None
+            self.runner = SessionRunner(session, job.candidate.subject, inputs)
+        except (PolicyError, PackageMissing):  # which are no evidence on the file
+            raise
+        except Exception as error:
+            refuse_missing_kernel(error, job.candidate)
+            self.fail(error)
+
+    def _opened(
+        self, job: MeasurementJob, model: ReferenceModel, binding: InputBinding, example: Batch
+    ) -> Session:
+        """Return a session of the file, or of the model for a runtime that runs it. Raises
+        anything."""
+        selected, policy = self.selected, job.policy
+
+        def in_torch(device: str) -> Session:
+            unusable = cublas_reason(policy.determinism)
+            if unusable is not None:
+                raise RuntimeUnusable(unusable)
+            return model.copy(device=device, double=binding.double).session(binding)
+
+        if selected.runtime.runs == "file":
+            if job.chained is not None:
+                return job.chained.session(selected, policy, conditions=conditions(policy))
+            recorded = isinstance(selected.runtime, RecordedRuntime)  # has the samples on axis 0
+            example = (binding.rows_by_input if recorded else binding.by_input)(example)
+        return selected.open(
+            RunnableFile(job.candidate, in_torch),
+            conditions=conditions(policy, binding.layout),
+            example=example,
+        )
+
     def restart(self) -> None:
         """Forget what was compared: the first unit is measured again."""
         self.comparison, self._replays = self.comparison.emptied(), True
 
     def cut_off(self) -> OutputComparison:
-        """What was compared since the last unit, as a unit of its own that goes elsewhere."""
+        """Return the comparisons since the last unit, as a unit that is merged elsewhere."""
         whole, self.comparison = self.comparison, self.comparison.successor()
         self._replays = True
         return whole
 
     def end_unit(self) -> None:
-        """What was compared since the last end is one unit."""
+        """Close a unit with the comparisons since the last one."""
         unit = self.cut_off()
         for output, rows in unit.drain_rows().items():
             self._rows.add(output, rows)
@@ -335,9 +422,10 @@ class Track:
 
     def fold(self) -> None:
         """Take all units together, after the last one."""
-        self.comparison = self._units.result()
+        if self.runner is not None:
+            self.comparison = self._units.result()
 
-    def step(
+    def update(
         self,
         batch: Batch,
         reference: Sequence[OutputArray],
@@ -352,11 +440,13 @@ class Track:
         `truth`: the outputs of the float64 reference, where it ran on this batch; `validity`: of
         these. `replayed`: computes both with the choices of the file.
         """
+        self.outputs = None
         if self.runner is None:
             return
         try:
             with self.meter.watched():
                 outputs = self.runner.run(batch)
+            self.outputs = outputs
             self.meter.batch(self.runner.seconds, batch_size=span.count)
             if replayed is not None and self._replays and _chooses(reference, outputs):
                 found = replayed(batch)
@@ -374,7 +464,7 @@ class Track:
                     validity=validity,
                 )
             else:
-                self.comparison.update_late(reference, outputs, span)
+                self.comparison.update_outliers(reference, outputs, span)
         except Exception as error:
             self.fail_on(batch, error, compute=self.runner.run)
 
@@ -404,10 +494,12 @@ class Track:
         *,
         by: Callable[[SessionRunner, Batch], list[OutputArray]] = SessionRunner.run,
     ) -> list[OutputArray]:
-        """The outputs for a batch beside the samples, in number, dtypes and shapes as those of
-        the reference. `by`: what of the runner computes them.
+        """Return the outputs for a batch that is not one of the samples'.
 
-        Raises EvidenceError, OutputMismatch, and whatever the runtime raises."""
+        They have the number, dtypes and shapes of those of the reference. `by`: the method of the
+        runner that computes them. Raises EvidenceError, OutputMismatch, and any error of the
+        runtime.
+        """
         if self.runner is None:
             raise EvidenceError(
                 f"{self.name} has no runner: {self.failure or self.absent_reason}. "
@@ -418,7 +510,7 @@ class Track:
         return outputs
 
     def takes_probe(self, name: str, batch: Batch) -> bool:
-        """Whether it can be asked about these inputs; it notes what it can't be asked."""
+        """Return whether the runtime can run these inputs; those that it can't run are recorded."""
         if self.runner is None:
             return False
         taken = self.runner.has_probe(batch)
@@ -426,60 +518,64 @@ class Track:
             self._unprobed.append(name)
         return taken
 
-    @property
-    def suspicion(self) -> float:
-        """As `NoiseFloor.suspicion`; 0 of a runtime that does not compute."""
-        return 0.0 if self.runner is None else self.comparison.floor.suspicion()
-
-    def widen(self, rounding: RoundingErrors) -> None:
-        """Judge by the error of random rounding where it is larger; one an output, in order."""
-        self.comparison.floor.widen(rounding)
-
     def looks(self, policy: Policy) -> int:
         """Return how many samples, and how many probes, get a second look: a few if a bound is
         exceeded, none if it is exceeded 10 times. The verdict is the same with more."""
         if self._looks is None and self.runner is not None:
-            noise = self.comparison.floor.results()
-            far = is_refused(policy, self.name, noise, times=_FAR)
-            refused = far or is_refused(policy, self.name, noise)
+            self._noise = self.comparison.floor.results()
+            far = is_refused(policy, self.name, self._noise, times=_FAR)
+            refused = far or is_refused(policy, self.name, self._noise)
             self._looks = 0 if far else _FEW_LOOKS if refused else MOST_LOOKS
         return self._looks or 0
+
+    def has_settled(self, policy: Policy) -> bool:
+        """Return True if a second look has shown that a sample is beyond a bound: then the runtime
+        gets few more, and fewer of its probes do."""
+        if self.runner is None or not self.looks(policy):
+            return False
+        noise = {
+            name: record.model_copy(update={"settled": self.comparison.settled.get(name)})
+            for name, record in self._noise.items()
+            if record is not None
+        }
+        if is_refused(policy, self.name, noise):
+            self._looks = _FEW_LOOKS
+        return self._looks == _FEW_LOOKS
+
+    def is_clearly_refused(self, policy: Policy) -> bool:
+        """Return True if no further run under random rounding can make it pass."""
+        if self.runner is None:
+            return True
+        noise = self.comparison.floor.results()
+        return is_refused(policy, self.name, noise, few_draws=True)
 
     def leave_out(self, samples: int) -> None:
         """Note doubtful samples that get no second look."""
         self._unexamined += samples
 
-    @property
-    def doubtful(self) -> list[int]:
-        """Samples that need a second look; none of a runtime that does not compute."""
-        return [] if self.runner is None else self.comparison.outliers
+    def excuse(self, sample: int, run: Sequence[OutputArray | None], *, drawn: bool) -> None:
+        """Accept the integers of a correct run, by output, as possible values of a sample.
 
-    @property
-    def torn(self) -> list[int]:
-        """Samples of which integers differ; none of a runtime that does not compute."""
-        return [] if self.runner is None else self.comparison.mismatched_integers
-
-    def excuse(self, sample: int, run: Sequence[OutputArray | None]) -> None:
-        """Take the integers that an honest runtime may have in a sample, by output, for ties."""
+        `drawn`: by a run under random rounding.
+        """
+        self._look_draws += drawn
         self.comparison.accept_tie(sample, run)
 
-    def unexplained(self, sample: int) -> int:
-        """How many integers of a sample no honest runtime had so far."""
-        return 0 if self.runner is None else self.comparison.unexplained(sample)
-
-    def look(self, look: RoundingVariants) -> None:
+    def accept_variants(self, look: RoundingVariants) -> None:
         """Judge a doubtful sample again."""
         if self.runner is None:
             return
+        self._second_looks += 1
+        self._look_draws += len(look.draws)
         try:
-            self.comparison.look(look, self.runner)
+            self.comparison.accept_variants(look, self.runner)
         except Exception as error:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Note the failure, or that there is no such runtime for this model, and drop the runner
         with its memory."""
-        if isinstance(error, RuntimeAbsent) and self.chosen.runtime.runs == "model":
+        if isinstance(error, RuntimeAbsent) and self.selected.runtime.runs == "model":
             self.absent_reason = str(error)
         else:
             self.failure = describe_failure(error)
@@ -492,8 +588,13 @@ class Track:
     def fail_on(
         self, batch: Batch, error: Exception, *, compute: Callable[[Batch], object]
     ) -> None:
-        """As `fail`, of an error that came with a batch: the batch sizes that `compute` takes are
-        noted, too, where it takes some only."""
+        """Record a failure on a batch, like `fail`.
+
+        Also notes the batch sizes that `compute` accepts, where it accepts only some.
+        """
+        if isinstance(error, RuntimeUnusable):
+            self.fail(error)
+            return
         sizes = batch_sizes_of(error, batch, compute)
         self.failure = describe_failure(error)
         self.failure_code, self.failure_params = classify_failure(error)
@@ -505,11 +606,12 @@ class Track:
 
     def close(self) -> None:
         """Give back what the runtime holds. A runtime that breaks even then has its failure."""
-        runner, self.runner = self.runner, None
+        runner, self.runner, self.outputs = self.runner, None, None
+        self.comparison = self.comparison.emptied()
         try:
             if runner is not None:
                 runner.close()
-            self.chosen.close()
+            self.selected.close()
         except Exception as error:
             self.failure = self.failure or describe_failure(error)
 
@@ -518,24 +620,24 @@ class Track:
         if self.runner is not None:
             try:
                 return self._measured(self.runner.proof(), live=self.runner.live)
-            except Exception as error:  # it can't prove anything, or not in the words of a record
+            except Exception as error:  # it can't prove anything, or not as a record needs it
                 self.fail(error)
         return RuntimeEvidence(
             runtime=self.name,
-            provider_requested=self.chosen.promises.provider,
+            provider_requested=self.selected.promises.provider,
             absent_reason=self.absent_reason,
             failure=self.failure,
             failure_code=self.failure_code,
             failure_params=self.failure_params,
             plain_failure=self.plain_failure,
             unusable=self.unusable,
-            identity=self.chosen.identity(),
+            identity=self.selected.identity(),
         )
 
     def _measured(self, proof: Proof, *, live: bool) -> RuntimeEvidence:
         return RuntimeEvidence(
             runtime=self.name,
-            provider_requested=self.chosen.promises.provider,
+            provider_requested=self.selected.promises.provider,
             providers_active=proof.providers_active,
             nodes_per_provider=proof.nodes_per_provider,
             fallback_nodes=proof.fallback_nodes,
@@ -549,8 +651,11 @@ class Track:
             cost=self.meter.cost(proof) if live else None,
             probes=tuple(self.probes),
             unexamined=self._unexamined,
+            second_looks=self._second_looks,
+            look_draws=self._look_draws,
             unprobed=tuple(self._unprobed),
-            identity=self.chosen.identity(proof),
+            concurrency=self.concurrency,
+            identity=self.selected.identity(proof),
         )
 
     def sample_rows(self) -> dict[str, OutputRows]:
@@ -572,61 +677,57 @@ class Track:
             for output, stability in zip(outputs, self.stability, strict=True)
         )
 
+    def floor_state(self) -> Any:
+        """Return the noise floor as JSON can hold it, for those who measure later samples."""
+        return to_plain(self.comparison.floor)
 
-def floor_of(track: Track) -> Any:
-    """Its noise floor, packed, for those who measure later samples."""
-    return to_plain(track.comparison.floor)
+    def judge_by(self, floor: Any) -> None:
+        """Take the noise floor that another process measured. Raises EvidenceError."""
+        taken = from_plain(floor)
+        if not isinstance(taken, NoiseFloor):
+            raise EvidenceError(f"there is no noise floor for {self.name}. Measure unit 0 again.")
+        self.comparison.floor.become(taken)
 
+    def unit_result(self) -> RuntimeUnitResult:
+        """Return what was measured since the last unit; the next one begins."""
+        compared, seconds, proof = self.cut_off(), self.meter.drain(), self.run_proof()
+        if proof is not None:
+            return RuntimeUnitResult(proof=proof, seconds=seconds, compared=compared.state())
+        return RuntimeUnitResult(
+            absent_reason=self.absent_reason,
+            failure=self.failure,
+            failure_code=self.failure_code,
+            failure_params=self.failure_params,
+            unusable=self.unusable,
+        )
 
-def judge_by(track: Track, floor: Any) -> None:
-    """Give it the noise floor that was measured elsewhere. Raises EvidenceError."""
-    taken = from_plain(floor)
-    if not isinstance(taken, NoiseFloor):
-        raise EvidenceError(f"there is no noise floor for {track.name}. Measure unit 0 again.")
-    track.comparison.floor.become(taken)
+    def run_proof(self) -> RunProof | None:
+        """Return how the runtime ran so far; None: it does not run, or can't report it."""
+        if self.runner is None:
+            return None
+        try:
+            return RunProof.of(self.runner.proof())
+        except Exception as error:
+            self.fail(error)
+            return None
 
-
-def part_of(track: Track) -> RuntimeUnitResult:
-    """What it gave since the last unit; the next one begins."""
-    compared, seconds, proof = track.cut_off(), track.meter.drain(), proof_of(track)
-    if proof is not None:
-        return RuntimeUnitResult(proof=proof, seconds=seconds, compared=compared.state())
-    return RuntimeUnitResult(
-        absent_reason=track.absent_reason,
-        failure=track.failure,
-        failure_code=track.failure_code,
-        failure_params=track.failure_params,
-        unusable=track.unusable,
-    )
-
-
-def proof_of(track: Track) -> RunProof | None:
-    """How it ran so far; None: it does not, or can't say."""
-    if track.runner is None:
-        return None
-    try:
-        return RunProof.of(track.runner.proof())
-    except Exception as error:
-        track.fail(error)
-        return None
-
-
-def take(track: Track, part: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
-    """Add what another one measured of the unit that comes next. `own`: how this one ran on the
-    samples; `anywhere`: the other may have other libraries and devices. What does not fit is the
-    failure of the runtime."""
-    if track.runner is None:
-        return
-    try:
-        _verify(track.name, part, own=own, anywhere=anywhere)
-        track.comparison.take(part.compared)
-    except Exception as error:
-        track.fail(error)
-        if part.failure is not None:
-            track.failure_code, track.failure_params = part.failure_code, part.failure_params
-        return
-    track.meter.add(part.seconds)
-    track.end_unit()
+    def merge(self, result: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
+        """Add what another process measured of the unit that comes next. `own`: how this one ran on
+        the samples; `anywhere`: the other may have other libraries and devices. What does not fit
+        is the failure of the runtime."""
+        if self.runner is None:
+            return
+        try:
+            _verify(self.name, result, own=own, anywhere=anywhere)
+            self.comparison.take(result.compared)
+        except Exception as error:
+            self.fail(error)
+            if result.failure is not None:
+                self.failure_code = result.failure_code
+                self.failure_params = result.failure_params
+            return
+        self.meter.add(result.seconds)
+        self.end_unit()
 
 
 def _verify(name: str, part: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:

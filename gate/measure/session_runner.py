@@ -12,19 +12,22 @@ import numpy as np
 import torch
 
 from gate.data.input_binding import InputBinding
-from gate.errors import GateError, ModelMismatch, OutputMismatch
+from gate.errors import EvidenceError, GateError, ModelMismatch, OutputMismatch
+from gate.onnx_file.shape_nodes import reads_double
+from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
-from gate.records.evidence import FailureCode, Subject
+from gate.records.evidence import BatchAxes, FailureCode, Subject
 from gate.records.instruments import EPSILON, UNDERFLOW
 from gate.reference.cache import OutputCache
 from gate.runtimes.recording_format import row_digests
-from gate.runtimes.runtime import Conditions, Proof, Session, seconds_of
+from gate.runtimes.runtime import Conditions, Proof, RunnableFile, Session, seconds_of
 from gate.statistics.error_groups import Floats
-from gate.storage.arrays import Batch, OutputArray, RuntimeArray
+from gate.storage.arrays import HALF, Batch, OutputArray, RuntimeArray, text_digests
+from gate.summary.render import render_mismatch
 
 
 class OutputCheck:
-    """What one runtime returns against what the reference does; nothing is compared by value."""
+    """A check of the outputs of one runtime against the reference's, without their values."""
 
     def __init__(self, runtime: str, names: Sequence[str]) -> None:
         """`names`: of the file's outputs, in its order."""
@@ -35,25 +38,22 @@ class OutputCheck:
         """Raise ModelMismatch unless number, dtypes and shapes of the outputs are equal."""
         if not len(reference) == len(candidate) == len(self.names):
             left = _left_out(reference, candidate)
-            which = f": the file leaves out {left}" if left else ""
-            raise ModelMismatch(
-                f"{self._runtime} returned {len(candidate)} outputs, the file names "
-                f"{list(self.names)}, and the model returns {len(reference)}{which}",
-                "Export again with export.output_names as the model returns them, in its order.",
-            )
+            counts = {"got": len(candidate), "want": len(reference)}
+            code = "left_out" if left else "number"
+            raise self._mismatch(code, names=list(self.names), left=left, **counts)
         for name, r, c in zip(self.names, reference, candidate, strict=True):
-            self._check_one(name, r, c)
+            self._check_output(name, r, c)
 
     def check_keys(self, keys: Sequence[str | None]) -> None:
-        """Raise ModelMismatch where the file has the names that the model gives in another order,
-        or only some of them.
+        """Raise ModelMismatch where the file has the model's names in another order or in part.
 
-        Some take the outputs of a file by name, some by position: both must get the right ones.
-        Parts (`boxes.0`) may have other names beside a `scores` that kept its own, but not the
-        name of another output. A number is no name: PyTorch's exporter numbers a constant output.
+        Some consumers take the outputs of a file by name, some by position: both must get the right
+        ones. Parts (`boxes.0`) may have other names next to a `scores` that kept its own, but not
+        the name of another output. A number is no name: PyTorch's exporter numbers a constant
+        output.
         """
         if len(keys) != len(self.names):
-            return  # `check` says more
+            return  # `check` raises with more detail
         pairs = [(key, name) for key, name in zip(keys, self.names, strict=False) if key]
         renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
         taken = any(
@@ -62,60 +62,38 @@ class OutputCheck:
         whole = [(key, name) for key, name in pairs if "." not in key]
         kept = any(key in self.names for key, _ in whole)
         partly = kept and any(key != name and not name.isdecimal() for key, name in whole)
+        names = list(self.names)
         if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
-            raise ModelMismatch(
-                f"{self._runtime} returned the outputs {list(self.names)}, the model returns "
-                f"{list(keys)}: the same names in another order, so code that takes them by "
-                "position gets others",
-                "Export again with export.output_names in the model's order.",
-            )
+            raise self._mismatch("order", names=names, keys=list(keys))
         if partly or taken:
-            raise ModelMismatch(
-                f"{self._runtime} returned the outputs {list(self.names)}, and the model has "
-                f"names of its own for some of them only: its {', '.join(renamed)}",
-                "Export again with export.output_names: null, or with other names for all.",
-            )
+            raise self._mismatch("partly_renamed", names=names, renamed=renamed)
 
-    def _check_one(self, name: str, r: OutputArray, c: OutputArray) -> None:
+    def _check_output(self, name: str, r: OutputArray, c: OutputArray) -> None:
         if r.dtype == c.dtype and r.shape == c.shape:
             return
-        if r.dtype == c.dtype and r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]:
-            remedy = (
-                "If the first axis is the batch, it was fixed at export: set export.dynamic_batch: "
-                "true; if it depends on values, the file picks others (a threshold, a limit)."
-            )
-        elif r.dtype == c.dtype:
-            remedy = "Export the same model again, with an example of the samples' shape."
+        if r.dtype == c.dtype:
+            by_batch = r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]
+            code = "first_axis" if by_batch else "shape"
         elif r.dtype == "float64":
-            remedy = (
-                "The model's forward makes it float64 by itself (a buffer or NumPy scalar of "
-                "float64, .double()): cast it in forward, or keep float64 in the file."
-            )
-        elif r.dtype == "float32" and c.dtype == "float16":
-            raise ModelMismatch(
-                f"{self._runtime} returned float16 {c.shape} for output '{name}', and the model "
-                "is judged as it computes in float32",
-                "Judge a file that is float16 on purpose by --precision reduced.",
-            )
+            code = "float64"
         else:
-            remedy = "Export the model in float32, with the outputs that its forward returns."
-        raise ModelMismatch(
-            f"{self._runtime} returned {c.dtype} {c.shape} for output '{name}', "
-            f"the model returns {r.dtype} {r.shape}",
-            remedy,
-        )
+            code = "float16" if r.dtype == "float32" and c.dtype == "float16" else "dtype"
+        got, want = (f"{array.dtype} {array.shape}" for array in (c, r))
+        raise self._mismatch(code, tensor=name, got=got, want=want)
+
+    def _mismatch(self, code: str, **params: Any) -> ModelMismatch:
+        params["runtime"] = self._runtime
+        return ModelMismatch(". ".join(render_mismatch(code, params)), code, params)
 
 
-def _left_out(reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> str:
+def _left_out(reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> list[int]:
     """Return which outputs of the model the file does not have, counted from 1, where the values
     of all others are there; else nothing."""
     left = dict(enumerate(reference, start=1))
     for output in candidate:
         equal = (n for n, r in left.items() if r.shape == output.shape and _is_close(r, output))
         left.pop(next(equal, 0), None)
-    if len(reference) - len(left) != len(candidate):
-        return ""
-    return f"output {', '.join(map(str, left))} of the model"
+    return list(left) if len(reference) - len(left) == len(candidate) else []
 
 
 def _is_close(one: OutputArray, other: OutputArray) -> bool:
@@ -132,7 +110,7 @@ def classify_failure(error: Exception) -> tuple[FailureCode | None, dict[str, An
     messages of ONNX Runtime."""
     text = str(error)
     if isinstance(error, ModelMismatch):
-        return "wrong_outputs", {"mismatch": error.mismatch, "advice": error.advice}
+        return "wrong_outputs", {"mismatch": error.code, **error.params}
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
         return "out_of_memory", {}
     if "requested shape" in text:
@@ -147,13 +125,39 @@ _NO_MEMORY = re.compile(
 )
 
 
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
+
+
+def refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
+    """Raise EvidenceError where ONNX Runtime's CPU provider has no kernel of an operator in the
+    half or double precision of the file. Other devices may have one, so it is no fault of the
+    file."""
+    found = _NO_KERNEL.search(str(error))
+    if found is None:
+        return
+    subject = candidate.subject
+    dtypes = [spec.dtype for spec in (*subject.inputs, *subject.outputs)]
+    halves = [dtype for dtype in dtypes if dtype in HALF]
+    if halves:
+        dtype, remedy = halves[0], "export it in float16 or float32"
+    elif "float64" in dtypes or reads_double(RunnableFile(candidate).parsed(), found[1], found[2]):
+        dtype, remedy = "float64", "export it in float32: call model.float() before the export"
+    else:
+        return
+    raise EvidenceError(
+        f"ONNX Runtime's CPU provider can't run {found[1]} in {dtype} (node '{found[2]}'). Set its "
+        "runtimes to 'never' in the policy and judge the file on a device that can, or "
+        f"{remedy}."
+    ) from error
+
+
 def batch_sizes_of(
     error: Exception, batch: Batch, compute: Callable[[Batch], object]
 ) -> tuple[int, ...]:
-    """Return the batch sizes that `compute` takes, where it takes some and refuses others as small.
+    """Return the batch sizes that `compute` accepts, if it refuses others as small.
 
-    A file that breaks on all of them says nothing of batches, and one that breaks on large ones
-    alone may lack memory; the gate's own errors say nothing of them either. Then there are none.
+    A failure on all of them proves nothing of batches, and one on large ones alone may be a lack of
+    memory; the gate's own errors prove nothing of them either. Then there are none.
     """
     if isinstance(error, GateError | MemoryError) or "memory" in str(error).lower():
         return ()
@@ -163,8 +167,10 @@ def batch_sizes_of(
 
 
 def _taken(batch: Batch, compute: Callable[[Batch], object]) -> dict[int, bool]:
-    """Whether it computes the samples of the batch, repeated or cut to each size; sizes that
-    follow the last one that it computes say nothing, and are left out."""
+    """Return whether it computes the samples of the batch, repeated or cut to each size.
+
+    Sizes that follow the last one that it computes prove nothing, and are left out.
+    """
     taken: dict[int, bool] = {}
     end = time.perf_counter() + _SECONDS
     for size in _SIZES:
@@ -205,24 +211,42 @@ class SessionRunner:
         return self._timed(self._session.run, batch)
 
     @property
+    def connections(self) -> tuple[int, ...]:
+        """Numbers of clients that `run_at_once` is measured with; empty: it can't be."""
+        return self._session.connections
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second of the open loop; None: there is none."""
+        return self._session.rate
+
+    def run_at_once(
+        self, batches: Sequence[Batch], connections: int, rate: float | None = None
+    ) -> tuple[list[list[RuntimeArray]], list[float], float]:
+        """Run the batches from `connections` clients, as `Session.run_at_once` does."""
+        fed = [self._fed(batch) for batch in batches]
+        found, seconds, whole = self._session.run_at_once(fed, connections, rate)
+        return [self._unbound(outputs) for outputs in found], seconds, whole
+
+    @property
     def live(self) -> bool:
         """False of a recording, which can't be run again."""
         return self._session.live
 
     def has_probe(self, batch: Batch) -> bool:
-        """Whether it can be asked about inputs beside the samples."""
+        """Return whether the session can run inputs that are not samples."""
         return self._session.has_probe(self._fed(batch))
 
     def run_kept(self, batch: Batch) -> list[RuntimeArray]:
-        """As `run`, and kept for `answer`."""
+        """Run a batch and keep the result for `answer`."""
         return self._kept(batch, self.run(batch))
 
     def run_probe(self, batch: Batch) -> list[RuntimeArray]:
-        """As `run_kept`, of inputs beside the samples."""
+        """Run inputs that are not samples, and keep the result for `answer`."""
         return self._kept(batch, self._timed(self._session.run_probe, batch))
 
     def answer(self, batch: Batch) -> list[RuntimeArray]:
-        """As `run`, but what was kept is not computed again."""
+        """Return the outputs for a batch, which is not computed again if its result was kept."""
         return self._answers.get_or_compute(row_digests(batch), lambda: self.run(batch)) or []
 
     def _kept(self, batch: Batch, outputs: list[RuntimeArray]) -> list[RuntimeArray]:
@@ -243,6 +267,11 @@ class SessionRunner:
         outputs = compute(fed)
         own = seconds_of(self._session.seconds)
         self.seconds = time.perf_counter() - start if own is None else own
+        return self._unbound(outputs)
+
+    def _unbound(self, outputs: Sequence[OutputArray]) -> list[RuntimeArray]:
+        """Return outputs of the file as the model has them."""
+        outputs = [text_digests(o) if isinstance(o, np.ndarray) else o for o in outputs]
         for spec, output in zip(self._subject.outputs, outputs, strict=False):
             if not isinstance(output, np.ndarray) or output.dtype.kind not in "biuf":
                 raise OutputMismatch(
@@ -257,28 +286,32 @@ class SessionRunner:
         return self._binding.from_call(outputs) if self._session.live else list(outputs)
 
     def proof(self) -> Proof:
-        """What is known after the runs."""
+        """Return the proof of how the session ran, after its runs."""
         return self._session.proof()
 
     def close(self) -> None:
-        """Nothing runs afterwards."""
+        """Close the session, after which nothing runs."""
         self._session.close()
 
 
-def conditions(policy: Policy) -> Conditions:
-    """What is in force now, for sessions to take from PyTorch."""
+def conditions(policy: Policy, layout: BatchAxes | None = None) -> Conditions:
+    """Return the settings of PyTorch that are in force and the batch axes of the calls, for use by
+    sessions."""
     return Conditions(
         threads=torch.get_num_threads(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tf32=policy.determinism.tf32,
         cuda_provider=policy.cuda_provider,
+        batch_axes=layout,
     )
 
 
 @dataclass(frozen=True)
 class RoundingVariants:
-    """What one sample may be, output by output; None where no part of the output is known to be
-    the sample's."""
+    """The values that one sample may have, by output.
+
+    None where no part of the output is known to belong to the sample.
+    """
 
     sample: int
     truth: tuple[OutputArray | None, ...]
@@ -314,18 +347,23 @@ class RoundingVariants:
         return np.asarray(floor)
 
     def measured(self, runner: SessionRunner) -> list[OutputArray]:
-        """What a runtime makes of the sample in the company that it was measured in."""
+        """Return the outputs of a runtime for the batch in which the sample was measured."""
         return runner.run(self.batch)
 
     def part(self, output: OutputArray, axis: int) -> OutputArray:
-        """The sample's own of an output of that company with the samples on `axis`."""
+        """Return the sample's part of an output of its batch with the samples on `axis`."""
         if output.ndim <= axis or output.shape[axis] != self.count:
             return output
         return output.take([self.row], axis)
 
 
-def own(outputs: Sequence[OutputArray], row: int, count: int) -> list[OutputArray | None]:
-    """As `row_of`; of one sample alone, each output with axes is its own."""
+def sample_outputs(
+    outputs: Sequence[OutputArray], row: int, count: int
+) -> list[OutputArray | None]:
+    """Return the part of each output that belongs to one sample, like `row_of`.
+
+    With a batch of one sample, each output with axes belongs to it.
+    """
     if count == 1:
         return [output if output.ndim else None for output in outputs]
     return row_of(outputs, row, count)

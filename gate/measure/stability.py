@@ -16,7 +16,7 @@ from gate.errors import EvidenceError, GateError, OutputMismatch, describe_failu
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.noise_floor import DRAWS, MORE_DRAWS
-from gate.measure.runtime_measurement import Replayed, Track
+from gate.measure.runtime_measurement import Replayed, RuntimeMeasurement
 from gate.measure.session_runner import SessionRunner
 from gate.records.instruments import EPSILON, StabilityParity
 from gate.statistics.accumulators import by_column, columns, distances, worse_columns, worst_ratio
@@ -24,7 +24,7 @@ from gate.statistics.error_groups import Floats, representable
 from gate.storage.arrays import Batch, OutputArray
 
 # A runtime that keeps dropout, or BatchNorm in training mode, or a batch size in its graph gives a
-# sample another answer each time, or in other company.
+# sample another answer each time, or in another batch.
 
 
 _SUSPICIOUS = 4.0
@@ -73,19 +73,23 @@ class StabilityInstrument:
         """Return True if the policy repeats samples."""
         return bool(job.policy.instruments.stability_samples)
 
-    def run(self, tracks: Sequence[Track], advance: Callable[[int], None]) -> None:
+    def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
         """Repeat the samples in every runtime. A runtime that can't compute another batch size has
         failed: it would serve no other."""
-        live = [track for track in tracks if track.runner is not None and track.runner.live]
+        live = [
+            runtime for runtime in runtimes if runtime.runner is not None and runtime.runner.live
+        ]
         if live:
             reference = StabilityReference(self._context)
-        for track in live:
-            company = partial(track.compute, by=SessionRunner.answer)
-            replayed = partial(self._context.replayed, track.name)
+        for runtime in live:
+            company = partial(runtime.compute, by=SessionRunner.answer)
+            replayed = partial(self._context.replayed, runtime.name)
             try:
-                track.stability = reference.of(track.compute, company=company, replayed=replayed)
+                runtime.stability = reference.of(
+                    runtime.compute, company=company, replayed=replayed
+                )
             except Exception as error:
-                track.fail(error)
+                runtime.fail(error)
         advance(self.cost)
 
     def evidence(self) -> Mapping[str, Any]:
@@ -106,22 +110,53 @@ class StabilityReference:
     no other batch, so its batch invariance is None.
     """
 
-    def __init__(self, stand: MeasurementContext) -> None:
+    def __init__(self, context: MeasurementContext) -> None:
         """Raises EvidenceError if the reference can't compute the samples."""
-        self._stand = stand
-        self._bases = _bases(stand)
+        self._context = context
+        self._bases = _bases(context)
         self._parts: list[_Part] = []
-        self._truth = [stand.baseline(base.batch) for base in self._bases]
-        if not stand.binding.fixed:
-            self._parts = list(_company(stand, self._bases[0]))
+        self._truth = [context.baseline(base.batch) for base in self._bases]
+        if not context.binding.fixed:
+            self._parts = list(_company(context, self._bases[0]))
         self._samples = sum(base.size for base in self._bases)
-        self._alone = not stand.binding.fixed and self._samples < 2
+        self._alone = not context.binding.fixed and self._samples < 2
         self._units = [self._unit(index) for index in range(len(self._bases[0].expected))]
 
+    @property
+    def batches(self) -> Sequence[_Part]:
+        """The samples in every batch that is computed: the baseline, then the smaller ones."""
+        return [*self._bases, *self._parts]
+
+    def crossed(self, part: _Part, outputs: Sequence[OutputArray]) -> int:
+        """Return how many samples of a batch got an answer that is nearer to the reference's answer
+        to another sample than to their own, and farther from that than rounding explains."""
+        crossed = np.zeros(part.size, bool)
+        for index, output in enumerate(outputs):
+            place, bases = (
+                self._part_slices(index, part),
+                [base.expected[index] for base in self._bases],
+            )
+            by_sample = all(
+                array.ndim and len(array) == base.size
+                for array, base in zip(bases, self._bases, strict=True)
+            )
+            if place is None or not by_sample or output.shape[:1] != (part.size,):
+                continue
+            rows = np.asarray(output, np.float64).reshape(part.size, 1, -1)
+            others = np.concatenate([array[:, *place[1:]] for array in bases]).astype(np.float64)
+            others = others.reshape(1, len(others), -1)
+            if not rows.shape[-1]:
+                continue
+            apart = np.nan_to_num(np.abs(rows - others), nan=np.inf).max(axis=-1)
+            own = apart[np.arange(part.size), part.start + np.arange(part.size)]
+            beyond = own > _UNCLEAR[0] * self._units[index].max()
+            crossed |= beyond & (apart.min(axis=1) < own / 2)
+        return int(crossed.sum())
+
     @staticmethod
-    def cost(stand: MeasurementContext) -> int:
-        """How many samples `of` computes for one runtime, the baseline twice."""
-        count, sizes = _count(stand), _sizes(stand)
+    def cost(context: MeasurementContext) -> int:
+        """Return how many samples `of` computes for one runtime, the baseline twice."""
+        count, sizes = _count(context), _sizes(context)
         return 2 * count + sum(count // size * size for size in sizes)
 
     def of(
@@ -129,11 +164,12 @@ class StabilityReference:
         compute: Compute,
         *,
         company: Compute | None = None,
+        again: Compute | None = None,
         replayed: Replayed = lambda _: None,
     ) -> tuple[StabilityParity, ...]:
         """One record an output. `company`: what the runtime makes of the smaller batches, if that
-        may be an answer of before; else `compute`. `replayed`: the reference with the choices that
-        the runtime makes on a batch.
+        may be an answer of before, and `again` of the repeated baseline; else `compute`.
+        `replayed`: the reference with the choices that the runtime makes on a batch.
 
         An output that has another number of rows because rounding decides a choice is compared with
         no other batch.
@@ -146,26 +182,26 @@ class StabilityReference:
         for part in self._parts:
             outputs = _outputs(company or compute, part, replayed)
             for index, output in enumerate(outputs):
-                place = self._place(index, part)
+                place = self._part_slices(index, part)
                 pairs = ((output, part), (first[0][index], self._bases[0]))
                 if place is None or any(a.shape != b.expected[index].shape for a, b in pairs):
                     continue
                 sizes[index].add(part.size)
                 change = by_column(output, first[0][index][place])
                 moved[index] = worse_columns(moved[index], change)
-        again = [_outputs(compute, base, replayed) for base in self._bases]
+        repeats = [_outputs(again or compute, base, replayed) for base in self._bases]
         records = []
         for index, own in enumerate(self._units):
             repeated = np.zeros(1)
-            for one, other in zip(first, again, strict=True):
+            for one, other in zip(first, repeats, strict=True):
                 repeated = worse_columns(repeated, by_column(one[index], other[index]))
-            unit = own
+            unit, draws = own, 0
             if worst_ratio(moved[index], own) > _SUSPICIOUS:
-                unit = worse_columns(own, self._rounding[index])
+                unit, draws = worse_columns(own, self._rounding[index]), DRAWS
                 # A column that moves in steps need not have moved in any of three runs.
                 at_most = worst_ratio(moved[index], np.maximum(unit, EPSILON))
                 if worst_ratio(moved[index], unit) > _UNCLEAR[0] and at_most <= _UNCLEAR[1]:
-                    unit = worse_columns(own, self._more_rounding[index])
+                    unit, draws = worse_columns(own, self._more_rounding[index]), MORE_DRAWS
             records.append(
                 StabilityParity(
                     samples=self._samples,
@@ -175,12 +211,13 @@ class StabilityReference:
                     unit=float(unit.max()),
                     repeatability_ratio=_ratio(repeated, unit),
                     batch_invariance_ratio=None if self._alone else _ratio(moved[index], unit),
+                    rounding_draws=min(draws, len(self._rounded)) or None,
                 )
             )
         return tuple(records)
 
-    def _place(self, index: int, part: _Part) -> tuple[slice, ...] | None:
-        """Where the part lies in the baseline's output, by the reference's shapes, or None."""
+    def _part_slices(self, index: int, part: _Part) -> tuple[slice, ...] | None:
+        """Return the position of the part in the baseline's output by the shapes, or None."""
         base = self._bases[0]
         whole, shape = base.expected[index].shape, part.expected[index].shape
         if len(whole) != len(shape):
@@ -204,7 +241,7 @@ class StabilityReference:
         """
         unit = np.zeros(1)
         for part in self._parts:
-            place = self._place(index, part)
+            place = self._part_slices(index, part)
             if place is not None:
                 inside = self._bases[0].expected[index][place]
                 unit = worse_columns(unit, by_column(part.expected[index], inside))
@@ -221,16 +258,19 @@ class StabilityReference:
 
     @cached_property
     def _more_rounding(self) -> list[Floats]:
-        """The same of more runs: the errors of a column may be those of one sample, and of three
-        errors the one in the middle may be small by chance."""
+        """The effect of random rounding by more runs.
+
+        The errors of a column may be those of one sample, and the median of three errors may be
+        small by chance.
+        """
         return self._rounding_of(MORE_DRAWS)
 
     def _rounding_of(self, draws: int) -> list[Floats]:
-        """Return the middle one of so many runs; zeros where the model can't be computed so."""
+        """Return the median of several runs; zeros where the model can't be computed so."""
         batches = [base.batch for base in self._bases]
         try:
             for draw in range(len(self._rounded), draws):
-                self._rounded.append([self._stand.rounded_run(b, draw=draw) for b in batches])
+                self._rounded.append([self._context.rounded_run(b, draw=draw) for b in batches])
         except GateError:
             return [np.zeros(1)] * len(self._units)
         runs = self._rounded[:draws]
@@ -253,7 +293,7 @@ class StabilityReference:
                 inverse = worse_columns(inverse, _inverse(outputs[index], reference))
             draws.append(moved)
         for part in self._parts:
-            place = self._place(index, part)
+            place = self._part_slices(index, part)
             if place is not None:
                 still = self._bases[0].expected[index][place]
                 inverse = worse_columns(inverse, _inverse(part.expected[index], still))
@@ -276,58 +316,60 @@ def _ratio(moved: Floats, unit: Floats) -> float | None:
     return None if unstable else worst_ratio(moved, unit)
 
 
-def _bases(stand: MeasurementContext) -> list[_Part]:
+def _bases(context: MeasurementContext) -> list[_Part]:
     """All samples in one batch, or in one of the measurement's size where the reference takes no
     more; of a file with a fixed batch axis, in as many batches as they fill."""
-    count, measured = _count(stand), stand.binding.batch_size
-    if stand.binding.fixed:
-        return list(_parts(stand, measured, count))
+    count, measured = _count(context), context.binding.batch_size
+    if context.binding.fixed:
+        return list(_parts(context, measured, count))
     try:
-        return list(_parts(stand, count, count))
+        return list(_parts(context, count, count))
     except EvidenceError:
-        return list(_parts(stand, measured, measured))
+        return list(_parts(context, measured, measured))
 
 
-def _parts(stand: MeasurementContext, size: int, count: int) -> Iterator[_Part]:
-    for start, batch in zip(range(0, count, size), _from_first(stand).batches(size), strict=False):
-        yield _Part(start, batch, stand.answers.reference(batch))
+def _parts(context: MeasurementContext, size: int, count: int) -> Iterator[_Part]:
+    for start, batch in zip(
+        range(0, count, size), _from_first(context).batches(size), strict=False
+    ):
+        yield _Part(start, batch, context.answers.reference(batch))
 
 
-def _company(stand: MeasurementContext, base: _Part) -> Iterator[_Part]:
+def _company(context: MeasurementContext, base: _Part) -> Iterator[_Part]:
     """The samples of the baseline in smaller batches. A size that the reference itself can't
     compute is no size of this model, and is left out for every runtime."""
-    for size in _sizes(stand):
+    for size in _sizes(context):
         for start in range(0, base.size // size * size, size):
             batch = {name: array[start : start + size] for name, array in base.batch.items()}
             try:
-                expected = stand.answers.reference(batch)
+                expected = context.answers.reference(batch)
             except EvidenceError:
                 break
             yield _Part(start, batch, expected)
 
 
-def _from_first(stand: MeasurementContext) -> SampleSet:
+def _from_first(context: MeasurementContext) -> SampleSet:
     """The samples from the first one on in which every output has a value, as far as so many are
     left."""
-    there, unit = len(stand.samples), stand.binding.batch_size if stand.binding.fixed else 1
-    latest = max(there - stand.policy.instruments.stability_samples, 0) // unit * unit
-    return stand.samples.slice(min(stand.first, latest), there)
+    there, unit = len(context.samples), context.binding.batch_size if context.binding.fixed else 1
+    latest = max(there - context.policy.instruments.stability_samples, 0) // unit * unit
+    return context.samples.slice(min(context.first, latest), there)
 
 
-def _count(stand: MeasurementContext) -> int:
-    wanted, there = stand.policy.instruments.stability_samples, len(stand.samples)
-    if stand.binding.fixed:
-        size = stand.binding.batch_size
+def _count(context: MeasurementContext) -> int:
+    wanted, there = context.policy.instruments.stability_samples, len(context.samples)
+    if context.binding.fixed:
+        size = context.binding.batch_size
         return min(math.ceil(wanted / size) * size, there)
     return min(wanted, there)
 
 
-def _sizes(stand: MeasurementContext) -> list[int]:
-    """The batch sizes beside the baseline's."""
-    if stand.binding.fixed:
+def _sizes(context: MeasurementContext) -> list[int]:
+    """Return the batch sizes to compare with the baseline's."""
+    if context.binding.fixed:
         return []
-    sizes = {1, stand.binding.batch_size, *stand.policy.instruments.probe_batch_sizes}
-    return sorted(size for size in sizes if size < _count(stand))
+    sizes = {1, context.binding.batch_size, *context.policy.instruments.probe_batch_sizes}
+    return sorted(size for size in sizes if size < _count(context))
 
 
 def _outputs(compute: Compute, part: _Part, replayed: Replayed) -> list[OutputArray]:

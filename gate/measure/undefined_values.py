@@ -76,7 +76,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _hides(value: Any) -> bool:
-    """Whether a row of scores, or of a mask, leaves nothing."""
+    """Return whether a row of scores, or of a mask, leaves nothing."""
     if not isinstance(value, torch.Tensor) or not value.ndim or not value.numel():
         return False
     if value.dtype == torch.bool:
@@ -84,47 +84,47 @@ def _hides(value: Any) -> bool:
     return value.is_floating_point() and bool((value == -torch.inf).all(-1).any())
 
 
-def attends_nothing(stand: MeasurementContext, batch: Batch) -> bool:
+def attends_nothing(context: MeasurementContext, batch: Batch) -> bool:
     """Return True if the model weighs nothing but what a mask hides: kernels of attention return
     NaN, zeros or a mean there, and no correct file has to return the same."""
-    return _watched(stand, batch).attends_nothing
+    return _watched(context, batch).attends_nothing
 
 
-def _watched(stand: MeasurementContext, batch: Batch) -> _Watch:
+def _watched(context: MeasurementContext, batch: Batch) -> _Watch:
     watch = _Watch()
     try:
         with watch:
-            stand.reference.run(batch)
+            context.reference.run(batch)
     except GateError:
         return _Watch()
     return watch
 
 
-def nan_is_lost(stand: MeasurementContext, batch: Batch) -> bool:
+def nan_is_lost(context: MeasurementContext, batch: Batch) -> bool:
     """Return True if the file computes NaN as the model does, and ONNX Runtime loses it in an
     operator. Raises what ONNX Runtime raises."""
-    trace = stand.nan_trace
-    if trace is None or not trace.loses_nan(stand.binding.by_input(batch)):
+    trace = context.nan_trace
+    if trace is None or not trace.loses_nan(context.binding.by_input(batch)):
         return False
-    return _watched(stand, batch).meets_nan
+    return _watched(context, batch).meets_nan
 
 
 def undefined_casts(
-    stand: MeasurementContext, batch: Batch
+    context: MeasurementContext, batch: Batch
 ) -> tuple[tuple[UndefinedCast, ...], list[list[OutputArray]]]:
     """Return the conversions that are undefined in the file and in the model, and for each output
     what the file makes of other results of them; nothing where only the file has them.
 
     Raises what ONNX Runtime raises.
     """
-    found = stand.open_casts
-    feed = stand.binding.by_input(batch)
+    found = context.open_casts
+    feed = context.binding.by_input(batch)
     casts = found.on(feed) if found is not None else []
-    if found is None or not casts or not _are_the_model_s(casts, _watched(stand, batch)):
+    if found is None or not casts or not _are_the_model_s(casts, _watched(context, batch)):
         return (), []
     runs = [
-        stand.binding.from_call(run)
-        for run in found.variants(feed, casts, seed=abs(stand.policy.determinism.seed))
+        context.binding.from_call(run)
+        for run in found.variants(feed, casts, seed=abs(context.policy.determinism.seed))
     ]
     records = tuple(
         UndefinedCast(tensor=cast.node, dtype=cast.dtype.name, elements=int(cast.open.sum()))
@@ -134,7 +134,7 @@ def undefined_casts(
 
 
 def _are_the_model_s(casts: list[OpenCast], watch: _Watch) -> bool:
-    """Whether each conversion is one of the model's too: of the same floats to the same type."""
+    """Return whether each conversion is one of the model's: the same floats to the same type."""
     return all(any(map(partial(_is_same, cast), watch.conversions)) for cast in casts)
 
 
@@ -158,22 +158,22 @@ def explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> ND
     return np.asarray(moved | classes)
 
 
-def casts_on_samples(stand: MeasurementContext) -> tuple[UndefinedCast, ...]:
+def casts_on_samples(context: MeasurementContext) -> tuple[UndefinedCast, ...]:
     """Return the conversions of the first samples that are undefined in the file and in the model.
 
     The outputs on the samples are compared all the same: the model runs with the results of the
     file where they differ (`gate.reference.choices`).
     """
-    found = stand.open_casts
+    found = context.open_casts
     if found is None or not found.exist:
         return ()
     elements: dict[tuple[str, str], int] = {}
-    for batch in stand.batches_with_truth():
+    for batch in context.batches_with_truth():
         try:
-            casts = found.on(stand.binding.by_input(batch))
+            casts = found.on(context.binding.by_input(batch))
         except Exception:  # a runtime that cannot run the file fails by itself
             return ()
-        if casts and _are_the_model_s(casts, _watched(stand, batch)):
+        if casts and _are_the_model_s(casts, _watched(context, batch)):
             for cast in casts:
                 key = cast.node, cast.dtype.name
                 elements[key] = elements.get(key, 0) + int(cast.open.sum())

@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 from pydantic import Field, JsonValue
 
-from gate.records.evidence import CrewRecord, Environment, FailureCode
+from gate.records.evidence import Environment, FailureCode, WorkerPoolRecord
 from gate.records.instruments import ReferenceValidity
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
 # What a batch holds changes numbers in their last digits, and so does the order of sums. Both are
-# fixed here, by the number of samples, the batch size and the lead alone: whoever measures a unit,
-# in whatever order, gets the same numbers.
+# fixed here, by the number of samples, the batch size and the lead alone: every process that
+# measures a unit, in any order, gets the same numbers.
 
 
 MOST = 256
-"""Units beside the lead, unless somebody asks for another number."""
+"""Units in addition to the lead, unless the caller sets another number."""
 
 _LEAST = 4
 """Batches of a unit, so that what one costs by itself is little."""
@@ -61,7 +61,7 @@ def split_into_units(
 
 
 class RunProof(Record):
-    """What shows that a runtime ran in one process as it did in another."""
+    """The fields that show that a runtime ran alike in two processes."""
 
     providers_active: tuple[str, ...] = ()
     nodes_per_provider: dict[str, Count] = Field(default_factory=dict)
@@ -73,12 +73,14 @@ class RunProof(Record):
 
     @classmethod
     def of(cls, proof: Proof) -> RunProof:
-        """Without what differs by process: memory."""
+        """Return the fields of a proof that do not differ by process, as memory does."""
         return cls(**{name: getattr(proof, name) for name in cls.model_fields})
 
     def anywhere(self) -> RunProof:
-        """Without what another machine or version may have otherwise: that it ran by these
-        providers, with these options."""
+        """Return a copy without what depends on machine and versions.
+
+        Providers and options stay.
+        """
         nodes = dict.fromkeys(self.nodes_per_provider, 0)
         return self.model_copy(update={"versions": {}, "device": None, "nodes_per_provider": nodes})
 
@@ -99,8 +101,8 @@ class RuntimeUnitResult(Record):
     """As `OutputComparison.state` gives it."""
 
 
-class ReferenceDigests(Record):
-    """What the reference answered to one unit: it tells whether model and samples are the same."""
+class UnitResult(Record):
+    """All runtimes in one unit, and digests that show whether model and samples are the same."""
 
     index: Count
     start: Count
@@ -111,32 +113,20 @@ class ReferenceDigests(Record):
     """Of their labels; None: there are none."""
     answers_sha256: Sha256
     """Of all outputs of the reference, batch by batch, to the last bit."""
-
-
-class UnitResult(ReferenceDigests):
-    """All runtimes in one unit."""
-
-    answers_sha256: Sha256
-    """Of what the reference answered: who goes on from a part proves that it still does."""
     environment: Environment
     reference_seconds: tuple[Measured, ...] = ()
+    metrics: Any = added_field(None)
+    """As `gate.metrics.process.MetricRun.drain` gives it."""
     runtimes: dict[RuntimeName, RuntimeUnitResult]
 
     @property
     def unit(self) -> WorkUnit:
-        """Which one it is."""
+        """The measured unit."""
         return WorkUnit(self.index, self.start, self.stop)
-
-    @property
-    def answers(self) -> ReferenceDigests:
-        """What the reference answered."""
-        return ReferenceDigests(
-            **{name: getattr(self, name) for name in ReferenceDigests.model_fields}
-        )
 
 
 class FirstUnitState(Record):
-    """What the first unit gives to all others."""
+    """The state that the first unit passes to all other units."""
 
     floors: dict[RuntimeName, Any]
     """By runtime, packed: `gate.measure.noise_floor.NoiseFloor`."""
@@ -148,18 +138,18 @@ class FirstUnitState(Record):
     """Of the float64 reference and of random rounding."""
 
 
-class Crew(Protocol):
+class UnitWorkers(Protocol):
     """Those who measure units elsewhere: in processes, on a cluster."""
 
     @property
-    def record(self) -> CrewRecord:
-        """Who they are."""
+    def record(self) -> WorkerPoolRecord:
+        """The record of the processes that measure the units."""
 
     def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
         """Have these units measured. Returns at once, with the lead by which they are judged."""
 
     def parts(self) -> Iterator[UnitResult]:
-        """What they gave, in any order, perhaps twice, until all are there.
+        """Yield the results of the units, in any order, some perhaps twice, until all are there.
 
         Raises the GateError of the first unit, by index, that can't be measured.
         """

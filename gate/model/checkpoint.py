@@ -188,7 +188,7 @@ def _fill_tied(state: State, model: nn.Module) -> None:
 
 
 def _memory(value: object) -> tuple[object, ...] | None:
-    """What two names of one tensor have in common. None: can't be shared."""
+    """Return what identifies a tensor that has several names; None: it cannot be shared."""
     if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or value.numel() == 0:
         return None
     return value.data_ptr(), value.shape, value.stride(), value.dtype

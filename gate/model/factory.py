@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -15,9 +16,9 @@ from gate.errors import ModelError
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """For a process that is ours alone. Afterwards all that is there counts as old.
+    """Pause the garbage collector in a process of our own, and freeze what exists afterwards.
 
-    The modules of PyTorch make a million objects that stay, and the collector would look at them
+    The modules of PyTorch make a million objects that stay, and the collector would visit them
     again and again: a third of the time that the imports take.
     """
     collected = gc.isenabled()
@@ -31,6 +32,30 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
+def is_onnx_file(reference: str) -> bool:
+    """Return True if a reference names an ONNX file instead of a factory."""
+    return reference.lower().endswith(".onnx") and (
+        ":" not in reference or Path(reference).is_file()
+    )
+
+
+_REGISTERED = re.compile(r"models:/([^/@]+)(?:@([^/@]+)|/([0-9]+))")
+
+
+def parse_registered(reference: str) -> tuple[str, str | None, str | None] | None:
+    """Return name, alias and number of `models:/NAME@ALIAS` or `models:/NAME/NUMBER`, one of the
+    two None; None for other references. Raises ModelError if the text is malformed."""
+    if not reference.startswith("models:"):
+        return None
+    found = _REGISTERED.fullmatch(reference)
+    if found is None:
+        raise ModelError(
+            f"not a registered model: {reference!r}. Expected models:/NAME@ALIAS or "
+            "models:/NAME/VERSION, for example models:/digits@champion."
+        )
+    return found[1], found[2], found[3]
+
+
 def parse_factory(factory: str) -> tuple[str, list[str]]:
     """Module and attributes. Raises ModelError if the text is malformed."""
     module_name, colon, attribute = factory.partition(":")
@@ -39,7 +64,7 @@ def parse_factory(factory: str) -> tuple[str, list[str]]:
     if not colon or not all(name.isidentifier() for name in names):
         raise ModelError(
             f"not a factory: {factory!r}. Expected package.module:callable, "
-            "for example torchvision.models:resnet18."
+            "for example torchvision.models:resnet18, or a path that ends in .onnx."
         )
     return module_name, path
 
@@ -77,7 +102,7 @@ def source_in_project(factory: str) -> Path | None:
 
 
 def no_module(name: str, *, wanted: str) -> str:
-    """What is said of a module that is nowhere."""
+    """Return the message for a module that cannot be found."""
     return (
         f"no module named {name!r} for {wanted}. Looked in the current folder and the installed "
         "packages: check the spelling, or change the folder."

@@ -61,7 +61,7 @@ def leaves(returned: Any, *, by: str = "the model's forward") -> list[Leaf]:
 
 
 class _NoTensor(Exception):
-    """What was returned, and the way out."""
+    """An output that is not a tensor, and the way out."""
 
 
 def _leaves(returned: Any) -> list[Leaf]:
@@ -99,7 +99,7 @@ def _named(prefix: str, value: Any, *, stated: bool) -> Iterator[Leaf]:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """What has names of its own; None for what has only places."""
+    """Return the named fields of a value; None if it has only positions."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -195,7 +195,7 @@ class ForwardSignature:
         return tuple(sorted(names, key=lambda name: order.index(name.partition(".")[0])))
 
     def __call__(self, model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """What `model` returns for `tensors`. Raises whatever it raises."""
+        """Return the outputs of `model` for `tensors`. Raises whatever it raises."""
         if self._tree is None:
             return model(*tensors)
         keywords = {
@@ -285,3 +285,16 @@ def _signature(model: nn.Module) -> tuple[dict[str, bool], dict[str, Any]]:
         return named, typing.get_type_hints(model.forward)
     except Exception:  # annotations may name what is imported for type checkers only
         return named, {}
+
+
+class PositionalModel(nn.Module):
+    """A model that takes tensors by position and returns a tuple of tensors."""
+
+    def __init__(self, model: nn.Module, call: ForwardSignature) -> None:
+        super().__init__()
+        self.model = model
+        self._call = call
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call the model."""
+        return tuple(leaf.tensor for leaf in leaves(self._call(self.model, tensors)))

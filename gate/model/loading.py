@@ -63,7 +63,8 @@ def _homes(model: nn.Module) -> Iterator[str]:
 
 
 def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
-    """Of a function, or a dict of such, and of the functions that it closes over."""
+    """Yield the modules of a function, or of a dict of functions, and of those that they close
+    over."""
     if id(value) in visited:
         return
     visited.add(id(value))
@@ -161,7 +162,7 @@ _SEED = 20_240_229
 
 
 def _differs(one: object, other: object) -> bool:
-    """Of two tensors; where the bytes of either can't be had, nothing is said."""
+    """Return True if two tensors differ; False if the bytes of either are not available."""
     tensors = [each for each in (one, other) if isinstance(each, torch.Tensor)]
     if len(tensors) < 2 or any(map(nn.parameter.is_lazy, tensors)):
         return False

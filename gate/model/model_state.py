@@ -26,7 +26,7 @@ class _Slot:
 
     @property
     def current(self) -> torch.Tensor | None:
-        """What forward left under the name; None if it was deleted."""
+        """Return the value that forward left under the name; None if it was deleted."""
         return self.holder[self.key] if self.key in self.holder else None  # noqa: SIM401
 
     def is_written(self) -> bool:

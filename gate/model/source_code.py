@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.machinery
+import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -136,9 +138,9 @@ class SourceFiles:
 
 @functools.lru_cache(maxsize=1024)
 def imported_names(source: bytes, package: str) -> tuple[str, ...]:
-    """What a source in `package` imports, anywhere in it, with the packages around.
+    """Return what a source in `package` imports, anywhere in it, with the packages around.
 
-    Of `from a import b` both `a` and `a.b`, which may be a module or not.
+    For `from a import b` both `a` and `a.b`, which may be a module or not.
     """
     try:
         return tuple(_imported(ast.parse(source), package))
@@ -190,7 +192,7 @@ def _digest_now(name: str) -> Digest | None:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Of a module that is loaded, else of one that would be; None where there is none."""
+    """Return the spec of a module, loaded or not; None if there is none."""
     if name in sys.modules:
         # What runs as a script has the spec of another name, or none.
         spec = None if name in _SCRIPTS else getattr(sys.modules[name], "__spec__", None)
@@ -251,11 +253,11 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def _is_standard(origin: str) -> bool:
-    return any(Path(origin).is_relative_to(place) for place in _standard_places())
+    return any(Path(origin).is_relative_to(place) for place in _standard_library_paths())
 
 
 @functools.cache
-def _standard_places() -> tuple[str, ...]:
+def _standard_library_paths() -> tuple[str, ...]:
     return tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
@@ -284,7 +286,7 @@ def _installed() -> dict[str, list[str]]:
 # alike.
 
 
-def source_place(file: str, line: int) -> str:
+def source_location(file: str, line: int) -> str:
     """`torchvision/models/resnet.py:12`: the file below the import path."""
     return f"{below_import_path(file)}:{line}"
 
@@ -311,3 +313,24 @@ def file_below(folder: Path, path: str) -> str:
 
 def _roots() -> list[Path]:
     return [Path(entry).absolute() for entry in ("", *sys.path) if Path(entry).is_dir()]
+
+
+def module_source(model: Any, path: str) -> tuple[Path, int] | None:
+    """Return file and line of the project's code that makes the module `path` of an nn.Module: the
+    assignment in the nearest class above it that is defined below the current folder, else the
+    first line of that class. None: no class of the project is above it."""
+    names = path.split(".") if path else []
+    for depth in range(len(names), -1, -1):
+        try:
+            owner = model.get_submodule(".".join(names[:depth]))
+            file = Path(inspect.getsourcefile(type(owner)) or "").resolve()
+            lines, first = inspect.getsourcelines(type(owner))
+        except (AttributeError, OSError, TypeError):  # no such module; no source
+            continue
+        project = Path.cwd().resolve()
+        if not file.is_relative_to(project) or "site-packages" in file.parts:
+            continue
+        made = rf"\bself\.{re.escape(names[depth])}\b[^=]*=[^=]" if depth < len(names) else r"(?!)"
+        offset = next((n for n, line in enumerate(lines) if re.search(made, line)), 0)
+        return file.relative_to(project), first + offset
+    return None

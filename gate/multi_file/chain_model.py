@@ -47,21 +47,21 @@ class ChainModel(nn.Module):
     def of(
         cls, model: nn.Module, *, chain: str, references: Mapping[str, str], inputs: Sequence[str]
     ) -> ChainModel:
-        """Of a copy of `model` on the CPU, in eval mode. `chain`: `package.module:function`;
-        `references`: by part the module's path in the model; `inputs`: as in `__init__`.
+        """Build the chain from a copy of `model` on the CPU, in eval mode.
 
-        Raises ModelError.
+        `chain`: `package.module:function`; `references`: by part the module's path in the model;
+        `inputs`: as in `__init__`. Raises ModelError.
         """
         copied = copy_model(model, device="cpu")
         modules = {name: module_of(copied, path, part=name) for name, path in references.items()}
         return cls(chain_function(chain), _apart(modules), inputs).eval()
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """What the function returns.
+        """Return the result of the chain function.
 
-        Where the float64 reference is computed, a part takes in double precision what the code
-        before it made in float32: numpy's zeros, a buffer of its own. That is rounded there, then,
-        on both sides.
+        While the float64 reference is computed, a part may receive in double precision what the
+        code before it made in float32 (numpy zeros, a buffer of its own); that is rounded on both
+        sides.
         """
         with contextlib.ExitStack() as hooked:
             for part in self.parts.values() if _in_double() else ():
@@ -189,14 +189,11 @@ class Parameters:
         return cls(positional, tuple(one.name for one in found))
 
     def tensors(self, given: Sequence[Any], named: Mapping[str, Any], *, part: str) -> list[Leaf]:
-        """What a chain calls the part with, by the arguments that it is given as (`input_1` for
-        one without a name), in forward's order, however the call was written.
-
-        Raises ModelError for what is no tensor.
-        """
+        """Return the tensors that a chain passes to the part, by argument name (`input_1` for one
+        without a name), in forward's order. Raises ModelError for anything that is not a tensor."""
         count = len(self.positional)
         own = [*self.positional[: len(given)], *(f"input_{at}" for at in range(count, len(given)))]
-        keywords = sorted(named, key=self._place)
+        keywords = sorted(named, key=self._position)
         arguments = dict(zip(own, given, strict=True)) | {name: named[name] for name in keywords}
         for name, value in arguments.items():
             try:
@@ -209,13 +206,13 @@ class Parameters:
                 ) from error
         return leaves(arguments)
 
-    def _place(self, name: str) -> int:
+    def _position(self, name: str) -> int:
         return self.all.index(name) if name in self.all else len(self.all)
 
 
 @dataclass(frozen=True)
 class PartInterface:
-    """Of a part, as its module has it."""
+    """The inputs and outputs of a part, as its module has them."""
 
     parameters: Parameters
     form: Any
@@ -223,8 +220,8 @@ class PartInterface:
 
 
 def bound(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """For each input of a file the place of its tensor among those that are called `names`: by name
-    where all are there, which leaves out what only the module takes, else one after the other."""
+    """Return, for each input of a file, the index of its tensor among `names`: by name if all are
+    there, which skips what only the module takes, else in order."""
     if wanted and set(wanted) <= set(names):
         return [list(names).index(name) for name in wanted]
     return list(range(len(names)))
@@ -240,7 +237,10 @@ Array = NDArray[Any]
 
 @dataclass
 class PartCalls:
-    """Of one part. Its inputs go to the disk, call by call; the first call says how they are."""
+    """The calls of one part.
+
+    Its inputs are written to disk call by call; the first call defines their form.
+    """
 
     folder: Path
     parameters: Parameters
@@ -264,7 +264,7 @@ class PartCalls:
 
     @property
     def interface(self) -> PartInterface:
-        """What its file has to take and to give."""
+        """Return the inputs and outputs that its file must have."""
         return PartInterface(self.parameters, self.form)
 
     @property
@@ -290,7 +290,7 @@ class PartCalls:
         """Return the arrays with the samples on axis 0 of each, by the batch axes of the file."""
         if self.axes is None:
             return inputs
-        if self.axes.one_call:
+        if self.axes.is_unbatched:
             return [array[None] for array in inputs]
         axes: list[int | None] = [0] * len(inputs)  # of what only the module takes
         for name, place in zip(self.wanted, bound(self.names, self.wanted), strict=False):
@@ -310,12 +310,14 @@ class PartCalls:
         ]
 
     def taken(self, wanted: Sequence[str]) -> list[Array]:
-        """Of the first call, what a file with these inputs takes."""
+        """Return what a file with these inputs takes of the first call."""
         return [self.example[place] for place in bound(self.names, wanted)]
 
     def samples(self, names: tuple[str, ...], *, part: str) -> SampleSet:
-        """What it was given, by these names of its tensors. Raises DataError where that has no axis
-        of samples."""
+        """Return the recorded inputs by these names of its tensors.
+
+        Raises DataError if one has no axis of samples.
+        """
         if not self.rows:
             shapes = ", ".join(str(array.shape) for array in self.example) or "nothing"
             raise DataError(
@@ -342,7 +344,7 @@ class PartCalls:
 
 
 class CallRecorder:
-    """Of all parts, in a folder that goes with this object."""
+    """The calls of all parts, in a folder that is removed with this object."""
 
     def __init__(self, subjects: Mapping[str, Subject] | None = None) -> None:
         """`subjects`: of the parts' files, which say where the samples are in what a part gets;
@@ -354,7 +356,7 @@ class CallRecorder:
         self.by_part: dict[str, PartCalls] = {}
 
     def of(self, part: str) -> PartCalls:
-        """Of one part. Raises ModelError where the chain never called it."""
+        """Return the calls of one part. Raises ModelError if the chain never called it."""
         if part not in self.by_part:
             raise ModelError(
                 f"the chain never calls the part {part}. Let it run parts[{part!r}](...), or take "

@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 
 class ConsumerSession(Session):
-    """Of one part."""
+    """The session of one part."""
 
     def __init__(self, file: TestedFile) -> None:
         setup = plain_setup("ort-cpu-optimized")
@@ -85,7 +85,7 @@ class Interfaces:
                 break
         return cls(chain.function, {name: calls.of(name).interface for name in chain.parts})
 
-    def beside(self, file: TestedFile) -> ConsumerChain:
+    def open_release(self, file: TestedFile) -> ConsumerChain:
         """Open a release of the same parts. Raises OutputMismatch for one of others, and whatever
         ONNX Runtime raises."""
         files = release_within(file.path, None)
@@ -175,7 +175,7 @@ class ChainSession(Session):
         return [_packed(leaf.tensor.numpy()) for leaf in found]
 
     def proof(self) -> Proof:
-        """Of all parts: what is proven of each."""
+        """Return the proofs of all parts."""
         proofs = {name: part.session.proof() for name, part in self._parts.items()}
         nodes: dict[str, int] = {}
         for proof in proofs.values():
@@ -227,5 +227,6 @@ def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _odd(values: Sequence[str | None]) -> str | None:
-    """What all parts say; else what one says that others don't: `int8`, or another device."""
+    """Return what all parts report; else what one part reports and the others do not: `int8`, or
+    another device."""
     return next((value for value in values if value not in (values[0], "float32")), values[0])

@@ -120,9 +120,10 @@ class ReleaseQuantization:
         return records
 
     def _batches(self, release: MultiFileRelease) -> dict[str, tuple[SampleSet, Batches]]:
-        """What the chain gives each part that is to be quantized, also in batches for its file."""
+        """Yield what the chain passes to each part that is to be quantized, also in batches for its
+        file."""
         wanted = [part for part in release.parts if not self.only or part.name in self.only]
-        given = {part.name: release.given(part) for part in wanted}
+        given = {part.name: release.part_inputs(part) for part in wanted}
         total, before = sum(map(len, given.values())), 0
         found = {}
         for part in wanted:

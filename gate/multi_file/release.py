@@ -49,7 +49,7 @@ class Part:
     """Calls of the chain that are no samples: with inputs of other sizes than the first one."""
 
     def policy(self, policy: Policy) -> Policy:
-        """By which it is judged, where the whole is by this one."""
+        """Return the policy of a part, derived from that of the whole."""
         return policy.of_part([spec.name for spec in self.candidate.subject.outputs])
 
     def case(self, policy: Policy, batch_size: int) -> MeasurementJob:
@@ -117,19 +117,21 @@ class MultiFileRelease:
         subject = files.subject(inputs=_inputs(samples, fixed or _BATCH), outputs=outputs)
         return cls(parts, chain, calls, subject, files.file.chain, samples)
 
-    def given(self, part: Part) -> SampleSet:
-        """What the chain gives a part, whether it has samples of its own or not. Raises
-        EvidenceError for another number of tensors than its file takes."""
-        return _given(self.calls, part.candidate, name=part.name)
+    def part_inputs(self, part: Part) -> SampleSet:
+        """Return what the chain passes to a part, whether it has samples of its own or not.
+
+        Raises EvidenceError for another number of tensors than its file takes.
+        """
+        return _part_inputs(self.calls, part.candidate, name=part.name)
 
     def cases(self, whole: MeasurementJob) -> dict[str, MeasurementJob]:
         """Each part, to look into."""
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
 
-    def beside(self, file: TestedFile) -> ConsumerChain:
-        """As `Interfaces.beside`, by this chain."""
+    def open_release(self, file: TestedFile) -> ConsumerChain:
+        """Return the `Interfaces.open_release` of this chain."""
         by_part = {part.name: self.calls.of(part.name).interface for part in self.parts}
-        return Interfaces(self.chain.function, by_part).beside(file)
+        return Interfaces(self.chain.function, by_part).open_release(file)
 
     def session(
         self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
@@ -210,8 +212,8 @@ def _few(samples: SampleSet, count: int) -> list[int]:
 
 
 def _output_axes(chain: ChainModel, samples: SampleSet, axes: BatchAxes) -> dict[str, int | None]:
-    """By running the chain on two and on three samples."""
-    sizes = (1,) if axes.one_call else (2, 3)
+    """Return the axes of the outputs by running the chain on two and on three samples."""
+    sizes = (1,) if axes.is_unbatched else (2, 3)
     few, *more = (
         CallRecorder().record(chain, _call(axes, samples.at(_few(samples, size)))) for size in sizes
     )
@@ -246,10 +248,10 @@ def _inputs(samples: SampleSet, size: int | str) -> tuple[TensorSpec, ...]:
 def _recorded(
     chain: ChainModel, files: ReleaseFiles, samples: SampleSet, *, batch_size: int
 ) -> tuple[CallRecorder, tuple[TensorSpec, ...]]:
-    """What each part was given, and what the chain returned."""
+    """Return the inputs of each part, and the result of the chain."""
     calls = CallRecorder({name: candidate.subject for name, candidate in files.parts.items()})
     outputs, layout = None, samples.layout
-    alone = layout is not None and layout.one_call
+    alone = layout is not None and layout.is_unbatched
     for batch in samples.with_least(1 if alone else 2).batches(1 if alone else batch_size):
         found = calls.record(chain, _call(layout, batch))
         outputs = outputs or _specs(found, layout)
@@ -279,12 +281,12 @@ def _samples(
     own = file.parts[name].inputs
     if own is not None:
         return SampleSet.open(own)
-    return _given(calls, candidate, name=name)
+    return _part_inputs(calls, candidate, name=name)
 
 
-def _given(calls: CallRecorder, candidate: TestedFile, *, name: str) -> SampleSet:
-    """By the names of the arguments, which say how the module is called; where they contradict the
-    file's, by those of its inputs, one after the other."""
+def _part_inputs(calls: CallRecorder, candidate: TestedFile, *, name: str) -> SampleSet:
+    """Return the inputs by the names of the arguments, which say how the module is called; if they
+    contradict the file's, by those of its inputs, in order."""
     found = calls.of(name)
     wanted = tuple(spec.name for spec in candidate.subject.inputs)
     if len(bound(found.names, wanted)) != len(wanted):

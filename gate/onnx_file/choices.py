@@ -28,20 +28,23 @@ _CHOOSERS = {
 }
 """Operators that decide by comparing floats: which of their outputs holds the decision."""
 
+MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Cast"})
+"""Operators that make floats whole (Cast: to a type of integers)."""
+
 _INDICES = frozenset({"TopK", "ArgMax", "ArgMin", "NonMaxSuppression"})
 """Those whose decision is of int64; of the others it is of bools."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one node decided on a batch."""
+    """The choice of one node on a batch."""
 
     operator: str
     """ONNX operator type."""
     chosen: NDArray[Any]
-    """Indices (int64), the bools of a comparison, or the integers of a conversion."""
+    """Indices (int64), the bools of a comparison, the integers of a conversion, or whole floats."""
     operand: NDArray[Any] | None = None
-    """The floats that are converted (`Cast`)."""
+    """The floats that are converted (`Cast`) or made whole."""
     tensor: str = ""
     """The name of the decision in the file."""
 
@@ -58,8 +61,10 @@ class ChoiceSession:
     ) -> None:
         file = EditableFile(candidate)
         model = file.model
-        self._casts = {node.output[0]: node.input[0] for node in model.graph.node if _rounds(node)}
-        """What is converted to integers, by the result."""
+        self._operands = {
+            node.output[0]: node.input[0] for node in model.graph.node if _makes_whole(node)
+        }
+        """What is converted to integers or made whole, by the result."""
         self._operators = _expose(model.graph)
         """By the name of the tensor, in the order of the nodes."""
         self._session: Any = None
@@ -67,7 +72,7 @@ class ChoiceSession:
             return
         produced = {name for node in model.graph.node for name in node.output}
         self._names = list(
-            dict.fromkeys([*self._operators, *(produced & set(self._casts.values()))])
+            dict.fromkeys([*self._operators, *(produced & set(self._operands.values()))])
         )
         stated = {value.name for value in model.graph.output}
         model.graph.output.extend(
@@ -84,13 +89,16 @@ class ChoiceSession:
         returned = self._session.run(self._names, dict(feed))
         arrays = {**feed, **dict(zip(self._names, returned, strict=True))}
         return [
-            Choice(operator, np.asarray(arrays[name]), arrays.get(self._casts.get(name, "")), name)
+            Choice(
+                operator, np.asarray(arrays[name]), arrays.get(self._operands.get(name, "")), name
+            )
             for name, operator in self._operators.items()
-            if arrays[name].size and (operator != "Cast" or self._is_of_floats(name, arrays))
+            if arrays[name].size
+            and (name not in self._operands or self._is_of_floats(name, arrays))
         ]
 
     def _is_of_floats(self, name: str, arrays: Mapping[str, OutputArray]) -> bool:
-        operand = arrays.get(self._casts[name])
+        operand = arrays.get(self._operands[name])
         return operand is not None and operand.dtype.kind == "f"
 
 
@@ -100,23 +108,23 @@ _INTEGERS = frozenset({
 })  # fmt: skip
 
 
-def _rounds(node: onnx.NodeProto) -> bool:
-    """Whether a node converts something to integers."""
-    return node.op_type == "Cast" and any(
-        a.name == "to" and a.i in _INTEGERS for a in node.attribute
-    )
+def _makes_whole(node: onnx.NodeProto) -> bool:
+    """Return True if a node converts something to integers, or makes floats whole."""
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i in _INTEGERS for a in node.attribute)
+    return node.op_type in MAKE_WHOLE and node.domain in ("", "ai.onnx")
 
 
-def _expose(graph: onnx.GraphProto, *, casts: bool = True) -> dict[str, str]:
+def _expose(graph: onnx.GraphProto, *, whole: bool = True) -> dict[str, str]:
     """Return the operators by the name of their decision. Branches get decisions as outputs, but
-    for `casts`."""
+    not those that make floats `whole`."""
     operators: dict[str, str] = {}
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type in _CHOOSERS:
             operators[node.output[_CHOOSERS[node.op_type]]] = node.op_type
-        elif casts and _rounds(node):
+        elif whole and _makes_whole(node):
             operators[node.output[0]] = node.op_type
         elif node.op_type == "If":
             operators |= _expose_branches(node)
@@ -128,7 +136,7 @@ def _expose_branches(node: onnx.NodeProto) -> dict[str, str]:
     operators = {}
     branches = [attribute.g for attribute in node.attribute]
     for taken in branches:
-        for name, operator in _expose(taken, casts=False).items():
+        for name, operator in _expose(taken, whole=False).items():
             exposed = f"{name} of {node.output[0]}"
             dtype = np.int64 if operator in _INDICES else np.bool_
             for branch in branches:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import onnx
 from onnx import checker, defs, external_data_helper, helper, shape_inference
@@ -51,6 +51,13 @@ def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from nodes_within(model.graph.node)
     for function in model.functions:
         yield from nodes_within(function.node)
+
+
+def replace_messages(field: Any, kept: Iterable[Any]) -> None:
+    """Put these messages in the place of all of a repeated field, which may hold them."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in kept]
+    del field[:]
+    field.extend(copies)
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -275,7 +282,7 @@ def is_of_runtime(node: onnx.NodeProto, *, opset: int) -> bool:
     return False
 
 
-def in_own_domain(model: onnx.ModelProto) -> onnx.ModelProto:
+def with_ort_domain(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with these operators in ONNX Runtime's own domain, which the checker takes; the
     very same object where there are none."""
     opset = max((o.version for o in model.opset_import if o.domain in _STANDARD), default=0)
@@ -316,7 +323,7 @@ def read_subject(path: Path) -> Subject:
     model = _parse(data, path)
     files = external_files(model, path)
     complaint = None
-    checked = in_own_domain(model)
+    checked = with_ort_domain(model)
     whole = data if checked is model else checked.SerializeToString()
     try:
         _check_whole(whole, path, files, changed=checked is not model)
@@ -494,7 +501,8 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
         kind = value.type.WhichOneof("value") or "nothing"
         raise OnnxFileError(
             f"{path}: {value.name} is declared as {kind}, expected a tensor: "
-            "only tensors can be compared. Export a model whose inputs and outputs are tensors."
+            "only tensors can be compared. Export a model whose inputs and outputs are tensors "
+            "(scikit-learn: options={'zipmap': False})."
         )
     tensor = value.type.tensor_type
     return TensorSpec(

@@ -69,12 +69,12 @@ class ReleaseFile(Record):
 
     @property
     def references(self) -> dict[str, str]:
-        """As `references_of`."""
+        """Return `references_of` this release."""
         return references_of(self.parts)
 
 
 class HasReference(Protocol):
-    """What says which module it must compute like."""
+    """A part that names the module that it must compute like."""
 
     @property
     def reference(self) -> str | None:
@@ -82,7 +82,7 @@ class HasReference(Protocol):
 
 
 def references_of(parts: Mapping[str, HasReference]) -> dict[str, str]:
-    """By part, the path in the whole model of the module that it must compute like."""
+    """Return, by part, the path in the whole model of the module that it must compute like."""
     return {name: part.reference or name for name, part in parts.items()}
 
 
@@ -140,7 +140,7 @@ def onnx_files(path: Path) -> dict[str, Path]:
 
 
 def _quoted(text: str) -> str:
-    """As YAML takes any text: in single quotes."""
+    """Return a text as YAML accepts any text: in single quotes."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
 
@@ -158,10 +158,9 @@ class ReleaseFiles:
     def subject(
         self, *, inputs: tuple[TensorSpec, ...] = (), outputs: tuple[TensorSpec, ...] = ()
     ) -> Subject:
-        """Of all files together: the digest is that of the manifest over the release file, the
-        ONNX files and their external data. `inputs`, `outputs`: of the chain, which only running it
-        tells. Raises StorageError.
-        """
+        """Return the subject of all files together: the digest is that of the manifest over the
+        release file, the ONNX files and their external data. `inputs`, `outputs`: of the chain,
+        which only a run of it shows. Raises StorageError."""
         folder = self.path.parent
         files = sorted(
             {

@@ -45,12 +45,10 @@ def verify_parts(path: Path, evidence: Evidence) -> None:
 
 
 def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | None) -> None:
-    """What is uploaded follows the subject (its external data, its parts): it must be the file's
-    own. What the chain of a release takes and gives, only running it tells.
-
-    `limits`: within which a child reads the files; None: they are our own. Raises EvidenceError,
-    and as `subject_within`.
-    """
+    """Verify that the subject (its external data, its parts) is the file's own, because the upload
+    follows it. The inputs and outputs of a chain are not verified, since only a run of it shows
+    them. `limits`: of the child that reads the files; None: the files are trusted. Raises
+    EvidenceError, and as `subject_within`."""
 
     described = evidence.subject
     if not described.parts and not is_release_file(path):
@@ -114,12 +112,10 @@ def _is_text(path: Path) -> bool:
 
 
 def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject:
-    """As `read_subject`, and of a release as `ReleaseFiles.subject`; None: the file is our own, and
-    is read in this process.
-
-    What the child says of names and bytes is proven here. Raises LimitExceeded and EvidenceError
-    besides, StorageError; PolicyError for a release file that is none.
-    """
+    """Run `read_subject`, or `ReleaseFiles.subject` for a release, in a child; None: the file is
+    trusted, and is read in this process. Names and bytes that the child reports are verified
+    here. Raises LimitExceeded and EvidenceError besides, StorageError; PolicyError for an
+    invalid release file."""
     if is_release_file(path):
         return release_within(path, limits).subject()
     if limits is None:
@@ -152,7 +148,7 @@ def release_within(path: Path, limits: SandboxLimits | None) -> ReleaseFiles:
 
 
 def origin_within(path: Path, limits: SandboxLimits | None) -> str | None:
-    """As `quantized_from`; None: the file is our own, and is read in this process.
+    """Run `quantized_from` in a child; None: the file is trusted, and is read in this process.
 
     Raises LimitExceeded and EvidenceError besides.
     """

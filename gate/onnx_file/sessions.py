@@ -172,7 +172,7 @@ class _BfloatSession:
         return getattr(self._session, name)
 
     def run(self, outputs: Any, feed: Mapping[str, Any], options: Any = None) -> list[Any]:
-        """As InferenceSession.run."""
+        """Run the session, like InferenceSession.run."""
         fed = {name: self._value(array) for name, array in feed.items()}
         return [_array(value) for value in self._session.run_with_ort_values(outputs, fed, options)]
 
@@ -198,8 +198,8 @@ def _array(value: Any) -> Any:
 
 
 def quiet_options() -> Any:
-    """Of every session: nothing is printed, no thread spins, bytes are ONNX whatever they look
-    like."""
+    """Return the options of every session: no output, no spinning threads, bytes are ONNX whatever
+    they look like."""
     onnxruntime = onnx_runtime()
 
     options = onnxruntime.SessionOptions()

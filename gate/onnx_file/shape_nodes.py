@@ -89,7 +89,7 @@ _STANDARD = ("", "ai.onnx")
 
 @dataclass
 class _Values:
-    """What is known of the values of a graph and its subgraphs, by name."""
+    """The values of a graph and its subgraphs that can be computed, by name."""
 
     data: set[str] = field(default_factory=set)
     """An output of the graph depends on their elements."""

@@ -169,7 +169,7 @@ class SizeConditions:
 
 
 def _names(conditions: Sequence[tuple[str, str | None]]) -> list[str]:
-    """What has to be computed for these conditions."""
+    """Return the names of the values that these conditions need."""
     return list(dict.fromkeys(n for pair in conditions for n in pair if n is not None))
 
 
@@ -200,7 +200,7 @@ def _constant(node: NodeProto) -> TensorProto | None:
 
 
 def _shape(node: NodeProto, array: OutputArray) -> OutputArray:
-    """What a Shape or Size node returns for an array."""
+    """Return the result of a Shape or Size node for an array."""
     if node.op_type == "Size":
         return np.asarray(array.size, np.int64)
     bounds = {a.name: a.i for a in node.attribute}
@@ -292,7 +292,7 @@ class _Flattened:
         """`names`: those of the scopes around."""
         names = dict(names)
         for tensor in graph.initializer:
-            names[tensor.name] = self._own(tensor.name, depth)
+            names[tensor.name] = self._unique_name(tensor.name, depth)
             own = TensorProto()
             own.CopyFrom(tensor)
             own.name = names[tensor.name]
@@ -300,19 +300,21 @@ class _Flattened:
                 self.initializers[own.name] = own
         for node in graph.node:
             for inner in subgraphs(node):
-                given = {value.name: self._own(value.name, depth + 1) for value in inner.input}
-                yield from self._given(node, list(given.values()), names)
+                given = {
+                    value.name: self._unique_name(value.name, depth + 1) for value in inner.input
+                }
+                yield from self._loop_inputs(node, list(given.values()), names)
                 yield from self._flat(inner, {**names, **given}, depth=depth + 1)
             own_node = NodeProto()
             own_node.CopyFrom(node)
             _rename_captured(own_node, names)
             own_node.input[:] = [names.get(name, name) for name in node.input]
             for name in filter(None, node.output):
-                names[name] = self._own(name, depth)
+                names[name] = self._unique_name(name, depth)
             own_node.output[:] = [names.get(name, name) for name in node.output]
             yield own_node
 
-    def _given(
+    def _loop_inputs(
         self, node: NodeProto, given: Sequence[str], names: Mapping[str, str]
     ) -> Iterator[NodeProto]:
         """Yield nodes that make what a loop gives its body: the last counter, and the tensors that
@@ -332,7 +334,7 @@ class _Flattened:
             else:
                 yield helper.make_node("Identity", [source], [own])
 
-    def _own(self, name: str, depth: int) -> str:
+    def _unique_name(self, name: str, depth: int) -> str:
         """A name that no other scope has; those of the main graph stay."""
         if not depth:
             self._taken.add(name)

@@ -28,8 +28,9 @@ class TestedFile:
     subject: Subject
 
     def verified(self) -> bytes | str:
-        """What ONNX Runtime loads: the very bytes that have the digest, so that a file that is
-        exchanged for a moment is seen; with external data only the path. Raises DigestMismatch."""
+        """Return what ONNX Runtime loads: the very bytes that have the digest, so that a file that
+        is exchanged for a moment is detected; with external data only the path. Raises
+        DigestMismatch."""
         if self.subject.external_data:
             self.verify()
             return str(self.path)
@@ -63,6 +64,22 @@ class TestedFile:
         else:
             actual = Digest.of_file(self.path)
         self.subject.sha256.verify(actual, what=self.path.name)
+
+    def is_copy_of(self, other: TestedFile) -> bool:
+        """Return True if both have the same bytes, under whatever name, and the same external
+        data. Raises StorageError."""
+        if self.subject.sha256 == other.subject.sha256:
+            return True
+        names = self.subject.external_data  # the digest of such a file is also over its name
+        return (
+            bool(names)
+            and names == other.subject.external_data
+            and Digest.of_file(self.path) == Digest.of_file(other.path)
+            and all(
+                Digest.of_file(self.path.parent / name) == Digest.of_file(other.path.parent / name)
+                for name in names
+            )
+        )
 
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -117,8 +134,14 @@ class ExportNote(Record):
             )
 
 
+def load_note(model: Path) -> ExportNote | None:
+    """Read the note on a file, if there is one. Raises EvidenceError, StorageError."""
+    path = note_path(model)
+    return ExportNote.load(path) if path.is_file() else None
+
+
 def note_path(model: Path) -> Path:
-    """Where the note on a file stands: `model.onnx.export.json`."""
+    """Return the path of the note on a file: `model.onnx.export.json`."""
     return model.with_name(f"{model.name}.export.json")
 
 

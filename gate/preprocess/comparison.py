@@ -185,7 +185,7 @@ class TensorDifference:
         return float(self._sum.sum()) / self.elements
 
     @property
-    def over_one_step(self) -> float:
+    def share_over_step(self) -> float:
         """Share of values that are more than a step off."""
         return self._over / self.elements
 
@@ -301,7 +301,7 @@ class Consumer:
                 "values": self._range.compute(),
                 "max_diff": difference.max,
                 "mean_diff": difference.mean,
-                "over_one_step": difference.over_one_step,
+                "over_one_step": difference.share_over_step,
                 "max_diff_output": largest,
                 "mean_diff_output": mean,
                 "channels": difference.channels,
@@ -342,7 +342,7 @@ Advance = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LineUp:
-    """Who is compared with whom. Raises DataError for names that nobody has."""
+    """The pairs of consumers to compare. Raises DataError for unknown names."""
 
     consumers: tuple[str, ...]
     """Names of implementations, or of `dumped`."""
@@ -368,7 +368,7 @@ class LineUp:
 
 @dataclass(frozen=True)
 class PreprocessingComparison:
-    """What was measured, and by consumer what a report shows of it."""
+    """The measurements, and the part of them that a report shows by consumer."""
 
     parity: PreprocessingParity
     exhibits: Mapping[str, Exhibit]

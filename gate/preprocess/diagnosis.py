@@ -81,7 +81,9 @@ def candidates(
                 yield Hypothesis((*resized_by, *order, *scaled_by), values)
 
 
-def own(pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False) -> Hypothesis:
+def baseline_hypothesis(
+    pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
+) -> Hypothesis:
     """The spec's own way, without a cause."""
     return next(iter(candidates(pixels, spec, other_way=other_way)))
 
@@ -222,7 +224,7 @@ def diagnose(
     No causes where there is nothing to explain (at most one step everywhere), or where nothing
     known explains half of it.
     """
-    ways = [own(pixels, spec, other_way=other) for other in (False, True)]
+    ways = [baseline_hypothesis(pixels, spec, other_way=other) for other in (False, True)]
     one, other = _test(reference, ways, spec)
     tested = _test(tensor, candidates(pixels, spec, other_way=other.mean < one.mean), spec)
     plain = best = next(one for one in tested if not one.causes)

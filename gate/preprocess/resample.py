@@ -154,7 +154,7 @@ def weights(inputs: int, outputs: int, sampling: Sampling) -> Floats:
     if sampling.filter == "box":
         return _box(inputs, outputs)
     ratio, kind = inputs / outputs, sampling.filter
-    places = _places(inputs, outputs, sampling.coordinates)
+    places = _source_coordinates(inputs, outputs, sampling.coordinates)
     if sampling.antialias:
         wide = _resample_kernel(
             (np.arange(inputs) - places[:, None]) / max(ratio, 1.0), kind, a=-0.5
@@ -192,7 +192,7 @@ def _mipmapped(values: Floats, size: tuple[int, int], sampling: Sampling) -> Flo
     return near + (far - near) * (level % 1.0)
 
 
-def _places(inputs: int, outputs: int, coordinates: Coordinates) -> Floats:
+def _source_coordinates(inputs: int, outputs: int, coordinates: Coordinates) -> Floats:
     output, ratio = np.arange(outputs, dtype=np.float64), inputs / outputs
     if coordinates == "half_pixel":
         return (output + 0.5) * ratio - 0.5
@@ -208,7 +208,7 @@ def _nearest(inputs: int, outputs: int, sampling: Sampling) -> Floats:
     else:
         towards = 0.0 if sampling.coordinates == "asymmetric" else 0.5
         edge = -_EDGE if sampling.edges_down else _EDGE
-        places = _places(inputs, outputs, sampling.coordinates) + towards + edge
+        places = _source_coordinates(inputs, outputs, sampling.coordinates) + towards + edge
     found: Floats = np.eye(inputs)[np.clip(np.floor(places), 0, inputs - 1).astype(np.int64)]
     return found
 

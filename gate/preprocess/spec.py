@@ -41,7 +41,7 @@ class _SpecRecord(Record):
 
 
 class Resize(_SpecRecord):
-    """To which size, and by which filter."""
+    """The target size and the filter of a resize."""
 
     size: tuple[Side, Side] | None = None
     """Height and width, whatever the picture's own proportions."""
@@ -65,7 +65,7 @@ class Resize(_SpecRecord):
 
 
 class PreprocessSpec(_SpecRecord):
-    """From uint8 RGB (height, width, 3) to the model's input for one picture.
+    """The steps from uint8 RGB (height, width, 3) to the model's input for one picture.
 
     Law: `PreprocessSpec.from_json(spec.to_json()) == spec`; `digest()` is that of canonical JSON.
     """
@@ -138,7 +138,7 @@ class PreprocessSpec(_SpecRecord):
 
     @property
     def tensor(self) -> PictureTensor:
-        """What it makes of one picture."""
+        """Return the input tensor for one picture."""
         return PictureTensor(dtype=self.dtype, shape=self.shape)
 
     @classmethod
@@ -151,7 +151,7 @@ class PreprocessSpec(_SpecRecord):
 
     @classmethod
     def imagenet(cls) -> Self:
-        """As torchvision evaluates on ImageNet: 256 on the short side, 224 from the centre."""
+        """Return torchvision's ImageNet evaluation: 256 on the short side, 224 from the center."""
         return cls(
             resize=Resize(shortest_side=256),
             crop=(224, 224),
@@ -177,8 +177,8 @@ def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
         raise DigestMismatch(f"{what} has no whole preprocessing spec: {error}") from error
 
 
-def spec_beside(onnx_path: Path) -> Path:
-    """Where the spec of a model lies."""
+def spec_path(onnx_path: Path) -> Path:
+    """Return the path of the spec of a model."""
     return onnx_path.parent / PREPROCESSING / SPEC
 
 

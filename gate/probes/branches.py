@@ -11,24 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from gate.data.input_binding import InputBinding
 from gate.errors import ModelError, describe_failure
 from gate.measure.context import MeasurementContext
-from gate.model.forward_signature import leaves
 from gate.records.instruments import ULP
 from gate.reference.random_rounding import EXACT, seed
-from gate.reference.torch_session import call_of
 from gate.storage.arrays import Batch, OutputArray
 
 PROBE_SCALE = 2.0
-"""A probe may sit where rounding decides everything: both neighbours of a result are tried."""
+"""A probe may sit where rounding decides everything: both neighbors of a result are tried."""
 
 
 def perturb_rounding(
-    stand: MeasurementContext, batch: Batch, *, draws: Iterable[int]
+    context: MeasurementContext, batch: Batch, *, draws: Iterable[int]
 ) -> list[list[OutputArray]]:
     """The reference's outputs in runs with random rounding, each seeded by the policy and its
     number.
@@ -37,10 +33,10 @@ def perturb_rounding(
     """
     runs = []
     for draw in draws:
-        random = np.random.default_rng(seed(stand.policy.determinism, draw))
+        random = np.random.default_rng(seed(context.policy.determinism, draw))
         moved = {name: _input(array, random) for name, array in batch.items()}
         try:
-            runs.append(stand.rounded_run(moved, draw=draw, scale=PROBE_SCALE, near=batch))
+            runs.append(context.rounded_run(moved, draw=draw, scale=PROBE_SCALE, near=batch))
         except Exception:
             return []
     return runs
@@ -158,22 +154,22 @@ _DIFFERS = 1e-6
 class TracedReference:
     """The traced module; it shares its weights with the reference."""
 
-    def __init__(self, stand: MeasurementContext, batch: Batch) -> None:
+    def __init__(self, context: MeasurementContext, batch: Batch) -> None:
         """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
-        self._binding = stand.binding
-        self._state = stand.reference.state
+        self._binding = context.binding
+        self._state = context.reference.state
         with _quiet() as caught:
             try:
-                self._net: nn.Module = _Flat(stand.model, stand.binding)
+                self._net = context.model.flat(context.binding, own_tensors=True)
                 self._module = self._trace(batch)
             except Exception:  # as of scripted parts, which only modules can call
-                self._net = _Whole(stand.model, stand.binding)
+                self._net = context.model.flat(context.binding, own_tensors=False)
                 self._module = self._trace_or_say_why(batch)
         self.warned = any(map(_tells, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
     def watched(self, batch: Batch) -> tuple[BranchRecorder, bool]:
-        """What the model itself reads from its tensors, and whether it computes the batch."""
+        """Return what the model reads from its tensors, and whether it computes the batch."""
         tensors = self._tensors(batch)
         with _quiet(), self._state.restored(), BranchRecorder() as watch:
             try:
@@ -183,8 +179,10 @@ class TracedReference:
         return watch, True
 
     def sizes_watched(self, batch: Batch) -> BranchRecorder | None:
-        """What the model reads while it is traced anew: sizes are tensors then, and what is
-        compared with them is seen too. None where the batch can't be traced."""
+        """Return what the model reads while traced again; None if the batch can't be traced.
+
+        Sizes are tensors then, so the record includes their comparisons.
+        """
         watch = BranchRecorder()
         with _quiet(), watch:
             try:
@@ -226,38 +224,6 @@ class TracedReference:
         return tuple(t.float() if t.is_floating_point() else t for t in tensors)
 
 
-class _Whole(nn.Module):
-    """Takes tensors by position, returns a tuple of tensors, whatever the model does."""
-
-    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
-        super().__init__()
-        self.model = model
-        self._call = call_of(model, binding)
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(leaf.tensor for leaf in leaves(self._call(self.model, tensors)))
-
-
-class _Flat(nn.Module):
-    """The same with the model's tensors as its own: the tracer builds every module below anew,
-    which takes longer than to run them."""
-
-    def __init__(self, model: nn.Module, binding: InputBinding) -> None:
-        super().__init__()
-        whole = _Whole(model, binding)
-        self._answer = whole.forward  # no module of this one
-        own: set[int] = set()
-        for kept, parts in (("_parameters", self._parameters), ("_buffers", self._buffers)):
-            for part in model.modules():
-                for tensor in vars(part)[kept].values():
-                    if tensor is not None and id(tensor) not in own:
-                        own.add(id(tensor))
-                        parts[f"tensor_{len(own)}"] = tensor
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self._answer(*tensors)
-
-
 def disagree(eager: list[OutputArray], traced: list[OutputArray]) -> bool:
     """True if the outputs differ in number, shape, dtype, NaN or infinities, or by more than
     rounding."""
@@ -280,7 +246,10 @@ def _differs(eager: OutputArray, traced: OutputArray) -> bool:
 
 
 def _tells(warning: warnings.WarningMessage) -> bool:
-    """torch's own library says the same of itself: it is written to be traced."""
+    """Return whether a warning reports a branch on a tensor outside torch's own library.
+
+    The library raises the same warnings, but is written to be traced.
+    """
     return (
         issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
         and str(warning.message).startswith(_TELLING)

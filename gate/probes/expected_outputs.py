@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,9 @@ _FAR = 10.0 * (1.0 - 1e-6)
 """Times the samples, from which on `instruments.probe_beyond_range` decides about an overflow; a
 factor of ten is not exact in float32."""
 
-_NOT_FINITE = "its answer is not finite"
-
 _LEAST_SCALE = 2.0**-96
-"""A sample whose answer is smaller is judged beside the others: what may be flushed to zero is no
-scale."""
+"""A sample with smaller outputs is judged in the scale of the others: a value that may be flushed
+to zero is no scale."""
 
 
 Mask = NDArray[np.bool_]
@@ -92,13 +90,13 @@ class _Numbers(NamedTuple):
 class SampleRuns:
     """Runs of a few samples under random rounding, for all probes that are made of them.
 
-    A batch of 48 may hold each of 8 samples six times. Where the company does not matter to the
-    model, its float32 outputs show it, and then rounding does the same to every copy.
+    A batch of 48 may hold each of 8 samples six times. Where the rest of the batch does not matter
+    to the model, its float32 outputs show it, and then rounding does the same to every copy.
     """
 
-    def __init__(self, stand: MeasurementContext, rows: Batch) -> None:
+    def __init__(self, context: MeasurementContext, rows: Batch) -> None:
         """`rows`: the samples."""
-        self._stand = stand
+        self._context = context
         self._rows = rows
         self._runs: dict[int, list[OutputArray]] = {}
 
@@ -108,14 +106,14 @@ class SampleRuns:
         """Return the outputs of these runs for a batch; empty where it holds other inputs, its
         samples do not have the answers that they have here, or the runs take too much memory.
         `reference`: its outputs."""
-        places = self._places(batch)
+        places = self._positions(batch)
         alone = self._reference
         if not places or not alone or len(alone) != len(reference):
             return []
         if not all(agree(r[places], own) for r, own in zip(alone, reference, strict=True)):
             return []
         missing = [draw for draw in draws if draw not in self._runs]
-        made = perturb_rounding(self._stand, self._rows, draws=missing) if missing else []
+        made = perturb_rounding(self._context, self._rows, draws=missing) if missing else []
         if len(made) < len(missing) or any(
             run.shape != r.shape for runs in made for run, r in zip(runs, alone, strict=True)
         ):
@@ -123,8 +121,8 @@ class SampleRuns:
         self._runs.update(zip(missing, made, strict=True))
         return [[output[places] for output in self._runs[draw]] for draw in draws]
 
-    def _places(self, batch: Batch) -> list[int]:
-        """Where each sample of a batch is among these; empty where one is not."""
+    def _positions(self, batch: Batch) -> list[int]:
+        """Return the position of each sample of a batch; empty where one is not in the table."""
         places = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
         numbers = [place for place in places if place is not None]
         return numbers if len(numbers) == len(places) else []
@@ -137,7 +135,7 @@ class SampleRuns:
     def _reference(self) -> list[OutputArray]:
         """The reference's outputs; empty where they are large, or no row is one sample's."""
         try:
-            outputs = self._stand.answers.reference(self._rows)
+            outputs = self._context.answers.reference(self._rows)
         except GateError:
             return []
         count = len(self._by_digest)
@@ -146,28 +144,28 @@ class SampleRuns:
 
 
 class ExpectedOutputs:
-    """What the model makes of a probe.
+    """The outputs of the model for a probe.
 
     The bound on probes is wide, and yet a probe can be *ill-conditioned*: a constant image before
     InstanceNorm, equal scores before argmax, a value on the very edge of a branch. There PyTorch
     may be exact by luck and a correct runtime far off by its own rounding. So a runtime that is
     suspiciously far off is judged again, with a floor from random rounding (`jittered`): an
-    element's floor is the largest error that PyTorch or any of those runs made there, and
-    integers, bools, NaN and infinities that rounding alone changes are left out.
+    element's floor is the largest error that PyTorch or any of those runs made there, and integers,
+    bools, NaN and infinities that rounding alone changes are left out.
 
     This hides no branch that the trace baked in, unless the probe lies within rounding of the
-    condition, where the model has no decided answer itself (zeros stay exactly zero).
+    condition, where the model itself has no defined result (zeros stay exactly zero). An output
+    that is far larger than those of the samples is judged like every other one: random rounding
+    shows how such a network amplifies rounding errors.
 
-    An answer that is far larger than any to the samples is judged as every other one: what such a
-    network makes of rounding, the random rounding shows. Where the samples of a probe have scales
-    of their own (`Probe.apart`), each is judged in its own. Only a runtime that is far off costs
-    the further runs. The thresholds are fixed, not the policy's: the evidence must not depend on
-    bounds.
+    Where the samples of a probe have scales of their own (`Probe.apart`), each is judged in its
+    own. Only a runtime that is far off costs the further runs. The thresholds are fixed, not the
+    policy's: the evidence must not depend on bounds.
     """
 
     def __init__(
         self,
-        stand: MeasurementContext,
+        context: MeasurementContext,
         probe: Probe,
         observed: SampleProfile | None = None,
         *,
@@ -179,59 +177,72 @@ class ExpectedOutputs:
         self._shared = shared
         self._observed = observed
         self.inapplicable: str | None = None
-        self._stand = stand
+        self._context = context
         self._more = True
         """False if no further runs are made: the reference and its runs make the choices of a file,
-        and others would make their own, or nobody needs them."""
+        and others would make their own, or they are not needed."""
+        self._refused = False
+        """True if further runs change nothing, because the samples refuse the runtime."""
         self._reference: list[OutputArray] = []
         self._truth: list[OutputArray] | None = None
         self._left_out: list[Mask] = []
         """Of each output, what is not compared; empty: everything is."""
         try:
-            self._reference = stand.answers.reference(probe.batch)
+            self._reference = context.answers.reference(probe.batch)
         except GateError as error:
             cause = error.__cause__
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
         else:
-            self._truth = self._checked(_honest(self._reference, stand.baseline(probe.batch)))
-            if probe.emptied and attends_nothing(stand, probe.batch):
-                self.inapplicable = "its attention has nothing to attend to"
+            self._truth = self._checked(_honest(self._reference, context.baseline(probe.batch)))
+            if probe.emptied and attends_nothing(context, probe.batch):
+                self.inapplicable = "nothing_attended"
             elif probe.finite and not _finite(self._reference):
-                self.inapplicable = "its answer is not finite either"
+                self.inapplicable = "not_finite"
 
     def _checked(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:
-        """The same where float64 may be another function on this probe alone; runs are made only
-        where it is far off."""
+        """Return the truth, with the reference for outputs whose float64 is another function here.
+
+        That may be so on this probe alone. Runs are made only where it is far off.
+        """
         if truth is None or all(map(is_near, truth, self._reference)):
             return truth
-        return self._stand.truth.validity.checked(truth, self._reference, self._runs)
+        return self._context.truth.validity.checked(truth, self._reference, self._runs)
 
     def parity(
-        self, compute: Compute, *, runtime: RuntimeName | None = None, examine: bool = True
+        self,
+        compute: Compute,
+        *,
+        runtime: RuntimeName | None = None,
+        examine: bool = True,
+        refused: bool = False,
     ) -> ProbeResult:
-        """The record of one runtime; whatever `compute` raises is its failure. `runtime`: whose
-        choices are asked for; None: no one's. `examine`: False where the samples refuse the
-        runtime, so that what rounding makes of the probe changes nothing."""
+        """Return the record of one runtime; any error of `compute` is its failure.
+
+        `runtime`: the one whose choices are replayed; None: none. `refused`: by the samples, so
+        that the effect of rounding on the probe changes nothing, and few runs are made; none if not
+        `examine`.
+        """
         if self.inapplicable is not None:
             return self._record(inapplicable=self.inapplicable)
         try:
             outputs = compute(self.probe.batch, self._reference)
         except Exception as error:
             if self._is_untaken:
-                return self._record(inapplicable=_NOT_FINITE)
+                return self._record(inapplicable="not_finite")
             return self._failed(error, compute, runtime)
         with np.errstate(all="ignore"):
             if self._is_untaken and not self._invents(outputs):
-                return self._record(inapplicable=_NOT_FINITE)
+                return self._record(inapplicable="not_finite")
             numbers = self._numbers(outputs)
             if numbers.suspicious and not examine:
                 return self._unexamined(outputs, numbers)
             own = self._by_its_choices(compute, runtime) if numbers.suspicious else None
-            return own or self._judged(outputs, numbers)
+            few = numbers.suspicious and refused
+            return own or (self._few_runs() if few else self)._evaluate(outputs, numbers)
 
     @property
     def _is_untaken(self) -> bool:
-        """True where the model's own answer says that it does not take the input."""
+        """Return True where the model itself does not accept the input."""
         return self.probe.beyond and not all(np.isfinite(r).all() for r in self._reference)
 
     def _invents(self, outputs: list[OutputArray]) -> bool:
@@ -243,7 +254,7 @@ class ExpectedOutputs:
     def _loses_nan(self) -> bool:
         """True if the file computes NaN here and ONNX Runtime loses it."""
         with contextlib.suppress(Exception):  # ONNX Runtime may refuse the edited graph
-            return nan_is_lost(self._stand, self.probe.batch)
+            return nan_is_lost(self._context, self.probe.batch)
         return False
 
     def _failed(
@@ -252,7 +263,7 @@ class ExpectedOutputs:
         """The record of a runtime that raised."""
         if isinstance(error, OutputMismatch):
             if self._shapes_unsettled():
-                return self._record(inapplicable="rounding alone changes its outputs' shapes")
+                return self._record(inapplicable="rounding_changes_shapes")
             return self._by_its_choices(compute, runtime) or self._record(failure=str(error))
         failure = describe_failure(error)
         return self._record(failure=failure, beyond_range=self._without_rows(compute))
@@ -261,7 +272,7 @@ class ExpectedOutputs:
         """The record against the model with the choices of the file; None where they are the
         model's, or rounding does not leave them open (`gate.reference.choices`)."""
         batch = self.probe.batch
-        found = runtime and self._stand.replayed(runtime, batch, scale=PROBE_SCALE)
+        found = runtime and self._context.replayed(runtime, batch, scale=PROBE_SCALE)
         if not found:
             return None
         own = copy.copy(self)
@@ -272,18 +283,24 @@ class ExpectedOutputs:
         except Exception:
             return None
         with np.errstate(all="ignore"):
-            record = own._judged(outputs, own._numbers(outputs))
+            record = own._evaluate(outputs, own._numbers(outputs))
         if not found.undefined or record.undefined:
             return record
         return record.model_copy(update={"undefined": found.undefined})
+
+    def _few_runs(self) -> ExpectedOutputs:
+        """Return a copy that makes no further runs."""
+        few = copy.copy(self)
+        few._runs, few._more, few._refused = self._runs, False, True
+        return few
 
     def _unexamined(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """The record without further runs under random rounding."""
         own = copy.copy(self)
         own._runs, own._more = (self._runs if self.examined else []), False
-        return own._judged(outputs, numbers).model_copy(update={"unexamined": True})
+        return own._evaluate(outputs, numbers).model_copy(update={"unexamined": True})
 
-    def _judged(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
+    def _evaluate(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """The record of these outputs; where they overflow far beyond the samples' range, with the
         numbers of what does not."""
         record = self._compared(outputs, numbers)
@@ -311,8 +328,10 @@ class ExpectedOutputs:
         return record.model_copy(update={"beyond_range": found})
 
     def _overflow(self, r: OutputArray, c: OutputArray) -> Mask:
-        """Where the reference is finite and a runtime is not, in samples far beyond the others;
-        in an output that is not by sample, only if all of them are."""
+        """Return where a runtime alone is not finite, in samples far beyond the others.
+
+        In an output that is not by sample, only if all samples are far beyond.
+        """
         if r.dtype.kind != "f":
             return np.zeros(r.shape, np.bool_)
         overflow = np.isfinite(r) & ~np.isfinite(c)
@@ -321,14 +340,17 @@ class ExpectedOutputs:
         return np.asarray(overflow & self._far.all())
 
     def _open(self, outputs: list[OutputArray]) -> tuple[list[Mask], tuple[UndefinedCast, ...]]:
-        """What of each output is no difference: NaN that the runtime loses, and what depends on
-        conversions that are undefined in the file and in the model."""
+        """Return a mask of what is not compared in each output, and undefined conversions.
+
+        NaN that the runtime loses is not compared, nor values that depend on conversions that are
+        undefined in the file and in the model.
+        """
         batch = self.probe.batch
         try:
             masks = [_is_lost(r, c) for r, c in self._pairs(outputs)]
             if any(mask.any() for mask in masks) and not self._loses_nan:
                 masks = [np.zeros_like(mask) for mask in masks]
-            casts, depends = undefined_casts(self._stand, batch)
+            casts, depends = undefined_casts(self._context, batch)
         except Exception:  # as it would be without a look into the file
             return [np.zeros(r.shape, np.bool_) for r in self._reference], ()
         if depends:
@@ -344,8 +366,10 @@ class ExpectedOutputs:
         return rows
 
     def _without_rows(self, compute: Compute) -> BeyondRange | None:
-        """What a failure means on which an output of the model has no element: None unless only
-        samples far beyond the others make the runtime fail."""
+        """Return the cause of a failure on samples for which an output of the model has no element.
+
+        None unless only samples far beyond the others make the runtime fail.
+        """
         if self._observed is None or not self._far.any():
             return None
         far = self._only(self._far)
@@ -366,43 +390,46 @@ class ExpectedOutputs:
         )
 
     def _only(self, rows: Mask) -> ExpectedOutputs:
-        """The same for these samples of the probe alone."""
+        """Return the expected outputs for these samples of the probe alone."""
         if rows.all():
             return self
         batch = {name: np.ascontiguousarray(a[rows]) for name, a in self.probe.batch.items()}
         probe = replace(self.probe, size=int(rows.sum()), build=lambda: batch, factors=())
-        return ExpectedOutputs(self._stand, probe)
+        return ExpectedOutputs(self._context, probe)
 
     @cached_property
     def _reach(self) -> NDArray[np.float64]:
-        """How many times as large as the samples each sample of the probe is."""
+        """The factor by which each sample of the probe exceeds the samples."""
         if self._observed is None:
             return np.zeros(self.probe.size)
         return self._observed.reach(self.probe)
 
     @property
     def _far(self) -> Mask:
-        """Samples of the probe on which an overflow says little about the file."""
+        """The samples of the probe on which an overflow is weak evidence against the file."""
         return np.asarray(self._reach >= _FAR)
 
     def _pairs(self, outputs: list[OutputArray]) -> Iterator[tuple[OutputArray, OutputArray]]:
         return zip(self._reference, outputs, strict=True)
 
     def _settled(self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
-        """What of an output is compared: what rounding leaves as it is."""
+        """Return which elements of an output are compared: those that rounding does not change."""
         decided = _decided(self._reference[index], truth, draws)
         return decided & ~self._left_out[index] if self._left_out else decided
 
     def _compared(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
+        runs: dict[str, Any] = {}
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
             while self._more and self._is_unsure(outputs, numbers) and self._run_more():
                 numbers = self._numbers(outputs, self._draws)
             if numbers.ratio is None and not numbers.torn and self._wobbles(outputs):
-                return self._record(inapplicable="rounding alone moves its answer as far")
+                return self._record(inapplicable="rounding_moves_output")
+            cut = self._refused and self._is_unsure(outputs, numbers)
+            runs = {"rounding_draws": len(self._runs), "unexamined": cut}
         if numbers.relative == 0.0 and not any(np.isfinite(r).any() for r in self._reference):
-            return self._record(inapplicable="it returns no finite number")
-        return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative)
+            return self._record(inapplicable="no_finite_number")
+        return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative, **runs)
 
     def _is_unsure(self, outputs: list[OutputArray], numbers: _Numbers) -> bool:
         """True if more runs may excuse what the runtime made."""
@@ -412,7 +439,7 @@ class ExpectedOutputs:
             or (self._is_small and not numbers.torn and self._unsteady(outputs))
         )
 
-    def _record(self, **numbers: float | str | BeyondRange | None) -> ProbeResult:
+    def _record(self, **numbers: Any) -> ProbeResult:
         probe = self.probe
         return ProbeResult.model_validate(
             {"name": probe.name, "kind": probe.kind, "batch_size": probe.size, **numbers}
@@ -443,7 +470,7 @@ class ExpectedOutputs:
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
     def _scale(self, r: OutputArray, left_out: Mask | None = None) -> NDArray[np.float64]:
-        """What each sample of an output is told in units of: powers of two, which round nothing."""
+        """Return the unit of each sample of an output: a power of two, so that scaling is exact."""
         if not (self.probe.apart and self._by_sample(r) and r.size):
             return np.ones((), np.float64)
         counted = np.isfinite(r) if left_out is None else np.isfinite(r) & ~left_out
@@ -471,7 +498,7 @@ class ExpectedOutputs:
     def _perturbed(self, draws: range) -> list[list[OutputArray]]:
         batch = self.probe.batch
         runs = self._shared and self._shared.of(batch, self._reference, draws)
-        return runs or perturb_rounding(self._stand, batch, draws=draws)
+        return runs or perturb_rounding(self._context, batch, draws=draws)
 
     @property
     def examined(self) -> bool:
@@ -480,10 +507,9 @@ class ExpectedOutputs:
 
     @property
     def _draws(self) -> list[list[OutputArray]]:
-        """The same by output; empty where there are none, or the shapes are not settled."""
-        if not self._runs or self._shapes_unsettled():
-            return []
-        return [list(arrays) for arrays in zip(*self._runs, strict=True)]
+        """The runs by output that have the shapes of the reference; empty if there are none."""
+        runs = [run for run in self._runs if self._has_shapes(run)]
+        return [list(arrays) for arrays in zip(*runs, strict=True)]
 
     def _narrow(self, numbers: _Numbers) -> bool:
         """True if what the few runs made may be too narrow by chance."""
@@ -510,8 +536,10 @@ class ExpectedOutputs:
         return differing and not undecided
 
     def _shapes_unsettled(self) -> bool:
-        shapes = [r.shape for r in self._reference]
-        return any([array.shape for array in run] != shapes for run in self._runs)
+        return not all(map(self._has_shapes, self._runs))
+
+    def _has_shapes(self, run: list[OutputArray]) -> bool:
+        return [array.shape for array in run] == [r.shape for r in self._reference]
 
     def _wobbles(self, outputs: list[OutputArray]) -> bool:
         """True if random rounding moves every output about as far as the runtime is off."""
@@ -523,7 +551,7 @@ class ExpectedOutputs:
         return any(self._moved_as_far(outputs))
 
     def _moved_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
-        """Of each output of floats that is far off."""
+        """Yield, for each output that is far off, whether random rounding moves it as far."""
         for index, ((r, c), draws) in enumerate(
             zip(self._pairs(outputs), self._draws, strict=True)
         ):
@@ -562,7 +590,7 @@ def _finite(outputs: list[OutputArray]) -> bool:
 
 
 def _decided(r: OutputArray, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
-    """Where rounding leaves integers and bools, and the kind of a float, as they are."""
+    """Return where rounding changes no integer and no bool, and not the kind of a float."""
     decided = np.ones(r.shape, np.bool_)
     for draw in draws:
         decided &= ~_class_differs(r, draw)
@@ -581,7 +609,7 @@ def _class_differs(r: OutputArray, c: OutputArray) -> Mask:
 
 
 def _is_lost(r: OutputArray, c: OutputArray) -> Mask:
-    """Where the reference is NaN and a runtime is not."""
+    """Return where the reference is NaN and a runtime is not."""
     if r.dtype.kind != "f":
         return np.zeros(r.shape, np.bool_)
     return np.asarray(np.isnan(r) & ~np.isnan(c))
@@ -602,7 +630,7 @@ def _relative(r: OutputArray, c: OutputArray) -> float:
 
 
 def _widest(truth: OutputArray, answers: Sequence[OutputArray]) -> OutputArray:
-    """Of each element the known value farthest from the truth; at least the underflow away."""
+    """Return for each element the answer farthest from the truth; at least the underflow away."""
     r64 = truth.astype(np.float64)
     errors = np.stack([array.astype(np.float64) - r64 for array in answers])
     farthest = np.take_along_axis(errors, np.abs(errors).argmax(axis=0)[None], axis=0)[0]

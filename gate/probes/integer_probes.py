@@ -26,6 +26,8 @@ _ALONG = {"aten::index_select", "aten::gather"}
 
 _INDEXED = {"aten::index", "aten::_unsafe_index"}
 
+_COMPARISONS = {"aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::eq", "aten::ne"}
+
 
 class Lookup(NamedTuple):
     """One reading of a table."""
@@ -37,29 +39,54 @@ class Lookup(NamedTuple):
 
 
 class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records the readings of tables while a model runs."""
+    """Records the readings of tables and the comparisons of integers while a model runs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Lookup] = []
+        self.compared: list[tuple[OutputArray, OutputArray]] = []
+        """Both sides of each comparison of integers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
+        if name in _COMPARISONS and len(self.compared) < _COMPARED:
+            self._compare(*args[:2])
         for size, indices in _readings(name, args):
             flat = indices.detach().cpu().numpy().ravel()
             self.found.append(Lookup(size, flat.astype(np.int64)))
         return func(*args, **(kwargs or {}))
 
+    def _compare(self, one: Any, other: Any) -> None:
+        left, right = _integers(one), _integers(other)
+        if left is not None and right is not None:
+            self.compared.append((left, right))
 
-def lookups(stand: MeasurementContext, batch: Batch) -> list[Lookup]:
-    """What the reference reads from tables for this batch; empty if it can't be computed so."""
+
+def _integers(side: Any) -> OutputArray | None:
+    """Return one side of a comparison; None if it has no integers."""
+    if isinstance(side, torch.Tensor):
+        kind = side.dtype
+        if kind == torch.bool or kind.is_floating_point or kind.is_complex:
+            return None
+        array: OutputArray = side.detach().cpu().numpy()
+        return array
+    return np.asarray(side) if isinstance(side, int) and not isinstance(side, bool) else None
+
+
+def observe_lookups(context: MeasurementContext, batch: Batch) -> Lookups:
+    """Return the lookups and comparisons of the reference for this batch; none if it can't run."""
     watch = Lookups()
     try:
         with watch:
-            stand.reference.run(batch)
+            context.reference.run(batch)
     except GateError:
-        return []
-    return watch.found
+        return Lookups()
+    return watch
+
+
+def lookups(context: MeasurementContext, batch: Batch) -> list[Lookup]:
+    """Return the table lookups of the reference for this batch; empty if it can't run."""
+    return observe_lookups(context, batch).found
 
 
 def _readings(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -81,11 +108,17 @@ def _is_choice(indices: torch.Tensor) -> bool:
 
 
 # An integer may be an index, and beyond its table the model raises. So the model is watched while
-# it looks the samples up (`lookups`), and asked whether it takes the last row of the table that it
-# read with them: of the whole input first, then of each column, because the columns of a
+# it looks the samples up (`lookups`), and run with the last row of the table that it read with
+# them: of the whole input first, then of each column, because the columns of a
 # recommender have tables of their own. What no table is read with goes beyond the samples' range
 # and below it; 8 bits have no beyond. What is constant 1, as a mask is, becomes 0 in places.
 
+
+_COMPARED = 64
+"""Comparisons of which the sides are kept."""
+
+_STEPS = (0, -1, 1)
+"""From what an integer is compared with: there `<` and `<=` differ, and a bound that is off."""
 
 _COLUMNS = 64
 """Columns that may each have a range of their own."""
@@ -128,12 +161,13 @@ _WIDE = 2**53
 Values = NDArray[np.integer[Any]]
 
 
-def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
-    """Of each input of integers, and of each mask."""
+def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+    """Yield the probes of each input of integers, and of each mask."""
     names = [n for n, array in observed.rows.items() if array.dtype.kind in "iu"]
-    read = lookups(stand, observed.rows) if names else []
+    watch = observe_lookups(context, observed.rows) if names else Lookups()
+    read = watch.found
     for name, array in observed.rows.items():
-        if array.dtype.kind != "U" and _one_value(observed, name):
+        if array.dtype.kind != "U" and _is_constant_mask(observed, name):
             yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
         if _is_mask(observed, name):
             shape = (observed.small, *array.shape[1:])
@@ -143,16 +177,55 @@ def integer_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterat
                 filled = np.full(shape, value, array.dtype)
                 yield from _probes(observed, f"{title}_{name}", name, filled, emptied=True)
         if array.dtype.kind in "iu":
-            for title, changed in _of_input(_Column(stand, observed, name), read):
+            for title, changed in _of_input(_Column(context, observed, name), read):
                 beyond = title in _BEYOND
                 yield from _probes(observed, f"{title}_{name}", name, changed, beyond=beyond)
+            bounds = _bounds(watch.compared, array)
+            if bounds is not None and not _is_mask(observed, name):
+                at = _at_bounds(bounds, observed, name)
+                yield from _probes(observed, f"bounds_{name}", name, at)
+
+
+def _bounds(
+    compared: Sequence[tuple[OutputArray, OutputArray]], array: OutputArray
+) -> OutputArray | None:
+    """Return what the model compares each element of the input with, in its shape."""
+    pairs = (pair for left, right in compared for pair in ((left, right), (right, left)))
+    for one, other in pairs:
+        if np.array_equal(one.ravel(), array.ravel()):
+            try:
+                return np.broadcast_to(other, one.shape).reshape(array.shape)
+            except ValueError:  # several bounds for each element
+                continue
+    return None
+
+
+def _at_bounds(bounds: OutputArray, observed: SampleProfile, name: str) -> OutputArray:
+    """Return batches with each element at, just below and just above what it is compared with.
+
+    In a fourth of the places the sampled value stays, because what is nothing but padding has no
+    answer. It also stays where the new value is outside of the samples' range.
+    """
+    array = observed.rows[name]
+    rows = len(array) if observed.fixed else 1
+    sampled, bounds = array[:rows].astype(object), bounds[:rows].astype(object)
+    places = np.arange(sampled.size).reshape(sampled.shape)
+    made = []
+    for turn in range(len(_STEPS) + 1):
+        changed = sampled
+        for number, step in enumerate(_STEPS):
+            chosen = (places + turn) % (len(_STEPS) + 1) == number
+            changed = np.where(chosen, bounds + step, changed)
+        outside = (changed < int(observed.low[name])) | (changed > int(observed.high[name]))
+        made.append(np.where(outside, sampled, changed))
+    return np.concatenate(made).astype(array.dtype)
 
 
 class _Column:
     """One input of integers, and what the model takes in it."""
 
-    def __init__(self, stand: MeasurementContext, observed: SampleProfile, name: str) -> None:
-        self._stand = stand
+    def __init__(self, context: MeasurementContext, observed: SampleProfile, name: str) -> None:
+        self._context = context
         self.observed = observed
         self.name = name
         self.low = int(observed.low[name])
@@ -162,12 +235,19 @@ class _Column:
         self._left = _TRIED
 
     @property
+    def is_of_onnx(self) -> bool:
+        """True if an ONNX file is the reference."""
+        return self._context.model.file is not None
+
+    @property
     def like_a_mask(self) -> bool:
         return self.low >= 0 and self.high <= 1
 
     def ends(self, read: Sequence[Lookup]) -> list[int | None]:
-        """For each column, or for all of them in one number, one past the last value that the
-        model takes; None where no table is read with it."""
+        """Return, for each column, the number after the last value that the model accepts.
+
+        One number for all columns where a table is read with all of them; None where none is.
+        """
         whole = self._end(self.rows.ravel(), read, None)
         if whole is not None or not self.by_column:
             return [whole]
@@ -200,7 +280,7 @@ class _Column:
         flat = batch[self.name].reshape(len(batch[self.name]), -1)
         flat[:, slice(None) if column is None else column] = value
         try:
-            self._stand.reference.run(batch)
+            self._context.reference.run(batch)
         except GateError:
             return False
         return True
@@ -225,9 +305,11 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ou
         yield "values", _dealt(column, _of_columns(column, ends))
     if column.like_a_mask or max(-column.low, column.high) >= _WIDE:
         return
-    below = min(column.low, 0) - 1
-    beyond = {"below": below}
-    if all(end is None for end in ends):
+    reads_tables = any(end is not None for end in ends)
+    # ONNX's Gather counts negative indices from the end of the table; layers that replace it, as
+    # EmbedLayerNormalization, refuse them, as PyTorch does.
+    beyond = {} if reads_tables and column.is_of_onnx else {"below": min(column.low, 0) - 1}
+    if not reads_tables:
         beyond |= {"zero": 0, "above": column.high + 1, "far": 2 * column.high + 1}
         inside = range(1, column.low)
         if inside:  # such as lengths that are the same in all samples
@@ -252,15 +334,18 @@ def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
 
 
 def _values(column: _Column, sampled: OutputArray, end: int | None) -> Values:
-    """From 0 to the end of the table, or the range of the samples where there is none."""
+    """Return values from 0 to the end of the table, or without a table the samples' range."""
     low, high = int(sampled.min()), int(sampled.max())
     every = range(low, high + 1) if end is None else range(min(low, 0), end)
     return _new_first(column, every, sampled)
 
 
 def _new_first(column: _Column, every: range, sampled: OutputArray) -> Values:
-    """All of them, or as many as are tried of very many: both ends and the neighbours of the
-    samples' range, what no sample has, the rest."""
+    """Return all values, or a selection of very many, new ones first.
+
+    These are both ends and the neighbors of the samples' range, values that no sample has, and the
+    rest.
+    """
     room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
     above = range(int(sampled.max()) + 1, every.stop)
     inexact = range(max(every.start, _EXACT) | 1, every.stop, 2)
@@ -313,7 +398,7 @@ def _is_mask(observed: SampleProfile, name: str) -> bool:
     return int(observed.low[name]) >= 0 and int(observed.high[name]) <= 1
 
 
-def _one_value(observed: SampleProfile, name: str) -> bool:
+def _is_constant_mask(observed: SampleProfile, name: str) -> bool:
     """True for a constant 1, and for a constant 0 of integers: what may be a mask."""
     low, high = float(observed.low[name]), float(observed.high[name])
     return low == high and (low == 1.0 or (low == 0.0 and observed.rows[name].dtype.kind in "iu"))
@@ -354,9 +439,9 @@ def _probes(
     for part in range(parts):
         rows = np.take(changed, range(part * size, (part + 1) * size), axis=0, mode="wrap")
         suffix = f"_{part + 1}" if parts > 1 else ""
-        build = partial(_beside, observed, name, rows)
+        build = partial(_with_rows, observed, name, rows)
         yield Probe(f"{title}{suffix}", "value", size, build, beyond=beyond, emptied=emptied)
 
 
-def _beside(observed: SampleProfile, name: str, rows: OutputArray) -> Batch:
+def _with_rows(observed: SampleProfile, name: str, rows: OutputArray) -> Batch:
     return {**observed.batch(len(rows)), name: np.ascontiguousarray(rows)}

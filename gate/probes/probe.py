@@ -19,7 +19,7 @@ _LOOKED_AT = 256
 """Samples whose range of values is taken, spread over all."""
 
 _ELEMENTS = 2**22
-"""Elements that are looked at; at least 64 samples whatever their size."""
+"""Elements of a probe; at least 64 samples of any size."""
 
 _LEAST_LOOKED_AT = 64
 
@@ -80,12 +80,12 @@ class SampleProfile:
     most: int = UNLIMITED
     """The samples of the largest batch, by the memory that the activations of one take."""
     shared: frozenset[str] = frozenset()
-    """Inputs without a batch axis beside others: a call takes one value of them."""
+    """Inputs without a batch axis, if others have one: a call takes one value of them."""
 
     @classmethod
-    def of(cls, stand: ProbeSource) -> SampleProfile:
-        """Look at the samples of the stand."""
-        binding, samples = stand.binding, stand.samples
+    def of(cls, context: ProbeSource) -> SampleProfile:
+        """Look at the samples of the context."""
+        binding, samples = context.binding, context.samples
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
         kept = len(next(iter(rows.values())))
         looked_at = _some(samples, _count(rows))
@@ -96,10 +96,10 @@ class SampleProfile:
             low={name: _finite(array).min() for name, array in numbers.items()},
             high={name: _finite(array).max() for name, array in numbers.items()},
             integers={name: a for name, a in looked_at.items() if a.dtype.kind in "iu"},
-            small=stand.smallest,
+            small=context.smallest,
             fixed=binding.fixed,
-            seed=stand.policy.determinism.seed,
-            most=stand.most,
+            seed=context.policy.determinism.seed,
+            most=context.most,
             shared=binding.shared,
         )
 
@@ -115,8 +115,10 @@ class SampleProfile:
         }
 
     def reach(self, probe: Probe) -> NDArray[np.float64]:
-        """How many times as large as the samples each sample of a probe is, by its floats; shape
-        (samples of the probe,)."""
+        """Return by what factor the floats of each sample of a probe exceed the samples'.
+
+        Shape (samples of the probe,).
+        """
         ratios = np.zeros(probe.size)
         for name, array in probe.batch.items():
             if array.dtype.kind == "f" and len(array) == probe.size:
@@ -133,7 +135,7 @@ class SampleProfile:
         return largest / peak if peak else np.zeros(len(array))
 
     def random(self, name: str) -> np.random.Generator:
-        """A generator for what is called `name`: seeded by the policy, whatever came before."""
+        """Return a generator for `name`, seeded by the policy, independent of earlier draws."""
         return np.random.default_rng([self.seed % _SEEDS, zlib.crc32(name.encode())])
 
 

@@ -24,7 +24,7 @@ from gate.storage.digest import Digest
 
 # To the model's code a size is a number, to the tracer it is a tensor. So the model is traced while
 # its reads are watched, at the samples' size and at another one: how a comparison's margin grows
-# along an axis says where it flips.
+# along an axis shows where it flips.
 
 
 _LARGEST = 2**18
@@ -34,7 +34,7 @@ _MOST_SAMPLES = 16
 
 
 def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[tuple[str, Batch]]:
-    """One input beyond each edge that lies near enough; nothing where no size is compared."""
+    """Yield one input beyond each edge that lies near enough; nothing where no size is compared."""
     small = axes.observed.small
     here = (small, *axes.now)
     example = axes.batch(small, axes.now)
@@ -108,10 +108,10 @@ long."""
 
 @dataclass(frozen=True)
 class DynamicAxes:
-    """The dynamic axes of the file beside the batch.
+    """The dynamic axes of the file other than the batch.
 
-    Axes of one name are one, whichever inputs have them; so are those that nobody named, if they
-    are as long and have the same place in several inputs.
+    Axes of one name are one, whichever inputs have them; so are those without a name, if they are
+    as long and have the same position in several inputs.
     """
 
     observed: SampleProfile
@@ -122,12 +122,12 @@ class DynamicAxes:
 
     @classmethod
     def of(
-        cls, stand: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
+        cls, context: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
     ) -> DynamicAxes:
         """`inputs`: the file's."""
-        shapes = {spec.name: spec.shape for spec in stand.binding.canonical(inputs)}
+        shapes = {spec.name: spec.shape for spec in context.binding.canonical(inputs)}
         places: dict[str, list[tuple[str, int]]] = {}
-        for file_name, name in stand.binding.pairs:
+        for file_name, name in context.binding.pairs:
             batch_axis, *others = shapes[file_name]
             for axis, size in enumerate(others, start=1):
                 if size == "?":
@@ -136,10 +136,10 @@ class DynamicAxes:
                     places.setdefault(size, []).append((name, axis))
         places = _joined(places, observed)
         now = tuple(observed.rows[name].shape[axis] for (name, axis), *_ in places.values())
-        for name in stand.binding.model_only:
+        for name in context.binding.model_only:
             for axis, size in enumerate(observed.rows[name].shape[1:], start=1):
                 alike = [of for of, long in zip(places.values(), now, strict=True) if long == size]
-                if len(alike) == 1:  # the file can't say it: as long as that one axis
+                if len(alike) == 1:  # not in the file: as long as that one axis
                     alike[0].append((name, axis))
         return cls(observed, now, tuple(map(tuple, places.values())))
 
@@ -156,7 +156,7 @@ class DynamicAxes:
         return batch
 
     def shaped(self, size: int, sizes: Sequence[int]) -> Batch:
-        """The same without values, in no memory."""
+        """Return a batch of these sizes without values, which takes no memory."""
         shapes = {n: [size, *a.shape[1:]] for n, a in self.observed.rows.items()}
         for length, places in zip(sizes, self.places, strict=True):
             for name, axis in places:
@@ -178,10 +178,10 @@ def _joined(
 
 
 def _usual(array: OutputArray) -> int | None:
-    """Of nothing but zeros and ones, or of bools, what stands for a place that is there. None: no
-    mask.
+    """Return which of the two values of a mask marks a valid position; None: the input is no mask.
 
-    The first place of all samples is there, or the last one where padding comes first.
+    A mask has nothing but zeros and ones, or bools. The first position of all samples is valid, or
+    the last one where padding comes first.
     """
     if not array.size or not np.isin(array, (0, 1)).all():
         return None
@@ -191,7 +191,7 @@ def _usual(array: OutputArray) -> int | None:
     return int(2 * np.count_nonzero(array) >= array.size)
 
 
-def batch_probes(stand: ProbeSource, observed: SampleProfile, sha256: Digest) -> Iterator[Probe]:
+def batch_probes(context: ProbeSource, observed: SampleProfile, sha256: Digest) -> Iterator[Probe]:
     """Batches of the policy's sizes, and of two that the file's digest draws, those in random
     order; with a fixed batch axis only of that one. The larger of the two is smaller where the
     activations of a sample are large."""
@@ -199,7 +199,7 @@ def batch_probes(stand: ProbeSource, observed: SampleProfile, sha256: Digest) ->
         size = observed.small
         yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
         return
-    listed = stand.policy.instruments.probe_batch_sizes
+    listed = context.policy.instruments.probe_batch_sizes
     for size in listed:
         yield _batch(observed, tuple(range(size)))
     small, large = drawn_batch_sizes(sha256, listed)
@@ -224,12 +224,12 @@ def size_probes(axes: DynamicAxes) -> Iterator[Probe]:
             yield _sized(axes, sizes)
 
 
-def length_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
+def length_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
     """The longest that the model takes by what it counts its places with, such as a table of
     positions: of each dynamic axis alone."""
     if not axes.now:
         return
-    read = lookups(stand, axes.batch(axes.observed.small, axes.now))
+    read = lookups(context, axes.batch(axes.observed.small, axes.now))
     for place, now in enumerate(axes.now):
         sizes = {
             min(lookup.size - int(lookup.indices.min()), _LONGEST)
@@ -238,7 +238,7 @@ def length_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Prob
         }
         for longest in sorted((size for size in sizes if size > now), reverse=True):
             there = (*axes.now[:place], longest, *axes.now[place + 1 :])
-            if _fits(axes, there) and _takes(stand, axes.batch(axes.observed.small, there)):
+            if _fits(axes, there) and _takes(context, axes.batch(axes.observed.small, there)):
                 yield _sized(axes, there)
                 break
 
@@ -253,17 +253,17 @@ _MOST_ELEMENTS = 2**22
 """Of an input that is made for a condition in the file, unless `_SCANNED` sizes have more."""
 
 
-def condition_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
+def condition_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
     """Both sides of each edge where the file decides something by the batch or another size."""
     try:
-        conditions = SizeConditions(stand.tested_file)
+        conditions = SizeConditions(context.tested_file)
     except Exception:  # a release of several files; who can't read the file fails by it elsewhere
         return
     if not conditions:
         return
     here = (axes.observed.small, *axes.now)
     for axis in range(axes.observed.fixed, len(here)):
-        sizes = _flips(stand, axes, conditions, (here, axis))
+        sizes = _flips(context, axes, conditions, (here, axis))
         for size in sorted(sizes):
             if axis == 0:
                 yield _batch(axes.observed, tuple(range(size)))
@@ -272,7 +272,7 @@ def condition_probes(stand: MeasurementContext, axes: DynamicAxes) -> Iterator[P
 
 
 def _flips(
-    stand: MeasurementContext,
+    context: MeasurementContext,
     axes: DynamicAxes,
     conditions: SizeConditions,
     where: tuple[tuple[int, ...], int],
@@ -281,11 +281,11 @@ def _flips(
     here, axis = where
 
     def feed(size: int) -> Batch:
-        return stand.binding.by_input(axes.batch(*_split(_at(here, axis, size))))
+        return context.binding.by_input(axes.batch(*_split(_at(here, axis, size))))
 
     def shapes(size: int) -> Batch:
         empty = axes.shaped(*_split(_at(here, axis, size)))
-        return stand.binding.by_input(empty)
+        return context.binding.by_input(empty)
 
     try:
         state = conditions.along(feed, shapes, here[axis])
@@ -366,9 +366,9 @@ def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     return there * example <= most * here
 
 
-def _takes(stand: MeasurementContext, batch: Batch) -> bool:
+def _takes(context: MeasurementContext, batch: Batch) -> bool:
     try:
-        stand.reference.run(batch)
+        context.reference.run(batch)
     except GateError:
         return False
     return True

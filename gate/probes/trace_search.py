@@ -38,7 +38,7 @@ class ProbeFamily:
 
 
 def families(observed: SampleProfile) -> list[ProbeFamily]:
-    """Of all inputs of floats together, then of each alone where there are several."""
+    """Return the families of all inputs of floats together, then of each alone if several."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
     groups = [tuple(names)] if names else []
     if len(names) > 1:
@@ -153,14 +153,14 @@ class SearchTrials:
 
     def __init__(
         self,
-        stand: MeasurementContext,
+        context: MeasurementContext,
         traced: TracedReference,
         *,
         computed: Collection[str],
         budget: int,
     ) -> None:
         """`computed`: names of probes that are computed anyway. `budget`: inputs."""
-        self._stand = stand
+        self._context = context
         self._traced = traced
         self._computed = computed
         self._by_name: dict[str, InputTrial] = {}
@@ -216,7 +216,7 @@ class SearchTrials:
         )
 
     def margin(self, name: str, branch: int) -> float | None:
-        """How near that input came to flipping; None if it came not to this branch."""
+        """Return how close an input came to flipping the branch; None if it did not reach it."""
         trial = self._by_name.get(name)
         return trial.margins[branch] if trial and self._reaches(trial, branch) else None
 
@@ -245,12 +245,12 @@ class SearchTrials:
         without the watch, under which some of PyTorch's modules take a slower way with other
         roundings."""
         try:
-            eager = self._stand.answers.reference(batch)
+            eager = self._context.answers.reference(batch)
         except GateError:
             return False
         try:
             return disagree(eager, self._traced.run(batch))
-        except Exception:  # whatever the trace can't compute and the model can
+        except Exception:  # the trace may fail where the model does not
             return True
 
 
@@ -283,41 +283,37 @@ _REFINEMENTS = 12
 
 
 class TraceSearcher:
-    """One search in the stand; `run` is called once."""
+    """One search in the context; `run` is called once."""
 
     def __init__(
-        self, stand: MeasurementContext, axes: DynamicAxes, computed: Sequence[Probe]
+        self, context: MeasurementContext, axes: DynamicAxes, computed: Sequence[Probe]
     ) -> None:
         """`computed`: the probes that are computed anyway."""
-        self._stand = stand
+        self._context = context
         self._axes = axes
         self._observed = axes.observed
         self._computed = computed
 
     def run(self) -> tuple[TraceSearch, list[Probe]]:
-        """What was found, and the further probes that it became."""
+        """Search, and return the result with the further probes that it found."""
         example = self._observed.batch(self._observed.small)
         try:
-            self._traced = TracedReference(self._stand, example)
+            self._traced = TracedReference(self._context, example)
         except ModelError as error:
             return TraceSearch(tried=0, reason=str(error)), []
         self._trials = SearchTrials(
-            self._stand,
+            self._context,
             self._traced,
             computed={probe.name for probe in self._computed},
-            budget=self._stand.policy.instruments.search_inputs,
+            budget=self._context.policy.instruments.search_inputs,
         )
         base = self._trials.attempt("example", example)
         if base is None or base.differs:
-            reason = (
-                "the trace gives another answer than the model on its own input: the model is "
-                "random, or keeps something from one call to the next"
-            )
-            return TraceSearch(tried=1, reason=reason), []
-        self._look()
+            return TraceSearch(tried=1, reason="trace_differs_on_example"), []
+        self._search()
         return self._result()
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         for probe in self._suspects():
             self._trials.attempt(probe.name, probe.batch)
         if self._traced.warned and len(self._trials) < self._trials.budget:
@@ -409,7 +405,7 @@ def _ends_first(grid: tuple[float, ...]) -> list[float]:
 
 
 def _next(curve: dict[float, float]) -> float | None:
-    """Half way from the point nearest to zero to the farther one of its neighbours; beyond it,
+    """Half way from the point nearest to zero to the farther one of its neighbors; beyond it,
     ten times as far as the last step, where it is the first or last point."""
     points = sorted(curve)
     if len(points) < 2:

@@ -17,8 +17,8 @@ from gate.measure.context import MeasurementContext
 from gate.probes.probe import LEAST_RATIO, Probe, SampleProfile
 from gate.storage.arrays import Batch, OutputArray
 
-# Of other models nothing can be asked: NaN goes through PyTorch's relu and max pooling, and a
-# runtime may swallow it there. So the model is watched for what asks whether a number is finite,
+# Other models give no basis for a judgment: NaN goes through PyTorch's relu and max pooling, and a
+# runtime may swallow it there. So the model is watched for tests whether a number is finite,
 # and judged where its answer to the probe is finite.
 
 
@@ -33,7 +33,7 @@ _VALUES = {"nan": math.nan, "inf": math.inf, "minus_inf": -math.inf}
 
 
 class NonfiniteHandling(TorchFunctionMode):
-    """Records whether a model's code asks if a number is finite: `x != x` asks it too."""
+    """Records whether a model's code tests if a number is finite, as `x != x` does, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class NonfiniteHandling(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def nonfinite_probes(stand: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+def nonfinite_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
     """One NaN, one infinity of either sign in each input of floats; none where none is treated."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
-    if not names or not _treats(stand, observed.batch(observed.small)):
+    if not names or not _treats(context, observed.batch(observed.small)):
         return
     for name in names:
         suffix = f"_{name}" if len(names) > 1 else ""
@@ -61,11 +61,11 @@ def nonfinite_probes(stand: MeasurementContext, observed: SampleProfile) -> Iter
             yield Probe(f"{title}{suffix}", "value", observed.small, build, finite=True)
 
 
-def _treats(stand: MeasurementContext, batch: Batch) -> bool:
+def _treats(context: MeasurementContext, batch: Batch) -> bool:
     watch = NonfiniteHandling()
     try:
         with watch:
-            stand.reference.run(batch)
+            context.reference.run(batch)
     except GateError:
         return False
     return watch.tests_finiteness
@@ -93,7 +93,7 @@ _FACTORS = (1.0, 3.0, 10.0, 30.0, 100.0, -10.0, 0.01, 0.1)
 
 
 class ValueRange(NamedTuple):
-    """What is known of an input's values."""
+    """The range of an input's values in the samples."""
 
     low: OutputArray
     high: OutputArray
@@ -109,7 +109,7 @@ Change = Callable[[OutputArray, ValueRange], OutputArray]
 
 
 def value_probes(observed: SampleProfile) -> Iterator[Probe]:
-    """All of them, cheapest and most telling first; each leaves no input of its kind as it is."""
+    """Yield all probes, cheapest and most telling first; each changes every input of its kind."""
     names = list(observed.rows)
     for title in _CHANGES:
         if any(_applies(title, observed.rows[name]) for name in names):
@@ -208,7 +208,7 @@ def _at_magnitudes(observed: SampleProfile, scales: NDArray[np.float64]) -> Batc
 
 
 def _masks(observed: SampleProfile) -> set[str]:
-    """Inputs of floats that are nothing but zeros and ones, beside others that are not."""
+    """Return the inputs of floats that contain only zeros and ones, if others do not."""
     floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
     masks = {name for name in floats if _is_mask(observed, name)}
     return masks if masks < floats else set()
@@ -254,7 +254,7 @@ def _drawn(array: OutputArray, values: ValueRange) -> OutputArray:
     return _with_first(drawn, array) if low >= 0 and high <= 1 else drawn
 
 
-def _tossed(array: OutputArray, values: ValueRange) -> OutputArray:
+def _random_values(array: OutputArray, values: ValueRange) -> OutputArray:
     return _with_first(values.random.random(array.shape) < 0.5, array)
 
 
@@ -294,7 +294,7 @@ _CHANGES: dict[str, dict[str, Change]] = {
     "ones": {"f": _filled(1.0), "b": _filled(1.0)},
     "min": {"f": _lowest, "u": _lowest},
     "max": {"f": _highest, "u": _highest},
-    "noise": {"f": _uniform, "i": _drawn, "u": _drawn, "b": _tossed},
+    "noise": {"f": _uniform, "i": _drawn, "u": _drawn, "b": _random_values},
     "negated": {"f": _scaled(-1.0), "b": _turned},
     "mirrored": {"f": _mirrored, "i": _mirrored, "u": _mirrored, "b": _mirrored},
     "scaled_10": {"f": _scaled(10.0)},
@@ -316,8 +316,11 @@ _SPECIAL = (0.0, 1.0, -1.0, -999.0)
 
 
 def column_probes(observed: SampleProfile) -> Iterator[Probe]:
-    """Of each input of floats that is a table: every column alone below and above its range, and at
-    values that stand for something; all of them in one batch, each sample judged in its scale."""
+    """Yield probes of the columns of each input of floats that is a table.
+
+    Every column alone is set below and above its range, and to values that often have a special
+    meaning. All are in one batch, in which each sample is judged in its own scale.
+    """
     if observed.fixed:
         return
     for name, rows in observed.rows.items():

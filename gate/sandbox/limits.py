@@ -41,7 +41,7 @@ FILE_BYTES = 4 * 2**30
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Of one process and all that it starts."""
+    """The limits of one process and of all that it starts."""
 
     time_s: float
     """By the clock on the wall."""
@@ -50,12 +50,13 @@ class SandboxLimits:
 
     @classmethod
     def of_command(cls, time_s: float | None, memory_bytes: int | None, *, usual_s: float) -> Self:
-        """As given to a command; else `usual_s`, and 80 % of the memory that there is."""
+        """Return the limits that a command received; else `usual_s`, and 80 % of the memory of the
+        machine."""
         return cls(time_s or usual_s, memory_bytes or usual_memory())
 
     @classmethod
     def of_service(cls, time_s: float | None = None, memory_bytes: int | None = None) -> Self:
-        """As set for the service; else 10 minutes, and 4 GiB or 80 % of less memory."""
+        """Return the limits of the service; else 10 minutes, and 4 GiB or 80 % of less memory."""
         return cls(time_s or FILE_S, memory_bytes or min(FILE_BYTES, usual_memory()))
 
 
@@ -73,7 +74,7 @@ def usual_memory() -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Of `90`, `90s`, `30m`, `1.5h`. Raises ValueError."""
+    """Parse `90`, `90s`, `30m`, `1.5h` into seconds. Raises ValueError."""
     found = _TIME.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if seconds <= 0:
@@ -82,7 +83,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Of `8GB` (10^9), `512MiB` (2^20), `4G`, or a number of bytes. Raises ValueError."""
+    """Parse `8GB` (10^9), `512MiB` (2^20), `4G`, or a number of bytes. Raises ValueError."""
     found = _MEMORY.fullmatch(text.strip())
     unit = (found[2] or "").lower() if found else ""
     size = int(float(found[1]) * (_BINARY | _BYTES)[unit]) if found else 0
@@ -119,7 +120,7 @@ def limit_folder_size(folder: Path, limit: int) -> Iterator[None]:
     def run() -> None:
         while not done.wait(_LOOK_S):
             with contextlib.suppress(OSError, RecursionError):
-                watch.look()
+                watch.check()
 
     thread = threading.Thread(target=run, name="gate-watch-size", daemon=True)
     thread.start()
@@ -128,7 +129,7 @@ def limit_folder_size(folder: Path, limit: int) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        watch.look()
+        watch.check()
         if watch.exceeded:
             raise TooLarge(f"more came than the {limit} bytes that are allowed")
 
@@ -141,7 +142,7 @@ class _Watch:
         self._limit = limit
         self.exceeded = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         files, total = [], 0
         for path in self._folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # renamed by the writer

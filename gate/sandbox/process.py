@@ -30,10 +30,10 @@ _DESCENDANTS_S = 1.0
 
 
 class ProcessMonitor:
-    """Of one running child.
+    """A monitor of one running child.
 
-    Memory is what the kernel gave out, not what was asked for: PyTorch reserves 0.8 GB to use 0.3,
-    and CUDA whole terabytes, so that no bound of addresses (RLIMIT_AS, RLIMIT_DATA) would fit.
+    Memory is what the kernel allocated, not what was requested: PyTorch reserves 0.8 GB to use 0.3,
+    and CUDA terabytes, so no limit of the address space (RLIMIT_AS, RLIMIT_DATA) would fit.
     """
 
     def __init__(self, pid: int, limits: SandboxLimits) -> None:
@@ -43,7 +43,7 @@ class ProcessMonitor:
         self._descendants: list[psutil.Process] = []
         self._looked = self._began
 
-    def look(self, what: str) -> None:
+    def check(self, what: str) -> None:
         """Raise LimitExceeded where too much was taken."""
         now, limits = time.monotonic(), self._limits
         if now - self._looked > _DESCENDANTS_S:
@@ -141,12 +141,9 @@ def run_in_sandbox(
 def run_in_child(
     function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
 ) -> Any:
-    """As `call`, for a child that stands for this very process: it has our terminal, environment
-    and process group, so that Ctrl-C reaches it and a debugger works.
-
-    Raises KeyboardInterrupt where we or it were interrupted, by SIGTERM too, and it has no answer
-    to that.
-    """
+    """Run a child like `call`, in place of this very process: it has our terminal, environment and
+    process group, so that Ctrl-C reaches it and a debugger works. Raises KeyboardInterrupt if we
+    or it were interrupted, also by SIGTERM, and it has no reply to that."""
     return _call(function, arguments, limits=limits, what=what, terminal=True)
 
 
@@ -239,12 +236,13 @@ class _Child:
 
     @property
     def was_interrupted(self) -> bool:
-        """By SIGINT or SIGTERM, which it took as the end of its work."""
+        """Return True if SIGINT or SIGTERM ended it."""
         return self._terminal and self._process.returncode == child.INTERRUPTED
 
     @property
     def was_ended_from_outside(self) -> bool:
-        """By a signal of people and service managers, which no file makes by itself."""
+        """Return True if a signal of people and service managers ended it, which no file raises by
+        itself."""
         return -self._process.returncode in _FROM_OUTSIDE
 
     def wait(self, what: str) -> None:
@@ -267,7 +265,7 @@ class _Child:
                 if had_ended and not came:  # in a look that began after its end
                     return
                 had_ended = self._process.poll() is not None
-                self._watch.look(what)
+                self._watch.check(what)
             self._finish()
         except KeyboardInterrupt:
             if self._terminal:  # it may have got the signal too, and says what became of it

@@ -58,8 +58,8 @@ def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding
         needed = size_of(tensor)
         stated = int(entries.get("length") or needed)
         if stated != needed:
-            detail = f"states {stated} bytes in {file}, its shape needs {needed}"
-            yield _external_finding(tensor.name, detail)
+            sizes = {"stated": stated, "needed": needed}
+            yield finding("external_data", tensor.name, "wrong_length", file=file, **sizes)
         if needed:
             regions[file].append(_Region(start, start + needed, tensor.name))
         if entries.get("checksum"):
@@ -74,8 +74,9 @@ def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
     far = parts[0]
     for part in parts[1:]:
         if far.start < part.start < far.end < part.end:
-            detail = f"reads {far.end - part.start} bytes of {far.tensor} in {file}"
-            yield _external_finding(part.tensor, detail)
+            shared = far.end - part.start
+            named = {"tensor": far.tensor, "file": file}
+            yield finding("external_data", part.tensor, "overlap", count=shared, **named)
         if part.end > far.end:
             far = part
 
@@ -85,13 +86,12 @@ def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
     with path.open("rb") as stream:
         actual = hashlib.file_digest(stream, "sha1").hexdigest()
     if stated != {actual}:
-        yield _external_finding(
-            file, f"its SHA-1 is {actual}, the model states {', '.join(sorted(stated))}"
-        )
+        yield finding("external_data", file, "checksum", actual=actual, stated=sorted(stated))
 
 
-def _external_finding(place: str, detail: str) -> GraphFinding:
-    return GraphFinding(code="external_data", place=place, detail=detail)
+def finding(code: GraphCode, place: str, detail_code: str, **params: Any) -> GraphFinding:
+    """Return a finding with the values that its text names."""
+    return GraphFinding(code=code, place=place, detail_code=detail_code, detail_params=params)
 
 
 _RANDOM = (
@@ -103,49 +103,54 @@ _RANDOM = (
 def training_mode(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
     """Live nodes in training mode. What the reference does in eval mode itself is none."""
     for node in graph.live():
-        detail = _detail(graph, node, witness)
-        if detail is not None:
-            yield GraphFinding(code="training_mode", place=node.place, detail=detail)
+        detail_code = _mode(graph, node, witness)
+        if detail_code is not None:
+            yield finding("training_mode", node.place, detail_code)
 
 
-def _detail(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | None:
+def _mode(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | None:
+    """Return the code of what a node does in training mode only; None: nothing."""
     if node.operator == "BatchNormalization":
-        detail = _batch_norm(graph, node)
-        return detail if detail and not witness.conduct.batch_statistics else None
+        trains = _batch_norm(graph, node) and not witness.operator_recorder.batch_statistics
+        return "batch_statistics" if trains else None
     if node.operator == "Dropout":
-        detail = _dropout(graph, node)
-    elif node.operator in _RANDOM:
-        detail = "draws random numbers"
+        code = _dropout(graph, node)
     else:
-        return None
-    return detail if detail and not witness.conduct.draws else None
+        code = "random" if node.operator in _RANDOM else None
+    return (
+        code if code and not witness.operator_recorder.draws else None
+    )  # which runs the reference
 
 
-def _batch_norm(graph: ValueGraph, node: Node) -> str | None:
-    """Since opset 14 an attribute says it, since 7 the number of outputs, before `is_test`."""
+def _batch_norm(graph: ValueGraph, node: Node) -> bool:
+    """Return whether a node computes as in training.
+
+    Since opset 14 an attribute has it, since 7 the number of outputs, before `is_test`.
+    """
     if graph.opset >= 14:
-        training = node.attribute("training_mode", 0) != 0
-    elif graph.opset >= 7:
-        training = sum(value is not None for value in node.outputs) > 1
-    else:
-        training = node.attribute("is_test", 0) == 0
-    return "normalises by the statistics of the batch" if training else None
+        return bool(node.attribute("training_mode", 0) != 0)
+    if graph.opset >= 7:
+        return sum(value is not None for value in node.outputs) > 1
+    return bool(node.attribute("is_test", 0) == 0)
 
 
 def _dropout(graph: ValueGraph, node: Node) -> str | None:
-    """Since opset 12 an input says it; from 7 on there was only inference; before, `is_test`."""
+    """Return the code of a dropout that computes as in training, or None.
+
+    Since opset 12 an input has it; from 7 on there was only inference; before, `is_test`.
+    """
     if graph.opset >= 12:
         ratio = graph.constant(node.input(1))
         if node.input(2) is None or (ratio is not None and not ratio.any()):
             return None
         flag = graph.constant(node.input(2))
         if flag is None:
-            return "drops at random unless a computed flag says otherwise"
-        return "drops at random" if flag.any() else None
+            return "dropout_flag"
+        return "dropout" if flag.any() else None
     if graph.opset >= 7:
         mask = node.outputs[1] if len(node.outputs) > 1 else None
-        return "the mask of what it drops is in use" if mask in graph.live_values else None
-    return "drops at random" if node.attribute("is_test", 0) == 0 else None
+        return "dropout_mask" if mask in graph.live_values else None
+    return "dropout" if node.attribute("is_test", 0) == 0 else None
 
 
 _NARROW = {
@@ -174,43 +179,41 @@ _AXES = 8
 
 
 def float16(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Where float32 is rounded to 16 or 8 bits, or was when the weights were written."""
+    """Yield where float32 is rounded to 16 or 8 bits, or was when the weights were written."""
     for code, dtype in _NARROW.items():
         name = str(dtype).removeprefix("torch.")
         nodes = [node for node in graph.live() if _makes(graph, node, code)]
         stored = [
             v for v, t in graph.live_tensors() if t.data_type == code and _lossy(t, dtype, witness)
         ]
-        if not (nodes or stored) or dtype in witness.conduct.dtypes:
+        if not (nodes or stored) or dtype in witness.operator_recorder.dtypes:
             continue
         if nodes:
-            yield _precision_finding("float16", nodes, f"compute in or round to {name}")
+            yield _precision_finding("float16", nodes, format=name)
         for value in stored:
-            detail = f"is stored in {name}, the model's weights need more bits"
-            yield GraphFinding(code="float16", place=value.name, detail=detail)
+            yield finding("float16", value.name, "float16_stored", format=name)
 
 
 def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Where floats are rounded to integers of few bits, or were when the weights were written.
+    """Yield where floats are rounded to integers of few bits, or were when weights were written.
 
-    No model that was traced in float32 has such operators; one that was quantized in PyTorch has
-    them rightly, and is no exact one either. Integers that the model itself holds, such as masks,
-    are its own.
+    No model that was traced in float32 has such operators. One that was quantized in PyTorch has
+    them rightly, and is not exact either. Integers that the model itself holds, such as masks, are
+    not reported.
     """
     own = witness.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     if nodes:
-        yield _precision_finding("quantized", nodes, "compute in or unpack integers")
+        yield _precision_finding("quantized", nodes)
     for value, tensor in graph.live_tensors():
         unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
         elements = math.prod(tensor.dims)
         if tensor.data_type in _BYTES and elements > _AXES and elements not in own and unpacked:
-            detail = "is stored in integers of few bits and cast to floats"
-            yield GraphFinding(code="quantized", place=value.name, detail=detail)
+            yield finding("quantized", value.name, "quantized_stored")
 
 
 def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Where samples or weights are computed in double precision; arithmetic of shapes is not."""
+    """Yield where samples or weights are computed in float64; arithmetic of shapes is not."""
     data = _data(graph)
     nodes = [
         node
@@ -219,8 +222,8 @@ def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFind
         and node.operator != "Cast"
         and any(value in data for value in node.outputs)
     ]
-    if nodes and torch.float64 not in witness.conduct.dtypes:
-        yield _precision_finding("float64", nodes, "compute in float64")
+    if nodes and torch.float64 not in witness.operator_recorder.dtypes:
+        yield _precision_finding("float64", nodes)
 
 
 def _makes(graph: ValueGraph, node: Node, code: int) -> bool:
@@ -254,13 +257,16 @@ def _data(graph: ValueGraph) -> set[GraphValue]:
     return data
 
 
-def _precision_finding(code: GraphCode, nodes: list[Node], what: str) -> GraphFinding:
+def _precision_finding(code: GraphCode, nodes: list[Node], **params: Any) -> GraphFinding:
     """One finding for all nodes, at the first of them."""
-    counts = Counter(node.operator for node in nodes)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))
-    return GraphFinding(
-        code=code, place=nodes[0].place, detail=f"{len(nodes)} nodes {what}: {kinds}"
-    )
+    operators = most_common(Counter(node.operator for node in nodes))
+    counted = {"count": len(nodes), "operators": operators}
+    return finding(code, nodes[0].place, f"{code}_nodes", **counted, **params)
+
+
+def most_common(operators: Counter[str]) -> list[str]:
+    """Return the five most frequent operators with their numbers: `3 Add`."""
+    return [f"{count} {kind}" for kind, count in operators.most_common(5)]
 
 
 HALF = 0.5
@@ -287,32 +293,43 @@ class WeightMismatch:
     """Index in the file's tensor of the first one that differs."""
     largest: float
     """Largest difference; infinite or NaN where one of both is."""
-    rounded: str | None = None
-    """How the whole tensor was rounded."""
+    format: str | None = None
+    """The format that the whole tensor was rounded to."""
+    moved: float | None = None
+    """By how much the whole tensor was changed, relative to its RMS, if that is little."""
 
     @property
     def whole(self) -> bool:
         """Hardly anything of it is the model's."""
         return self.wrong > HALF * self.size
 
+    @property
+    def rounded(self) -> bool:
+        """True if the whole tensor was rounded, or changed by little."""
+        return self.format is not None or self.moved is not None
+
     def finding(self) -> GraphFinding:
-        """What a report says of it."""
-        code: GraphCode = "rounded_weights" if self.rounded else "other_weights"
-        own = "the model's" if self.place == self.name else f"the model's `{self.name}`"
-        first = ", ".join(map(str, self.first))
-        if self.rounded:
-            detail = f"is {own}, {self.rounded}"
-        else:
-            does = f"is not {own}:" if self.whole else f"is {own}, but"
-            detail = (
-                f"{does} {self.wrong} of its {self.size} elements differ, the first at [{first}], "
-                f"by {self.largest:.3g} at most"
-            )
-        return GraphFinding(code=code, place=self.place, detail=detail)
+        """Return the finding of a report."""
+        name = "" if self.place == self.name else self.name
+        if self.format is not None:
+            rounded = {"name": name, "format": self.format}
+            return finding("rounded_weights", self.place, "rounded", **rounded)
+        if self.moved is not None:
+            return finding("rounded_weights", self.place, "moved", name=name, share=self.moved)
+        return finding(
+            "other_weights",
+            self.place,
+            "differs",
+            name=name,
+            wrong=self.wrong,
+            size=self.size,
+            first=list(self.first),
+            largest=self.largest,
+        )
 
 
 def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> WeightMismatch:
-    """What differs between a constant and what it should be, in the constant's shape."""
+    """Return how a constant differs from its expected values, which have the constant's shape."""
     wrong = differing(values, expected)
     return of_mask(place, name, (values, expected), wrong)
 
@@ -320,12 +337,13 @@ def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> 
 def of_mask(
     place: str, name: str, pair: tuple[Values, NDArray[Any]], wrong: NDArray[np.bool_]
 ) -> WeightMismatch:
-    """The same where the elements that count as wrong are known."""
+    """Return the mismatch for a known mask of wrong elements."""
     values, expected = pair
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)
     with np.errstate(all="ignore"):
         apart = np.abs(values[wrong].astype(np.float64) - expected[wrong])
     whole = wrong.sum() > HALF * wrong.size
+    format_, moved = _rounding(values, expected) if whole else (None, None)
     return WeightMismatch(
         place=place,
         name=name,
@@ -333,13 +351,16 @@ def of_mask(
         size=wrong.size,
         first=tuple(int(index) for index in first),
         largest=float(apart.max()) if apart.size else 0.0,
-        rounded=_rounding(values, expected) if whole else None,
+        format=format_,
+        moved=moved,
     )
 
 
 def nearest(place: str, values: Values, candidates: Iterable[ModelTensor]) -> WeightMismatch | None:
-    """The candidate of which at least half of the elements are bitwise those of the constant, and
-    enough of them say something; the one with the fewest differences."""
+    """Return the candidate that shares at least half of the constant's elements bit for bit.
+
+    Enough of them must be distinctive; of several, it is the one with the fewest differences.
+    """
     found = []
     for stored, arranged in _hopeful(values, candidates):
         wrong = differing(values, arranged)
@@ -398,18 +419,17 @@ def _looks_rounded(values: Values) -> bool:
     return not bool((words[:64] & 0xFFF).any() or (words & 0xFFF).any())
 
 
-def _rounding(values: Values, expected: NDArray[Any]) -> str | None:
+def _rounding(values: Values, expected: NDArray[Any]) -> tuple[str | None, float | None]:
+    """Return `WeightMismatch.format` and `WeightMismatch.moved`."""
     if values.dtype.kind != "f":
-        return None
+        return None, None
     name = rounded_to(values, expected.astype(np.float32))
     if name is not None:
-        return f"rounded to {name}"
+        return name, None
     with np.errstate(all="ignore"):
         apart = np.sqrt(np.mean((values.astype(np.float64) - expected) ** 2))
         size = np.sqrt(np.mean(expected.astype(np.float64) ** 2))
-    if not apart <= _CLOSE * size:
-        return None
-    return f"all of it moved, by {apart / size:.2g} of its size (rms)"
+    return None, float(apart / size) if apart <= _CLOSE * size else None
 
 
 # Only what a layer multiplies by counts as a weight. Zeros and infinities elsewhere are everyday:
@@ -446,9 +466,9 @@ def zero_initializer(
         if len(tensor.dims) < 2 or contents.elements < 2 or contents.zeros < contents.elements:
             continue
         if _feeds(graph, value, [_FACTORS]) and not _has_zeros(witness, tuple(tensor.dims)):
-            shape = "x".join(map(str, tensor.dims))
-            detail = f"all of its {contents.elements} elements ({shape}) are zero"
-            yield GraphFinding(code="zero_initializer", place=value.name, detail=detail)
+            shape = list(tensor.dims)
+            size = contents.elements
+            yield finding("zero_initializer", value.name, "zeros", size=size, shape=shape)
 
 
 def nonfinite_initializer(
@@ -461,11 +481,14 @@ def nonfinite_initializer(
         if not (contents.nans or contents.infinities) or not _feeds(graph, value, slots):
             continue
         if not _has_nonfinite(witness, contents):
-            detail = (
-                f"{contents.nans} of its {contents.elements} elements are NaN, "
-                f"{contents.infinities} infinite"
+            yield finding(
+                "nonfinite_initializer",
+                value.name,
+                "nonfinite",
+                size=contents.elements,
+                nans=contents.nans,
+                infinities=contents.infinities,
             )
-            yield GraphFinding(code="nonfinite_initializer", place=value.name, detail=detail)
 
 
 def _used_floats(graph: ValueGraph) -> Iterator[tuple[GraphValue, TensorProto]]:

@@ -29,7 +29,7 @@ folded pairs of seven torchvision architectures, legacy and dynamo: at most 1.8 
 for biases."""
 
 _CHANNELS = 0.5
-"""The share of channels that must follow a BatchNorm, for the others to be told from it."""
+"""The share of channels that must follow a BatchNorm, for the others to count as wrong."""
 
 _COLUMNS = 16
 
@@ -153,8 +153,10 @@ def likeliest(
     *,
     format_: str | None,
 ) -> tuple[Folded | None, NDArray[np.bool_]]:
-    """As `folded`, by the arithmetic that leaves the fewest elements wrong, and these: exact, or
-    that of the format in which the file keeps the values. `norms_by`: the model's, by arithmetic.
+    """Return `folded` by the arithmetic that leaves the fewest elements wrong, and their mask.
+
+    The arithmetic is exact, or that of the format in which the file keeps the values. `norms_by`:
+    the norms of the model, by arithmetic.
     """
     best: tuple[Folded | None, NDArray[np.bool_]] = (None, np.ones(values.shape, np.bool_))
     for arithmetic in dict.fromkeys((None, format_)):
@@ -185,8 +187,11 @@ def folded_bias(
 def _factors(
     rows: Values, plain: Values, *, near: float
 ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-    """By what each channel was scaled, the median so that single weights that are wrong don't move
-    it; which channels are scaled so; and of which one can tell, those that are not all zero."""
+    """Return the factor of each channel, which channels are scaled by it, and which can be judged.
+
+    The factor is the median, so that single wrong weights do not move it. A channel of zeros alone
+    can't be judged.
+    """
     with np.errstate(all="ignore"):
         ratios = np.where(plain == 0.0, np.nan, rows.astype(np.float64) / plain)
     some = np.atleast_1d(np.isfinite(ratios).any(axis=1))

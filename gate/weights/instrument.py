@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, inliner, shape_inference
 from gate.errors import OnnxFileError, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
-from gate.measure.runtime_measurement import Track
+from gate.measure.runtime_measurement import RuntimeMeasurement
 from gate.onnx_file.reading import DOMAIN, is_of_runtime
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
@@ -24,8 +24,10 @@ from gate.records.instruments import GraphFinding, GraphReport
 from gate.storage.digest import Digest
 from gate.weights.findings import (
     external_data,
+    finding,
     float16,
     float64,
+    most_common,
     nonfinite_initializer,
     quantized,
     training_mode,
@@ -52,17 +54,15 @@ def fixed_batch(
         if isinstance(rows, int)
     }
     for name, rows in fixed.items():
-        detail = f"the input takes {rows} samples, no more and no less"
-        yield GraphFinding(code="fixed_batch", place=name, detail=detail)
+        yield finding("fixed_batch", name, "fixed_input", rows=rows)
     sizes = batch_sizes(subject.outputs, axes)
     declared = [size if isinstance(size := sizes[o.name], int) else None for o in subject.outputs]
     if all(size is None for size in declared):
         return
     for spec, size, returned in zip(subject.outputs, declared, witness.rows, strict=False):
-        # For as many samples as rows nobody can tell whether the axis follows the batch.
+        # With as many samples as rows it is undecided whether the axis follows the batch.
         if size is not None and returned == witness.samples and (fixed or size != returned):
-            detail = f"the output has {size} rows, the model returns one for each sample"
-            yield GraphFinding(code="fixed_batch", place=spec.name, detail=detail)
+            yield finding("fixed_batch", spec.name, "fixed_output", rows=size)
 
 
 def unused_output(graph: ValueGraph, subject: Subject) -> Iterator[GraphFinding]:
@@ -70,13 +70,13 @@ def unused_output(graph: ValueGraph, subject: Subject) -> Iterator[GraphFinding]
     used = {value.name for value in graph.live_values if value.scope == 0}
     for spec in subject.inputs:
         if spec.name not in used:
-            yield _unused(spec.name, "input")
+            yield finding("unused_output", spec.name, "unused", kind="input")
     for value in graph.tensors:
         if value not in graph.live_values and value not in graph.makers:
-            yield _unused(value.name, "initializer")
+            yield finding("unused_output", value.name, "unused", kind="initializer")
     for node in graph.nodes:
         if not graph.is_live(node):
-            yield _unused(node.place, "node")
+            yield finding("unused_output", node.place, "unused", kind="node")
 
 
 def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
@@ -88,29 +88,26 @@ def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
         if name not in STANDARD:
             foreign.setdefault(name, Counter())[node.proto.op_type] += 1
     for name, counts in sorted(foreign.items()):
-        shown = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5))
-        detail = f"{counts.total()} nodes need this domain: {shown}"
-        yield GraphFinding(code="domain", place=name, detail=detail)
+        shown = most_common(counts)
+        yield finding("domain", name, "domain", count=counts.total(), operators=shown)
 
 
 def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
     """Versions of the standard domain, of the model and of its functions, that are out of place."""
-    newest = max(versions)
-    if len(set(versions)) > 1:
-        detail = f"the file names several versions: {', '.join(map(str, sorted(set(versions))))}"
-        yield GraphFinding(code="opset", place="opset_import", detail=detail)
-    if min(versions) < _OLDEST:
-        detail = f"version {min(versions)} is older than {_OLDEST}"
-        yield GraphFinding(code="opset", place="opset_import", detail=detail)
+    oldest, newest, place = min(versions), max(versions), "opset_import"
+    if newest > oldest:
+        yield finding("opset", place, "several_opsets", versions=sorted(set(versions)))
+    if oldest < _OLDEST:
+        yield finding("opset", place, "old_opset", version=oldest, oldest=_OLDEST)
     if newest > _OLDEST and not _runs(newest):
-        detail = f"ONNX Runtime {onnxruntime.__version__} does not run version {newest}"
-        yield GraphFinding(code="opset", place="opset_import", detail=detail)
+        installed = onnxruntime.__version__
+        yield finding("opset", place, "new_opset", version=newest, installed=installed)
 
 
 def checker(subject: Subject, name: str) -> Iterator[GraphFinding]:
     """Yield why onnx's checker rejects the file of this name, if it does."""
     if subject.checker is not None:
-        yield GraphFinding(code="checker", place=name, detail=subject.checker)
+        yield finding("checker", name, "checker", reason=subject.checker.rstrip("."))
 
 
 @cache
@@ -134,11 +131,6 @@ def versions(model: onnx.ModelProto) -> list[int]:
     return [int(entry.version) for entry in imports if entry.domain in STANDARD]
 
 
-def _unused(place: str, what: str) -> GraphFinding:
-    detail = f"no output depends on this {what}"
-    return GraphFinding(code="unused_output", place=place, detail=detail)
-
-
 _LISTED = 50
 """Findings of one kind that are kept; the last of them says how many more there are."""
 
@@ -157,14 +149,16 @@ class WeightInstrument:
 
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if the policy asks for it. Each part of a release has its own report."""
+        """Return True if the policy enables it. Each part of a release has its own report."""
         return job.chained is None and job.policy.instruments.graph
 
-    def run(self, _tracks: Sequence[Track], _advance: Callable[[int], None]) -> None:
+    def run(self, _runtimes: Sequence[RuntimeMeasurement], _advance: Callable[[int], None]) -> None:
         """Read the graph. It runs the reference at most once."""
         context = self._context
         try:
-            observer = ReferenceObserver(context.model, context.reference.run, context.example)
+            observer = ReferenceObserver(
+                context.model.module, context.reference.run, context.example
+            )
             axes = context.binding.layout
             self._report = read_graph(context.tested_file, observer, axes=axes)
         except Exception as error:
@@ -193,7 +187,7 @@ def read_graph(
         )
     about_files = list(external_data(model, folder))
     constants = Constants(witness)
-    ledger = condense(model, folder, subject.external_data, look=constants.look)
+    ledger = condense(model, folder, subject.external_data, look=constants.match_constant)
     graph = ValueGraph(_typed(model))
     about_weights, weights = constants.compare(graph, ledger)
     found = chain(
@@ -272,6 +266,6 @@ def _limited(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
         kept, more = together[:_LISTED], len(together) - _LISTED
         if more > 0:
             last = kept[-1]
-            detail = f"{last.detail}; and {more} more"
-            kept[-1] = last.model_copy(update={"detail": detail})
+            params = {**last.detail_params, "more": more}
+            kept[-1] = last.model_copy(update={"detail_params": params})
         yield from kept

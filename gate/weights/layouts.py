@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.records.localization import listed
 from gate.weights.model_tensors import ModelTensor, Values, of_tensor
 
 _AXES = 5
@@ -48,7 +47,7 @@ def equal(one: Values, other: Values) -> bool:
 
 
 def differing(one: Values, other: Values) -> NDArray[np.bool_]:
-    """Where two arrays of one shape differ; NaN equals NaN."""
+    """Return where two arrays of one shape differ; NaN equals NaN."""
     wrong: NDArray[np.bool_] = one != other
     if one.dtype.kind == "f":
         wrong &= ~(np.isnan(one) & np.isnan(other))
@@ -166,7 +165,7 @@ _RUNS = 24
 """More runs than this are a selection of rows, whose order nothing here could check."""
 
 _ENOUGH = 0.5
-"""The share of lines that must be found, for the others to be told from them."""
+"""The share of lines that must be found, for the others to count as wrong."""
 
 _LINES = 1 << 18
 
@@ -182,12 +181,12 @@ class LineRun:
 
     @property
     def before(self) -> int:
-        """How many lines the tensor has before the run."""
+        """The number of lines of the tensor before the run."""
         return self.first
 
     @property
     def after(self) -> int:
-        """How many lines it has behind the run."""
+        """The number of lines of the tensor after the run."""
         return len(self.source.lines) - self.first - (self.stop - self.start)
 
     @property
@@ -196,12 +195,12 @@ class LineRun:
         return self.first - self.start
 
     def widened(self, start: int, stop: int) -> LineRun:
-        """The same run over more lines of the constant."""
+        """Return the run, extended to more lines of the constant."""
         return LineRun(self.source, start, stop, self.first - (self.start - start))
 
     @property
     def rows(self) -> Values:
-        """What the lines of the constant should be."""
+        """The expected lines of the constant."""
         return self.source.lines[self.first : self.first + self.stop - self.start]
 
 
@@ -224,13 +223,15 @@ class JoinedSlices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors it comes from."""
+        """The names of the tensors from which the constant is built."""
         return tuple(dict.fromkeys(run.source.stored.name for run in self.runs))
 
     @property
     def ordered(self) -> bool:
-        """False if parts of one tensor are in another order, as the gates of an LSTM may be: which
-        order is right, nothing here could say."""
+        """False if parts of one tensor are in another order, as the gates of an LSTM may be.
+
+        The right order can't be derived here.
+        """
         last: dict[int, int] = {}
         for run in self.runs:
             if run.first < last.get(id(run.source.stored), 0):
@@ -302,9 +303,9 @@ def _matrices(one: ModelTensor, length: int) -> Iterator[Values]:
 
 
 def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
-    """Which line comes from where; empty if too few are found, or in too many runs.
+    """Return which line comes from where; empty if too few are found, or in too many runs.
 
-    Lines of a single value say nothing, and one that is found alone is another's copy.
+    Lines of a single value are not distinctive, and one that is found alone is a copy of another.
     """
     if not len(index.sums):
         return []
@@ -403,10 +404,6 @@ def _joined(
 _ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 
 
-_NAMES = 4
-"""Tensors in a sentence."""
-
-
 def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
     """W, R and B of every layer of every recurrent module, scripted ones too."""
     for path, module in model.named_modules():
@@ -416,10 +413,9 @@ def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
                 yield from _layer(module, f"{path}." if path else "", layer, order)
 
 
-def misplaced(module: nn.Module, arrays: Iterable[Values]) -> str | None:
-    """What of a recurrent module's weights the constants of a file have at another place, in words:
-    no element is another, and what they are used for is. None if nothing is, or for another
-    module."""
+def misplaced(module: nn.Module, arrays: Iterable[Values]) -> dict[str, list[str]]:
+    """Return the weights of a recurrent module whose elements the constants of a file have in
+    another order: those with swapped `directions`, and those with other `gates`."""
     constants = list(arrays)
     turned: list[str] = []
     moved: list[str] = []
@@ -436,20 +432,12 @@ def misplaced(module: nn.Module, arrays: Iterable[Values]) -> str | None:
                 for region, name in stored.parts
                 if not np.array_equal(alike[0][region], want[region])
             ]
-    texts = []
-    if turned:
-        texts.append(f"the two directions are exchanged in {_listed(turned)}")
-    if moved:
-        texts.append(f"the gates are in another order in {_listed(moved)}")
-    return " and ".join(texts) or None
+    found = {"directions": turned, "gates": moved}
+    return {kind: list(dict.fromkeys(names)) for kind, names in found.items() if names}
 
 
 def _same_elements(one: Values, other: Values) -> bool:
     return bool(np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None)))
-
-
-def _listed(names: list[str]) -> str:
-    return listed([f"`{name}`" for name in dict.fromkeys(names)], most=_NAMES)
 
 
 def _layer(module: Any, prefix: str, layer: int, order: tuple[int, ...]) -> Iterator[ModelTensor]:

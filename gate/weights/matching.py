@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from gate.records.instruments import GraphFinding, WeightsReport
-from gate.weights.findings import HALF, WeightMismatch, named, nearest, of_mask, rounded, telling
+from gate.weights.findings import (
+    HALF,
+    WeightMismatch,
+    finding,
+    named,
+    nearest,
+    of_mask,
+    rounded,
+    telling,
+)
 from gate.weights.folding import WeightLayer, folded_bias, layers, likeliest
 from gate.weights.layouts import Lines, arrangements, equal, match_packed_rnn, same
 from gate.weights.model_tensors import (
@@ -41,7 +50,7 @@ _FAR = 0.01
 
 
 class Match(NamedTuple):
-    """How a constant is the model's, and which tensors of the model it accounts for."""
+    """A match of a constant, and the tensors of the model for which it accounts."""
 
     way: str
     names: tuple[str, ...]
@@ -64,7 +73,7 @@ class Constant:
 
     @property
     def open(self) -> bool:
-        """Nothing equal was found yet."""
+        """True if nothing equal was found yet."""
         return self.match is None and self.values is not None
 
     def suspect(self, suspected: WeightMismatch | None) -> None:
@@ -230,8 +239,11 @@ class WeightMatcher:
             yield from (norm for norm in alike if norm.arithmetic != own[0].arithmetic)
 
     def may_be_folded(self, constant: Constant, matched: set[str]) -> bool:
-        """True for a bias that a BatchNorm may be folded into: the weight beside it is nowhere in
-        the file, as where it was quantized after folding, so nothing says whether."""
+        """Return True for a bias into which a BatchNorm may be folded.
+
+        The weight of its layer is nowhere in the file, as where it was quantized after folding, so
+        that the factors can't be derived.
+        """
         values, (path, _, name) = constant.values, constant.name.rpartition(".")
         if values is None or name != "bias" or f"{path}.weight" in matched:
             return False
@@ -239,7 +251,10 @@ class WeightMatcher:
         return layer and any(one.scale.shape == values.shape for one in self._norms(None))
 
     def computed(self, constant: Constant, pool: TensorIndex) -> None:
-        """What forward computes without the inputs, exactly or as far as float32 rounds."""
+        """Match a constant with the tensors that forward computes without the inputs.
+
+        They must be equal exactly or up to the rounding of float32.
+        """
         values = constant.values
         assert values is not None
         for stored in pool.alike(values):
@@ -260,10 +275,10 @@ class WeightMatcher:
 
 
 def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_] | None:
-    """Where a constant is not what forward computes; None if it is something else altogether.
+    """Return where a constant differs from a computed one; None if the two are unrelated.
 
-    Exporters compute it with other roundings than PyTorch, which may add up. So it is the same
-    only where all elements are either within these or far beyond, and at least half within.
+    Exporters compute it with other roundings than PyTorch, which may add up. So the two are related
+    only where all elements are either within these or far beyond, and at least half are within.
     """
     near = _near(values, arranged, kept=kept)
     with np.errstate(all="ignore"):
@@ -274,7 +289,7 @@ def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_]
 
 
 def _near(values: Values, expected: Values, *, kept: Leeway) -> NDArray[np.bool_]:
-    """Where both are equal up to rounding, or both NaN."""
+    """Return where both are equal up to rounding, or both are NaN."""
     with np.errstate(all="ignore"):
         apart = np.abs(values.astype(np.float64) - expected)
         rounding = (_ROUNDING + kept.relative) * np.abs(expected) + kept.absolute
@@ -328,7 +343,7 @@ class Constants:
         self._blind = False
         """Forward could not be watched, so a constant may be computed that is not found."""
 
-    def look(self, tensor: TensorProto, array: NDArray[Any]) -> Constant | None:
+    def match_constant(self, tensor: TensorProto, array: NDArray[Any]) -> Constant | None:
         """Compare a constant; its values are kept only if nothing equal is found."""
         values = canonical(array)
         named = tensor.name in self._matcher.pool.by_name
@@ -385,16 +400,16 @@ class Constants:
                     noted.add(id(note))
                     yield note
             elif note is None and not ledger.dropped(tensor):
-                constant = self.look(tensor, numpy_helper.to_array(tensor))
+                constant = self.match_constant(tensor, numpy_helper.to_array(tensor))
                 if constant is not None and _is_weight(constant, self._matcher.pool):
                     yield constant
 
     def _elsewhere(self, constant: Constant) -> bool:
         """True if the tensor of its name has other values than what it equals."""
-        own = self._own(constant)
+        own = self._named_tensor(constant)
         return own is not None and constant.match is not None and own.names != constant.match.names
 
-    def _own(self, constant: Constant) -> ModelTensor | None:
+    def _named_tensor(self, constant: Constant) -> ModelTensor | None:
         """The tensor of the model with the name and, up to transposition, the shape."""
         own = self._matcher.pool.by_name.get(constant.name)
         if own is None or constant.values is None:
@@ -402,7 +417,7 @@ class Constants:
         return own if own in self._matcher.pool.of_dims(constant.values) else None
 
     def _forward(self) -> TensorIndex:
-        """What forward computes without the inputs; nothing if it can't be watched."""
+        """Return the tensors that forward computes without the inputs, if it can be observed."""
         self._computed = DerivedConstants(tensor for _, tensor in self._witness.held())
         try:
             with self._computed:
@@ -413,12 +428,14 @@ class Constants:
         return TensorIndex(stored_tensors(self._computed.results()))
 
     def _suspect(self, constants: list[Constant]) -> int:
-        """What is still open, by its name or by what most of it is. Returns how many constants
-        have the name of a tensor of the model."""
+        """Set the suspicion of each open constant, by its name or by most of its elements.
+
+        Returns how many constants have the name of a tensor of the model.
+        """
         leading = [
             constant
             for constant in constants
-            if self._own(constant) is not None or _by_name(constant)
+            if self._named_tensor(constant) is not None or _by_name(constant)
         ]
         right = [constant for constant in leading if _by_name(constant)]
         trusted = len(right) >= _TRUST * max(len(leading), 1)
@@ -426,7 +443,7 @@ class Constants:
             name for constant in constants if constant.match for name in constant.match.names
         }
         for constant in constants:
-            own = self._own(constant)
+            own = self._named_tensor(constant)
             if constant.values is None:
                 continue
             if (own is None and self._blind) or self._moves(own):
@@ -518,11 +535,11 @@ def _says_something(constant: Constant) -> bool:
 def _findings(found: list[WeightMismatch], leading: int) -> Iterator[GraphFinding]:
     """One finding each; of another checkpoint one in all. `leading`: constants with a name of the
     model's."""
-    others = [one for one in found if one.whole and one.rounded is None]
+    others = [one for one in found if one.whole and not one.rounded]
     if len(others) > _MANY and 2 * len(others) >= leading:
-        names = ", ".join(f"`{one.name}`" for one in others[:3])
-        detail = f"{len(others)} of {leading} weights are others ({names}, …): another checkpoint"
-        yield GraphFinding(code="other_weights", place=others[0].place, detail=detail)
+        names = [one.name for one in others]
+        counts = {"count": len(others), "total": leading}
+        yield finding("other_weights", others[0].place, "other_checkpoint", names=names, **counts)
         found = [one for one in found if one not in others]
     findings = [one.finding() for one in found]
     for code in ("other_weights", "rounded_weights"):

@@ -88,7 +88,7 @@ class TensorIndex:
             self._by_dims[tensor.integer, tensor.dims].append(tensor)
 
     def alike(self, values: Values) -> Iterator[ModelTensor]:
-        """Those with the same elements, in whatever order: equal sums of bits."""
+        """Return the tensors with the same elements, in any order: equal sums of bits."""
         candidates = self._by_size.get((_integer(values), values.size), [])
         if candidates:
             bits = bit_sum(values)
@@ -259,7 +259,7 @@ def _is_tensor(value: object) -> bool:
 
 
 class Leeway(NamedTuple):
-    """How far a number may move."""
+    """The allowed difference of a number."""
 
     relative: float
     absolute: float
@@ -267,7 +267,7 @@ class Leeway(NamedTuple):
 
 
 def leeway(name: str | None) -> Leeway:
-    """What keeping a number in a format makes of it, cut off or rounded; None: in float32."""
+    """Return how far storing a number in a format may move it; None: float32."""
     return _LEEWAYS.get(name, _FLOAT32)
 
 
@@ -294,7 +294,7 @@ def _bfloat(values: Values) -> Values:
 
 
 def _tf32(values: Values) -> Values:
-    """To 10 bits of mantissa, half away from zero, as the tensor cores do."""
+    """Round to 10 bits of mantissa, half away from zero, as tensor cores do."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
@@ -307,8 +307,11 @@ FORMATS: Mapping[str, Callable[[Values], Values]] = {
 
 
 def _clamped(least: float) -> Callable[[Values], Values]:
-    """As `_half`, but what is smaller than `least` and not 0 becomes that, and masks of at least
-    1e9 become 1e4. Other numbers beyond 1e4 are changed by that, so they are not expected."""
+    """Return a rounding to float16 that first raises numbers below `least`, except 0, to `least`.
+
+    Masks of at least 1e9 become 1e4. The conversion that it follows also changes other numbers
+    beyond 1e4, so these are not expected.
+    """
 
     def half(values: Values) -> Values:
         size = np.abs(values)
@@ -346,8 +349,10 @@ Floats = NDArray[np.float64]
 
 
 def rounding(arithmetic: str | None) -> Callable[[Values], Values]:
-    """What becomes of the result of a step, of float32, in the arithmetic of a format; None: it
-    stays, because float32 rounds so little that it counts as exact."""
+    """Return the rounding of the float32 result of a step in the arithmetic of a format.
+
+    None: no rounding, because that of float32 is so small that it counts as exact.
+    """
     return (lambda values: values) if arithmetic is None else FORMATS[arithmetic]
 
 
@@ -370,7 +375,7 @@ class Norm:
 
     @property
     def size(self) -> Floats:
-        """Of the terms beside the layer's bias, for the error that folding may make."""
+        """The size of the terms except the layer's bias, for the error of folding."""
         size: Floats = np.abs(self.beta) + np.abs(self.mean * self.scale)
         return size
 
@@ -391,8 +396,10 @@ class Norm:
 
 
 def norms(model: nn.Module, arithmetic: str | None = None) -> Iterator[Norm]:
-    """All modules that normalise by running statistics, subclasses and others with the names of
-    nn.BatchNorm included."""
+    """Return all modules that normalize by running statistics.
+
+    Subclasses and others with the names of nn.BatchNorm are included.
+    """
     for path, module in model.named_modules():
         mean, variance = (_numbers(module, name) for name in ("running_mean", "running_var"))
         if mean is None or variance is None:
@@ -412,7 +419,7 @@ def norms(model: nn.Module, arithmetic: str | None = None) -> Iterator[Norm]:
 def _stepwise(
     arithmetic: str | None, *numbers: Floats
 ) -> tuple[Callable[[Any], Any], Iterator[NDArray[Any]]]:
-    """How a step rounds, and numbers to begin with."""
+    """Yield pairs of the rounding of a step and the numbers to begin with."""
     step, kind = rounding(arithmetic), np.float64 if arithmetic is None else np.float32
     return step, (step(each.astype(kind)) for each in numbers)
 
@@ -465,7 +472,7 @@ class ReferenceObserver:
 
     @property
     def samples(self) -> int:
-        """In the batch that was run."""
+        """The number of samples in the batch that was run."""
         return len(next(iter(self.batch.values())))
 
     @cached_property
@@ -474,8 +481,8 @@ class ReferenceObserver:
         return tuple(output.shape[0] if output.ndim else None for output in self._watched[1])
 
     @cached_property
-    def conduct(self) -> OperatorRecorder:
-        """What the operators of the reference did."""
+    def operator_recorder(self) -> OperatorRecorder:
+        """The record of the operators of the reference."""
         return self._watched[0]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -488,7 +495,7 @@ class ReferenceObserver:
         return {value.numel() for _, value in self.held() if value.dtype in few}
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same of every type; what is shared comes under each of its names."""
+        """Yield every tensor of any type; a shared one comes under each of its names."""
         for path, module in self.model.named_modules(remove_duplicate=False):
             own = {
                 **vars(module),
@@ -519,7 +526,7 @@ class OperatorRecorder(DispatchMode):
         self.draws = False
         """True if one drew random numbers."""
         self.batch_statistics = False
-        """True if one normalised by the statistics of the batch."""
+        """True if one normalized by the statistics of the batch."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

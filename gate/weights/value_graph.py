@@ -39,7 +39,7 @@ _BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
 
 @dataclass(frozen=True)
 class Initializers:
-    """How many elements a tensor of floats has, and how many of them are zero or not finite."""
+    """The number of elements of a tensor of floats, and how many are zero or not finite."""
 
     elements: int
     zeros: int = 0
@@ -61,19 +61,19 @@ class Initializers:
 
     @classmethod
     def of_tensor(cls, tensor: TensorProto, values: NDArray[Any]) -> Initializers:
-        """The same for the values of `tensor`; of other than floats only the number."""
+        """Return the counts for the values of `tensor`; only their number if not floats."""
         return cls.of(values) if tensor.data_type in FLOATS else cls(math.prod(tensor.dims))
 
 
 class DroppedContents:
-    """What was counted of the tensors whose values were dropped."""
+    """The counts and notes on tensors whose values were dropped."""
 
     def __init__(self) -> None:
         self._counted: list[Initializers] = []
         self._notes: list[object] = []
 
     def contents(self, tensor: TensorProto) -> Initializers:
-        """What the tensor holds or, if its values were dropped, held."""
+        """Return the counts of a tensor's values, which may have been dropped since."""
         if _is_dropped(tensor):
             return self._counted[int(tensor.external_data[0].value)]
         return Initializers.of_tensor(tensor, numpy_helper.to_array(tensor))
@@ -83,7 +83,7 @@ class DroppedContents:
         return _is_dropped(tensor)
 
     def note(self, tensor: TensorProto) -> object:
-        """What was noted of a tensor before its values were dropped; None for small ones."""
+        """Return the note on a tensor from before its values were dropped; None for small ones."""
         return self._notes[int(tensor.external_data[0].value)] if _is_dropped(tensor) else None
 
     def drop(self, tensor: TensorProto, contents: Initializers, note: object = None) -> None:
@@ -322,7 +322,7 @@ def _resolved(name: str, names: Mapping[str, GraphValue]) -> GraphValue:
 
 
 def _constant(node: Node) -> TensorProto | None:
-    """What a Constant node holds."""
+    """Return the tensor of a Constant node, or None."""
     if node.operator != "Constant":
         return None
     found = next((a for a in node.proto.attribute if a.name in _CONSTANTS), None)

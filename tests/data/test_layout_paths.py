@@ -24,6 +24,7 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.runtimes.recorded import with_recordings
 from gate.runtimes.recording_format import RecordingSource
+from tests.exhaustive import exhaustive
 from tests.runtimes import consumer
 
 from .layouts import CASES, Arrays
@@ -134,7 +135,7 @@ def test_recording_is_judged(tmp_path: Path, name: str, right: bool) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", ["recurrent", "graph"])
+@pytest.mark.parametrize("name", ["recurrent", pytest.param("graph", marks=exhaustive)])
 def test_other_processes_measure_the_same(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     file = case.export(tmp_path / "model.onnx")

@@ -60,7 +60,7 @@ def test_calls(tmp_path, name, right):
     verdict = Verdict.PASS if right else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     assert result.evidence.dataset.samples == 12
-    assert result.evidence.dataset.batch_axes.one_call
+    assert result.evidence.dataset.batch_axes.is_unbatched
 
 
 @pytest.mark.rows(3)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gate.errors import OnnxFileError
-from gate.onnx_file.reading import DOMAIN, in_own_domain, read_subject
+from gate.onnx_file.reading import DOMAIN, read_subject, with_ort_domain
 
 
 def model_of(op_type: str, *, opset: int) -> onnx.ModelProto:
@@ -32,7 +32,7 @@ def test_what_the_optimiser_fused_is_a_valid_file(
     tmp_path: Path, op_type: str, opset: int, moved: bool
 ) -> None:
     model = model_of(op_type, opset=opset)
-    checked = in_own_domain(model)
+    checked = with_ort_domain(model)
     assert (checked is not model) is moved
     assert model.graph.node[0].domain == ""
     assert checked.graph.node[0].domain == (DOMAIN if moved else "")

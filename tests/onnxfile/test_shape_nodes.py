@@ -74,8 +74,6 @@ def model(*nodes, outputs=("y",)):
     return helper.make_model(graph, opset_imports=sets)
 
 
-LOOKED = node("ArgMax", ["ids"], "last", "at/ArgMax", keepdims=0, axis=1)
-
 CASES = {
     "a shape": (True, [node("Add", ["shape", "shape"], "s", "at"), node("Expand", ["x", "s"], "y")]),
     "a long index": (True, [node("Mul", ["ids", "ids"], "i", "at"), node("Gather", ["table", "i"], "y")]),

@@ -117,7 +117,7 @@ def judged(model, path, arrays, *, edit=None):
         candidate = tiny.edit(candidate, path / "edited.onnx", edit)
     samples = SampleSet.from_arrays(dict(arrays))
     measured = measure_job(MeasurementJob(model, candidate, samples, policy=POLICY))
-    evidence = tiny.evidence(candidate, measured)
+    evidence = tiny.stored(measured)
     return evidence, decide(POLICY, evidence, decided_at="now")
 
 
@@ -333,7 +333,7 @@ def test_thresholds(value, open_):
 def test_conversions(x, of_file, chosen, open_):
     cast = Choice("Cast", np.array([chosen], np.uint8), np.array([of_file], np.float32), "y")
     own = np.array([9], np.uint8)
-    made = Call("to", (np.array([x]),), own, cast.chosen, cast=cast)
+    made = Call("to", (np.array([x]),), own, cast.chosen, node=cast)
     assert is_open(made, [np.full(1, 1e-6)]) is open_
 
 
@@ -363,5 +363,135 @@ def test_an_integer_is_open_only_if_the_file_converts_the_same_float(of_file, op
     operand = None if of_file is None else np.array([of_file], np.float32)
     node = Choice("Cast", np.array([2]), operand)
     own, chosen = np.array([3]), np.array([2])
-    made = Call("to", (np.array([3.0000001]),), own, chosen, cast=node)
+    made = Call("to", (np.array([3.0000001]),), own, chosen, node=node)
     assert is_open(made, [np.full(1, 1e-6)]) is open_
+
+
+def ratios(x, layer):
+    """Of the same sum in two orders, times 1 to 12: each is whole but for rounding, shape (n, 12).
+
+    Half of them plus 0.3, so that not every step is left to rounding.
+    """
+    twin = nn.functional.linear(x.flip(1), layer.weight.flip(1), layer.bias)
+    near = torch.arange(1.0, 13.0) * (twin / layer(x))
+    return torch.where(x[:, :12] > 0.0, near, near + 0.3)
+
+
+STEPS = {
+    "floor": lambda r: r.floor(),
+    "ceil": lambda r: r.ceil(),
+    "round": lambda r: (r + 0.5).round(),
+    "decimals": lambda r: ((r + 0.5) / 100.0).round(decimals=2) * 100.0,
+    "sign": lambda r: (r - 3.0).sign(),
+    "cast": lambda r: r.to(torch.int64),
+    "divided": lambda r: torch.div(r * 0.7, 0.7, rounding_mode="floor"),
+    "cut": lambda r: torch.div(r * 0.7, 0.7, rounding_mode="trunc"),
+    "remainder": lambda r: torch.remainder(r, 1.0) * 10.0,
+    "bucket": lambda r: torch.bucketize(r, torch.tensor([0.5, 1.0, 2.0, 5.0, 8.0, 9.1])),
+}
+
+
+class Stepped(nn.Module):
+    """Rows of a table by the steps of floats that rounding moves over an edge."""
+
+    def __init__(self, kind, *, shift=0.0, off=0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.table = nn.Parameter(torch.randn(40, 5))
+        self.step, self.shift, self.off = STEPS[kind], shift, off
+
+    def forward(self, x):
+        steps = self.step(ratios(x, self.layer) + self.shift).round().to(torch.int64)
+        return self.table[steps + self.off + 2].sum(1)
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("kind", STEPS)
+def test_steps_of_floats_at_an_edge_pass(kind, tmp_path):
+    _, decision = judged(Stepped(kind), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("fault", [{"off": 1}, {"shift": 0.01}, {"shift": -0.71}], ids=str)
+def test_other_steps_are_refused(kind, fault, tmp_path):
+    """Off by one, another edge, and one that lies far from all floats."""
+    wrong = Stepped(kind, **fault).eval()
+    if kind == "bucket" and fault == {"shift": 0.01}:
+        fault = wrong.shift = 0.2  # the file does not show which float it puts into a bucket
+    example = {name: array[:2] for name, array in ROWS.items()}
+    file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
+    samples = SampleSet.from_arrays(dict(ROWS))
+    measured = measure_job(MeasurementJob(Stepped(kind).eval(), file, samples, policy=POLICY))
+    decision = decide(POLICY, tiny.stored(measured), decided_at="now")
+    assert decision.verdict is Verdict.FAIL
+
+
+class Fixed(nn.Module):
+    """Floats as whole numbers of 2^-20 or 2^-31."""
+
+    def __init__(self, bits, *, rounds=True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.bits, self.rounds = bits, rounds
+
+    def forward(self, x):
+        y = self.layer(x) * 2.0**self.bits
+        return (y.round() if self.rounds else y).to(torch.int64)
+
+
+@pytest.mark.parametrize(("bits", "rounds"), [(31, True), (20, True), (20, False)])
+def test_floats_made_whole_by_a_factor_pass(bits, rounds, tmp_path):
+    evidence, decision = judged(Fixed(bits, rounds=rounds), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
+
+
+def without_rounding(proto):
+    (node,) = nodes(proto, "Round")
+    node.op_type = "Identity"
+
+
+def test_truncation_in_place_of_rounding_is_refused(tmp_path):
+    _, decision = judged(Fixed(20), tmp_path, ROWS, edit=without_rounding)
+    assert decision.verdict is Verdict.FAIL
+
+
+EDGE, BELOW = 3.0, 3.0 - 2.0**-22
+
+
+@pytest.mark.parametrize(
+    ("step", "operator", "x", "of_file", "chosen", "result"),
+    [
+        (torch.floor, "Floor", EDGE, BELOW, 2.0, 2.0),
+        (torch.Tensor.floor_, "Floor", EDGE, BELOW, 2.0, 2.0),
+        (torch.floor, "Floor", EDGE, BELOW, 1.0, None),
+        (torch.floor, "Floor", EDGE + 1e-3, BELOW, 2.0, None),
+        (torch.floor, "Ceil", BELOW, EDGE, 3.0, None),
+        (torch.ceil, "Ceil", EDGE + 2.0**-22, EDGE, 3.0, 3.0),
+        (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 3.0, 3.0),
+        (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 4.0, None),
+        (torch.trunc, "Cast", -EDGE, -BELOW, -2, -2.0),
+        (torch.trunc, "Floor", -EDGE, BELOW, 2.0, -2.0),
+        (lambda x: x % 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.5),
+        (lambda x: x // 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.0),
+    ],
+)
+def test_a_step_is_open_at_its_edge_only(step, operator, x, of_file, chosen, result):
+    """With fractions beside it: whole numbers alone may be counts."""
+    fraction = abs(of_file) / abs(x) * 0.25
+    operand = np.array([of_file, fraction], np.float32)
+    decided = np.array([chosen, 1.0 if operator == "Ceil" else 0.0])
+    made = replay(
+        lambda: [step(torch.tensor([x, 0.25])).numpy()],
+        [Choice(operator, decided, operand, "steps")],
+        lambda run, _draw: run(),
+        lambda _mode: None,
+        draws=1,
+    )
+    assert (made is not None) is (result is not None)
+    if made is not None:
+        assert made.outputs[0][0] == pytest.approx(result, abs=1e-6)

@@ -46,7 +46,7 @@ def compared(sides: tuple[np.ndarray, ...], edges: list[tuple[int, int]]) -> Out
             if at < LEAD:
                 comparison.update_noise([truth, answers[0]], r, c, samples=len(truth))
             else:
-                comparison.update_late(r, c, Span(at, len(truth)))
+                comparison.update_outliers(r, c, Span(at, len(truth)))
         fold.add(comparison)
         comparison = comparison.successor()
     return fold.result()
@@ -100,13 +100,13 @@ def test_the_axis_of_samples_is_the_same_in_a_last_batch_of_any_size(last: int) 
     r = c = truth.astype(np.float32)
     comparison.update([r], [c], Span(0, 8))
     comparison.update_noise([truth], [r], [c], samples=8)
-    comparison.update_late([r], [c], Span(8, 8))
+    comparison.update_outliers([r], [c], Span(8, 8))
     unit = comparison.successor()
     r = rng.normal(size=(2, last, 4)).astype(np.float32)
     c = r.copy()
     c[:, -1] *= -1.0
     unit.update([r], [c], Span(16, last))
-    unit.update_late([r], [c], Span(16, last))
+    unit.update_outliers([r], [c], Span(16, last))
     assert comparison.merge(unit).outliers == [16 + last - 1]
 
 

@@ -80,7 +80,7 @@ def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good,
         assert by_torch.failure is None
         (check,) = [
             check
-            for check in iter_checks(policy, tiny.evidence(good, measurement))
+            for check in iter_checks(policy, tiny.stored(measurement))
             if check.runtime == "torch-cuda"
         ]
         assert check.verdict is verdict
@@ -130,7 +130,7 @@ def pretended(monkeypatch, said_to_be_there):
 
 
 def checks(candidate, measurement, policy):
-    found = iter_checks(policy, tiny.evidence(candidate, measurement))
+    found = iter_checks(policy, tiny.stored(measurement))
     return {check.name: check for check in found}
 
 

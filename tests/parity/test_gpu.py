@@ -26,7 +26,7 @@ def test_every_runtime_is_proven_and_passes(tmp_path):
     measurement = measure_job(
         MeasurementJob(model, candidate, tiny.samples(64), policy=policy, batch_size=8)
     )
-    evidence = tiny.evidence(candidate, measurement)
+    evidence = tiny.stored(measurement)
     decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00")
     assert decision.verdict is Verdict.PASS, [render_check(check) for check in decision.problems]
     assert decision.runtimes == tuple(RUNTIMES)

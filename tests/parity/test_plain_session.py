@@ -44,7 +44,7 @@ def breaks(monkeypatch):
 def judged(model, good, *names) -> tuple[Evidence, dict[tuple[str, str], Verdict], Verdict]:
     policy = tiny.policy(*names)
     measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
-    evidence = tiny.evidence(good, measured)
+    evidence = tiny.stored(measured)
     decision = decide(policy, evidence, decided_at="now")
     checks = {(c.runtime, c.name): c.verdict for c in decision.checks if c.runtime}
     return evidence, checks, decision.verdict

@@ -311,7 +311,7 @@ def judged(model, candidate, arrays=None, **instruments):
     arrays = arrays or {"input": tiny.images(12)}
     quiet = {"probes": False, "noise_samples": 8} | instruments
     seen = benches.measured(model, candidate, arrays, **quiet)
-    decision = decide(benches.policy(**quiet), tiny.evidence(candidate, seen), decided_at="now")
+    decision = decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
     return seen.runtimes[0], {check.name: check.verdict for check in decision.problems}
 
 
@@ -445,5 +445,6 @@ def test_an_unclear_ratio_is_measured_with_more_draws():
             own = StabilityReference(stand).of(honest)[0].unit
             draws.clear()
             moved = alone(lambda y, far=times * own: y + far * (y != 0.0))
-            StabilityReference(stand).of(moved)
+            (seen,) = StabilityReference(stand).of(moved)
         assert len(set(draws)) == runs
+        assert (seen.rounding_draws or 0) == runs

@@ -307,4 +307,4 @@ def test_the_traced_reference_begins_with_the_same_state() -> None:
     for _ in range(2):
         assert traced.watched({"x": numbers(3)})[1]
         assert np.array_equal(traced.run({"x": numbers(3)})[0], expected[0])
-    assert int(stand.model.seen) == 0
+    assert int(stand.model.module.seen) == 0

@@ -7,9 +7,9 @@ import pytest
 from gate.api import measure_job
 from gate.measure import run as turns
 from gate.measure.job import MeasurementJob
-from gate.measure.run import Measurement
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.records.evidence import Evidence
 from gate.reference.torch_session import TorchSession
 from gate.runtimes.ort import OrtSession
 from tests.parity import tiny
@@ -21,7 +21,7 @@ POLICY = Policy(
 )
 
 
-def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Measurement:
+def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Evidence:
     return measure_job(
         MeasurementJob(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size)
     )
@@ -65,7 +65,7 @@ def test_a_fixed_batch_is_no_failure(model, tmp_path) -> None:
     for cost in (runtime.cost, found.reference_cost):
         assert cost is not None
         assert cost.single is None
-        assert cost.single_unmeasured == "the file has a fixed batch axis of 4"
+        assert cost.single_unmeasured == "fixed_batch"
 
 
 def test_batches_of_one_are_taken_as_they_are(model, good) -> None:

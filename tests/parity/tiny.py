@@ -13,13 +13,16 @@ import onnx
 import torch
 from torch import nn
 
+from gate.api import INSTRUMENTS
 from gate.data.samples import SampleSet
-from gate.measure.run import Measurement
+from gate.measure.job import MeasurementJob
+from gate.measure.run import MeasurementRun
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.evidence import Evidence, Source, Subject, TensorSpec
+from gate.records.evidence import Evidence, Subject, TensorSpec
 from gate.records.runtime import RuntimeName
+from gate.statistics.sample_table import SampleTable
 from gate.storage.digest import Digest
 
 CLASSES = 7
@@ -132,7 +135,13 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(name=value.name, dtype=dtype.name, shape=shape)
 
 
-def evidence(candidate: TestedFile, measurement: Measurement) -> Evidence:
-    """What was measured, as it comes back from its file."""
-    made = measurement.evidence(candidate.subject, source=Source(factory="tests"))
-    return Evidence.from_json(made.to_json())
+def stored(evidence: Evidence) -> Evidence:
+    """The evidence as it comes back from its file."""
+    return Evidence.from_json(evidence.to_json())
+
+
+def sample_table(job: MeasurementJob) -> SampleTable:
+    """One row a sample."""
+    with MeasurementRun.open(job) as run:
+        run.run(INSTRUMENTS)
+        return run.sample_table()

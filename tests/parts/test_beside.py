@@ -124,7 +124,7 @@ def test_one_call_of_each_module_says_what_it_returns(folder: Path, good: Evalua
     interfaces = Interfaces.of(chain_of(tiny.run), batches())
     assert taken == 1
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    found = interfaces.beside(TestedFile(path, good.evidence.subject))
+    found = interfaces.open_release(TestedFile(path, good.evidence.subject))
     (batch,) = SampleSet.open(folder / "x.npy").batches(24)
     names = [spec.name for spec in good.evidence.subject.outputs]
     computed = dict(zip(names, found.run(names, batch), strict=True))

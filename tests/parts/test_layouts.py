@@ -66,7 +66,7 @@ def test_one_call_is_one_graph(tmp_path: Path, factor: float) -> None:
     assert result.evidence.dataset.samples == 12
     axes = result.evidence.parts["graph"].dataset.batch_axes
     assert axes is not None
-    assert axes.one_call
+    assert axes.is_unbatched
 
 
 def test_golden_vectors_are_of_calls(tmp_path: Path) -> None:

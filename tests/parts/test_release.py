@@ -28,7 +28,7 @@ from gate.measure.artifacts import write_golden_of
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from gate.registry.release import EvaluatedFile, GoldenFolder
+from gate.registry.release import EvaluatedFile, GoldenFolder, VerificationRules
 from gate.report.error_charts import bound_usage_chart
 from gate.report.model_charts import depth_chart
 from gate.summary.render import render_check
@@ -241,7 +241,7 @@ def test_golden_vectors_are_of_each_part_and_of_the_chain(
         decision=good.decision,
         golden=GoldenFolder.open(tmp_path),
     )
-    judged_with.verify(good.policy)
+    judged_with.verified(good.policy, VerificationRules())
 
 
 def test_a_part_with_data_in_a_folder_of_its_own_is_proven_like_any_other(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.distributed.worker_pool import CheckedFile, Processes, Workers
+from gate.distributed.worker_pool import CheckedFile, ProcessPool, Workers
 from gate.errors import PolicyError
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
@@ -49,20 +50,19 @@ def test_what_others_can_not_open_is_refused_for_many(checked: CheckedFile) -> N
 
 
 def test_all_have_the_same_threads_and_it_is_said(
-    checked: CheckedFile,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    checked: CheckedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Workers, "__enter__", lambda crew: crew)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     named = replace(checked, reference=replace(checked.reference, loaded=True))
     before = torch.get_num_threads()
-    with caplog.at_level(logging.DEBUG, "gate.steps"), named.by_processes(3) as workload:
+    with (
+        ProcessPool(3) as pool,
+        caplog.at_level(logging.DEBUG, "gate.steps"),
+        named.by_processes(2, pool=pool) as workload,
+    ):
         assert isinstance(workload.crew, Workers)
-        engine = workload.crew.engine
-        assert isinstance(engine, Processes)
-        assert (engine.count, engine.threads) == (3, 1)
+        assert (workload.crew.pool, pool.count, workload.crew.threads) == (pool, 2, 1)
+        assert len(multiprocessing.active_children()) == 2  # that beyond them has ended
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
-    assert "measure in 3 processes: 3 processes were asked for" in caplog.text
+    assert "measure in 2 processes: 2 processes were asked for" in caplog.text

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from gate.distributed import worker_pool
-from gate.distributed.worker_pool import asked_for, chosen
+from gate.distributed.worker_pool import chosen, requested_jobs
 from gate.measure.job import MeasurementJob
 from gate.policy.policy import Policy
 from tests.parity import tiny
@@ -66,13 +69,33 @@ def test_the_threads_of_the_policy_are_kept(
 
 
 def test_who_asks_gets_what_he_asks_for(case: MeasurementJob) -> None:
-    assert (asked_for(3, case).count, asked_for(3, case).threads) == (3, 1)
-    assert (asked_for(1, case).count, asked_for(1, case).threads) == (1, None)
+    assert (requested_jobs(3, case).count, requested_jobs(3, case).threads) == (3, 1)
+    assert (requested_jobs(1, case).count, requested_jobs(1, case).threads) == (1, None)
+
+
+class Wide(nn.Module):
+    """The largest tensor has 1 MiB a sample."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :10] + torch.ones(len(x), 2**18).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(("free", "wide", "narrow"), [(2**33, 2, 8), (2**28, 1, 1)])
+def test_large_activations_leave_room_for_fewer(
+    case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, free: int, wide: int, narrow: int
+) -> None:
+    """256 samples a batch: 9 tensors of 256 MiB beside what this process holds."""
+    monkeypatch.setattr(
+        worker_pool.psutil, "virtual_memory", lambda: SimpleNamespace(available=free)
+    )
+    of_this_process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**29))
+    monkeypatch.setattr(worker_pool.psutil, "Process", lambda: of_this_process)
+    large = dataclasses.replace(case, samples=tiny.samples(512), batch_size=256)
+    assert requested_jobs(8, large).count == narrow
+    assert requested_jobs(8, dataclasses.replace(large, model=Wide())).count == wide
 
 
 def test_the_trial_runs_the_reference_and_leaves_the_threads(case: MeasurementJob) -> None:
-    import torch
-
     before = torch.get_num_threads()
     seconds = worker_pool._trial(case, (1, 1))
     assert len(seconds) == 2

@@ -17,13 +17,13 @@ import torch
 
 from gate.api import case_of, collect_evidence
 from gate.distributed.plan import MeasurementPlan, MergedParts, UnitFile, measure_unit
-from gate.distributed.worker import digest_of_model
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.measure.job import EvaluationData, Reference
 from gate.measure.work_units import RunProof, UnitResult
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
 from gate.records.evidence import Evidence
+from gate.reference.torch_reference import TorchReference
 from gate.storage.digest import Digest
 from tests.scale.test_processes import untimed
 from tests.scale.tiny import rare
@@ -367,4 +367,4 @@ def test_tensors_without_bytes_are_for_one_process() -> None:
     model = rare()
     model.register_buffer("table", torch.eye(3).to_sparse())
     with pytest.raises(PolicyError, match="can't be compared between processes"):
-        digest_of_model(model)
+        TorchReference(model).weights_digest()

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from gate.api import case_of, collect_evidence
-from gate.distributed.early import early_processes
 from gate.distributed.worker import JobSpec
-from gate.distributed.worker_pool import Processes, Workers
+from gate.distributed.worker_pool import ProcessPool, Workers
 from gate.errors import DataError, DigestMismatch, EvidenceError
 from gate.measure.job import EvaluationData, Reference
 from gate.measure.work_units import FirstUnitState, WorkUnit
@@ -49,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evidence(
-    folder: Path, *, factory: str = "build", inputs: str = "x.npy", jobs: int = 1, early: int = 0
+    folder: Path, *, factory: str = "build", inputs: str = "x.npy", jobs: int = 1
 ) -> Evidence:
     onnx, policy = folder / "model.onnx", Policy.default()
     reference = Reference.from_factory(f"tests.scale.tiny:{factory}")
@@ -57,12 +56,8 @@ def evidence(
     if jobs == 1:
         return collect_evidence(onnx, reference=reference, data=workload, policy=policy)
     case = case_of(onnx, reference=reference, data=workload, policy=policy)
-    with (
-        early_processes(early) as waiting,
-        Workers(
-            Processes(JobSpec.from_job(case, reference, workload), jobs, early=waiting)
-        ) as crew,
-    ):
+    spec = JobSpec.from_job(case, reference, workload)
+    with ProcessPool(jobs) as pool, Workers(pool, spec, 1) as crew:
         shared = replace(workload, crew=crew)
         return collect_evidence(onnx, reference=reference, data=shared, policy=policy)
 
@@ -93,7 +88,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     mark = folder / "mark"
     mark.touch()
     monkeypatch.setenv(MARK, str(mark))
-    both = evidence(folder, factory="mortal", jobs=2, early=1)
+    both = evidence(folder, factory="mortal", jobs=2)
     assert not mark.exists()
     assert both.crew is not None
     assert (both.crew.engine, both.crew.workers) == ("processes", 2)
@@ -145,14 +140,14 @@ def test_a_worker_with_another_model_is_refused(folder: Path) -> None:
 
 
 def test_nothing_is_left_behind(folder: Path) -> None:
-    """However it ends."""
+    """However it ends, and whatever a worker computes."""
     reference = Reference.from_factory("tests.scale.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", batch_size=BATCH)
     case = case_of(
         folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
     )
-    crew = Workers(Processes(JobSpec.from_job(case, reference, workload), 2))
-    with pytest.raises(KeyboardInterrupt), crew:
+    spec = JobSpec.from_job(case, reference, workload)
+    with pytest.raises(KeyboardInterrupt), ProcessPool(2) as pool, Workers(pool, spec, 1) as crew:
         crew.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
         raise KeyboardInterrupt
     assert not multiprocessing.active_children()

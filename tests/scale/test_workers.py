@@ -1,214 +1,227 @@
-"""Whoever measures, and whatever was kept: all parts come, each once, or an error does."""
+"""Whatever becomes of workers: all parts come, each once, or the error of the first unit does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
-from gate.distributed.kept_parts import KeptParts
-from gate.distributed.worker import Answer, WorkerFailure
-from gate.distributed.worker_pool import Hand, HandLost, Workers
-from gate.errors import EvidenceError
-from gate.measure.work_units import FirstUnitState, WorkUnit
-from tests.scale.test_kept_parts import LEAD, UNITS, keeping, part
+from gate.data.samples import SampleSet
+from gate.distributed import worker_pool
+from gate.distributed.worker import WorkerFailure
+from gate.distributed.worker_pool import ProcessPool, WorkerLost, WorkerPool, Workers
+from gate.errors import EvidenceError, StorageError
+from gate.measure.work_units import FirstUnitState, RuntimeUnitResult, UnitResult, WorkUnit
+from gate.records.evidence import Determinism, Environment
+from gate.storage.digest import Digest
+
+LEAD = FirstUnitState(floors={"ort-cpu": 1.0})
+UNITS = tuple(WorkUnit(index, 2 * index, 2 * index + 2) for index in range(1, 5))
+SWITCHES = Determinism(
+    tf32_matmul=False, tf32_cudnn=False, cudnn_deterministic=True, cudnn_benchmark=False,
+    grad=False, seed=0, threads=1,
+)  # fmt: skip
 
 
-@dataclass(eq=False)
-class Fake:
-    """Answers at once, but for units that it is told not to survive."""
-
-    engine: CrewEngine
-    unit: WorkUnit | None = None
-    again: bool = False
-    opening: bool = False
-    over: bool = False
-
-    def begin(self, lead: bytes) -> None:
-        assert FirstUnitState.from_json(lead.decode()) == LEAD
-
-    def give(self, unit: WorkUnit, *, again: bool) -> None:
-        self.again = again
-        (self.engine.repeated if again else self.engine.given).append(unit.index)
-
-    def answer(self) -> Answer | None:
-        if self.opening:
-            self.opening = False
-            return None
-        assert self.unit is not None
-        if self.again:
-            return part(self.unit.index, answers=self.engine.answers).answers
-        if self.unit.index in self.engine.deadly:
-            raise HandLost("code -9")
-        if self.unit.index in self.engine.wrong:
-            return WorkerFailure.of(EvidenceError(f"wrong {self.unit.index}"))
-        return part(self.unit.index)
-
-    def end(self) -> None:
-        self.over = True
+def part(unit: WorkUnit) -> UnitResult:
+    rows = {"x": np.arange(30, dtype=np.float32).reshape(10, 3)}
+    return UnitResult(
+        index=unit.index,
+        start=unit.start,
+        stop=unit.stop,
+        samples_sha256=SampleSet.from_arrays(rows).slice(unit.start, unit.stop).digest(),
+        labels_sha256=None,
+        answers_sha256=Digest.of_bytes(b"same"),
+        environment=Environment(versions={"torch": "2"}, cpu="one", determinism=SWITCHES),
+        runtimes={"ort-cpu": RuntimeUnitResult(compared={"n": unit.index})},
+    )
 
 
-@dataclass
-class CrewEngine:
-    count: int = 2
-    deadly: Sequence[int] = ()
-    wrong: Sequence[int] = ()
-    name: Literal["processes", "ray"] = "processes"
-    assignment: Any = None
-    answers: bytes = b"same"
-    """What the reference answers when it is asked again."""
-    placed: int = 0
-    """Workers that the cluster has room for, of one where they come when they can."""
-    given: list[int] = field(default_factory=list)
-    repeated: list[int] = field(default_factory=list)
-    started: list[Fake] = field(default_factory=list)
-    closed: bool = False
+class Spec:
+    def to_json(self) -> str:
+        return "{}"
 
-    def start(self) -> Hand:
-        self.started.append(Fake(self, opening=self.placed > 0))
-        return self.started[-1]
 
-    def ready(self, hands: Sequence[Hand], *, seconds: float) -> Sequence[Hand]:
-        del seconds
-        if self.placed and any(hand.opening for hand in self.started[: self.placed]):
-            return [hand for hand in self.started[: self.placed] if hand.opening]
-        return [hand for hand in hands if hand.unit is not None]
+class Pool(WorkerPool):
+    """Answers in this process, but for units that it does not survive."""
 
-    def close(self) -> None:
-        self.closed = True
+    name = "processes"
+
+    def __init__(
+        self, *, deadly: Sequence[int] = (), wrong: Sequence[int] = (), opening: str = ""
+    ) -> None:
+        super().__init__(2)
+        self.deadly, self.wrong, self.opening = dict.fromkeys(deadly, 9), wrong, opening
+        self.given: list[int] = []
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function.__name__ == "open_job":
+            if self.opening == "dies":
+                raise WorkerLost("code 1")
+            error = EvidenceError("another model")
+            return failure(error) if self.opening else b""
+        unit = arguments[-1]
+        assert FirstUnitState.from_json(arguments[-2]) == LEAD
+        self.given.append(unit.index)
+        if self.deadly.get(unit.index, 0):
+            self.deadly[unit.index] -= 1
+            raise WorkerLost("code -9")
+        if unit.index in self.wrong:
+            return failure(EvidenceError(f"wrong {unit.index}"))
+        return b"P" + part(unit).to_json().encode()
+
+    def _end_workers(self) -> None:
+        pass
+
+
+def failure(error: Exception) -> bytes:
+    return b"F" + WorkerFailure.of(error).to_json().encode()
+
+
+def parts_of(pool: WorkerPool) -> list[int]:
+    with pool, Workers(pool, Spec(), 1) as crew:  # type: ignore[arg-type]
+        assert crew.begin(LEAD, UNITS) == LEAD
+        return sorted(taken.index for taken in crew.parts())
+
+
+def test_all_units_come_once() -> None:
+    pool = Pool()
+    assert parts_of(pool) == [1, 2, 3, 4]
+    assert sorted(pool.given) == [1, 2, 3, 4]
+
+
+def test_a_lost_unit_is_all_that_is_repeated() -> None:
+    pool = Pool()
+    pool.deadly = {3: 2, 4: 1}
+    assert parts_of(pool) == [1, 2, 3, 4]
+    assert sorted(pool.given) == [1, 2, 3, 3, 3, 4, 4]
+
+
+def test_a_unit_that_no_worker_survives_is_named() -> None:
+    with pytest.raises(EvidenceError, match=r"unit 3 .* ended 3 workers, the last with code -9"):
+        parts_of(Pool(deadly=(3,)))
+
+
+def test_the_error_is_that_of_the_first_unit() -> None:
+    with pytest.raises(EvidenceError, match="wrong 2"):
+        parts_of(Pool(wrong=(4, 2)))
+
+
+def test_what_a_worker_can_not_open_is_the_error_of_all() -> None:
+    with pytest.raises(EvidenceError, match="another model"):
+        parts_of(Pool(wrong=(1,), opening="fails"))
+
+
+def test_one_that_dies_while_it_opens_is_replaced() -> None:
+    assert parts_of(Pool(opening="dies")) == [1, 2, 3, 4]
+
+
+def test_an_answer_that_is_none_is_an_error() -> None:
+    pool = Pool()
+    pool._call = lambda function, *_: b"" if function.__name__ == "open_job" else b"P{}"  # type: ignore[method-assign]
+    with pytest.raises(EvidenceError):
+        parts_of(pool)
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "parity-gate" / "parts"
+def _light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that import nothing first."""
+    monkeypatch.setattr("gate.distributed.worker_pool.import_libraries", os.getpid)
 
 
-def parts_of(crew: Workers) -> list[int]:
-    crew.begin(LEAD, UNITS)
-    return [taken.index for taken in crew.parts()]
+@pytest.mark.usefixtures("_light")
+def test_a_killed_process_is_replaced_and_no_other_call_is_lost() -> None:
+    with ProcessPool(2) as pool:
+        slow, dead = pool.submit(time.sleep, 3), pool.submit(os.abort)
+        with pytest.raises(WorkerLost, match=f"code -{int(signal.SIGABRT)}"):
+            dead.result()
+        assert slow.result() is None
+        first, second = pool.submit(os.getpid), pool.submit(os.getpid)
+        assert psutil.pid_exists(first.result())
+        assert psutil.pid_exists(second.result())
 
 
-def kept_with(*indexes: int) -> KeptParts:
-    kept = keeping()
-    kept.begin(LEAD, UNITS)
-    for index in indexes:
-        kept.keep(part(index))
-    return kept
+@pytest.mark.usefixtures("_light")
+def test_a_process_that_can_not_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = worker_pool._Process.__init__, []
 
+    def broken(process: Any) -> None:
+        if len(started) == 2:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(process)
+        start(process)
 
-def test_all_units_come_once(cache: Path) -> None:
-    engine = CrewEngine()
-    with Workers(engine, keeping()) as crew:
-        assert sorted(parts_of(crew)) == [1, 2, 3, 4]
-    assert engine.closed
-    assert all(hand.over for hand in engine.started)
-    assert not list(cache.glob("*"))  # nobody has to go on
-
-
-@pytest.mark.parametrize("there", [(1, 2), (3,), (2, 4), (1, 2, 3, 4)])
-def test_what_was_kept_is_not_measured_again(cache: Path, there: tuple[int, ...]) -> None:
-    del cache
-    engine = CrewEngine(count=1)
-    with Workers(engine, kept_with(*there)) as crew:
-        came = parts_of(crew)
-    assert came == [1, 2, 3, 4]
-    assert engine.given == [index for index in (1, 2, 3, 4) if index not in there]
-    assert engine.repeated == list(there)
-    assert crew.record.earlier == len(there)
-
-
-def test_what_another_model_left_is_measured_again(cache: Path) -> None:
-    """A factory read another threshold: same weights, same code, same floor."""
-    del cache
-    engine = CrewEngine(count=1, answers=b"others")
-    with Workers(engine, kept_with(2, 3)) as crew:
-        assert parts_of(crew) == [1, 2, 3, 4]
-    assert (engine.repeated, engine.given) == ([2, 3], [1, 2, 3, 4])
-    assert crew.record.earlier == 0
-
-
-def test_who_is_interrupted_goes_on_with_what_was_done(cache: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Workers(CrewEngine(count=1), keeping()) as crew:
-        crew.begin(LEAD, UNITS)
-        parts = crew.parts()
+    monkeypatch.setattr(worker_pool._Process, "__init__", broken)
+    with pytest.raises(StorageError, match="process 3 of 4: Resource temporarily"):
+        ProcessPool(4)
+    for process in multiprocessing.active_children():
+        process.join(60)
+    assert not multiprocessing.active_children()
+    started.clear()
+    with ProcessPool(2) as pool:  # nor can a lost one be replaced: that is said of its call
         for _ in range(3):
-            next(parts)
+            with pytest.raises(WorkerLost):
+                pool.submit(os.abort).result()
+
+
+@pytest.mark.usefixtures("_light")
+def test_processes_end_while_they_compute() -> None:
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), ProcessPool(1) as pool:
+        running, waiting = pool.submit(time.sleep, 300), pool.submit(time.sleep, 300)
+        time.sleep(1.0)
         raise KeyboardInterrupt
-    assert sorted(path.name for path in cache.glob("*/*")) == ["part-1.json", "part-2.json"]
-    again = CrewEngine(count=1)
-    with Workers(again, keeping()) as crew:
-        assert parts_of(crew) == [1, 2, 3, 4]
-    assert (again.repeated, again.given) == ([1, 2], [3, 4])
+    assert waiting.cancelled()
+    assert isinstance(running.exception(), WorkerLost)
+    assert time.monotonic() - began < 60
 
 
-def test_what_a_lost_worker_left_undone_is_all_that_is_repeated(cache: Path) -> None:
-    engine = CrewEngine(count=1, deadly=(3,))
-    with (
-        pytest.raises(EvidenceError, match=r"unit 3 .* ended 3 workers, the last with code -9"),
-        Workers(engine, keeping()) as crew,
-    ):
-        parts_of(crew)
-    assert len(engine.started) == 3
-    assert {path.name for path in cache.glob("*/*")} == {"part-1.json", "part-2.json"}
+@pytest.mark.usefixtures("_light")
+def test_a_process_never_hears_of_ctrl_c() -> None:
+    """Not even while it imports, nor the tracker that Python starts with the first one: the whole
+    group of a terminal gets it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with ProcessPool(1) as pool:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+        status = Path(f"/proc/{pool.submit(os.getpid).result()}/status").read_text()
+    blocked = int(next(line for line in status.splitlines() if "SigBlk" in line).split()[1], 16)
+    assert blocked & 1 << (signal.SIGINT - 1)
 
 
-def test_of_what_was_refused_nothing_is_used_again(cache: Path) -> None:
-    """A part that does not fit here would be refused the next time, too."""
-    with (
-        pytest.raises(EvidenceError, match="another environment"),
-        Workers(CrewEngine(count=1), keeping()) as crew,
-    ):
-        crew.begin(LEAD, UNITS)
-        next(crew.parts())
-        raise EvidenceError("another environment")
-    assert not list(cache.glob("*"))
+ORPHANS = """
+import os, time
+from gate.distributed.worker_pool import ProcessPool
+if __name__ == "__main__":
+    pool = ProcessPool(1)
+    print(pool.submit(os.getpid).result(), flush=True)
+    os.kill(os.getpid(), 9)
+"""
 
 
-def test_the_error_is_that_of_the_first_unit(cache: Path) -> None:
-    del cache
-    with (
-        pytest.raises(EvidenceError, match="wrong 2"),
-        Workers(CrewEngine(wrong=(4, 2)), keeping()) as crew,
-    ):
-        parts_of(crew)
+def test_a_process_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "orphans.py").write_text(ORPHANS)
+    done = subprocess.run(
+        [sys.executable, "orphans.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    until = time.monotonic() + 20
+    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(int(done.stdout))
 
 
-def test_a_worker_for_which_there_is_no_room_gets_no_unit(cache: Path) -> None:
-    del cache
-    engine = CrewEngine(count=3, placed=1)
-    with Workers(engine) as crew:
-        assert parts_of(crew) == [1, 2, 3, 4]
-    assert [hand.opening for hand in engine.started] == [False, True, True]
-
-
-def test_without_a_place_for_parts_all_is_measured(cache: Path) -> None:
-    with Workers(CrewEngine()) as crew:
-        assert sorted(parts_of(crew)) == [1, 2, 3, 4]
-    assert not cache.exists()
-
-
-def test_a_worker_that_can_not_be_started_ends_the_others() -> None:
-    class Broken(CrewEngine):
-        def start(self) -> Hand:
-            if self.started:
-                raise EvidenceError("no room")
-            return super().start()
-
-    engine = Broken()
-    with pytest.raises(EvidenceError, match="no room"), Workers(engine):
-        pass
-    assert engine.started[0].over
-    assert engine.closed
-
-
-def test_a_part_without_failures_only_is_kept(cache: Path) -> None:
-    bad = part(1)
-    track = bad.runtimes["ort-cpu"].model_copy(update={"failure": "out of memory"})
-    kept = keeping()
-    kept.begin(LEAD, UNITS)
-    kept.keep(bad.model_copy(update={"runtimes": {"ort-cpu": track}}))
-    assert not list(cache.glob("*/*"))
+def test_who_starts_workers_imports_nothing_heavy() -> None:
+    code = "import sys, gate.distributed.worker_pool; print({'torch', 'ray', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -89,3 +90,7 @@ def another_each_time() -> nn.Module:
     with torch.no_grad():
         model.two.bias += int.from_bytes(os.urandom(2), "big") / 65536 + 1e-3
     return model
+
+
+def rest() -> None:
+    time.sleep(300)

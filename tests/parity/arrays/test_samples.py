@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gate.data.array_files import HeldShard, MappedRows, open_labels
+from gate.data.array_files import MappedRows, Shard, open_labels
 from gate.data.samples import SampleSet
 from gate.errors import DataError, GateError, StorageError
 
@@ -105,7 +105,7 @@ def test_digest_depends_on_names_dtypes_shapes_and_values(other):
 @given(cuts=st.lists(st.integers(1, 10), max_size=4), size=st.integers(1, 12))
 def test_shards_change_neither_batches_nor_digest(cuts, size):
     parts = np.split(X, sorted(set(cuts)))
-    samples = SampleSet(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
+    samples = SampleSet(MappedRows([Shard({"x": part}) for part in parts], origin="test"))
     np.testing.assert_array_equal(joined(samples, size)["x"], X)
     assert samples.digest() == SampleSet.from_arrays({"x": X}).digest()
 
@@ -118,7 +118,7 @@ def test_a_range_is_the_samples_of_that_range(cuts, ends):
     first, second, third, fourth = sorted(ends)
     assume(first < fourth and second < third)
     parts = np.split(X, sorted(set(cuts)))
-    samples = SampleSet(MappedRows([HeldShard({"x": part}) for part in parts], origin="test"))
+    samples = SampleSet(MappedRows([Shard({"x": part}) for part in parts], origin="test"))
     part = samples.slice(first, fourth).slice(second - first, third - first)
     rows = X[second:third]
     assert len(part) == len(rows)

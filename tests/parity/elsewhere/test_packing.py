@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from gate.distributed.external_runtime import Packing, Sending, read_whence
+from gate.distributed.external_runtime import Packing, Sending, read_recording_source
 from gate.errors import GateError
 from gate.runtimes.recording_format import Recording, RecordingSource
 from gate.storage.digest import Digest
@@ -148,7 +148,7 @@ def test_another_file_than_the_one_that_ran(there, subject, tmp_path, by):
 def test_what_meta_json_has_to_say(tmp_path, change, words):
     (tmp_path / "meta.json").write_text(json.dumps(consumer.META | change))
     with pytest.raises(GateError, match=words):
-        read_whence(tmp_path / "meta.json")
+        read_recording_source(tmp_path / "meta.json")
 
 
 def test_nothing_is_overwritten(there, subject, tmp_path):

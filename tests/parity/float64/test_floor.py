@@ -110,11 +110,11 @@ def test_what_can_not_be_measured_widens_nothing(model, options):
 
 def test_what_the_pass_over_the_samples_computed_is_not_computed_again():
     stand, forwards = benches.stand(nn.Linear(6, 5), X), []
-    stand.model.register_forward_hook(lambda *_: forwards.append("float32"))
+    stand.model.module.register_forward_hook(lambda *_: forwards.append("float32"))
     truth = stand.truth.aside
     stand.truth.aside = lambda batch: forwards.append("float64") or truth(batch)
     with torch.inference_mode():
-        alone = rounding_floor(benches.stand(stand.model, X))
+        alone = rounding_floor(benches.stand(stand.model.module, X))
         for batch in stand.samples.batches(8):
             stand.answers.note(batch, stand.reference.run(batch), truth(batch))
         stand.answers.note_reference(stand.example, stand.reference.run(stand.example))

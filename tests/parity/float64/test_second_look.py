@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gate.measure import outliers
-from gate.measure.outliers import SecondLook
+from gate.measure.outliers import OutlierAnalysis
 from gate.reference.validity import UNRESTRICTED
 from tests.exhaustive import exhaustive
 from tests.parity.probes import benches
@@ -144,7 +144,7 @@ def test_rounding_that_late_samples_alone_have_is_no_fault_on_another_axis(tmp_p
 def test_a_look_says_what_rounding_makes_of_a_sample():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, size=8)
     with torch.inference_mode():
-        look = SecondLook(stand).at(13)
+        look = OutlierAnalysis(stand).at(13)
     assert look.sample == 13
     assert (look.row, look.count) == (5, 8)
     assert look.truth[0].shape == (1, 2)
@@ -157,7 +157,7 @@ def test_a_look_says_what_rounding_makes_of_a_sample():
 
 def test_there_is_no_look_without_a_truth():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, noise_samples=0)
-    assert SecondLook(stand).at(3) is None
+    assert OutlierAnalysis(stand).at(3) is None
 
 
 class Halves(nn.Module):
@@ -268,7 +268,8 @@ def test_late_samples_have_the_floor_of_rounding_too(tmp_path):
 
 
 class Picture(nn.Module):
-    """Rounded to bytes: of a hundred thousand levels some lie on a half."""
+    """Cut to bytes: of a hundred thousand levels some lie on an edge. No node of a file has this
+    decision alone, so that it is not replayed."""
 
     def __init__(self):
         super().__init__()
@@ -277,7 +278,7 @@ class Picture(nn.Module):
 
     def forward(self, x):
         levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * 255.0
-        return torch.round(levels).to(torch.uint8)
+        return (levels - torch.fmod(levels, 1.0) + 0.5).to(torch.uint8)
 
 
 def pictures():
@@ -345,32 +346,41 @@ def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("suspicions", "runs"),
+    ("suspicions", "clear", "runs"),
     [
-        ([0.9], []),
-        ([1.1, 0.5], [3]),
-        ([1.1, 1.1], [3, 15]),
-        ([50.0, 40.0], [3]),
-        ([50.0, 5.0], [3, 15]),
-        ([math.inf, math.inf], [3]),
+        ([0.9], False, []),
+        ([1.1, 0.5], False, [3]),
+        ([1.1, 1.1], False, [3, 15]),
+        ([5.0, 5.0], True, [3]),
+        ([50.0, 40.0], False, [3]),
+        ([50.0, 5.0], False, [3, 15]),
+        ([math.inf, math.inf], False, [3]),
     ],
 )
-def test_the_floor_is_measured_more_exactly_where_that_may_decide(suspicions, runs, monkeypatch):
+def test_the_floor_is_measured_more_exactly_where_that_may_decide(
+    suspicions, clear, runs, monkeypatch
+):
     class Doubtful:
         def __init__(self):
             self.left = list(suspicions)
+            self.few_draws = False
+            self.comparison = SimpleNamespace(floor=self)
 
-        @property
         def suspicion(self):
             return self.left[0]
 
         def widen(self, floors):
             self.left = self.left[1:] or self.left
 
-    measured = []
+        def is_clearly_refused(self, policy):
+            return clear
+
+    measured, runtime = [], Doubtful()
     monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measured.append(draws))
-    stand = SimpleNamespace(truth=SimpleNamespace(validity=UNRESTRICTED))
-    floor = outliers.RoundingFloor(stand, [Doubtful()])
+    validity = SimpleNamespace(validity=UNRESTRICTED)
+    stand = SimpleNamespace(truth=validity, applied_policy=None)
+    floor = outliers.RoundingFloor(stand, [runtime])
     floor.widen()
     floor.widen()
     assert measured == runs
+    assert runtime.few_draws is clear

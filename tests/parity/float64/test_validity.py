@@ -19,7 +19,7 @@ from gate.decision.decide import decide
 from gate.localize.locate import locate
 from gate.measure.job import MeasurementJob
 from gate.measure.reference_assessment import ReferenceAssessment
-from gate.measure.run import SamplePass
+from gate.measure.run import MeasurementRun
 from gate.measure.work_units import FirstUnitState
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
@@ -132,7 +132,7 @@ def decided(model, file, tmp_path, *, by=None, arrays=X, **options):
     by = by or policy()
     samples = SampleSet.from_arrays(dict(arrays))
     measured = measure_job(MeasurementJob(model, candidate, samples, policy=by, **options))
-    evidence = tiny.evidence(candidate, measured)
+    evidence = tiny.stored(measured)
     return evidence, decide(by, evidence, decided_at="now")
 
 
@@ -230,16 +230,16 @@ def test_other_processes_judge_by_the_same(tmp_path):
     model = Tiny().eval()
     file = tiny.export(model, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",))
     case = MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy(), batch_size=8)
-    with SamplePass.open(case) as first:
+    with MeasurementRun.open(case) as first:
         first.open_runtimes()
-        first.run_first(lambda _count: None)
-        lead = FirstUnitState.from_json(first.lead().to_json())
+        first.measure_first(lambda _count: None)
+        lead = FirstUnitState.from_json(first.first_unit_state().to_json())
     assert lead.validity.float64_differs == (0,)
-    with SamplePass.open(case, noise=False) as other:
+    with MeasurementRun.open(case, noise=False) as other:
         other.open_runtimes()
         other.judge_by(lead)
         assert other.truth.validity.record == lead.validity
-        (floor,) = other.tracks[0].comparison.floor.now("y")[:1]
+        (floor,) = other.runtimes[0].comparison.floor.now("y")[:1]
         assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3
 
 
@@ -366,11 +366,12 @@ class Stepped(Head):
     """Steps of a hundredth of a number that float32 rounds by 1e-5."""
 
     edge = 0.0
+    step = staticmethod(torch.floor)
 
     def forward(self, x):
         y = torch.tanh(self.a(x))
         z = (y[:, :1] + 300.0) - 300.0
-        return (self.h(y) + torch.floor((z - self.edge) * 100.0))[:, None]
+        return (self.h(y) + self.step((z - self.edge) * 100.0))[:, None]
 
     def at_an_edge(self):
         """Return the sample whose value lies on another side of the edge in float64."""
@@ -394,8 +395,9 @@ def test_an_honest_flip_stays_a_pass(tmp_path):
 
 
 def test_more_flips_than_one_percent_are_another_function():
-    """Each of them alone is an honest flip."""
+    """Each of them alone is an honest flip, by an operator whose decision is not replayed."""
     model = Stepped().eval()
+    model.step = lambda z: torch.heaviside(z, torch.zeros((), dtype=z.dtype))
     sample = model.at_an_edge()
     arrays = {"x": X["x"][:20].copy()}
     arrays["x"][[(sample + 1) % 20, (sample + 2) % 20]] = arrays["x"][sample]

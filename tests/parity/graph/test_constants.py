@@ -177,9 +177,14 @@ def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):
         changed.reshape(-1)[changed.size // 3] += 0.05
         tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
         _, found = judged(reference, samples, proto, tmp_path)
-        where = f"[{', '.join(map(str, np.unravel_index(changed.size // 3, changed.shape)))}]"
-        told = [(one.place, f"1 of its {changed.size} elements" in one.detail) for one in found]
-        if told != [(tensor.name, True)] or where not in found[0].detail:
+        first = [int(at) for at in np.unravel_index(changed.size // 3, changed.shape)]
+        expected = {"wrong": 1, "size": changed.size, "first": first}
+        (one,) = found or (None,)
+        if (
+            one is None
+            or one.place != tensor.name
+            or not expected.items() <= one.detail_params.items()
+        ):
             missed.append((tensor.name, found))
     assert floats
     assert missed == []
@@ -214,7 +219,8 @@ def test_weights_that_were_rounded_are_found(dtype, tmp_path):
     weights, found = judged(reference, samples, changed_weights(data, through), tmp_path)
     assert {one.code for one in found} == {"rounded_weights"}
     assert len(found) == weights.constants
-    assert all(f"rounded to {str(dtype).removeprefix('torch.')}" in one.detail for one in found)
+    formats = {one.detail_params["format"] for one in found}
+    assert formats == {str(dtype).removeprefix("torch.")}
 
 
 def in_float16(data):
@@ -290,8 +296,7 @@ def test_another_weight_is_found_in_a_folded_file_in_float16_too(made, channel, 
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     _, found = judged(reference, samples, proto, tmp_path)
     (other,) = [one for one in found if one.code == "other_weights"]
-    elements = f"{array[channel].size} of its"
-    assert (other.place, elements in other.detail) == (weight.name, True), other.detail
+    assert (other.place, other.detail_params["wrong"]) == (weight.name, array[channel].size)
 
 
 def test_another_offset_is_found_in_a_folded_file_in_float16(tmp_path):
@@ -311,7 +316,8 @@ def test_another_checkpoint_is_one_finding(tmp_path):
     rng = np.random.default_rng(0)
     proto = changed_weights(data, lambda _, a: rng.normal(size=a.shape).astype(np.float32))
     _, (found,) = judged(reference, samples, proto, tmp_path)
-    assert "14 of 14 weights are others" in found.detail
+    assert found.detail_code == "other_checkpoint"
+    assert (found.detail_params["count"], found.detail_params["total"]) == (14, 14)
 
 
 def test_weights_in_each_others_place_are_found(tmp_path):

@@ -22,28 +22,27 @@ def constants(memory: nn.Module) -> list[np.ndarray]:
 
 
 def test_what_is_in_its_place(memory):
-    assert misplaced(memory, constants(memory)) is None
-    assert misplaced(memory, []) is None
+    assert misplaced(memory, constants(memory)) == {}
+    assert misplaced(memory, []) == {}
 
 
 def test_other_elements_are_not_misplaced(memory):
-    assert misplaced(memory, [array + 1.0 for array in constants(memory)]) is None
+    assert misplaced(memory, [array + 1.0 for array in constants(memory)]) == {}
 
 
 def test_directions_that_are_exchanged(memory):
     weight, *others = constants(memory)
-    text = misplaced(memory, [weight[::-1], *others])
-    assert text == "the two directions are exchanged in `weight_ih_l0` and `weight_ih_l0_reverse`"
+    names = ["weight_ih_l0", "weight_ih_l0_reverse"]
+    assert misplaced(memory, [weight[::-1], *others]) == {"directions": names}
 
 
 def test_gates_in_another_order(memory):
     weight, hidden, *others = constants(memory)
     hidden[1] = np.roll(hidden[1], 2, axis=0)
-    text = misplaced(memory, [weight, hidden, *others])
-    assert text == "the gates are in another order in `weight_hh_l0_reverse`"
+    found = misplaced(memory, [weight, hidden, *others])
+    assert found == {"gates": ["weight_hh_l0_reverse"]}
 
 
-def test_no_more_names_than_a_sentence_bears(memory):
-    text = misplaced(memory, [array[::-1] for array in constants(memory)])
-    assert text.count("`") == 8
-    assert " more" in text
+def test_each_name_is_there_once(memory):
+    (names,) = misplaced(memory, [array[::-1] for array in constants(memory)]).values()
+    assert len(names) == len(set(names)) > 4

@@ -44,7 +44,7 @@ def test_an_island_is_told_unless_the_model_has_it_too(tmp_path, kind, code, sam
     assert {finding.code for finding in seen.findings} == {code}
     (finding,) = seen.findings
     assert finding.place == ("Add:add" if code == "float64" else "Cast:to_a")
-    assert "1 Add" in finding.detail
+    assert "1 Add" in finding.detail_params["operators"]
     assert found(report(model(island(kind)), tmp_path, Casts(same)), code) == []
     assert found(report(model(island(kind)), tmp_path, Casts(torch.float32)), code) != []
 
@@ -169,8 +169,9 @@ def quantized_model():
 def test_operators_on_integers_of_few_bits_are_told(tmp_path):
     (finding,) = report(quantized_model(), tmp_path).findings
     assert (finding.code, finding.place) == ("quantized", "QuantizeLinear:quantize")
-    assert "2 nodes" in finding.detail
-    assert "1 DequantizeLinear" in finding.detail
+    assert finding.detail_code == "quantized_nodes"
+    assert finding.detail_params["count"] == 2
+    assert "1 DequantizeLinear" in finding.detail_params["operators"]
 
 
 @pytest.mark.parametrize(

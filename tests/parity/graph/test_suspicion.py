@@ -16,21 +16,35 @@ def one_off(table: np.ndarray) -> np.ndarray:
     return changed
 
 
+_DIFFERS = {"wrong": 1, "size": 12, "first": [1, 2], "largest": 0.5}
+
+
+def halved(table: np.ndarray) -> np.ndarray:
+    return table.astype(np.float16).astype(np.float32)
+
+
 @pytest.mark.parametrize(
-    ("place", "change", "detail"),
+    ("place", "change", "code", "params"),
     [
-        ("a.weight", one_off,
-         "is the model's, but 1 of its 12 elements differ, the first at [1, 2], by 0.5 at most"),
-        ("onnx::MatMul_7", one_off,
-         "is the model's `a.weight`, but 1 of its 12 elements differ, the first at [1, 2], by 0.5 "
-         "at most"),
-        ("a.weight", lambda table: table + np.float32(2.0),
-         "is not the model's: 12 of its 12 elements differ, the first at [0, 0], by 2 at most"),
-        ("a.weight", lambda table: table.astype(np.float16).astype(np.float32),
-         "is the model's, rounded to float16"),
-        ("onnx::MatMul_7", lambda table: table.astype(np.float16).astype(np.float32),
-         "is the model's `a.weight`, rounded to float16"),
+        ("a.weight", one_off, "differs", {"name": "", **_DIFFERS}),
+        ("onnx::MatMul_7", one_off, "differs", {"name": "a.weight", **_DIFFERS}),
+        (
+            "a.weight",
+            lambda table: table + np.float32(2.0),
+            "differs",
+            {"name": "", "wrong": 12, "size": 12, "first": [0, 0], "largest": 2.0},
+        ),
+        ("a.weight", halved, "rounded", {"name": "", "format": "float16"}),
+        ("onnx::MatMul_7", halved, "rounded", {"name": "a.weight", "format": "float16"}),
+        ("a.weight", lambda table: table * np.float32(1.01), "moved", {"name": ""}),
     ],
-)  # fmt: skip
-def test_the_detail(place, change, detail):
-    assert suspicion(place, "a.weight", change(TABLE), TABLE).finding().detail == detail
+)
+def test_a_mismatch_has_a_code_and_its_numbers(place, change, code, params):
+    found = suspicion(place, "a.weight", change(TABLE), TABLE).finding()
+    assert (found.place, found.detail_code) == (place, code)
+    measured = dict(found.detail_params)
+    if code == "moved":
+        assert measured.pop("share") == pytest.approx(0.01, rel=1e-3)
+    if "largest" in params:
+        params = {**params, "largest": pytest.approx(params["largest"], rel=1e-5)}
+    assert measured == params

@@ -15,14 +15,13 @@ from gate.data.input_binding import bind_inputs
 from gate.data.samples import SampleSet
 from gate.measure.context import MeasurementContext, ReferencePass
 from gate.measure.job import MeasurementJob
-from gate.measure.run import Measurement
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.probes.probe import SampleProfile
-from gate.records.evidence import Subject, TensorSpec
+from gate.records.evidence import Evidence, Subject, TensorSpec
 from gate.reference.float64 import Truth
-from gate.reference.torch_session import copy_model
+from gate.reference.torch_reference import TorchReference
 from gate.storage.digest import Digest
 from tests.parity import tiny
 
@@ -72,10 +71,10 @@ def stand(
         inputs=tuple(inputs),
         outputs=(),
     )
-    own = copy_model(model, device="cpu")
+    own = TorchReference(model).copy()
     asked = policy(**instruments)
     truth = Truth(own, binding, samples=asked.instruments.noise_samples)
-    reference, file = ReferencePass(own, binding), TestedFile(Path("model.onnx"), subject)
+    reference, file = ReferencePass(own.session(binding)), TestedFile(Path("model.onnx"), subject)
     return MeasurementContext(own, reference, truth, binding, samples, asked, file)
 
 
@@ -115,7 +114,7 @@ def export(
 
 def measured(
     model: nn.Module, candidate: TestedFile, arrays: Arrays, *, size: int = 4, **instruments
-) -> Measurement:
+) -> Evidence:
     return measure_job(
         MeasurementJob(
             model,

@@ -64,7 +64,7 @@ def judged(model, file_model, tmp_path, arrays=X, **instruments):
     candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
     quiet = {"noise_samples": 8, "search_inputs": 16, **instruments}
     seen = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.evidence(candidate, seen), decided_at="now")
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
 def failed(decision):
@@ -195,7 +195,7 @@ def detected(tmp_path, limit, **instruments):
     candidate = benches.export(file_model.eval(), path, one, batch=1, axes={"output": {0: "boxes"}})
     quiet = {"noise_samples": 6, "stability_samples": 0, "search_inputs": 16, **instruments}
     seen = benches.measured(model.eval(), candidate, BOXES, size=1, **quiet)
-    return decide(benches.policy(**quiet), tiny.evidence(candidate, seen), decided_at="now")
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
 def test_a_runtime_that_fails_without_boxes_far_beyond_the_samples(tmp_path):

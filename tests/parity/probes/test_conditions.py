@@ -178,7 +178,7 @@ def judged(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
     candidate = tiny.candidate(path)
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
     seen = benches.measured(model, candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.evidence(candidate, seen), decided_at="now")
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
 def failed(decision):

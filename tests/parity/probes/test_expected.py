@@ -34,10 +34,10 @@ def expected(model, arrays=None, **options):
     return ExpectedOutputs(benches.stand(model, arrays, **options), probe)
 
 
-def judged(model, change, arrays=None, **options):
+def judged(model, change, arrays=None, *, refused=False, **options):
     """`change` makes the runtime's outputs of the reference's."""
     return expected(model, arrays, **options).parity(
-        lambda batch, reference: change([array.copy() for array in reference])
+        lambda batch, reference: change([array.copy() for array in reference]), refused=refused
     )
 
 
@@ -99,7 +99,7 @@ class NanInDouble(Linear):
 def test_a_float64_reference_that_breaks_on_the_probe_is_left_out_of_it(model):
     probe = expected(model())
     assert probe.parity(lambda batch, reference: reference).noise_ratio is None
-    assert probe._stand.truth.unmeasured is None  # says nothing about the samples
+    assert probe._context.truth.unmeasured is None  # says nothing about the samples
 
 
 def test_what_the_model_refuses_does_not_apply():
@@ -175,7 +175,7 @@ class OnlyNan(nn.Module):
 
 
 def test_nothing_finite_on_both_sides_proves_nothing():
-    assert judged(OnlyNan(), same).inapplicable == "it returns no finite number"
+    assert judged(OnlyNan(), same).inapplicable == "no_finite_number"
     assert judged(OnlyNan(), holding(1.0)).noise_ratio == INF
 
 
@@ -185,7 +185,7 @@ class Nothing(nn.Module):
 
 
 def test_no_element_proves_nothing():
-    assert judged(Nothing(), same).inapplicable == "it returns no finite number"
+    assert judged(Nothing(), same).inapplicable == "no_finite_number"
 
 
 class Several(nn.Module):
@@ -268,7 +268,7 @@ def test_a_shape_that_rounding_changes_decides_nothing():
         raise OutputMismatch("other shape")
 
     same_rows = {"x": np.repeat(benches.vectors(1), 6, axis=0)}
-    assert "shapes" in expected(Ragged(), same_rows).parity(mismatch).inapplicable
+    assert expected(Ragged(), same_rows).parity(mismatch).inapplicable == "rounding_changes_shapes"
     assert expected(Linear()).parity(mismatch).failure == "other shape"
 
 
@@ -423,13 +423,20 @@ def test_many_integers_that_rounding_decides_are_decided_by_more_runs(far, excus
 
 
 @pytest.mark.parametrize(
-    ("ratio", "few_elements", "runs"),
-    [(4.0, 36, [3]), (50.0, 36, [3, 6, 12, 24, 32]), (50.0, 35, [3]), (1e5, 36, [3])],
+    ("ratio", "few_elements", "refused", "runs"),
+    [
+        (4.0, 36, False, [3]),
+        (50.0, 36, False, [3, 6, 12, 24, 32]),
+        (50.0, 36, True, [3]),
+        (50.0, 35, False, [3]),
+        (1e5, 36, False, [3]),
+    ],
 )
 def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
-    ratio, few_elements, runs, monkeypatch
+    ratio, few_elements, refused, runs, monkeypatch
 ):
-    """Not where it is plain anyway, nor where so many runs would not fit."""
+    """Not where it is plain anyway, nor where so many runs would not fit, nor where the samples
+    refuse the runtime: then the record says so."""
     asked, real = [], expected_outputs.perturb_rounding
 
     def jittered(stand, batch, *, draws):
@@ -440,8 +447,10 @@ def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
     monkeypatch.setattr(expected_outputs, "_FEW_ELEMENTS", few_elements)
     unit = judged(Linear(), off_by(1e-5)).noise_ratio
     asked.clear()
-    seen = judged(Linear(), off_by(1e-5 * ratio / unit))
+    seen = judged(Linear(), off_by(1e-5 * ratio / unit), refused=refused)
     assert asked == runs
+    assert seen.rounding_draws == runs[-1]
+    assert seen.unexamined is refused
     assert seen.noise_ratio > 0.3 * ratio
 
 

@@ -28,9 +28,7 @@ def examined(model, file_model, path, arrays=None, *, axes=None, size=4, **instr
     arrays = arrays or X
     candidate = benches.export(file_model, path / "m.onnx", arrays, axes=axes)
     seen = benches.measured(model, candidate, arrays, size=size, **QUIET, **instruments)
-    decision = decide(
-        benches.policy(**QUIET, **instruments), tiny.evidence(candidate, seen), decided_at="now"
-    )
+    decision = decide(benches.policy(**QUIET, **instruments), tiny.stored(seen), decided_at="now")
     (runtime,) = seen.runtimes
     assert runtime.failure is None
     failed = {check.name for check in decision.checks if check.verdict is Verdict.FAIL}

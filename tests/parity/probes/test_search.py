@@ -189,8 +189,8 @@ class Untraceable(nn.Module):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Random, "random"),
-        (Counts, "from one call to the next"),
+        (Random, "trace_differs_on_example"),
+        (Counts, "trace_differs_on_example"),
         (Untraceable, "can't be traced: RuntimeError: not while tracing"),
     ],
 )

@@ -89,7 +89,10 @@ def test_no_module_below_is_built_anew_and_the_weights_are_shared():
     assert len(list(module._module.modules())) == 1
     before = module.run(X)[0]
     assert not disagree([before], stand.reference.run(X))
-    held = {tensor.data_ptr() for tensor in (*stand.model.parameters(), *stand.model.buffers())}
+    held = {
+        tensor.data_ptr()
+        for tensor in (*stand.model.module.parameters(), *stand.model.module.buffers())
+    }
     traced_ones = (*module._module.parameters(), *module._module.buffers())
     assert {tensor.data_ptr() for tensor in traced_ones} == held
 
@@ -172,7 +175,7 @@ def test_what_can_not_be_traced_says_why():
 
 def test_nothing_is_kept():
     stand, module = traced(Branch())
-    weight = weakref.ref(stand.model.layer.weight)
+    weight = weakref.ref(stand.model.module.layer.weight)
     torch._C._set_graph_executor_optimize(True)  # as it is from the beginning
     module.run(X)
     assert torch._C._get_graph_executor_optimize()

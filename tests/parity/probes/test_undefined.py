@@ -77,7 +77,7 @@ def judged(model, file_model, tmp_path, arrays):
     candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
     seen = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.evidence(candidate, seen), decided_at="now")
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
 def failed(decision):
@@ -187,7 +187,7 @@ def two(model, file_model, tmp_path, arrays):
     )
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
     seen = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.evidence(candidate, seen), decided_at="now")
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
 def probed(tmp_path, model, change):
@@ -308,6 +308,11 @@ def logarithm(given):
     return given.log() * 10.0
 
 
+def from_zero(given):
+    """Without results of cancellation, which round by more than their size lets expect."""
+    return given + given.sign() * 2.0**30
+
+
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize(
@@ -315,7 +320,7 @@ def logarithm(given):
     [
         (torch.uint8, 1000.0, None),
         (torch.int8, 200.0, None),
-        (torch.int32, 2.0**31, None),
+        (torch.int32, 2.0**31, from_zero),
         (torch.int64, 2.0**63, None),
         (torch.int64, 2.0**80, None),
         (torch.uint8, 1.0, logarithm),

@@ -180,6 +180,8 @@ def test_a_norm_errs_by_its_mean_where_the_mean_cancels(name):
     compute, x = NORMS[name], normal(16, 8, 4096)
     centred, shifted = (error(compute, x + mean) for mean in (0.0, 100.0))
     assert shifted.square().mean().sqrt() > 20.0 * centred.square().mean().sqrt()
+    if name == "group":  # ONNX Runtime takes the variance from the mean square, which cancels, too
+        return
     # One error of the mean is there for all elements that it is the mean of.
     assert shifted.std(-1).mean() < 0.2 * shifted.square().mean().sqrt()
 

@@ -108,7 +108,7 @@ def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
     bench.truth.part_size = bench.part_size
     batch = rows(6)
     bench.part_size(batch)
-    seen = bench.model.sizes
+    seen = bench.model.module.sizes
     seen.clear()
     null = bench.rounding_run(batch, RoundingRun(scale=0.0))
     assert np.allclose(null[0], bench.answers.reference(batch)[0], rtol=1e-6)

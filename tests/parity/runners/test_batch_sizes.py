@@ -45,7 +45,7 @@ def test_what_says_its_cause_itself_is_not_tried_again(error):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ModelMismatch("it returned 2 outputs", "Export again."), "wrong_outputs"),
+        (ModelMismatch("it returned 2 outputs", "number", {"got": 2}), "wrong_outputs"),
         (OutputMismatch("the page answered with nonsense"), None),
         (MemoryError("no memory"), "out_of_memory"),
         (RuntimeError("Failed to allocate memory for requested buffer of size 9"), "out_of_memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import struct
@@ -368,14 +369,37 @@ def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypat
     np.save(tmp_path / "x.npy", X)
     url = f"file://{tmp_path}/x.npy"
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "gate.data.open_samples.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
-        )
+        patched.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=9))
         with pytest.raises(StorageError, match="no room to copy .*TMPDIR"):
-            SampleSet.open(url).digest()
+            SampleSet.open(url)
+    for error, kind in ((errno.ENOSPC, StorageError), (errno.EIO, DataError)):
+        with monkeypatch.context() as patched:
+            patched.setattr("fsspec.filesystem", Broken(error))
+            with pytest.raises(kind, match="no room to copy|cannot read"):
+                SampleSet.open(url)
     monkeypatch.setattr("gate.data.location.RemoteFile.size", 100)
     with pytest.raises(DataError, match="more bytes than its store says"):
-        SampleSet.open(url).digest()
+        SampleSet.open(url)
+
+
+class Broken:
+    """A cache on a disk that is full, or broken."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, *_, **__):
+        return self
+
+    def open(self, *_):
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def test_a_store_that_does_not_say_how_long_a_file_is(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", X)
+    monkeypatch.setattr("gate.data.location.RemoteFile.size", None)
+    samples = SampleSet.open(f"file://{tmp_path}/x.npy")
+    assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
 
 
 def test_a_tar_of_a_store_that_gives_less_than_it_did(tmp_path, monkeypatch):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +17,15 @@ from tests.parity.sources import written
 from tests.parity.sources.factories import HERE
 
 ROW = np.zeros(64, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def collected_as_outside() -> Iterator[None]:
+    """Cycles are freed as outside of the tests, which have a higher threshold."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
 
 
 def peak(source):
@@ -78,3 +91,15 @@ def test_of_columns(write, tmp_path, monkeypatch):
     for _ in samples.batches(32):
         most = max(most, pa.total_allocated_bytes() - before)
     assert most < values.nbytes / 4
+
+
+def test_a_tar_needs_no_torch(tmp_path):
+    """Which takes half a gigabyte in each process that reads ahead."""
+    path = written.tar(tmp_path / "x.tar", written.members())
+    code = (
+        "import sys; from gate.data.samples import SampleSet\n"
+        f"samples = SampleSet.open({str(path)!r}); samples.digest(); list(samples.batches(4))\n"
+        "print({'torch', 'PIL.Image'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

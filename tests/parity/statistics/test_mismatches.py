@@ -34,13 +34,13 @@ def test_samples_that_differ_are_doubtful():
 )
 def test_only_what_rounding_makes_of_the_element_is_excused(alternative, excused):
     found = mismatches(R, C)
-    found.look(1, np.array(alternative))
+    found.accept_ties(1, np.array(alternative))
     assert found.excused == excused
 
 
 def test_what_is_left_is_counted_without_the_excused():
     found = mismatches(R, C)
-    found.look(1, np.array([[4, 9, 6]]))
+    found.accept_ties(1, np.array([[4, 9, 6]]))
     worst, total, (norms, largest) = found.remaining()
     assert (worst.value, worst.sample) == (8.0, 2)
     assert total == 9.0
@@ -50,7 +50,7 @@ def test_what_is_left_is_counted_without_the_excused():
 def test_where_too_much_differs_nothing_is_a_tie():
     many = np.zeros((1, MOST + 1), np.int64)
     found = mismatches(many, many + 1)
-    found.look(0, many + 1)
+    found.accept_ties(0, many + 1)
     assert found.doubtful == []
     assert found.excused == 0
 
@@ -63,15 +63,15 @@ def test_merging_is_one_pass():
 
 def test_alternatives_of_another_size_say_nothing():
     found = mismatches(R, C)
-    found.look(1, np.array([[4, 9]]))
-    found.look(1, np.array([[4, 9, 7, 7]]))
+    found.accept_ties(1, np.array([[4, 9]]))
+    found.accept_ties(1, np.array([[4, 9, 7, 7]]))
     assert found.excused == 0
 
 
 def test_every_run_excuses_some_until_nothing_is_left():
     found = mismatches(R, C)
     assert found.unexplained(1) == 2
-    found.look(1, np.array([[4, 9, 6]]))
+    found.accept_ties(1, np.array([[4, 9, 6]]))
     assert found.unexplained(1) == 1
-    found.look(1, np.array([[4, 5, 7]]))
+    found.accept_ties(1, np.array([[4, 5, 7]]))
     assert (found.unexplained(1), found.excused, found.doubtful) == (0, 2, [2])

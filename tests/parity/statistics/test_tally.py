@@ -11,7 +11,7 @@ from gate.statistics.error_groups import CANDIDATE, REFERENCE, GroupedErrors
 def tally(seed, *, samples=6, columns=3):
     rng = np.random.default_rng(seed)
     values = np.abs(rng.normal(size=(4, samples, 2, columns)))
-    return values, GroupedErrors.by_place(values, np.ones((samples, 2, columns), np.bool_))
+    return values, GroupedErrors.from_values(values, np.ones((samples, 2, columns), np.bool_))
 
 
 def test_by_place_is_column_by_column():
@@ -32,7 +32,7 @@ def test_by_label_is_the_same_for_the_same_groups():
 
 def test_merging_is_adding():
     parts = [tally(seed) for seed in (1, 2)]
-    whole = GroupedErrors.by_place(
+    whole = GroupedErrors.from_values(
         np.concatenate([values for values, _ in parts], axis=1), np.ones((12, 2, 3), np.bool_)
     )
     merged = parts[0][1].merge(parts[1][1])
@@ -53,7 +53,7 @@ def test_an_error_that_one_sample_dominates_comes_of_few_draws(heavy, least, mos
     values = np.abs(np.random.default_rng(0).normal(size=(4, 32, 1, 1)))
     if heavy:
         values[:, 7] = 100.0
-    sums = GroupedErrors.by_place(values, np.ones((32, 1, 1), np.bool_))
+    sums = GroupedErrors.from_values(values, np.ones((32, 1, 1), np.bool_))
     assert least <= sums.draws(REFERENCE)[0] <= most
 
 

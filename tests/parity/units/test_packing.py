@@ -78,7 +78,7 @@ def test_a_comparison_goes_on_as_if_it_had_stayed() -> None:
         comparison.floor = there_and_back(lead.floor) if comparison is there else lead.floor
         r, c = ([side, side.argmax(axis=1)] for side in sides)
         comparison.update(r, c, Span(64, 40, np.ones(40, np.int64)))
-        comparison.update_late(r, c, Span(64, 40))
+        comparison.update_outliers(r, c, Span(64, 40))
     back = lead.successor()
     back.take(json.loads(json.dumps(there.state(), allow_nan=False)))
     assert back.outliers == later.outliers != []

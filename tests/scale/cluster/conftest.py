@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gate.distributed.cluster_early import set_switches
+from gate.distributed.worker_pool import set_switches
 
 set_switches()

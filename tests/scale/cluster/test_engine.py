@@ -1,4 +1,4 @@
-"""A Ray cluster gives the evidence of one process, or an error, and leaves no actor.
+"""A Ray cluster gives the evidence of one process, or an error, and leaves no process.
 
 Whoever joins a cluster has Ray's threads and signal handlers from then on: a crash of the process is
 silent. So these tests run in a process of their own.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,22 @@ import pytest
 import ray
 import torch
 
-from gate.api import case_of, collect_evidence
-from gate.distributed.cluster_early import Cluster, EarlyActors, require_room
-from gate.distributed.worker import JobSpec
-from gate.distributed.worker_pool import RayActors, Workers
-from gate.errors import DataError, PolicyError, StorageError
+from gate.api import collect_evidence
+from gate.distributed.worker_pool import (
+    CheckedFile,
+    Cluster,
+    RayPool,
+    WorkerLost,
+    Workers,
+    require_room,
+)
+from gate.errors import DataError, PolicyError
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from tests.scale import test_processes
 from tests.scale.test_processes import BATCH, untimed
-from tests.scale.tiny import MARK
+from tests.scale.tiny import MARK, rest
 
 folder = test_processes.folder
 ROOT = Path(__file__).parents[3]
@@ -51,31 +55,19 @@ def _importable() -> Iterator[None]:
         yield
 
 
-def assigned(
-    folder: Path, *, factory: str = "build", inputs: str = "x.npy"
-) -> tuple[JobSpec, Reference, EvaluationData]:
+def checked(folder: Path, *, factory: str = "build", inputs: str = "x.npy") -> CheckedFile:
     reference = Reference.from_factory(f"tests.scale.tiny:{factory}")
-    workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
-    case = case_of(
-        folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
-    )
-    return JobSpec.from_job(case, reference, workload), reference, workload
+    data = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
+    return CheckedFile(folder / "model.onnx", reference, data, Policy.default())
 
 
 def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
     """`theirs`: in a cluster that is the caller's, of which nothing is known."""
-    assignment, reference, workload = assigned(folder, **options)
-    with (
-        EarlyActors.started(Cluster(workers=2)) as early,
-        Workers(engine := RayActors.of(assignment, early)) as crew,
-    ):
-        assert (engine.reader is not None) == theirs
-        return collect_evidence(
-            folder / "model.onnx",
-            reference=reference,
-            data=replace(workload, crew=crew),
-            policy=Policy.default(),
-        )
+    file = checked(folder, **options)
+    with RayPool.open(Cluster(workers=2)) as pool, file.by_cluster(pool) as data:
+        assert isinstance(data.crew, Workers)
+        assert (data.crew.delivery is not None) == theirs
+        return collect_evidence(file.onnx, reference=file.reference, data=data, policy=file.policy)
 
 
 def of_ray() -> list[psutil.Process]:
@@ -91,6 +83,10 @@ def of_ray() -> list[psutil.Process]:
     return found
 
 
+def workers_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.cmdline()[0].startswith("ray::rest")]
+
+
 def assert_nobody_is_left() -> None:
     """Within some seconds: servers of Ray end when they see that the others are gone."""
     until = time.monotonic() + 60.0
@@ -100,7 +96,7 @@ def assert_nobody_is_left() -> None:
 
 
 @pytest.mark.alone
-def test_the_numbers_are_those_of_one_process_though_an_actor_is_killed(
+def test_the_numbers_are_those_of_one_process_though_a_worker_is_killed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = test_processes.evidence(folder)
@@ -117,7 +113,7 @@ def test_the_numbers_are_those_of_one_process_though_an_actor_is_killed(
 
 
 @pytest.mark.alone
-def test_actors_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -> None:
+def test_workers_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -> None:
     """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -137,16 +133,14 @@ def test_actors_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) ->
 def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_off(
     folder: Path,
 ) -> None:
-    assignment, _, _ = assigned(folder)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        EarlyActors.started(Cluster(workers=2)) as early,
-        Workers(engine := RayActors.of(assignment, early)) as crew,
-    ):
-        engine.freight.result()  # the cluster is there
-        assert engine.ready(crew._hands, seconds=60.0)
+    with pytest.raises(KeyboardInterrupt), RayPool.open(Cluster(workers=2)) as pool:
+        busy = [pool.submit(rest) for _ in range(2)]
+        assert pool.submit(rest).cancel()
+        until = time.monotonic() + 60
+        while len(workers_of(of_ray())) < 2 and time.monotonic() < until:
+            time.sleep(0.2)
         processes = of_ray()
-        workers = [process for process in processes if process.cmdline()[0].startswith("ray::")]
+        workers = workers_of(processes)
         places = {
             connection.laddr.ip
             for process in processes
@@ -154,25 +148,12 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
             if connection.status == psutil.CONN_LISTEN
         }
         with pytest.raises(PolicyError, match="no machine of the cluster has 64 CPUs"):
-            require_room(Cluster(cpus=64), early.session.machines())
+            require_room(Cluster(cpus=64), [{"CPU": 2.0}])
         waiting = {process.nice() for process in workers} - {psutil.Process().nice()}
         raise KeyboardInterrupt
+    assert all(isinstance(future.exception(), WorkerLost) for future in busy)
     assert workers
     assert not waiting, "Ray lets them wait for every other process"
     assert places
     assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert_nobody_is_left()
-
-
-def test_a_cluster_of_this_machine_that_does_not_start_ends_the_check(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is heard of late: the check goes on while the cluster starts."""
-
-    def broken(**_: object) -> None:
-        raise RuntimeError("no room for sockets")
-
-    monkeypatch.setattr(ray, "init", broken)
-    with pytest.raises(StorageError, match="cluster of this machine: no room for sockets"):
-        evidence(folder)
-    assert not ray.is_initialized()

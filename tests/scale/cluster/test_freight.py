@@ -12,7 +12,7 @@ import pytest
 
 from gate.api import case_of
 from gate.distributed import worker
-from gate.distributed.worker import Freight, JobSpec
+from gate.distributed.worker import Delivery, JobSpec
 from gate.errors import DigestMismatch
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
@@ -21,10 +21,17 @@ from tests.scale import test_processes
 folder = test_processes.folder
 
 
+class _Context:
+    def get_node_id(self) -> str:
+        return "here"
+
+
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object store that is this process."""
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=bytes, get=bytes))
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(put=bytes, get=bytes, get_runtime_context=_Context)
+    )
     monkeypatch.setattr(worker, "_CHUNK_BYTES", 100)
 
 
@@ -44,7 +51,7 @@ def assignment(folder: Path, tmp_path: Path) -> JobSpec:
 
 
 def test_they_are_whole(assignment: JobSpec, tmp_path: Path) -> None:
-    there = Freight.of(assignment).unpacked(assignment, tmp_path / "there")
+    there = Delivery.of(assignment).unpacked(assignment, tmp_path / "there")
     assert Path(there.onnx).is_relative_to(tmp_path / "there")
     assert (Path(there.onnx).parent / "weights.bin").is_file()
     assert there.labels is not None
@@ -54,7 +61,7 @@ def test_they_are_whole(assignment: JobSpec, tmp_path: Path) -> None:
 
 
 def test_what_was_changed_on_the_way_is_noticed(assignment: JobSpec, tmp_path: Path) -> None:
-    there = Freight.of(assignment).unpacked(assignment, tmp_path / "there")
+    there = Delivery.of(assignment).unpacked(assignment, tmp_path / "there")
     data = Path(there.onnx).parent / "weights.bin"
     flipped = bytearray(data.read_bytes())
     flipped[7] ^= 1

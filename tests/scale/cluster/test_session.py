@@ -1,15 +1,17 @@
-"""Being in a cluster: what it is asked for waits until it is there, and nothing is left of it."""
+"""Being in a cluster: why one can't be used, and nothing is left of it."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 import threading
 
 import pytest
 import ray
 
-from gate.distributed.cluster_early import Cluster, RaySession
-from gate.errors import StorageError
+from gate.distributed.worker_pool import Cluster, RayPool
+from gate.errors import PolicyError, StorageError
 from gate.installation import cores
 
 
@@ -17,44 +19,64 @@ from gate.installation import cores
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was asked of a Ray that has no cluster."""
     made: list[str] = []
+
+    def init(**_: object) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        made.append("init")
+
+    node = {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}}
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **_: made.append("init"))
+    monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"Alive": False}])
+    monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: made.append("shutdown"))
+    monkeypatch.setattr(RayPool, "_call", lambda *_: made.append("call"))
     return made
 
 
-def test_the_caller_goes_on_while_a_cluster_of_this_machine_starts(
+def test_it_is_left_and_signals_stay(calls: list[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with RayPool.open(Cluster(gpus=0.5)) as pool:
+        assert (pool.count, pool.is_local) == (2, True)
+        assert pool.submit(len, "x").result() is None
+    assert calls[0] == "init"
+    assert calls[-1] == "shutdown"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_task_that_this_machine_has_no_room_for_is_refused_before_anything_starts(
+    calls: list[str],
+) -> None:
+    with (
+        pytest.raises(PolicyError, match="no machine of the cluster has 6400 CPUs"),
+        RayPool.open(Cluster(cpus=6400)),
+    ):
+        pass
+    assert cores() < 6400
+    assert calls == []
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(PolicyError, match=r"pip install 'parity-gate\[ray\]'"),
+        RayPool.open(Cluster()),
+    ):
+        pass
+
+
+def test_one_of_this_machine_that_does_not_start(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
-
-    def slow(**_: object) -> None:
-        assert go_on.wait(60)
-        calls.append("init")
-
-    monkeypatch.setattr(ray, "init", slow)
-    with RaySession.joined(Cluster(workers=3, cpus=2)) as session:
-        assert session.machines() == [{"CPU": 6}]
-        asked = [session.later(lambda each=each: calls.append(each)) for each in ("a", "b")]
-        assert not any(each.done() for each in asked)
-        go_on.set()
-    assert calls == ["init", "a", "b", "shutdown"]
-
-
-def test_nothing_is_asked_of_a_cluster_that_did_not_start(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray would start another one by itself."""
-
     def broken(**_: object) -> None:
         raise RuntimeError("no sockets")
 
     monkeypatch.setattr(ray, "init", broken)
-    with RaySession.joined(Cluster()) as session:
-        asked = session.later(lambda: calls.append("asked"))
-        with pytest.raises(StorageError, match="of this machine: no sockets"):
-            asked.result()
+    with (
+        pytest.raises(StorageError, match="cluster of this machine: no sockets"),
+        RayPool.open(Cluster(workers=1)),
+    ):
+        pass
     assert calls == []
 
 
@@ -67,7 +89,7 @@ def test_one_that_is_named_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
         address = f"127.0.0.1:{there.getsockname()[1]}"
         with (
             pytest.raises(StorageError, match=f"{address}: it asks for a token"),
-            RaySession.joined(Cluster(address=address)),
+            RayPool.open(Cluster(address=address)),
         ):
             pass
 
@@ -77,7 +99,7 @@ def test_where_nobody_listens_ray_is_not_asked(calls: list[str], address: str) -
     """It would wait for minutes, and then end the process: tests, too."""
     with (
         pytest.raises(StorageError, match="cannot start or reach the Ray cluster"),
-        RaySession.joined(Cluster(address=address)),
+        RayPool.open(Cluster(address=address)),
     ):
         pass
     assert calls == []
@@ -85,26 +107,16 @@ def test_where_nobody_listens_ray_is_not_asked(calls: list[str], address: str) -
 
 @pytest.mark.parametrize("address", ["auto", "ray://127.0.0.1:1"])
 def test_what_is_no_place_is_for_ray_to_find(calls: list[str], address: str) -> None:
-    with RaySession.joined(Cluster(address=address)):
+    with RayPool.open(Cluster(address=address)):
         pass
-    assert calls == ["init", "shutdown"]
+    assert {*calls} - {"call"} == {"init", "shutdown"}
 
 
-def test_one_of_the_callers_goes_on(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_the_caller_goes_on(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    with RaySession.joined(Cluster()) as session:
-        assert not session.of_this_machine
-        session.later(lambda: calls.append("asked")).result()
-    assert calls == ["asked"]
-
-
-def test_machines_are_asked_for_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = {"Resources": {"CPU": 2.0, "GPU": 1.0}, "Alive": True}
-    monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"Alive": False}])
-    with RaySession.joined(Cluster(gpus=0.5)) as session:
-        assert session.machines() == [{"CPU": 2.0, "GPU": 1.0}]
-    with RaySession.joined(Cluster()) as session:
-        assert session.machines() == [{"CPU": cores()}]
+    with RayPool.open(Cluster()) as pool:
+        assert (pool.count, pool.is_local) == (3, False)
+    assert {*calls} <= {"call"}
 
 
 @pytest.mark.parametrize(

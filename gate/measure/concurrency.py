@@ -1,0 +1,122 @@
+"""Instrument: ask a server the same samples from many clients at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gate.measure.context import MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.measure.runtime_measurement import RuntimeMeasurement
+from gate.measure.stability import StabilityReference
+from gate.records.instruments import ConcurrentLoad
+from gate.records.runtime import SERVER
+from gate.storage.arrays import OutputArray
+
+_REQUESTS = 96
+"""At least so many a load, and four for each client."""
+
+
+class ConcurrencyInstrument:
+    """Every runtime that several clients can ask at once gets its `concurrency`.
+
+    The batches are those of the stability instrument, several times each, in random order. Each
+    answer is compared with what the runtime answers to all samples in one batch, in the unit of
+    `batch_invariance_ratio`, and with the answers to the other samples.
+    """
+
+    needs_runtimes = True
+    title = "concurrency"
+    cost = 0
+
+    def __init__(self, context: MeasurementContext) -> None:
+        self._context = context
+
+    @staticmethod
+    def is_enabled(job: MeasurementJob) -> bool:
+        """Return True if a runtime of the policy is a server."""
+        kinds = {wanted.kind or name for name, wanted in job.policy.runtimes.items()}
+        return SERVER in kinds and bool(job.policy.instruments.stability_samples)
+
+    def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:  # noqa: ARG002
+        """Measure each load of each server. A server that breaks has failed."""
+        servers = [runtime for runtime in runtimes if runtime.runner and runtime.runner.connections]
+        if not servers:
+            return
+        reference = StabilityReference(self._context)
+        for runtime in servers:
+            try:
+                runtime.concurrency = tuple(self._loads(reference, runtime))
+            except Exception as error:
+                runtime.fail(error)
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return nothing: each runtime has its own record."""
+        return {}
+
+    def _loads(
+        self, reference: StabilityReference, runtime: RuntimeMeasurement
+    ) -> Iterator[ConcurrentLoad]:
+        assert runtime.runner is not None
+        for connections in runtime.runner.connections:
+            yield self._load(reference, runtime, connections, None)
+        if runtime.runner.rate is not None:
+            yield self._load(
+                reference, runtime, max(runtime.runner.connections), runtime.runner.rate
+            )
+
+    def _load(
+        self,
+        reference: StabilityReference,
+        runtime: RuntimeMeasurement,
+        connections: int,
+        rate: float | None,
+    ) -> ConcurrentLoad:
+        assert runtime.runner is not None
+        batches = reference.batches
+        times = math.ceil(max(_REQUESTS, 4 * connections) / len(batches))
+        random = np.random.default_rng(self._context.policy.determinism.seed + connections)
+        order = random.permutation(len(batches) * times) % len(batches)
+        found, seconds, whole = runtime.runner.run_at_once(
+            [batches[place].batch for place in order], connections, rate
+        )
+        outputs: list[list[list[OutputArray]]] = [[] for _ in batches]
+        worst, crossed = 0.0, 0
+        for place, output in zip(order, found, strict=True):
+            part = batches[place]
+            if [a.shape for a in output] == [a.shape for a in part.expected]:
+                outputs[place].append(output)
+            else:  # the answer to a batch of another size
+                outputs[place].append(part.expected)
+                crossed += part.size
+        for turn in range(times):
+            answers = {id(b.batch): outputs[n][turn] for n, b in enumerate(batches)}
+
+            def company(batch: Any, expected: Any, by: Any = answers) -> list[OutputArray]:
+                return runtime.compute(batch, expected, by=lambda _runner, fed: by[id(fed)])
+
+            for parity in reference.of(runtime.compute, company=company, again=company):
+                ratios = [parity.repeatability_ratio]
+                if parity.batch_invariance is not None:  # of several samples
+                    ratios.append(parity.batch_invariance_ratio)
+                for ratio in ratios:
+                    worst = math.nan if ratio is None else max(worst, ratio)
+            crossed += sum(
+                reference.crossed(part, outputs[n][turn]) for n, part in enumerate(batches)
+            )
+        milliseconds = 1e3 * np.array(seconds)
+        p50, p95, p99 = (float(each) for each in np.percentile(milliseconds, (50, 95, 99)))
+        return ConcurrentLoad(
+            connections=connections,
+            rate=rate,
+            requests=len(order),
+            batch_invariance_ratio=worst,
+            crossed=crossed,
+            p50_ms=p50,
+            p95_ms=p95,
+            p99_ms=p99,
+            per_second=len(order) / whole,
+        )

@@ -1,0 +1,228 @@
+"""A child process that answers one message after another, with its message format."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import ProcessError
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
+from gate.sandbox.limits import memory_text, time_text
+from gate.storage.arrays import RuntimeArray
+
+# It is no prison: whoever installs a package lets its code run.
+
+
+Numbers = Mapping[str, RuntimeArray]
+
+_MOST_BYTES = 1 << 34
+
+_ARRAYS = "arrays"
+
+_KINDS = "biuf"
+
+_CLOSE_S = 10.0
+"""To close what is open: a browser takes a second."""
+
+_LOOK_S = 0.1
+
+_TAIL = 4000
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; from {module} import {function}; {function}({descriptor})"
+)
+
+
+def send(connection: Connection, header: Mapping[str, Any], arrays: Numbers | None = None) -> None:
+    """Send one message. Raises OSError where the other side is gone."""
+    whole = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    described = [
+        [name, array.dtype.str, list(np.shape(arrays[name]))]
+        for name, array in whole.items()
+        if arrays
+    ]
+    connection.send_bytes(json.dumps({**header, _ARRAYS: described}).encode())
+    for array in whole.values():
+        connection.send_bytes(array.reshape(-1).view(np.uint8).data if array.size else b"")
+
+
+def receive(connection: Connection) -> tuple[dict[str, Any], list[tuple[str, RuntimeArray]]]:
+    """Return the next message, its arrays in order. Raises EOFError and OSError where the other
+    side is gone, EvidenceError where it is nonsense."""
+    try:
+        header = json.loads(connection.recv_bytes(_MOST_BYTES))
+        return header, [_array(connection, *each) for each in header.pop(_ARRAYS)]
+    except (ValueError, TypeError, KeyError, AttributeError, ProcessError) as error:
+        raise EvidenceError(
+            f"a child process answered with nonsense ({type(error).__name__}: {error}). "
+            "Nothing of it can be believed: update the package that it comes with."
+        ) from error
+
+
+def _array(
+    connection: Connection, name: str, dtype: str, shape: Sequence[int]
+) -> tuple[str, RuntimeArray]:
+    kind = np.dtype(dtype)
+    if kind.kind not in _KINDS or kind.itemsize * math.prod(shape) > _MOST_BYTES:
+        raise ValueError(f"an array of {dtype} {shape}")
+    array = np.empty(shape, dtype=kind)
+    into = array.reshape(-1).view(np.uint8)
+    got = connection.recv_bytes_into(into.data) if array.size else len(connection.recv_bytes(1))
+    if got != array.nbytes:
+        raise ValueError(f"{got} bytes for an array of {dtype} {shape}")
+    return name, array
+
+
+class Remedies(NamedTuple):
+    """What to do about a process that breaks, for its messages."""
+
+    slow: str
+    dead: str
+
+
+class WorkerProcess:
+    """A child process that runs `package.module:function(descriptor)`, from its start to its end.
+
+    The function gets a connection to read messages from and to answer them on (`receive`, `send`).
+    """
+
+    def __init__(
+        self,
+        function: str,
+        hello: Mapping[str, Any],
+        *,
+        what: str,
+        remedies: Remedies,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Start it. `hello`: the first message, which is not answered. `what`: its name in errors.
+        `memory_bytes`: ends it where it takes more of its own. Raises StorageError."""
+        self._what, self._remedies = what, remedies
+        ours, theirs = socket.socketpair()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        module, _, name = function.partition(":")
+        start = _START.format(
+            path=[entry or os.getcwd() for entry in sys.path],  # noqa: PTH109 - as Python does
+            module=module,
+            function=name,
+            descriptor=theirs.fileno(),
+        )
+        try:
+            with theirs:
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-P", "-c", start],
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._printed,
+                    stderr=self._printed,
+                )
+        except OSError as error:
+            ours.close()
+            self._printed.close()
+            raise StorageError(
+                f"cannot start a process for {what}: {error.strerror or error}. Free memory or "
+                "processes, then repeat."
+            ) from error
+        self._connection = Connection(ours.detach())
+        self._expired = False
+        self._memory_bytes, self._taken = memory_bytes, 0
+        if memory_bytes is not None:
+            threading.Thread(target=self._watch_memory, daemon=True).start()
+        with contextlib.suppress(OSError):  # it died; the first question says so
+            send(self._connection, {**hello, "parent": os.getpid()})
+
+    def ask(
+        self, header: Mapping[str, Any], arrays: Numbers | None = None, *, limit_s: float
+    ) -> tuple[dict[str, Any], list[tuple[str, RuntimeArray]]]:
+        """Return the answer to one message. Raises LimitExceeded where it takes too long or too
+        much memory, EvidenceError where the process ends."""
+        try:
+            with self._ended_after(limit_s):
+                send(self._connection, header, arrays)
+                return receive(self._connection)
+        except (EOFError, OSError) as error:
+            raise self._gone(limit_s) from error
+
+    def end(self) -> None:
+        """Let it close what is open, then kill it with all that it started."""
+        if self._connection.closed:
+            return
+        with contextlib.suppress(OSError):  # it is gone
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+                ours.shutdown(socket.SHUT_WR)
+            self._connection.poll(_CLOSE_S)  # its side closes when it has ended
+        self._connection.close()
+        self._kill()
+        self._popen.wait()
+        self._printed.close()
+
+    @contextlib.contextmanager
+    def _ended_after(self, limit_s: float) -> Iterator[None]:
+        timer = threading.Timer(limit_s, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._kill()
+
+    def _watch_memory(self) -> None:
+        assert self._memory_bytes is not None
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._popen.pid)
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                memory = process.memory_info()
+                taken = int(memory.rss - getattr(memory, "shared", 0))
+                if taken > self._memory_bytes:
+                    self._taken = taken
+                    self._kill()
+                    return
+                time.sleep(_LOOK_S)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def _gone(self, limit_s: float) -> GateError:
+        self._kill()
+        code = self._popen.wait()
+        if self._taken and self._memory_bytes is not None:
+            return LimitExceeded(
+                f"{self._what} took more than {memory_text(self._memory_bytes)} of memory and was "
+                f"ended. {self._remedies.slow}"
+            )
+        if self._expired:
+            return LimitExceeded(
+                f"{self._what} took longer than {time_text(limit_s)} and was ended. "
+                f"{self._remedies.slow}"
+            )
+        return EvidenceError(
+            f"the process of {self._what} ended with code {code}.{self._last_line()} "
+            f"{self._remedies.dead}"
+        )
+
+    def _last_line(self) -> str:
+        size = self._printed.seek(0, os.SEEK_END)
+        self._printed.seek(max(0, size - _TAIL))
+        lines = self._printed.read().decode(errors="replace").strip().splitlines()
+        return f" It last said: {lines[-1].strip()[:300]}" if lines else ""
