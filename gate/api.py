@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.decision.champion import Champion
+from gate.decision.check_result import CheckResult
 from gate.decision.decide import Decision, decide
 from gate.errors import DataError, GateError, PolicyError
+from gate.installation import require_module
 from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.concurrency import ConcurrencyInstrument
+from gate.measure.context import Instrument
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.measure.run import Instrument, Measurement, measure
+from gate.measure.run import MeasurementRun
 from gate.measure.stability import StabilityInstrument
-from gate.model.loading import collect_code
 from gate.model.source_code import verify_unchanged
 from gate.multi_file.release import MultiFileRelease
 from gate.onnx_file.reading import read_subject
@@ -33,15 +37,19 @@ from gate.probes.instrument import ProbeInstrument
 from gate.records.evidence import Evidence, ModelCode, Subject
 from gate.records.localization import Explanation
 from gate.records.preprocessing import PreprocessingParity
+from gate.reference.torch_reference import as_reference
 from gate.runtimes.recorded import with_recordings
 from gate.statistics.sample_table import SampleTable
 from gate.summary.champion_changes import compare_with_champion, unasked
-from gate.summary.summary import Change
+from gate.summary.summarize import SummaryInputs
+from gate.summary.summary import Change, Summary
 from gate.weights.instrument import WeightInstrument
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from gate.measure.job import Progress
-    from gate.measure.work_units import Crew
+    from gate.measure.work_units import UnitWorkers
 
 
 _steps = logging.getLogger("gate.steps")
@@ -51,6 +59,7 @@ INSTRUMENTS: tuple[type[Instrument], ...] = (
     WeightInstrument,
     ProbeInstrument,
     StabilityInstrument,
+    ConcurrencyInstrument,
 )
 
 
@@ -64,7 +73,9 @@ class EvaluationResult:
     job: MeasurementJob
     explanation: Explanation
     samples: SampleTable = field(default_factory=SampleTable)
-    """One row a sample, for a file beside the report."""
+    """One row for each sample, for a file of the report."""
+    metric_values: bytes = b""
+    """Values per sample of the metrics as safetensors; empty without metrics."""
     change: Change = field(default_factory=unasked)
     """Against the version that serves now."""
 
@@ -73,10 +84,69 @@ class EvaluationResult:
         """The policy that was applied."""
         return self.job.policy
 
+    @property
+    def failures(self) -> tuple[CheckResult, ...]:
+        """The checks that are FAIL or ERROR; empty for a file that passes."""
+        return self.decision.problems
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Headline, findings, runtimes and next steps, as every surface shows them."""
+        inputs = SummaryInputs(
+            decision=self.decision,
+            evidence=self.evidence,
+            policy=self.policy,
+            explanation=self.explanation,
+            change=self.change,
+        )
+        return inputs.story.with_files({"MODEL.onnx": str(self.job.candidate.path)})
+
+    def to_frame(self) -> DataFrame:
+        """Return one row per check, with the columns part, runtime, output, check, observed,
+        relation, bound, verdict and text. Raises PackageMissing without pandas."""
+        require_module("pandas")
+        import pandas
+
+        from gate.summary.render import render_check
+
+        rows = [
+            {
+                "part": check.part,
+                "runtime": check.runtime,
+                "output": check.output,
+                "check": check.label,
+                "observed": check.observed,
+                "relation": check.relation,
+                "bound": check.bound,
+                "verdict": check.verdict.value,
+                "text": render_check(check),
+            }
+            for check in self.decision.checks
+        ]
+        return pandas.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        """Return the first screen of the report, for notebooks."""
+        from gate.report.html_page import Report, render_screen
+
+        return render_screen(Report(self.summary, self.evidence, self.decision, self.explanation))
+
+    def write_report(self, folder: Path) -> None:
+        """Write the records, the page and its charts into a folder. Raises StorageError."""
+        from gate.report.folder import write_report
+
+        write_report(
+            folder,
+            self.decision,
+            self.evidence,
+            story=self.summary,
+            explanation=self.explanation,
+        )
+
 
 def check(
     onnx: Path | str,
-    reference: Reference | nn.Module | str,
+    reference: Reference | nn.Module | Path | str,
     data: Any,
     policy: Policy | Path | str | None = None,
     *,
@@ -84,7 +154,8 @@ def check(
 ) -> EvaluationResult:
     """Measure the file `onnx` against the reference and decide.
 
-    `reference`: an nn.Module, `"package.module:factory"` or a `Reference`. `data`: a path, an
+    `reference`: an nn.Module, `"package.module:factory"`, the path of another ONNX file, or a
+    `Reference`. `data`: a path, an
     array, a dict of arrays by input name, a DataLoader or Dataset of torch, or `EvaluationData`.
     `policy`: a file or a `Policy`; without one the built-in policy applies, which judges each
     output as what it is seen to be. The model is not changed. Raises GateError where nothing can be
@@ -96,7 +167,7 @@ def check(
     policy = _policy(policy)
     if data.recordings:
         policy = with_recordings(policy, data.recordings)
-    evidence, case, samples = measure_files(
+    evidence, case, samples, metric_values = measure_files(
         onnx, reference=reference, data=data, policy=policy, progress=progress
     )
     _steps.debug("decide")
@@ -112,19 +183,24 @@ def check(
         case,
         explain_failure(case, evidence, decision),
         samples,
+        metric_values,
         compare_with_champion(decision, evidence, champion),
     )
 
 
 def measure_job(
-    job: MeasurementJob, *, progress: Progress | None = None, crew: Crew | None = None
-) -> Measurement:
-    """Measure with all instruments. Arguments and exceptions are those of `measure`."""
-    return measure(job, instruments=INSTRUMENTS, progress=progress, crew=crew)
+    job: MeasurementJob, *, progress: Progress | None = None, crew: UnitWorkers | None = None
+) -> Evidence:
+    """Measure with all instruments. Arguments and exceptions are those of `MeasurementRun`."""
+    with MeasurementRun.open(job) as run:
+        return run.run(INSTRUMENTS, progress=progress, crew=crew)
 
 
 def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
-    """Why it was refused; an empty explanation of a file that passes, which imports nothing."""
+    """Explain why a file was refused; for a file that passes, the result is empty.
+
+    Nothing is imported then.
+    """
     if decision.passed:
         return Explanation()
     from gate.localize.locate import locate_failure
@@ -154,12 +230,20 @@ def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision
 def _measure_champion(
     case: MeasurementJob, evidence: Evidence, champion: Champion | None
 ) -> Champion | None:
-    """The version that serves, with what came of running it beside the file. Where the policy does
-    not ask for it, what goes wrong is said, and stops nothing."""
+    """Return the serving version, with the result of running it and the file on the same samples.
+
+    Where the policy does not require it, an error is reported, and stops nothing.
+    """
     if champion is None:
         return None
     compared = Compared(
-        case.candidate, case.samples, case.labels, case.batch_size, case.policy, case.chained
+        case.candidate,
+        case.samples,
+        case.labels,
+        case.batch_size,
+        case.policy,
+        case.chained,
+        case.annotations,
     )
     try:
         incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
@@ -178,7 +262,7 @@ def _policy(given: Policy | Path | str | None) -> Policy:
 
 def collect_evidence(
     onnx: Path | str,
-    reference: Reference | nn.Module | str,
+    reference: Reference | nn.Module | Path | str,
     data: Any,
     policy: Policy | Path | str | None = None,
     *,
@@ -205,40 +289,42 @@ def measure_files(
     data: EvaluationData,
     policy: Policy,
     progress: Progress | None = None,
-) -> tuple[Evidence, MeasurementJob, SampleTable]:
-    """Return the evidence, the job that was measured and one row per sample. Raises as `check`."""
-    case = case_of(onnx, reference=reference, data=data, policy=policy)
-    parts = _parts_of(case, reference)
-    subject = case.candidate.subject
+) -> tuple[Evidence, MeasurementJob, SampleTable, bytes]:
+    """Return the evidence, the job that was measured, one row per sample, and the values of the
+    metrics as safetensors. Raises as `check`."""
+    job = case_of(onnx, reference=reference, data=data, policy=policy)
+    parts = _parts_of(job, reference)
     if reference.note is not None:
-        reference.note.verify(subject, path=onnx)
+        reference.note.verify(job.candidate.subject, path=onnx)
     spec = _spec(reference, data)
-    code = _code(case, reference)
-    measurement = measure_job(case, progress=progress, crew=data.crew)
-    verify_unchanged(code)
+    code = _code(job, reference)
     source = reference.source.model_copy(
         update={
             "labels_sha256": data.labels_sha256,
+            "slices_sha256": data.annotations.slices_sha256,
             "code": code,
             "preprocess_sha256": spec.digest() if spec else reference.source.preprocess_sha256,
         }
     )
     export = reference.note.record if reference.note else reference.export
-    evidence = measurement.evidence(subject, source=source, export=export)
-    evidence = evidence.model_copy(update={"parts": parts})
-    return evidence, case, measurement.samples
+    job = replace(job, source=source, export=export)
+    with MeasurementRun.open(job) as run:
+        evidence = run.run(INSTRUMENTS, progress=progress, crew=data.crew)
+        samples = run.sample_table()
+    verify_unchanged(code)
+    return evidence.model_copy(update={"parts": parts}), job, samples, run.metric_values
 
 
 def _code(case: MeasurementJob, reference: Reference) -> ModelCode:
-    """Of the model; of a release with that of its chain."""
-    release, source = case.chained, reference.source
+    """Return the code of the model; of a release, with that of its chain."""
+    release, source, model = case.chained, reference.source, as_reference(reference.model)
     if isinstance(release, MultiFileRelease):
-        return collect_code(reference.model, factory=source.factory, chain=release.chain_name)
-    return source.code or collect_code(reference.model)
+        return model.collect_code(source.factory, chain=release.chain_name)
+    return source.code or model.collect_code()
 
 
 def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]:
-    """What is measured of each part of a release; nothing of one file."""
+    """Return the evidence of each part of a release, by name; empty for a single file."""
     release = case.chained
     if not isinstance(release, MultiFileRelease):
         return {}
@@ -275,7 +361,10 @@ def _require_outputs(policy: Policy, subject: Subject) -> None:
 def case_of(
     onnx: Path, *, reference: Reference, data: EvaluationData, policy: Policy
 ) -> MeasurementJob:
-    """What is measured. Raises OnnxFileError, and of a release as `MultiFileRelease.open`."""
+    """Return the job of a measurement.
+
+    Raises OnnxFileError and, for a release, the errors of `MultiFileRelease.open`.
+    """
     if is_release_file(onnx):
         if data.recordings:
             raise PolicyError(
@@ -284,7 +373,7 @@ def case_of(
             )
         release = MultiFileRelease.open(
             onnx,
-            model=reference.model,
+            model=reference.module,
             samples=data.samples,
             batch_size=data.batch_size,
         )
@@ -295,6 +384,7 @@ def case_of(
             policy,
             data.batch_size,
             data.labels,
+            annotations=data.annotations,
             chained=release,
         )
     else:
@@ -304,7 +394,7 @@ def case_of(
 
 
 def _spec(reference: Reference, data: EvaluationData) -> PreprocessSpec | None:
-    """How pictures became the samples. Raises DataError where two say so differently."""
+    """Return the spec that made the samples from pictures. Raises DataError for two specs."""
     specs = [spec for spec in (data.spec, reference.spec) if spec is not None]
     if len({spec.digest() for spec in specs}) > 1:
         raise DataError(
@@ -317,8 +407,10 @@ def _spec(reference: Reference, data: EvaluationData) -> PreprocessSpec | None:
 def _preprocessing(
     policy: Policy, reference: Reference, data: EvaluationData, onnx: Path
 ) -> PreprocessingParity | None:
-    """None where the policy asks for none, and where there is nothing to measure it on: the
-    decision takes what is lacking for an ERROR."""
+    """Return the parity of preprocessing; None if not required, or without pictures.
+
+    The decision turns missing evidence into an ERROR.
+    """
     section, spec = policy.preprocessing, _spec(reference, data)
     if section is None or spec is None or not data.pictures:
         return None
@@ -333,8 +425,10 @@ def parity_of_preprocessing(
     policy: PreprocessingPolicy,
     dumped: Mapping[str, NDArray[Any]] | None = None,
 ) -> PreprocessingParity:
-    """As `measure_preprocessing`, on the pictures in files and folders, and where answers are
-    bounded with those of the file `onnx` as it is now. Raises GateError."""
+    """Measure the parity of preprocessing on the pictures in files and folders. Raises GateError.
+
+    Where the policy bounds answers, they are those of the current content of the file `onnx`.
+    """
     from gate.preprocess.comparison import ModelFile, measure_preprocessing
     from gate.preprocess.pictures import pictures_in
 

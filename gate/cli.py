@@ -8,10 +8,11 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gate.commands.options import warn_of_passwords
 from gate.commands.result import (
@@ -21,10 +22,11 @@ from gate.commands.result import (
     Printed,
     as_json,
     console,
+    decode_options,
     stdout_to_stderr,
 )
 from gate.errors import GateError
-from gate.installation import wait_asleep
+from gate.installation import keep_freed_memory, wait_asleep
 from gate.storage.workspace import VARIABLE, working_in
 
 # Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
@@ -49,16 +51,17 @@ _WHERE = {
     "measure": "gate.commands.distribute:measure_command",
     "merge": "gate.commands.distribute:merge_command",
     "locate": "gate.commands.locate:command",
+    "reproduce": "gate.commands.reproduce:command",
     "report": "gate.commands.report:command",
     "lint": "gate.commands.lint:command",
     "export": "gate.commands.export:command",
+    "mend": "gate.commands.mend:command",
     "preprocess": "gate.commands.preprocess:command",
     "quantize": "gate.commands.export:quantize_command",
     "promote": "gate.commands.promote:command",
     "approve": "gate.commands.review:approve_command",
     "reject": "gate.commands.review:reject_command",
     "rollback": "gate.commands.promote:rollback_command",
-    "absolve": "gate.commands.absolve:command",
     "history": "gate.commands.history:command",
     "verify-release": "gate.commands.verify:verify_release_command",
     "verify-verdict": "gate.commands.verify:verify_verdict_command",
@@ -69,8 +72,10 @@ _WHERE = {
     "webhooks": "gate.commands.service:webhooks_command",
     "reconcile": "gate.commands.service:reconcile_command",
     "accept-ledger": "gate.commands.history:accept_ledger_command",
+    "override": "gate.commands.history:override_command",
     "init": "gate.commands.init:command",
     "policy": "gate.commands.policy:command",
+    "schema": "gate.commands.schema:command",
     "runtimes": "gate.commands.runtimes:command",
     "samples": "gate.commands.recordings:samples_command",
     "record": "gate.commands.recordings:record_command",
@@ -97,7 +102,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a name that is nearly one of ours is answered with that one."""
+        """Find a command as click does; for a name close to an existing one, suggest that one."""
         name = args[0]
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         if near and name not in COMMANDS:
@@ -115,7 +120,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 
 @click.command(
     cls=_Commands,
-    epilog="Exit codes: 0 passed or done, 1 rejected by the policy, 2 could not judge.",
+    epilog="Exit codes: 0 passed or done, 1 rejected by the policy, 2 not judged.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
@@ -123,7 +128,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     help="Print the version, and its commit if known.",
 )  # fmt: skip
 def gate() -> None:
-    """Let an ONNX file pass only if it computes what its PyTorch model computes.
+    """Judge ONNX files against their PyTorch models, and promote exactly the bytes that passed.
 
     \b
     Examples:
@@ -136,11 +141,12 @@ def gate() -> None:
 def run() -> None:
     """Entry point of the command `gate`."""
     wait_asleep()
+    keep_freed_memory()
     _open_closed_streams()
     _print_in_any_locale()
-    _require_own_package()
-    # A shell asks without arguments; with some there is a command to be run, whatever the
-    # environment holds: click would complete instead, and exit with 0.
+    _require_parity_gate_package()
+    # A shell completes without arguments; with some there is a command to run, regardless of the
+    # environment: click would complete instead, and exit with 0.
     if sys.argv[1:]:
         os.environ.pop(_COMPLETE, None)
     elif _COMPLETE in os.environ:
@@ -148,8 +154,8 @@ def run() -> None:
     sys.exit(main(sys.argv[1:], child=True))
 
 
-def _require_own_package() -> None:
-    """End with exit code 2 if another distribution's package `gate` lies over this one."""
+def _require_parity_gate_package() -> None:
+    """End with exit code 2 if the package `gate` of another distribution replaces this one."""
     import gate as package
 
     if "EvaluationResult" in getattr(package, "__all__", ()):
@@ -163,34 +169,58 @@ def _require_own_package() -> None:
     sys.exit(ExitCode.NOT_JUDGED)
 
 
-def in_child(arguments: Sequence[str]) -> dict[str, Any]:
-    """As `main`, called by `gate.commands.result`: the exit code, and the text of `--json`."""
+def in_child(
+    command: str, options: Mapping[str, Any], stated: Sequence[str], arguments: Sequence[str]
+) -> dict[str, Any]:
+    """Run a command whose options `gate.commands.result.run_with_limits` has parsed in the parent
+    process. Return the exit code, and the text of `--json`.
+
+    options: as `encode_options` wrote them. stated: those that are on the command line.
+    """
     _print_in_any_locale()
+
+    def call() -> Any:
+        parent = click.Context(gate, info_name="gate", obj=Line(tuple(arguments), child=False))
+        found = gate.get_command(parent, command)
+        assert found is not None
+        context = click.Context(found, info_name=command, parent=parent)
+        context.params = decode_options(options)
+        for name in stated:
+            context.set_parameter_source(name, ParameterSource.COMMANDLINE)
+        with parent, context:
+            return found.invoke(context)
+
     if "--json" not in arguments:
-        return {"code": main(arguments), "json": ""}
+        return {"code": _exit_code(call, arguments), "json": ""}
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        code = main(arguments)
+        code = _exit_code(call, arguments)
     return {"code": code, "json": text.getvalue()}
 
 
 def main(arguments: Sequence[str], *, child: bool = False) -> int:
-    """Run one command line and return its exit code. Never raises, never prints a traceback
-    unless `--debug` asks for it.
+    """Run one command line and return its exit code.
 
-    `child`: commands that judge foreign files do so in a process of their own, within limits.
+    Never raises, never prints a traceback without `--debug`. `child`: commands that judge untrusted
+    files do so in a process of their own, within limits.
     """
-    machine = "--json" in arguments
     line = Line(tuple(arguments), child=child)
     warn_of_passwords(arguments)
+    return _exit_code(
+        lambda: gate.main(args=list(arguments), prog_name="gate", standalone_mode=False, obj=line),
+        arguments,
+    )
+
+
+def _exit_code(call: Callable[[], Any], arguments: Sequence[str]) -> int:
+    """Call a command, print what it returns or raises, and return the exit code."""
+    machine = "--json" in arguments
     streams = sys.stdout, sys.stderr
     try:
         with (
             stdout_to_stderr() if machine else contextlib.nullcontext(),
             working_in(os.environ.get(VARIABLE)),  # click leaves it as a wrong option found it
         ):
-            outcome = gate.main(
-                args=list(arguments), prog_name="gate", standalone_mode=False, obj=line
-            )
+            outcome = call()
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
         with _finished(outcome, machine=machine):
@@ -198,7 +228,7 @@ def main(arguments: Sequence[str], *, child: bool = False) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
-    except BaseException as error:  # foreign code may call sys.exit(0), or raise what it likes
+    except BaseException as error:  # user code may call sys.exit(0), or raise anything
         # click's own answer to a broken pipe: it covers both streams, and exits with 1.
         covered = isinstance(error, SystemExit) and (sys.stdout, sys.stderr) != streams
         if covered or isinstance(error, BrokenPipeError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 # Each message says what was seen, what was expected, and the way out. All of them mean
 # "could not judge" (exit code 2); a rejection is a returned `Decision`, never an error, but for
 # `ExportRefused`, of which there is no evidence to decide on.
@@ -29,12 +32,12 @@ from __future__ import annotations
 #     ├── KeyUnusable            a key can't be read, or can't sign
 #     ├── DigestMismatch         bytes are not the bytes they were said to be
 #     ├── StorageError           a file can't be written (disk full, no permission)
-#     │   └── StateUnavailable   the database of ledger and inbox can't be read or written now
+#     │   └── StateUnavailable   the database of the ledger can't be read or written now
 #     ├── ServiceError           the webhook service can't run as it is set
 #     └── RegistryError          the registry can't be used
 #         ├── RegistryUnavailable   no server answers
 #         ├── ArtifactMissing       a version's file is not there (now)
-#         ├── MismatchUnconfirmed   a version's files came otherwise than they should, so far once
+#         ├── MismatchUnconfirmed   a download has wrong bytes, so far once
 #         ├── ResourceGone          the registry answers that it has no such model or version
 #         ├── RegistryDenied        the server refuses this user
 #         └── PromotionConflict     another promotion holds or moved the alias
@@ -125,13 +128,13 @@ class OutputMismatch(EvidenceError):
 class ModelMismatch(OutputMismatch):
     """The outputs of a file have another number, shape, dtype or order than the model's."""
 
-    def __init__(self, mismatch: str, advice: str) -> None:
-        """`mismatch`: what differs, without a full stop. `advice`: a sentence."""
-        super().__init__(mismatch, advice)
-        self.mismatch, self.advice = mismatch, advice
+    def __init__(self, text: str, code: str, params: Mapping[str, Any]) -> None:
+        """`text`: what differs and what to do, as `code` and `params` say in the catalog."""
+        super().__init__(text, code, params)
+        self.text, self.code, self.params = text, code, params
 
     def __str__(self) -> str:
-        return f"{self.mismatch}. {self.advice}"
+        return self.text
 
 
 class RuntimeAbsent(EvidenceError):
@@ -175,7 +178,7 @@ class StorageError(GateError):
 
 
 class StateUnavailable(StorageError):
-    """The database of ledger and inbox can't be read or written now."""
+    """The database of the ledger can't be read or written now."""
 
 
 class ServiceError(GateError):
@@ -191,8 +194,8 @@ class ArtifactMissing(RegistryError):
 
 
 class MismatchUnconfirmed(RegistryError):
-    """What came of a version is not what it should be, and nothing says yet that this is somebody's
-    doing and no weather: nothing is condemned, and nothing moves."""
+    """A download of a version has wrong bytes, and no second one has confirmed that: the version is
+    not flagged, and no alias moves."""
 
 
 class ResourceGone(RegistryError):

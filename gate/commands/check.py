@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import click
 
@@ -69,17 +69,18 @@ def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
 @machine_options
 @limit_options(CHECK_S)
 @run_with_limits
-def command(**question: Unpack[CheckRequest]) -> CommandResult:
+def command(**options: Any) -> CommandResult:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
 
-    Exit code 0: within every bound; 1: rejected; 2: could not judge. gate init writes a policy to
-    begin with, gate policy explain NAME says what a bound means, gate locate where a file differs.
+    Exit code 0: within every bound; 1: rejected; 2: not judged. gate init writes a policy, gate
+    policy explain NAME explains a bound, gate locate finds the layer that differs.
 
     \b
     Examples:
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy
       gate check model.onnx --reference mypackage.models:build --checkpoint model.safetensors \\
           --inputs samples.npz --labels labels.npy --policy params.yaml --report report
+      gate check optimized.onnx --reference model.onnx --inputs samples.npy
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --set runtimes.ort-cpu.bounds.noise_ratio=2
       gate check fp16.onnx --reference mypackage.models:build --inputs samples.npy \\
@@ -94,6 +95,8 @@ def command(**question: Unpack[CheckRequest]) -> CommandResult:
           --report report --name digits --key /etc/gate/ci.pem
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --recorded phone=recordings/phone
+      gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
+          --server http://127.0.0.1:8000/v2/models/digits
       gate check model.onnx --reference mypackage.models:build --inputs mypackage.data:eval_set \\
           --preprocessing preprocessing.yaml --decode-workers 2
       gate check model.onnx --reference mypackage.models:build \\
@@ -106,5 +109,6 @@ def command(**question: Unpack[CheckRequest]) -> CommandResult:
           --reference mypackage.models:build --inputs samples.npy
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    question["model"] = release_file(question["model"], question["parts"], question["chain"])
-    return evaluate(question, policy_from_request(question), measured_by(question))
+    options["model"] = release_file(options["model"], options["parts"], options["chain"])
+    request = CheckRequest(**options)
+    return evaluate(request, policy_from_request(request), measured_by(request))

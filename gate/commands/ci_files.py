@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from gate.commands.click_types import NEW_FILE
-from gate.commands.result import CommandResult, ExitCode
+from gate.commands.result import PARSED, CommandResult, ExitCode
 from gate.errors import GateError, StorageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Where they can't be written is found out before anything is measured. They are written whatever
 # the command comes to, also where nothing could be judged: a file of the build before would show
-# its colour. Afterwards a file that fails changes no exit code, and is said on stderr and in
+# its color. Afterwards a file that fails changes no exit code, and is said on stderr and in
 # `--json`.
 
 
@@ -55,12 +55,12 @@ class CiFile:
 
     @property
     def name(self) -> str:
-        """Of the parameter."""
+        """Return the name of the parameter."""
         return self.option.removeprefix("--").replace("-", "_")
 
 
 class CiFilesCommand(click.Command):
-    """A command that writes them; its callback returns an `Outcome` and knows nothing of them."""
+    """A command that writes CI files; its callback returns a result and does not handle them."""
 
     files: ClassVar[tuple[CiFile, ...]]
 
@@ -78,19 +78,20 @@ class CiFilesCommand(click.Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """As click does; what is wrong with the arguments is in the files, too."""
+        """Make the context as click does, and report invalid arguments in the CI files, too."""
         given = list(args)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except (GateError, click.ClickException) as error:
             with contextlib.suppress(GateError, click.ClickException):
-                paths, others = self._as_given(given, parent)
+                paths, others = self._parse_leniently(given, parent)
                 _refuse_mixed(paths, others)
                 self._write(paths, _failed(info_name, others, error, given))
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it, and write the files of what it came to."""
+        ctx.meta[PARSED] = dict(ctx.params)
         paths = {
             file: path for file in self.files if (path := ctx.params.pop(file.name)) is not None
         }
@@ -112,7 +113,7 @@ class CiFilesCommand(click.Command):
         ending = Ending(command=ctx.info_name or "", options=ctx.params, outcome=outcome)
         return _with_files(outcome, self._write(ready, ending))
 
-    def _as_given(
+    def _parse_leniently(
         self, args: list[str], parent: click.Context | None
     ) -> tuple[dict[CiFile, Path], dict[str, Any]]:
         """The files and the other options of wrong arguments, as far as they can be read."""
@@ -123,7 +124,7 @@ class CiFilesCommand(click.Command):
         return {file: Path(path) for file, path in found.items() if path}, others
 
     def _write(self, paths: Mapping[CiFile, Path], ending: Ending) -> list[dict[str, str | None]]:
-        """Write each, whatever becomes of the others; gives what there is to say of them."""
+        """Write each file, even if another one fails; return the messages to show."""
         written: list[dict[str, str | None]] = []
         for file, path in paths.items():
             problem = None
@@ -169,7 +170,7 @@ def _refuse_mixed(paths: Mapping[CiFile, Path], others: Mapping[str, Any]) -> No
 
 
 def _texts(values: Iterable[Any]) -> Iterable[str]:
-    """What options name, alone or in tuples: paths and texts that may be some."""
+    """Yield the paths and texts in option values, which may be nested in tuples."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _texts(value)
@@ -178,7 +179,7 @@ def _texts(values: Iterable[Any]) -> Iterable[str]:
 
 
 def _is_appended(path: Path) -> bool:
-    """GitHub's file of the step, to which whoever writes there adds."""
+    """Return whether the path is GitHub's summary file, to which several writers append."""
     own = os.environ.get(_APPENDED)
     return bool(own) and path.resolve() == Path(str(own)).resolve()
 
@@ -253,6 +254,15 @@ def _openmetrics(ending: Ending) -> str:
     return openmetrics_text(_result(ending))
 
 
+def _sarif(ending: Ending) -> str:
+    from gate.report.ci_formats import check_sarif_log
+
+    file = str(ending.options.get("model") or ending.options.get("name") or "model.onnx")
+    source = None if ending.outcome is None else ending.outcome.plain.get("source")
+    place = (str(source["file"]), int(source["line"])) if source else None
+    return check_sarif_log(_result(ending), file=file, source=place)
+
+
 class VerdictCommand(CiFilesCommand):
     """`gate check`, `gate merge`, `gate promote`: their outcome has the story of the decision."""
 
@@ -273,6 +283,12 @@ class VerdictCommand(CiFilesCommand):
             "--metrics-file",
             "Write the numbers in OpenMetrics here, for Prometheus.",
             _openmetrics,
+        ),
+        CiFile(
+            "--sarif",
+            "Write the findings in SARIF 2.1.0 here, for code scanning: at the source line of the "
+            "module that diverges first.",
+            _sarif,
         ),
     )
 
@@ -301,7 +317,7 @@ def _result(ending: Ending) -> CiResult:
 
 
 def _links(plain: Mapping[str, Any]) -> dict[str, str]:
-    """To the run of `gate check --track`, and to the page of the version."""
+    """Return the links to the run of `gate check --track` and to the page of the version."""
     run = plain.get("run") or {}
     found = {"MLflow run": run.get("address"), "Model version": plain.get("url")}
     return {label: target for label, target in found.items() if target}

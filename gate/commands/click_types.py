@@ -25,8 +25,8 @@ from gate.errors import (
 )
 from gate.storage.untrusted_files import detect_pointer_file
 
-# A name that is wrong is the usual mistake: it is answered at once, by the kind of error that
-# whoever opens the file would raise later.
+# A wrong name is the usual mistake: it is reported at once, with the exception that opening the
+# file would raise later.
 
 
 Kind = Literal["file", "folder", "either"]
@@ -45,7 +45,7 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         return path
 
     def problem(self, path: Path) -> str | None:
-        """What is wrong with the path, what was expected, and the way out."""
+        """Return the problem with the path, what was expected, and the fix; None if it is valid."""
         raise NotImplementedError
 
     def shell_complete(
@@ -54,7 +54,7 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[CompletionItem]:
-        """What the shell itself knows: paths."""
+        """Return the completion of paths, which the shell itself performs."""
         return [CompletionItem(incomplete, type="file")]
 
 
@@ -79,7 +79,7 @@ class ExistingPath(_Path):
         try:
             is_folder = stat.S_ISDIR(path.stat().st_mode)
         except FileNotFoundError:
-            return f"{path} does not exist. Expected {self._expected}. {_look_around(path)}"
+            return f"{path} does not exist. Expected {self._expected}. {_missing_path_hint(path)}"
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             return f"cannot read {path}: {reason}. Expected {self._expected}. Check the path."
@@ -111,8 +111,8 @@ class OutputPath(_Path):
         return None
 
 
-def _look_around(path: Path) -> str:
-    """A file of nearly that name, or where was looked."""
+def _missing_path_hint(path: Path) -> str:
+    """Return a hint: a file of a similar name, or the folder that was searched."""
     try:
         names = [there.name for there in path.parent.iterdir()]
     except OSError:
@@ -141,6 +141,24 @@ class Factory(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
+class ReferenceType(Factory):
+    """`package.module:callable`, an ONNX file that is there, or one of the registry."""
+
+    name = "reference"
+    _FILE = ExistingPath(ModelError, "an ONNX file as the reference, or package.module:factory")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text. Raises ModelError."""
+        from gate.model.factory import is_onnx_file, parse_registered
+
+        if parse_registered(str(value)) is not None:
+            return str(value)
+        if is_onnx_file(str(value)):
+            self._FILE.convert(value, param, ctx)
+            return str(value)
+        return super().convert(value, param, ctx)
+
+
 class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
     """Samples: a file, a folder or a URL of them, or `package.module:factory` of a data set."""
 
@@ -155,7 +173,7 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
     shell_complete = _PLACE.shell_complete
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text. Raises DataError where nothing can be there; URLs are not asked."""
+        """Return the text. Raises DataError where no file can exist there; URLs are not checked."""
         from gate.data.location import SampleLocation
 
         named = SampleLocation.parse(str(value))
@@ -323,11 +341,17 @@ SAMPLES = ExistingPath(
     DataError, "samples: a .npy or .npz file, or a folder of them", kind="either"
 )
 
-LABELS_FILE = ExistingPath(DataError, "a .npy file with one class index per sample")
+LABELS_FILE = ExistingPath(DataError, "a .npy, .jsonl or .parquet file with one label per sample")
+
+SLICES_FILE = ExistingPath(DataError, "a .jsonl or .parquet file with one row per sample")
 
 POLICY_FILE = ExistingPath(PolicyError, "YAML with a 'gate:' section, or the policy itself")
 
 SETTINGS_FILE = ExistingPath(PolicyError, "YAML with an 'export:' section")
+
+RECIPE_FILE = ExistingPath(PolicyError, "recipe.yaml, as gate mend wrote it")
+
+QUANTIZE_SETTINGS_FILE = ExistingPath(PolicyError, "YAML with a 'quantize:' section")
 
 SPEC_FILE = ExistingPath(PolicyError, "a preprocessing spec, YAML or JSON")
 
@@ -394,7 +418,7 @@ class RecordFile(OutputPath):
 
     def _other(self, path: Path) -> str | None:
         head = head_of(path)
-        if f'"{self._sign}"'.encode() in head or _is_torn(path, head):
+        if f'"{self._sign}"'.encode() in head or _is_truncated(path, head):
             return None
         return f"{path} is there, and is not {self._what}. Name another file, or remove it."
 
@@ -410,7 +434,7 @@ def head_of(path: Path) -> bytes:
         return b""
 
 
-def _is_torn(path: Path, head: bytes) -> bool:
+def _is_truncated(path: Path, head: bytes) -> bool:
     """True of nothing, and of a record that ends before it says what it is; zeros may follow, as a
     crash may leave them."""
     begin = head.rstrip(b"\0")
@@ -421,7 +445,7 @@ def _is_torn(path: Path, head: bytes) -> bool:
 
 
 def _has_more(path: Path) -> bool:
-    """Whether something else than zeros follows the first bytes."""
+    """Return whether something else than zeros follows the first bytes."""
     with path.open("rb") as stream:
         stream.seek(_HEAD)
         return any(chunk.strip(b"\0") for chunk in iter(partial(stream.read, 2**20), b""))
@@ -457,6 +481,6 @@ class Setting(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
 SETTINGS = click.option(
     "--set", "settings", type=Setting(), multiple=True, metavar="PLACE=VALUE",
-    help="Try out a value in the place of the policy's: runtimes.ort-cpu.bounds.noise_ratio=2. The "
-    "decision names it, and promotes nothing. Repeatable.",
+    help="Override a policy setting for a trial: runtimes.ort-cpu.bounds.noise_ratio=2. The "
+    "decision records it and cannot be promoted. Repeatable.",
 )  # fmt: skip

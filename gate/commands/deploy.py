@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
-from gate.commands.options import KEEP, STORE, given_digest
+from gate.commands.options import KEEP, STORE, parse_digest
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, ExitCode, limit_options, machine_options
 from gate.sandbox.limits import FILE_S, SandboxLimits
@@ -90,7 +90,7 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     if file is None:
         with spinner("rolling back"):
             return _outcome(store, rollback_deployment(store, name, limits=limits))
-    digest = given_digest(request["sha256"])
+    digest = parse_digest(request["sha256"])
     source = SlotSource.local(
         file,
         golden=request["golden"],
@@ -144,10 +144,10 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
       gate deployed --store /srv/models
       gate deployed digits --store /srv/models --json
     """
-    return _look(name, store)
+    return _verify_store(name, store)
 
 
-def _look(name: str | None, folder: Path) -> CommandResult:
+def _verify_store(name: str | None, folder: Path) -> CommandResult:
     from gate.deploy.deploy import prove
     from gate.deploy.store import ModelStore
     from gate.errors import StorageError

@@ -74,8 +74,10 @@ def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> C
 
 
 def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
-    """Whether the file holds this unit, whole; what is torn or foreign is measured again. Raises
-    StorageError where it is another unit's."""
+    """Return whether the file holds this unit, whole; what is torn or foreign is measured again.
+
+    Raises StorageError where it is another unit's.
+    """
     from gate.distributed.plan import UnitFile, named_unit
 
     other = named_unit(click_types.head_of(output))
@@ -151,47 +153,20 @@ def merge_command(
 
 
 def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
-    """As `gate check` was asked on the plan."""
+    """Return the request of the `gate check` call that made the plan."""
     assignment = plan.assignment
     return CheckRequest(
         model=Path(assignment.onnx),
-        parts=(),
-        chain=None,
         reference=assignment.factory,
         checkpoint=Path(assignment.checkpoint) if assignment.checkpoint else None,
         inputs=assignment.inputs,
         batch_axes=tuple(assignment.batch_axes.items()),
-        decode_workers=None,
         labels=Path(assignment.labels) if assignment.labels else None,
-        policy=None,
-        precision=None,
-        task=None,
-        roles=(),
-        settings=(),
-        runtimes=(),
-        recorded=(),
+        slices=Path(assignment.slices) if assignment.slices else None,
         batch_size=assignment.batch_size,
         jobs=1,
-        engine="processes",
-        address=None,
-        workers=None,
-        cpus_per_worker=1,
-        gpus_per_worker=0.0,
         preprocessing=Path(assignment.preprocessing) if assignment.preprocessing else None,
-        pictures=(),
-        tensors=(),
-        export_record=None,
-        against=None,
-        trust=None,
-        state="",
-        track=False,
-        experiment=None,
-        report=options["report"],
-        overwrite=options["overwrite"],
-        key=options["key"],
-        name=options["name"],
-        tracking_uri=options["tracking_uri"],
-        verbose=options["verbose"],
+        **options,
     )
 
 
@@ -210,7 +185,7 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
 @machine_options
 @limit_options(CHECK_S)
 @run_with_limits
-def plan_command(output: Path, units: int | None, threads: int, **question: Any) -> CommandResult:
+def plan_command(output: Path, units: int | None, threads: int, **options: Any) -> CommandResult:
     """Write the plan of a check: digests of model, file and samples, the policy, and the units.
 
     Unit 0, the lead, carries the noise floor by which the others are judged; gate merge measures
@@ -223,23 +198,17 @@ def plan_command(output: Path, units: int | None, threads: int, **question: Any)
       gate measure plan.json --unit 17 -o part-17.json
       gate merge plan.json part-*.json -o evidence.json
     """
-    policy = policy_from_request(question)
+    request = CheckRequest(**options)
+    policy = policy_from_request(request)
     with spinner("reading model and samples"):
         from gate.api import case_of
         from gate.distributed.plan import MeasurementPlan
-        from gate.measure.job import EvaluationData, Reference
+        from gate.measure.job import Reference
         from gate.measure.work_units import MOST
 
-        reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
-        data = EvaluationData.open(
-            question["inputs"],
-            labels=question["labels"],
-            batch_size=question["batch_size"],
-            preprocessing=question["preprocessing"],
-            decode_workers=question["decode_workers"],
-            batch_axes=dict(question["batch_axes"]),
-        )
-        case = case_of(question["model"], reference=reference, data=data, policy=policy)
+        reference = Reference.from_factory(request.reference, checkpoint=request.checkpoint)
+        data = request.open_data(policy)
+        case = case_of(request.model, reference=reference, data=data, policy=policy)
         case = replace(case, units=MOST if units is None else units - 1)
         plan = MeasurementPlan.of(case, reference, data, threads=threads)
     plan.save(output)

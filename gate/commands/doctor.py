@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def active_provider(provider: str) -> tuple[str, str]:
-    """The provider that runs a tiny model when `provider` is asked for, and what was said."""
+    """Return the provider that runs a tiny model when `provider` is requested, and the output."""
     import numpy as np
 
     from gate.onnx_file.sessions import create_session
@@ -65,7 +65,7 @@ def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def reason_of(printed: str) -> str:
-    """What ONNX Runtime says about a library that it can't load, without its decoration."""
+    """Return ONNX Runtime's reason for not loading a library, without prefixes and colors."""
     found = re.search(r"with error: ([^\n\x1b]+)", printed)
     return found[1].strip() if found else " ".join(printed.split())[-200:] or "it gives no reason"
 
@@ -94,7 +94,7 @@ class Diagnosis:
 
     @property
     def can_judge(self) -> bool:
-        """True if a file can be judged on the CPU of this machine."""
+        """Return True if a file can be judged on the CPU of this machine."""
         return all(finding.state == "ok" for finding in self.findings if finding.needed)
 
     def to_plain(self) -> dict[str, Any]:
@@ -109,14 +109,13 @@ _STYLES = {"ok": "green", "missing": "bold red", "absent": "yellow",
            "conflict": "bold red"}  # fmt: skip
 
 
-@click.command("doctor", short_help="Show what this machine can prove.")
+@click.command("doctor", short_help="Check runtimes and libraries on this machine.")
 @TRACKING_URI
 @machine_options
 def command(tracking_uri: str | None) -> CommandResult:
-    """Show what this machine can prove, and how to mend what it can't.
+    """Check which runtimes and libraries work on this machine, and how to fix those that do not.
 
-    Every provider is asked to run a tiny model: that it is listed proves nothing. Exit code 0 if
-    files can be judged on the CPU, 2 if not.
+    Each provider runs a tiny model. Exit code 0 if gate check works on the CPU, 2 if not.
 
     \b
     Examples:
@@ -168,7 +167,7 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
         console.print(Text("This machine can't judge files: mend what is missing.", "bold red"))
 
 
-# A provider that is listed proves nothing: each is asked to run a tiny model.
+# A listed provider proves nothing: each one has to run a tiny model.
 
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
@@ -197,7 +196,7 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
     return Diagnosis(
         (
             *_modules(deadly),
-            _one_onnxruntime(),
+            _onnxruntime_conflict(),
             *(_untried(deadly) if deadly else (_cpu_session(), *_cuda(), *_runtimes())),
             _registry(registry, preflight),
             _dvc(),
@@ -207,7 +206,7 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
 
 
 def _untried(deadly: Mapping[str, str]) -> Iterator[Symptom]:
-    """What would end this process."""
+    """Yield a symptom for the check that was skipped because it would crash this process."""
     why = f"not tried: {' and '.join(deadly)} would end this process"
     yield Symptom("ort-cpu", "missing", why, "Install what is named above again.", needed=True)
 
@@ -235,7 +234,7 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
             yield Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
 
 
-def _one_onnxruntime() -> Symptom:
+def _onnxruntime_conflict() -> Symptom:
     """All packages write into one folder; which of them is imported is then luck."""
     installed = [f"{name} {version}" for name, version in installation.onnx_runtimes().items()]
     if len(installed) < 2:
@@ -283,7 +282,7 @@ def _cuda() -> tuple[Symptom, ...]:
 
 
 def _runtimes() -> Iterator[Symptom]:
-    """Those beside the ones that are tried above."""
+    """Yield the symptoms of the runtimes that are not built in."""
     from gate.records.runtime import ORT, RUNTIMES
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.commands.loaders import Against, Signing
+from gate.commands.loaders import Against, Signing, downloaded_reference
 from gate.commands.options import _OF_CLUSTER, CheckRequest, tracking_uri
 from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
@@ -27,32 +27,59 @@ if TYPE_CHECKING:
     from gate.measure.job import EvaluationData, Reference
     from gate.mlflow_client.runs import RunLogger, Runs
     from gate.policy.policy import Policy, Precision, Task
+    from gate.policy.sections import Role
     from gate.preprocess.spec import PreprocessSpec
     from gate.storage.digest import Digest
     from gate.summary.summarize import SummaryInputs
     from gate.summary.summary import Summary
 
 
-def policy_from_request(question: Mapping[str, Any]) -> Policy:
-    """The policy of the file or the built-in one, with the roles and the task of the options."""
-    task = question["task"]
-    policy = own_or_built_in(question["policy"], question["precision"], task=task)
-    stated = dict(question["roles"])
-    if stated or task:
-        policy = policy.with_answers(outputs=stated, task=task)
-    if question["runtimes"]:
-        from gate.runtimes.selection import with_runtime
+def policy_from_request(request: CheckRequest) -> Policy:
+    """Return the policy of the file or the built-in one, with what other options say."""
+    return policy_from_options(
+        policy=request.policy,
+        precision=request.precision,
+        task=request.task,
+        roles=request.roles,
+        runtimes=(*request.runtimes, *([request.server] if request.server else [])),
+        settings=request.settings,
+    )
 
-        for name in question["runtimes"]:
-            policy = with_runtime(policy, name)
-    if question["settings"]:
+
+def policy_from_options(
+    *,
+    policy: Path | None,
+    precision: Precision | None,
+    task: Task | None,
+    roles: Iterable[tuple[str, Role]] = (),
+    runtimes: Iterable[str],
+    settings: Iterable[tuple[str, str]],
+) -> Policy:
+    """Return the policy that these options ask for. A URL in `runtimes` is that of a server.
+
+    Raises PolicyError.
+    """
+    made, stated, values = (
+        load_policy(policy, precision, task=task),
+        dict(roles),
+        dict(settings),
+    )
+    if stated or task:
+        made = made.with_answers(outputs=stated, task=task)
+    if runtimes:
+        from gate.runtimes.selection import with_runtime
+        from gate.runtimes.server import with_server
+
+        for name in runtimes:
+            made = with_server(made, name) if "://" in name else with_runtime(made, name)
+    if values:
         from gate.policy.overrides import with_overrides
 
-        policy = with_overrides(policy, dict(question["settings"]))
-    return policy
+        made = with_overrides(made, values)
+    return made
 
 
-def own_or_built_in(
+def load_policy(
     path: Path | None, precision: Precision | None, *, task: Task | None = None
 ) -> Policy:
     """The policy of a file, or the built-in one of a precision. Raises PolicyError for both."""
@@ -75,80 +102,82 @@ SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
 """Gives the data of a check with those who measure it."""
 
 
-def measured_by(question: CheckRequest) -> AbstractContextManager[SharedOut]:
-    """How `gate.commands.evaluate.evaluate` shares out the samples. Those who measure them start on
-    entering, as far as their number was asked for. Raises UsageError for options of the other
-    engine."""
-    if question["engine"] == "processes":
-        _refuse_cluster(question)
-        return _by_processes(question["jobs"])
-    if question["jobs"] is not None:
-        raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
-    from gate.distributed.cluster_early import set_switches
+def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
+    """How `gate.commands.evaluate.evaluate` distributes the samples.
 
-    set_switches()
-    return _by_cluster(question)
+    The workers start on entering, up to the requested number. Raises UsageError for options of the
+    other engine.
+    """
+    if request.engine == "processes":
+        _refuse_cluster(request)
+        return _by_processes(request.jobs)
+    if request.jobs is not None:
+        raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
+    return _by_cluster(request)
 
 
 @contextlib.contextmanager
 def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
-    from gate.distributed.early import early_processes, most_processes
+    if jobs in (None, 1):
+        yield lambda checked: checked.by_processes(jobs)
+        return
+    from gate.distributed.worker_pool import ProcessPool, most_processes
 
-    if jobs not in (None, 1):
-        given = jobs
-        jobs, reason = most_processes(given)
-        if jobs < given:
-            click.echo(f"--jobs {given}: measuring in {jobs} processes, {reason}.", err=True)
-    with early_processes(0 if jobs in (None, 1) else jobs) as early:
-        yield lambda checked: checked.by_processes(jobs, early=early)
+    count, reason = most_processes(jobs)
+    if count < jobs:
+        click.echo(f"--jobs {jobs}: measuring in {count} processes, {reason}.", err=True)
+    with ProcessPool(count) as pool:
+        yield lambda checked: checked.by_processes(count, pool=pool)
 
 
 @contextlib.contextmanager
-def _by_cluster(question: CheckRequest) -> Iterator[SharedOut]:
-    from gate.distributed.cluster_early import Cluster, EarlyActors
+def _by_cluster(request: CheckRequest) -> Iterator[SharedOut]:
+    from gate.distributed.worker_pool import Cluster, RayPool
 
     cluster = Cluster(
-        address=question["address"],
-        workers=question["workers"],
-        cpus=question["cpus_per_worker"],
-        gpus=question["gpus_per_worker"],
+        address=request.address,
+        workers=request.workers,
+        cpus=request.cpus_per_worker,
+        gpus=request.gpus_per_worker,
     )
-    with EarlyActors.started(cluster) as early:
-        yield lambda checked: checked.by_cluster(early)
+    with RayPool.open(cluster) as pool:
+        yield lambda checked: checked.by_cluster(pool)
 
 
-def _refuse_cluster(question: CheckRequest) -> None:
-    given: dict[str, Any] = dict(question)
+def _refuse_cluster(request: CheckRequest) -> None:
     for name, default in _OF_CLUSTER.items():
-        if given[name] != default:
+        if getattr(request, name) != default:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is for a cluster. Say --engine ray, too.")
 
 
-def addressed(story: Summary, options: Mapping[str, Any], *, policy: Policy) -> Summary:
-    """With the names of the files in its commands; what judges again is this command line. No
-    password stands in them: reports are kept and sent. `policy`: by which it was judged."""
+def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
+    """Return the summary with the file names of this request filled into its commands.
+
+    The command that judges again is this command line. Passwords are left out, because reports are
+    stored and shared. `policy`: the policy that judged.
+    """
     from gate.storage.safe_text import without_passwords
     from gate.storage.workspace import ModelKey, current_workspace
 
-    name = options["name"] or options["against"]
+    name = request.name or request.against
     named = {
-        "MODEL.onnx": options["model"],
-        "SAMPLES": without_passwords(options["inputs"]),
-        "CHECKPOINT": options["checkpoint"],
-        "DIR": options["report"],
-        "SPEC": options["preprocessing"],
-        "PICTURES": next(iter(options["pictures"]), None),
+        "MODEL.onnx": request.model,
+        "SAMPLES": without_passwords(request.inputs),
+        "CHECKPOINT": request.checkpoint,
+        "DIR": request.report,
+        "SPEC": request.preprocessing,
+        "PICTURES": next(iter(request.pictures), None),
         "NAME": name and ModelKey(current_workspace(), name),
     }
     story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
     line, first = click.get_current_context().obj, story.steps[0].command or ""
     if first.startswith("gate promote "):
-        story = story.with_command("gate promote ", " ".join([first, *_of_promote(options)]))
+        story = story.with_command("gate promote ", " ".join([first, *_of_promote(request)]))
     commands = [step.command for step in story.steps if step.command]
     looking = [command for command in commands if command.startswith("gate locate ")]
     if looking:
-        whole = " ".join([looking[0], *_of_locate(options, policy)])
+        whole = " ".join([looking[0], *_of_locate(request, policy)])
         story = story.with_command("gate locate ", whole)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
     if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
@@ -163,36 +192,50 @@ def _untried(words: list[str]) -> list[str]:
     return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
 
 
-def _of_locate(options: Mapping[str, Any], policy: Policy) -> list[str]:
+def _of_locate(request: CheckRequest, policy: Policy) -> list[str]:
     """The options by which gate locate sees the same numbers, quoted for a shell."""
-    built_in = options["policy"] is None and policy.precision != "exact"
+    built_in = request.policy is None and policy.precision != "exact"
     given = {
-        "--preprocessing": options["preprocessing"],
-        "--policy": options["policy"],
+        "--preprocessing": request.preprocessing,
+        "--policy": request.policy,
         "--precision": policy.precision if built_in else None,
     }
     return [f"{name} {shlex.quote(str(value))}" for name, value in given.items() if value]
 
 
-def _of_promote(options: Mapping[str, Any]) -> list[str]:
-    """The options without which gate promote would look elsewhere, quoted for a shell."""
+def _of_promote(request: CheckRequest) -> list[str]:
+    """Return the options without which gate promote would use other values, quoted for a shell."""
     from click.core import ParameterSource
 
     from gate.storage.safe_text import without_passwords
 
     source = click.get_current_context().get_parameter_source("state")
     given = {
-        "--policy": options["policy"],
-        "--preprocessing": options["preprocessing"],
-        "--tracking-uri": options["tracking_uri"],
-        "--key": options["key"],
-        "--state": options["state"] if source is ParameterSource.COMMANDLINE else None,
+        "--policy": request.policy,
+        "--preprocessing": request.preprocessing,
+        "--tracking-uri": request.tracking_uri,
+        "--key": request.key,
+        "--state": request.state if source is ParameterSource.COMMANDLINE else None,
     }
     return [
         f"{name} {shlex.quote(without_passwords(str(value)))}"
         for name, value in given.items()
         if value is not None
     ]
+
+
+def _write_arguments(report: Path, request: CheckRequest) -> None:
+    """Write into the report which files were checked. Raises StorageError."""
+    from gate.records.layout import ARGUMENTS, CheckArguments
+    from gate.storage.safe_text import without_passwords
+
+    CheckArguments(
+        model=str(request.model),
+        inputs=without_passwords(request.inputs),
+        checkpoint=str(request.checkpoint) if request.checkpoint else None,
+        preprocessing=str(request.preprocessing) if request.preprocessing else None,
+        batch_axes=dict(request.batch_axes),
+    ).save(report / ARGUMENTS)
 
 
 def write_report(
@@ -203,10 +246,13 @@ def write_report(
     Raises StorageError.
     """
     from gate.measure import artifacts
-    from gate.records.layout import PICTURES, SAMPLES
+    from gate.records.layout import METRICS, PICTURES, SAMPLES
     from gate.report import folder
+    from gate.storage.files import write_bytes
 
     verdicted.samples.save(report / SAMPLES)
+    if verdicted.metric_values:
+        write_bytes(report / METRICS, verdicted.metric_values)
     samples = verdicted.job.samples
     if artifacts.picture_layout(samples.specs) is not None and not is_installed("PIL"):
         click.echo(
@@ -226,7 +272,7 @@ def write_report(
     )
 
 
-def write_for_others(
+def write_signed_report(
     report: Path, verdicted: EvaluationResult, *, compared: bool, signing: Signing
 ) -> None:
     """Sign what was measured and decided, as it is in memory, before any of it is written; then
@@ -265,7 +311,7 @@ def report_folder(report: Path | None) -> Iterator[Path]:
         # Inside of the folder, which may be a mounted one, or the current one.
         with scratch(report / "report") as folder:
             yield folder
-            _take_place(folder, report)
+            _replace_report(folder, report)
     except OSError as error:
         raise StorageError(
             f"cannot write {report}: {error.strerror or error}. Free space or fix permissions, "
@@ -276,8 +322,8 @@ def report_folder(report: Path | None) -> Iterator[Path]:
             report.rmdir()
 
 
-def _take_place(folder: Path, report: Path) -> None:
-    """Move all of a folder into that of the report; nothing of an earlier report stays."""
+def _replace_report(folder: Path, report: Path) -> None:
+    """Move all files of a folder into that of the report, which replaces an earlier report."""
     import shutil
 
     from gate.records.layout import OF_REPORTS
@@ -314,10 +360,11 @@ def open_runs(uri: str, experiment: str | None) -> Runs:
 def runs_of_check(
     *, track: bool, uri: str | None, experiment: str | None, model: str | None
 ) -> Runs | None:
-    """Where `gate check --track` writes, looked for before anything is measured; None without
-    `--track`. `model`: the registered model that the check is about, if it is about one.
+    """Open the runs that `gate check --track` writes to, before anything is measured.
 
-    Raises UsageError for options that go with it, and the RegistryErrors.
+    None without `--track`. `model`: the registered model that the check is about, if any.
+
+    Raises UsageError for options that require `--track` or `--against`, and the RegistryErrors.
     """
     if track:
         return open_runs(tracking_uri(uri), experiment)
@@ -334,8 +381,8 @@ class TrackedRun:
     """The run of `gate check --track`: the numbers are written before the verdict is printed, the
     files after it.
 
-    The judgement stands whatever becomes of its record: a server that fails is told, and `gate
-    promote` writes the record anew.
+    A failure to write the record does not change the verdict: it is reported, and `gate promote`
+    writes the record again.
     """
 
     runs: Runs
@@ -344,7 +391,7 @@ class TrackedRun:
     folder: Path
     """The folder of the report."""
     opened: ExitStack
-    """Ends the run; removes the folder where nobody asked for a report."""
+    """Ends the run; removes the folder where no report was requested."""
     workspace: str | None
     """The command's workspace: MLFLOW_WORKSPACE no longer names it when the run is finished."""
     remember: bool
@@ -408,7 +455,7 @@ def page_of_release(
     runs: Runs, judgement: SummaryInputs, *, report: Path, twin: SummaryInputs | None
 ) -> Iterator[RunLogger]:
     """The page of the release's run: that which `gate check --track` wrote, else a new one with the
-    whole record, which ends with the promotion. Its pages are rendered anew from the records.
+    whole record, which ends with the promotion. Its pages are rendered again from the records.
     Raises the RegistryErrors, StorageError."""
     from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
     from gate.report.folder import write_again
@@ -434,13 +481,9 @@ def page_of_release(
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The file that was judged, by which policy, and where its report goes."""
+    """What was asked for, and the verdict."""
 
-    model: Path
-    policy: Path | None
-    """None: the built-in one."""
-    report: Path | None
-    """None: nobody asked for one."""
+    request: CheckRequest
     verdicted: EvaluationResult
     judgement: SummaryInputs
 
@@ -452,18 +495,22 @@ class Checked:
         signing: Signing | None,
         compared: bool,
     ) -> Path | None:
-        """Write the report where one is asked for, or where a run needs it; then into a folder that
-        `opened` removes. Return its folder. `compared`: with the champion. Raises as
-        `write_for_others`."""
-        if self.report is None and opened is None:
+        """Write the report where one is requested, or where a run needs it; return its folder.
+
+        For a run only, it is written into a folder that `opened` removes. `compared`: with the
+        champion. Raises the exceptions of `write_signed_report`.
+        """
+        wanted = self.request.report
+        if wanted is None and opened is None:
             return None
         with contextlib.ExitStack() as stack:
-            keeping = stack if self.report is not None or opened is None else opened
-            report = keeping.enter_context(report_folder(self.report))
-            if self.report is not None and signing is not None:
-                write_for_others(report, self.verdicted, compared=compared, signing=signing)
+            keeping = stack if wanted is not None or opened is None else opened
+            report = keeping.enter_context(report_folder(wanted))
+            _write_arguments(report, self.request)
+            if wanted is not None and signing is not None:
+                write_signed_report(report, self.verdicted, compared=compared, signing=signing)
             write_report(report, self.verdicted, story=self.judgement.story, spec=reference.spec)
-        return self.report or report
+        return wanted or report
 
     def show(self, console: Console, *, run: TrackedRun | None, verbose: bool) -> None:
         """Print it. `run`: what there is to say of the run."""
@@ -473,36 +520,37 @@ class Checked:
         story, policy = self.judgement.story, self.verdicted.policy
         print_summary(story, console, verbose=verbose)
         subject = story.subject
-        origin = f"of {self.policy}" if self.policy else "built in"
+        named, folder = self.request.policy, self.request.report
+        origin = f"of {named}" if named else "built in"
         stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
         console.print(
             "file    " + make_printable(
-                f"{self.model}, {subject.sha256.short}, opset {subject.opset}; "
+                f"{self.request.model}, {subject.sha256.short}, opset {subject.opset}; "
                 f"policy {origin}, task {policy.task}, precision {policy.precision}{stated}"
             )
         )  # fmt: skip
-        if self.report is not None:
-            console.print(f"report  {self.report / 'report.html'}")
+        if folder is not None:
+            console.print(f"report  {folder / 'report.html'}")
             console.print(f"signed  by {make_printable(subject.signed_by or 'nobody')}")
         if run is not None:
             console.print(f"run     {run.text}")
 
 
 def evaluate(
-    question: CheckRequest,
+    request: CheckRequest,
     policy: Policy,
     measured_by: AbstractContextManager[SharedOut],
 ) -> CommandResult:
-    """Measure, decide, and write what is asked for. `measured_by`: who measures.
+    """Measure, decide, and write the requested files.
 
-    Raises GateError where nothing can be judged.
+    `measured_by`: takes the measurements. Raises GateError where the file can't be judged.
     """
     with contextlib.ExitStack() as opened:
-        return _evaluated(question, policy, measured_by, opened)
+        return _evaluated(request, policy, measured_by, opened)
 
 
 def _evaluated(
-    question: CheckRequest,
+    request: CheckRequest,
     policy: Policy,
     measured_by: AbstractContextManager[SharedOut],
     opened: ExitStack,
@@ -510,68 +558,63 @@ def _evaluated(
     """Do what `evaluate` does. `opened` ends the run unless the outcome is left to do so."""
     from gate.preprocess.pictures import read_dumped_tensors
 
-    if question["report"] is not None and not question["overwrite"]:
-        _refuse_existing(question["report"])
+    if request.report is not None and not request.overwrite:
+        _refuse_existing(request.report)
     signing = Signing.of_report(
-        question["report"],
-        key=question["key"],
-        model=question["name"],
-        registry=tracking_uri(question["tracking_uri"]),
+        request.report,
+        key=request.key,
+        model=request.name,
+        registry=tracking_uri(request.tracking_uri),
     )
     runs = runs_of_check(
-        track=question["track"],
-        uri=question["tracking_uri"],
-        experiment=question["experiment"],
-        model=question["against"] or question["name"],
+        track=request.track,
+        uri=request.tracking_uri,
+        experiment=request.experiment,
+        model=request.against or request.name,
     )
     against = None
-    if question["against"] is not None:
-        against = Against.of_options(question["against"], question)
+    if request.against is not None:
+        against = Against.from_request(request.against, request)
         if policy.incumbent is None:  # a policy that asks for one lets the first version pass
             against.require_model()
-    labels = question["labels"]
-    dumped = read_dumped_tensors(question["tensors"])
+    dumped = read_dumped_tensors(request.tensors)
 
     with measured_by as shared_out:
         with loading():  # after what is wrong without them
             from gate.api import check
             from gate.distributed.worker_pool import CheckedFile
-            from gate.measure.job import EvaluationData, Reference
+            from gate.measure.job import Reference
             from gate.storage.files import temporary_folder
             from gate.summary.summarize import SummaryInputs
 
             data = replace(
-                EvaluationData.open(
-                    question["inputs"],
-                    labels=labels,
-                    batch_size=question["batch_size"],
-                    preprocessing=question["preprocessing"],
-                    decode_workers=question["decode_workers"],
-                    batch_axes=dict(question["batch_axes"]),
-                ),
-                pictures=question["pictures"],
+                request.open_data(policy),
+                pictures=request.pictures,
                 dumped=dumped,
-                recordings=_recordings(question),
+                recordings=_recordings(request),
+            )
+            source, name = click.get_current_context().with_resource(
+                downloaded_reference(request.reference, uri=request.tracking_uri)
             )
             reference = Reference.from_factory(
-                question["reference"],
-                checkpoint=question["checkpoint"],
-                preprocessing=question["preprocessing"],
-                export_record=question["export_record"],
-            )
+                source,
+                checkpoint=request.checkpoint,
+                preprocessing=request.preprocessing,
+                export_record=request.export_record,
+            ).named(name)
             if not reference.is_reproducible:
                 click.echo(_UNPROVEN, err=True)
         with temporary_folder() as served:
             if against is not None:
                 champion = against.champion(policy=policy, into=served)
                 data = replace(data, against=champion)
-            checked_file = CheckedFile(question["model"], reference, data, policy)
+            checked_file = CheckedFile(request.model, reference, data, policy)
             with shared_out(checked_file) as shared, progress_bar("measuring") as progress:
                 page = None
                 if runs is not None:
                     page = opened.enter_context(runs.new("gate check", ends_process=True))
                 verdicted = check(
-                    question["model"],
+                    request.model,
                     reference=reference,
                     data=shared,
                     policy=policy,
@@ -584,23 +627,17 @@ def _evaluated(
         policy=verdicted.policy,
         explanation=verdicted.explanation,
         change=verdicted.change,
-        model_name=question["name"],
+        model_name=request.name,
         signed_by=None if signing is None else signing.label,
     )
-    addressed_story = addressed(judgement.story, question, policy=verdicted.policy)
+    addressed_story = addressed(judgement.story, request, policy=verdicted.policy)
     judgement = replace(judgement, steps=addressed_story.steps)
-    checked = Checked(
-        model=question["model"],
-        policy=question["policy"],
-        report=question["report"],
-        verdicted=verdicted,
-        judgement=judgement,
-    )
+    checked = Checked(request=request, verdicted=verdicted, judgement=judgement)
     folder = checked.write(
         reference,
         opened=opened if runs is not None else None,
         signing=signing,
-        compared=question["against"] is not None,
+        compared=request.against is not None,
     )
     run = None
     if runs is not None and page is not None and folder is not None:
@@ -613,31 +650,46 @@ def _evaluated(
             folder,
             opened,
             current_workspace(),
-            question["report"] is not None,
+            request.report is not None,
         )
-        run.write_numbers(inputs=question["inputs"])
+        run.write_numbers(inputs=request.inputs)
 
     from gate.summary.render import with_texts
 
-    story = judgement.story
+    story, is_onnx = judgement.story, evidence.source.is_onnx
     result = CommandResult(
         ExitCode.of_verdict(decision.verdict.value),
         {
             "verdict": decision.verdict.value,
             "task": verdicted.policy.task,
-            "decision": with_texts(decision),
-            "evidence": evidence.to_plain(),
+            "decision": with_texts(decision, onnx_reference=is_onnx),
+            "evidence": with_texts(evidence),
             "explanation": verdicted.explanation.to_plain(),
-            "story": story.to_plain(),
+            "story": with_texts(story, onnx_reference=is_onnx),
+            **_source_of(verdicted),
             **({"run": run.plain} if run is not None else {}),
         },
-        lambda console: checked.show(console, run=run, verbose=question["verbose"]),
+        lambda console: checked.show(console, run=run, verbose=request.verbose),
         record=story,
         finish=run.finish if run is not None else str,
     )
     if run is not None:
         run.opened = opened.pop_all()
     return result
+
+
+def _source_of(verdicted: EvaluationResult) -> dict[str, Any]:
+    """Return the project's source line that makes the module that diverges first, for --json and
+    --sarif; nothing where there is none."""
+    found = verdicted.explanation.localisation
+    if found is None or found.first_divergence is None or found.part:
+        return {}
+    from gate.model.source_code import module_source
+
+    source = module_source(verdicted.job.reference.module, found.first_divergence)
+    if source is None:
+        return {}
+    return {"source": {"file": source[0].as_posix(), "line": source[1]}}
 
 
 def _refuse_existing(report: Path) -> None:
@@ -649,9 +701,9 @@ def _refuse_existing(report: Path) -> None:
         )
 
 
-def _recordings(question: CheckRequest) -> dict[str, Path]:
-    """By name, each once."""
-    recordings = dict(question["recorded"])
-    if len(recordings) < len(question["recorded"]):
+def _recordings(request: CheckRequest) -> dict[str, Path]:
+    """Return the recordings by name. Raises BadParameter where a name occurs twice."""
+    recordings = dict(request.recorded)
+    if len(recordings) < len(request.recorded):
         raise click.BadParameter("--recorded: a name is there twice. Give each recording its own.")
     return recordings

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import click
+from click.core import ParameterSource
 
 from gate.commands.click_types import (
     NEW_FILE,
+    QUANTIZE_SETTINGS_FILE,
+    RECIPE_FILE,
     SAMPLES,
     SETTINGS_FILE,
     SPEC_FILE,
     Factory,
     NamedAxis,
 )
-from gate.commands.options import BATCH_AXIS, CHECKPOINT, FACTORY, MODEL, STRATEGIES, WEIGHTS
+from gate.commands.options import BATCH_AXIS, CHECKPOINT, MODEL, STRATEGIES, WEIGHTS
 from gate.commands.progress import loading, progress_bar, spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
 
@@ -81,7 +84,8 @@ class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
 _OPTIONS = (
     click.option(
         "--strategy", type=click.Choice(["ladder", *STRATEGIES]),
-        help="ladder (default): the first of the others that carries.",
+        help="ladder (default): try all, and take the first whose file computes what the model "
+        "does.",
     ),
     click.option(
         "--opset", type=_Opset(), metavar="13|auto",
@@ -89,8 +93,8 @@ _OPTIONS = (
     ),
     click.option(
         "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
-        help="An axis of an input or output that may have any size, beside the batch. Those of "
-        "outputs follow; one that is named has to move with another size. Repeatable.",
+        help="A dynamic axis beside the batch axis. Axes of outputs follow those of inputs; "
+        "naming one requires it to be dynamic. Repeatable.",
     ),
     click.option(
         "--batch-axis", "batch_axes", type=NamedAxis(), multiple=True, metavar="NAME=AXIS|none",
@@ -104,38 +108,37 @@ _OPTIONS = (
     ),
     click.option(
         "--settings", type=SETTINGS_FILE, metavar="FILE.yaml",
-        help="YAML with an 'export:' section, such as params.yaml; options go before it.",
+        help="YAML with an 'export:' section, such as params.yaml; options override it.",
     ),
     click.option(
         "--lint/--no-lint", default=True, show_default=True,
-        help="Try no strategy that gets the model's source wrong by the rules of gate lint.",
+        help="Skip strategies for which gate lint finds errors in the model's source.",
     ),
     click.option(
         "--keep-initializers-as-inputs", is_flag=True,
-        help="List the weights among the inputs, too: a caller may give others.",
+        help="Also list the weights as inputs, so that callers may replace them.",
     ),
     click.option(
         "--custom-opset", multiple=True, metavar="DOMAIN=VERSION",
-        help="The version of a domain that is not ONNX's own; not with dynamo. Repeatable.",
+        help="Opset version of a custom domain; not with dynamo. Repeatable.",
     ),
     click.option(
         "--autograd-inlining/--no-autograd-inlining", default=None,
-        help="Whether an autograd.Function is written by what it computes (default), or left to "
-        "a symbolic function for prim::PythonOp; not with dynamo.",
+        help="Inline an autograd.Function (default), or leave it to a symbolic function for "
+        "prim::PythonOp; not with dynamo.",
     ),
     click.option(
         "--export-modules-as-functions", multiple=True, metavar="all|CLASS",
-        help="Write the modules of this class as functions of the file; with --strategy direct. "
-        "Repeatable.",
+        help="Export modules of this class as ONNX functions; with --strategy direct. Repeatable.",
     ),
     click.option(
         "--operator-export-type", type=click.Choice(_TYPES),
-        help="ONNX (default), or write operators that ONNX has not as they are: no runtime of the "
-        "gate runs such a file. Not with dynamo, nor with a ladder.",
+        help="ONNX (default), or keep operators that ONNX lacks; no runtime of the gate runs such "
+        "a file. Not with dynamo or ladder.",
     ),
     click.option(
         "--verbose", is_flag=True,
-        help="Keep what the exporter tells of its work as MODEL.onnx.export.log.",
+        help="Write the exporter's output to MODEL.onnx.export.log.",
     ),
 )  # fmt: skip
 
@@ -216,46 +219,50 @@ class _Question(SettingOptions):
     checkpoint: Path | None
     preprocessing: Path | None
     submodule: str | None
+    recipe: Path | None
 
 
 @click.command(
     "export", cls=Dispatch, subcommands=SUBCOMMANDS,
     short_help="Export a PyTorch model to an ONNX file.",
 )  # fmt: skip
-@FACTORY
+@click.argument("factory", type=Factory(), metavar="PKG.MODULE:FACTORY", required=False)
 @click.option(
-    "--example-input", type=SAMPLES, required=True, metavar="FILE",
-    help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays that are named "
-    "as arguments of forward go there, batch.image into a dict or tuple; others by position.",
+    "--example-input", type=SAMPLES, metavar="FILE",
+    help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays are matched to "
+    "arguments of forward by name (batch.image for a dict or tuple), else by position. Required "
+    "without --recipe.",
 )  # fmt: skip
+@click.option("--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="Output file.")
 @click.option(
-    "--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="The file to write."
-)
+    "--recipe", type=RECIPE_FILE, metavar="recipe.yaml",
+    help="Write the file that gate mend found, byte for byte. The recipe names the model, the "
+    "samples and all settings, so only --output goes with it.",
+)  # fmt: skip
 @WEIGHTS
 @click.option(
     "--submodule", metavar="PATH",
-    help="Export this module of the model, model.bbox_head, as a part of a release of several "
-    "files. --example-input has its inputs.",
+    help="Export only this submodule, for example model.bbox_head, for a release of several files. "
+    "--example-input has its inputs.",
 )  # fmt: skip
 @setting_options
 @click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
-    help="How pictures become the input (gate preprocess): its digest goes into the file.",
+    help="Preprocessing spec (gate preprocess); its digest is stored in the file.",
 )  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> CommandResult:
-    """Export the model of FACTORY to one ONNX file that says how it was made.
+    """Export the model of FACTORY to an ONNX file, and record every setting.
 
-    FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
-    Of a ladder, the first strategy carries whose file is valid and computes what the model
-    computes, at every size that is dynamic; why the earlier ones did not is told, and stands in
-    the file's metadata. MODEL.onnx.export.json holds all that is known of the export, for
-    gate check --export-record. Whether the file is exact, gate check judges.
+    FACTORY is a callable without arguments that returns the nn.Module. The strategy ladder tries
+    all strategies in order and takes the first whose file is valid and computes what the model
+    does, at every dynamic size. It prints why the earlier ones failed. MODEL.onnx.export.json
+    records the export for gate check --export-record. Use gate check to judge the file.
 
-    Every setting, and what becomes of it in the file: docs/export.md.
+    docs/export.md describes every setting.
 
-    Exit code 0: done; 1: refused by the rules of gate lint; 2: could not. What the exporters
-    printed is then in MODEL.onnx.export.log.
+    Exit code 0: exported; 1: refused by gate lint; 2: failed, with the exporters' output in
+    MODEL.onnx.export.log.
 
     \b
     Examples:
@@ -266,14 +273,60 @@ def command(**question: Unpack[_Question]) -> CommandResult:
           --output encoder.onnx
       gate export mypackage.models:build --example-input samples.npy --output model.onnx \\
           --strategy dynamo --json
+      gate export --recipe mended/recipe.yaml --output model.onnx
     """
     from gate.errors import ExportRefused
+
+    if question["recipe"] is not None:
+        return _export_recipe(question["recipe"], question["output"])
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in ("factory", "example_input") and not context.params[parameter.name]:
+            raise click.MissingParameter(ctx=context, param=parameter)
 
     try:
         with spinner("exporting"):
             return _export(question)
     except ExportRefused as refused:
         return _refused(str(refused))
+
+
+_WITH_RECIPE = ("recipe", "output")
+
+
+def _export_recipe(path: Path, output: Path) -> CommandResult:
+    """Write the file of a recipe. Raises UsageError for options that the recipe states."""
+    from click.core import ParameterSource
+
+    from gate.mend.recipe import Recipe, rebuild
+    from gate.onnx_file.tested_file import note_path
+
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        stated = source is ParameterSource.COMMANDLINE and parameter.expose_value
+        if stated and parameter.name not in _WITH_RECIPE:
+            name = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.metavar
+            raise click.UsageError(
+                f"{name} does not go with --recipe, which states it. Leave it out."
+            )
+    recipe = Recipe.read(path)
+    with spinner("exporting"):
+        note = rebuild(recipe, output)
+    record = None if note is None else str(note_path(output))
+    plain = {
+        "file": str(output),
+        "record": record,
+        "recipe": recipe.to_plain(),
+        "export": None if note is None else note.record.to_plain(),
+    }
+
+    def show(console: Console) -> None:
+        console.print(f"file    {output} {recipe.sha256}, as {path} states")
+        if record is not None:
+            console.print(f"record  {record}")
+
+    return CommandResult(ExitCode.DONE, plain, show)
 
 
 def _refused(why: str) -> CommandResult:
@@ -303,7 +356,7 @@ def _export(question: _Question) -> CommandResult:
         preprocessing=question["preprocessing"],
         untrained=True,
     )
-    model, path = reference.model, question["submodule"]
+    model, path = reference.module, question["submodule"]
     if path is not None:
         model = module_of(model, path, part=path)
     samples = SampleSet.open(question["example_input"])
@@ -358,7 +411,7 @@ def _export_show(
         *(("output", _spec(spec)) for spec in subject.outputs),
         ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())
          or "not possible: no runtime of the gate runs this file"),
-        *(("look at", f"{f.code} {f.level} at {f.place}: {f.message}")
+        *(("look at", f"{f.code} {f.level} at {f.location}: {f.message}")
           for f in record.lint if not f.suppressed),
         *(("look at", line)
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
@@ -400,30 +453,30 @@ class _Request(TypedDict):
     method: Literal["minmax", "entropy", "percentile"]
     per_channel: bool
     reduce_range: bool
+    settings: Path | None
 
 
-@click.command("quantize", short_help="Make the int8 twin of an ONNX file.")
+@click.command("quantize", short_help="Quantize an ONNX file to int8.")
 @MODEL
 @click.option(
     "--calibration", type=SAMPLES, required=True,
-    help="Samples like those that will be served, not those it is judged on: FILE.npy, FILE.npz "
-    "with one array per input, or a folder of such. For a release: the inputs of its chain.",
+    help="Representative samples, different from those of gate check: FILE.npy, FILE.npz with one "
+    "array per input, or a folder of such. For a release: the inputs of its chain.",
 )  # fmt: skip
 @BATCH_AXIS
 @click.option(
     "--output", type=NEW_FILE, required=True,
-    help="The file to write; for a release its release file, in a folder of its own.",
+    help="Output file; for a release, a release file in a new folder.",
 )  # fmt: skip
 @click.option(
     "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
-    help="For a release: a callable without arguments that returns the nn.Module, whose chain says "
-    "what each part is given.",
+    help="For a release: a callable without arguments that returns the nn.Module; its chain "
+    "provides the inputs of each part.",
 )  # fmt: skip
 @CHECKPOINT
 @click.option(
     "--part", "parts", multiple=True, metavar="NAME",
-    help="Of a release quantize this part only; the others stay as they are. Repeatable. Default: "
-    "all that can be.",
+    help="For a release: quantize only this part. Repeatable. Default: all that can be quantized.",
 )  # fmt: skip
 @click.option(
     "--samples", type=click.IntRange(min=1), default=128, show_default=True,
@@ -431,23 +484,28 @@ class _Request(TypedDict):
 )  # fmt: skip
 @click.option(
     "--method", type=click.Choice(["minmax", "entropy", "percentile"]), default="minmax",
-    show_default=True, help="How a range is taken from the values that were seen.",
+    show_default=True, help="Calibration method.",
 )  # fmt: skip
 @click.option(
     "--per-channel/--per-tensor", default=True, show_default=True,
-    help="A scale for each output channel of a weight, or one for all.",
+    help="One scale per output channel of a weight, or one per tensor.",
 )  # fmt: skip
 @click.option(
     "--reduce-range/--full-range", default=True, show_default=True,
-    help="Seven bits for weights: the same answers on processors with and without VNNI.",
+    help="7-bit weights: the same results on processors with and without VNNI.",
+)  # fmt: skip
+@click.option(
+    "--settings", type=QUANTIZE_SETTINGS_FILE,
+    help="Read all settings from YAML with a 'quantize:' section, for example params.yaml or "
+    "settings.yaml of gate mend. Such a file can also exclude layers from quantization.",
 )  # fmt: skip
 @machine_options
 def quantize_command(**request: Unpack[_Request]) -> CommandResult:
-    """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer; of a release of several
-    files (release.yaml) each part, on what the chain gives it.
+    """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer. For a release of several
+    files (release.yaml), quantize each part on its inputs in the chain.
 
-    The twin answers otherwise than the exact file, so it is judged by a policy of its own
-    (precision: quantized) and promoted beside the exact file, never in its place.
+    The quantized file gives different outputs. Judge it by a policy with precision: quantized; it
+    is promoted together with the exact file, never instead of it.
 
     \b
     Examples:
@@ -473,12 +531,26 @@ def quantize_command(**request: Unpack[_Request]) -> CommandResult:
             f"{', '.join(of_release)} is for a release (release.yaml): the one file {model} is "
             "calibrated on the samples themselves."
         )
-    settings = QuantizeSettings(
-        samples=request["samples"],
-        method=request["method"],
-        per_channel=request["per_channel"],
-        reduce_range=request["reduce_range"],
-    )
+    if request["settings"] is not None:
+        source = click.get_current_context().get_parameter_source
+        stated = [
+            f"--{name.replace('_', '-')}"
+            for name in ("samples", "method", "per_channel", "reduce_range")
+            if source(name) is ParameterSource.COMMANDLINE
+        ]
+        if stated:
+            raise click.UsageError(
+                f"{', '.join(stated)} and --settings {request['settings']} both set the quantizer. "
+                "Write all settings into the file."
+            )
+        settings = QuantizeSettings.load(request["settings"])
+    else:
+        settings = QuantizeSettings(
+            samples=request["samples"],
+            method=request["method"],
+            per_channel=request["per_channel"],
+            reduce_range=request["reduce_range"],
+        )
     return _release(request, settings) if is_release_file(model) else _file(request, settings)
 
 
@@ -505,7 +577,7 @@ def _file(request: _Request, settings: QuantizeSettings) -> CommandResult:
             done, total = 0, min(settings.samples, len(samples))
             for batch in samples.batches(binding.batch_size):
                 done = min(done + binding.batch_size, total)
-                progress(done, total)  # before it is taken: nobody asks for more than enough
+                progress(done, total)  # before the yield: a consumer may stop early
                 yield binding.by_input(batch)
 
         made = quantize(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 16
-"""Samples that are compared on at most: more tell nothing new about an exporter."""
+"""Largest number of samples for the comparison: more show nothing new about an exporter."""
 
 
 class _Question(TypedDict):
@@ -56,21 +56,21 @@ class _Question(TypedDict):
     report: Path | None
 
 
-@click.command("compare", short_help="Put exporters side by side on one model.")
+@click.command("compare", short_help="Compare exporters on one model.")
 @FACTORY
 @click.option(
     "--example-input", type=SAMPLES, required=True,
-    help="Samples on axis 0: X.npy, or X.npz with one array per input. They are exported with and "
-    "compared on; fewer than 8 are filled up with noise around them.",
+    help="Samples on axis 0: X.npy, or X.npz with one array per input, for export and comparison. "
+    "Fewer than 8 are filled up with noise around them.",
 )  # fmt: skip
 @WEIGHTS
 @click.option(
     "--strategy", type=click.Choice(STRATEGIES), multiple=True, default=STRATEGIES,
-    help="Try this one; may be repeated. Default: all four.",
+    help="Export strategy. Repeatable. Default: all four.",
 )  # fmt: skip
 @click.option(
     "--opset", type=int, multiple=True, default=(13, 18), show_default=True,
-    help="Try this opset; may be repeated.",
+    help="Opset. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--folding", type=click.Choice(["both", "on", "off"]), default="both", show_default=True,
@@ -86,10 +86,10 @@ class _Question(TypedDict):
 )  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> CommandResult:
-    """Export a model in every way and measure each file in every runtime.
+    """Export a model with every strategy and opset, and measure each file on every runtime.
 
-    The table says which exports compute what the model computes. Exit code 0: all files do; 1: at
-    least one does not; 2: could not tell.
+    The table shows which files compute what the model does. Exit code 0: all do; 1: at least one
+    does not; 2: not measured.
 
     \b
     Examples:
@@ -161,7 +161,7 @@ _BOUND = 1.5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is tried. Constant folding is tried both ways for every strategy and opset."""
+    """The exports to try. Constant folding is tried both ways for every strategy and opset."""
 
     strategies: tuple[str, ...] = ("traced", "direct", "scripted", "dynamo")
     opsets: tuple[int, ...] = (13, 18)
@@ -202,7 +202,7 @@ def compare_exports(
     plan, settings = plan or Plan(), settings or ExportSettings()
     samples = SampleSet.from_arrays(_enough(example))
     workload = EvaluationData(samples, batch_size=min(_LEAST_SAMPLES, len(samples)))
-    bench = _Bench(reference, example, workload, settings)
+    bench = _StrategyComparison(reference, example, workload, settings)
     trials: list[ExportTrialRecord] = []
     for done, (strategy, opset, folding) in enumerate(plan):
         if progress is not None:
@@ -224,7 +224,7 @@ def compare_exports(
     )
 
 
-class _Bench:
+class _StrategyComparison:
     """One model and its samples; remembers the graphs that were measured."""
 
     def __init__(
@@ -274,7 +274,7 @@ class _Bench:
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             return export_model(
-                self._reference.model, self._example, settings=settings, output=path
+                self._reference.module, self._example, settings=settings, output=path
             )
 
     def _with_parities(self, trial: ExportTrialRecord, exported: Exported) -> ExportTrialRecord:
@@ -318,16 +318,16 @@ class _Bench:
         from gate.onnx_file.tested_file import TestedFile
 
         policy = _policy(samples=len(self._workload.samples))
-        measured = measure_job(
+        evidence = measure_job(
             MeasurementJob(
                 self._reference.model,
                 TestedFile(exported.path, exported.subject),
                 self._workload.samples,
                 policy=policy,
                 batch_size=self._workload.batch_size,
+                source=self._reference.source,
             )
         )
-        evidence = measured.evidence(exported.subject, source=self._reference.source)
         decision = decide(policy, evidence, decided_at=evidence.measured_at)
         return tuple(_parity(runtime, decision) for runtime in _present(evidence))
 

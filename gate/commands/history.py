@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from gate.commands.click_types import ExistingPath, OutputPath
+from gate.commands.click_types import ExistingPath, ModelName, OutputPath
 from gate.commands.loaders import (
     WRITER_KEY,
-    LedgerPlace,
+    LedgerOptions,
     believed_ledger,
     existing_ledger,
     local_keys,
     with_writing,
     written_ledger,
 )
-from gate.commands.options import FILE, SIGNING_TRUST, with_state
+from gate.commands.options import FILE, SIGNING_TRUST, TRACKING_URI, with_state
+from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
 from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @with_writing
 @machine_options
-def accept_ledger_command(reason: str, store: Path, **place: Unpack[LedgerPlace]) -> CommandResult:
+def accept_ledger_command(
+    reason: str, store: Path, **place: Unpack[LedgerOptions]
+) -> CommandResult:
     """Let the service go on from the ledger as it is now.
 
     The service keeps in its store where the ledger ended, and refuses one that is shorter or other
@@ -65,7 +68,7 @@ def accept_ledger_command(reason: str, store: Path, **place: Unpack[LedgerPlace]
     with spinner("asking where the ledger's end is kept"):
         places = keepers(store)
         lost = accept_rewrite(written_ledger(place), places, reason=reason)
-    names = [keeper.place for keeper in places]
+    names = [keeper.location for keeper in places]
     return CommandResult(
         ExitCode.DONE,
         {"accepted": bool(lost), "lost": list(lost), "asked": names},
@@ -80,6 +83,57 @@ def _accept_ledger_show(lost: Sequence[str], names: Sequence[str], console: Cons
     for line in lost:
         console.print(f"not in the ledger any more: {line}")
     console.print("the ledger is accepted as it is, and a line of it says so")
+
+
+@click.command("override", short_help="Let MLflow's server move 'champion' around the gate.")
+@click.argument("model", type=ModelName())
+@click.option(
+    "--champion", required=True, metavar="VERSION|none",
+    help="The version that 'champion' may be pointed at; none: it may be deleted, and so may the "
+    "model or its version.",
+)  # fmt: skip
+@click.option("--reason", required=True, help="Kept in the ledger, with your name.")
+@with_writing
+@TRACKING_URI
+@machine_options
+def override_command(
+    model: str,
+    champion: str,
+    reason: str,
+    tracking_uri: str | None,
+    **place: Unpack[LedgerOptions],
+) -> CommandResult:
+    """Let MLflow's server with the app parity-gate accept one change of the registered MODEL.
+
+    Writes a signed ledger entry, which counts until the next entry about this model. It changes no
+    alias, and the service goes on examining what 'champion' points at.
+
+    \b
+    Examples:
+      gate override digits --champion 3 --reason "incident 4711" --key /etc/gate/ops.pem
+      gate override digits --champion none --reason "the model is retired"
+    """
+    from gate.mlflow_client.registry import MlflowRegistry
+    from gate.registry.registered_model import RegisteredModel
+
+    version = None if champion.casefold() == "none" else champion
+    if version is not None and not version.isdecimal():
+        raise click.BadParameter(
+            f"expected a version number or none (seen: {champion!r}).", param_hint="--champion"
+        )
+    if not reason.strip():
+        raise click.BadParameter("say why it is meant.", param_hint="--reason")
+    registry = MlflowRegistry(uri_of(tracking_uri))
+    about = RegisteredModel(registry, written_ledger(place), model)
+    about.write("overridden", reason, version=version and str(int(version)))
+    allowed = "be removed" if version is None else f"be pointed at version {version}"
+    return CommandResult(
+        ExitCode.DONE,
+        {"model": about.key, "champion": version},
+        lambda console: console.print(
+            f"'champion' of {about.key} may {allowed}, until the next entry about this model"
+        ),
+    )
 
 
 @click.command("checkpoint")
@@ -107,8 +161,8 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
     signing_key = local_keys().signing_key_if_any(key)
     if signing_key is None:
         raise KeyUnusable(
-            "there is no key to sign the checkpoint with, and nobody would believe it. Name one "
-            "with --key or GATE_SIGNING_KEY, or make one: gate keys new."
+            "there is no key to sign the checkpoint with, and an unsigned one proves nothing. Name "
+            "one with --key or GATE_SIGNING_KEY, or make one: gate keys new."
         )
     checkpoint = Checkpoint.of(believed_ledger(state))
     data = checkpoint.signed(signing_key).data
@@ -159,7 +213,7 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
     if output is not None:
         write_bytes(output, b"".join(lines))
     plain = {
-        "ledger": ledger.place,
+        "ledger": ledger.location,
         "output": None if output is None else str(output),
         "lines": len(lines),
     }
@@ -169,13 +223,13 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
 
 
 def exported(ledger: Ledger) -> Iterator[bytes]:
-    """All lines, each with its newline, as they are; proven before the first one comes. Raises as
-    `Ledger.verify`."""
+    """Yield all lines as they are, each with its newline, after the ledger is verified. Raises what
+    `Ledger.verify` raises."""
     from gate.ledger.ledger import proven
 
     ledger.verify()
     rows = ledger.rows()
-    proven(rows, place=ledger.place)
+    proven(rows, place=ledger.location)
     return (row.line + b"\n" for row in rows)
 
 
@@ -189,17 +243,20 @@ def _history_export_show(lines: list[bytes], output: Path | None, console: Conso
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a checkpoint proved."""
+    """A verified checkpoint."""
 
     checkpoint: Checkpoint
     signers: tuple[PublicKey, ...]
     since: int
-    """Lines that came afterwards."""
+    """Number of lines that were added afterwards."""
 
 
 def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
-    """Prove chain, signatures and checkpoint. What does not hold is an outcome; that nobody can
-    look is an error: raises as `existing_ledger`, StateUnavailable, PolicyError, UsageError."""
+    """Verify chain, signatures and checkpoint.
+
+    A failed verification is a result. An impossible one is an error: raises the exceptions of
+    `existing_ledger`, StateUnavailable, PolicyError, UsageError.
+    """
     from gate.ledger.maintenance import audit_ledger
 
     ledger = existing_ledger(state)
@@ -213,7 +270,7 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
             kept = _kept(checkpoint, ledger, believed)
     except (DigestMismatch, EvidenceError, Untrusted) as error:
         problem = str(error)
-        plain = {"holds": False, "problem": problem, "ledger": ledger.place}
+        plain = {"holds": False, "problem": problem, "ledger": ledger.location}
         return CommandResult(
             ExitCode.REJECTED, plain, lambda console: _show_problem(problem, console)
         )
@@ -222,7 +279,7 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
         {
             "holds": True,
             "problem": None,
-            "ledger": ledger.place,
+            "ledger": ledger.location,
             "lines": proven.lines,
             "head": None if proven.head is None else str(proven.head),
             "signed_by": proven.by_key,
@@ -269,7 +326,7 @@ def _history_verified_show(
     from gate.storage.safe_text import make_printable
 
     last = "" if proven.head is None else f", the last with digest {proven.head}"
-    lines = [f"the ledger {ledger.place} holds: {proven.lines} lines{last}"]
+    lines = [f"the ledger {ledger.location} holds: {proven.lines} lines{last}"]
     writers = () if ledger.trust is None else ledger.trust.writers
     if writers:
         counts = [
@@ -310,7 +367,10 @@ class _Line:
 
 
 class _Proof(TypedDict):
-    """What is to be proven, and by whose signatures."""
+    """The options for a metric, or for a verification and the trusted keys."""
+
+    metric: str | None
+    tracking_uri: str | None
 
     verify: bool
     checkpoint: Path | None
@@ -327,6 +387,11 @@ class _Proof(TypedDict):
     short_help="Print the ledger, and prove it.",
 )
 @click.option("--model", help="Only this registered model.")
+@click.option(
+    "--metric", metavar="NAME",
+    help="Print a metric of the policy over the versions of --model instead of the ledger.",
+)  # fmt: skip
+@TRACKING_URI
 @click.option("--limit", type=click.IntRange(min=1), help="Only the newest so many.")
 @click.option("-v", "--verbose", is_flag=True, help="All columns, signers, the reasons in full.")
 @click.option(
@@ -344,7 +409,7 @@ class _Proof(TypedDict):
 def command(
     model: str | None, limit: int | None, verbose: bool, state: str, **proof: Unpack[_Proof]
 ) -> CommandResult:
-    """Print the ledger: promotions, refusals, rollbacks, violations and their lifting. Newest last.
+    """Print the ledger: promotions, refusals, rollbacks and what was deployed. Newest last.
 
     One line an entry; the whole text with -v or --json. The chain of hashes is verified on
     reading: a changed or removed line is an error. With --verify, exit code 1: something was
@@ -360,9 +425,16 @@ def command(
       gate history
       gate history -v --limit 3
       gate history --model digits --limit 5 --json
+      gate history --model detector --metric map50
       gate history --verify --trust trust.yaml
       gate history --verify --trust trust.yaml --checkpoint 2026-11.json
     """
+    if proof["metric"] is not None:
+        if model is None:
+            raise click.UsageError("--metric needs --model: the registered model.")
+        return metric_history(
+            model, proof["metric"], state=state, uri=proof["tracking_uri"], limit=limit
+        )
     if proof["verify"]:
         return verified(state, trust=proof["trust"], checkpoint=proof["checkpoint"])
     if proof["checkpoint"]:
@@ -389,6 +461,56 @@ def command(
     )
 
 
+def metric_history(
+    model: str, metric: str, *, state: str, uri: str | None, limit: int | None
+) -> CommandResult:
+    """Return the values of a metric over the versions that served, the oldest first, as they lie
+    beside the champion. Raises EvidenceError where there is none, and the RegistryErrors."""
+    from gate.commands.loaders import champion_shown, read_ledger
+    from gate.mlflow_client.registry import MlflowRegistry
+    from gate.registry.registered_model import RegisteredModel
+
+    registered = RegisteredModel(MlflowRegistry(uri_of(uri)), read_ledger(state), model)
+    champion = champion_shown(registered)
+    names = sorted({name for row in champion.trend.rows for name in row.metrics})
+    rows = [
+        {"sha256": str(row.sha256), "measured_at": row.measured_at} | row.metrics[metric].to_plain()
+        for row in champion.trend.rows
+        if metric in row.metrics
+    ]
+    if not rows:
+        raise EvidenceError(
+            f"no version of {model} has the metric {metric!r}: "
+            + (f"they have {', '.join(names)}." if names else champion.absent or "none was judged.")
+        )
+    shown = rows[-limit:] if limit else rows
+    return CommandResult(
+        ExitCode.DONE,
+        {"model": model, "metric": metric, "versions": shown},
+        lambda console: _show_metric(shown, console),
+    )
+
+
+def _show_metric(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    from gate.report.terminal import print_table
+
+    headings = ("measured", "file", "value", "from", "to")
+    console.print(
+        print_table(
+            headings,
+            [
+                (
+                    row["measured_at"][:16].replace("T", " "),
+                    row["sha256"].removeprefix("sha256:")[:12],
+                    *(f"{float(row[name]):.6g}" for name in ("value", "low", "high")),
+                )
+                for row in rows
+            ],
+            right=headings[2:],
+        )
+    )
+
+
 def _key(model: str) -> str:
     """Return the key of a model of any name: the ledger may have a name that is not allowed now."""
     from gate.storage.workspace import SEPARATOR, ModelKey, current_workspace
@@ -399,7 +521,7 @@ def _key(model: str) -> str:
 
 
 def _key_id(signature: str | None) -> str | None:
-    """Of the key that is said to have signed; only --verify proves it."""
+    """Return the ID of the key that a signature claims; only --verify verifies it."""
     import json
 
     try:
@@ -428,7 +550,7 @@ def _history_show(lines: list[_Line], console: Console) -> None:
 
 
 def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
-    """What stands before the reason."""
+    """Return the cells before the reason."""
     minute = entry.at[:16].replace("T", " ")
     from gate.storage.safe_text import make_printable
 
@@ -444,7 +566,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _show_all(lines: list[_Line], console: Console) -> None:
-    """Everything that people ask of an entry, in full."""
+    """Print all details of each entry, in full."""
     from rich.text import Text
 
     from gate.storage.safe_text import make_printable
@@ -471,5 +593,5 @@ def _show_all(lines: list[_Line], console: Console) -> None:
 
 
 def _signed(word: str, keys: Sequence[str]) -> str:
-    """By the first digits of their ids, as `gate keys show` prints them."""
+    """Return who signed, by the first digits of the key IDs, as `gate keys show` prints them."""
     return f"{word} by {', '.join(key[:12] for key in keys)}" if keys else ""

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 _POLICY = Path("gate.yaml")
 
+_SCHEMA = Path("gate.schema.json")
+"""The schema by which editors complete the policy, and CI validates it."""
+
 _STAGE = "gate"
 
 _IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
 
 
-class _Begun(TypedDict):
+class _Options(TypedDict):
     """The options, as parsed."""
 
     precision: Precision
@@ -54,7 +57,7 @@ class _File:
 
     @property
     def diff(self) -> str:
-        """What is written, as a unified diff; empty: nothing."""
+        """Return the change as a unified diff; empty: nothing is written."""
         if self.after is None:
             return ""
         old = "/dev/null" if self.before is None else str(self.path)
@@ -63,41 +66,38 @@ class _File:
         return "".join(difflib.unified_diff(before, after, old, str(self.path)))
 
 
-@click.command("init", short_help="Write a commented policy, and a stage of a pipeline.")
+@click.command("init", short_help="Write a commented policy, and a pipeline stage.")
 @click.option(
     "--precision", type=PRECISIONS, default="exact", show_default=True,
-    help="Of which files: as gate check --precision.",
+    help="Precision of the ONNX file, as gate check --precision.",
 )  # fmt: skip
 @click.option(
     "--pipeline", is_flag=True,
-    help="Also a stage in dvc.yaml and an entry point in MLproject, beside those that are there.",
+    help="Also add a stage to dvc.yaml and an entry point to MLproject.",
 )  # fmt: skip
 @click.option(
-    "--diff", "shows", is_flag=True, help="Print what would be written, and write nothing."
+    "--diff", "shows", is_flag=True, help="Print the changes as a diff, and write nothing."
 )
 @click.option(
     "--model", default="model.onnx", show_default=True, metavar="FILE",
-    help="The ONNX file that the stage judges.",
+    help="ONNX file of the stage.",
 )  # fmt: skip
 @click.option(
     "--reference", default="mymodel:build", show_default=True, metavar="PKG.MODULE:FACTORY",
-    help="What makes the model that it is judged against. The file or folder of its source, where "
-    "it is in this project, is what the stage depends on, too.",
+    help="Factory of the PyTorch model. The stage also depends on its source, if it is in this "
+    "project.",
 )  # fmt: skip
-@click.option(
-    "--checkpoint", metavar="FILE", help="Its weights. Default: the factory loads them itself."
-)
+@click.option("--checkpoint", metavar="FILE", help="Its weights. Default: the factory loads them.")
 @click.option(
     "--inputs", default="samples.npy", show_default=True, metavar="SOURCE",
-    help="Samples, as gate check takes them.",
+    help="Samples, as gate check --inputs.",
 )  # fmt: skip
 @machine_options
-def command(**begun: Unpack[_Begun]) -> CommandResult:
-    """Write gate.yaml here: the policy that applies without one, each line with what it means.
+def command(**begun: Unpack[_Options]) -> CommandResult:
+    """Write gate.yaml: the built-in policy, with a comment for each setting.
 
-    With --pipeline also a stage of DVC and an entry point of MLflow, which run gate check by it.
-    Nothing is asked, and nothing that is there is changed but for lines that are added: a
-    gate.yaml, a stage gate and an entry point gate that are there stay as they are.
+    With --pipeline, also add a DVC stage and an MLflow entry point that run gate check with it. An
+    existing gate.yaml, stage or entry point with the name gate is left unchanged.
 
     \b
     Examples:
@@ -125,8 +125,9 @@ def command(**begun: Unpack[_Begun]) -> CommandResult:
     )
 
 
-def _files(begun: _Begun) -> Iterator[_File]:
+def _files(begun: _Options) -> Iterator[_File]:
     """All of them are made before one is written."""
+    from gate.commands.schema import schema_text
     from gate.policy.policy import Policy
     from gate.summary.policy_docs import policy_text
 
@@ -136,6 +137,9 @@ def _files(begun: _Begun) -> Iterator[_File]:
         if before is None
         else None
     )
+    if after is not None:
+        after = f"# yaml-language-server: $schema={_SCHEMA}\n{after}"
+        yield _File(_SCHEMA, _text(_SCHEMA), schema_text("gate.yaml"), "its schema, for editors")
     yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
     if begun["pipeline"]:
         note = "the stage gate: dvc repro gate"
@@ -160,8 +164,8 @@ def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
     return _File(path, before, insert_entry(text, (section, _STAGE), lines, path=path), note)
 
 
-def _stage(begun: _Begun) -> list[str]:
-    """A stage of DVC: what it reads, so that an edited file is judged anew, and so is an edited
+def _stage(begun: _Options) -> list[str]:
+    """A stage of DVC: what it reads, so that an edited file is judged again, and so is an edited
     source of the model."""
     given = [begun["model"], begun["checkpoint"], begun["inputs"]]
     read = [file for file in given if file and ":" not in file]
@@ -169,7 +173,7 @@ def _stage(begun: _Begun) -> list[str]:
     deps = [f"    - {json.dumps(file)}" for file in read]
     return [
         f"{_STAGE}:  # ends with 1 where the file is rejected: what depends on it is not run",
-        f"  cmd: {json.dumps(shlex.join(_words(begun)).replace('${', chr(92) + '${'))}",
+        f"  cmd: {json.dumps(shlex.join(_command_line(begun)).replace('${', chr(92) + '${'))}",
         *(["  deps:", *deps] if deps else []),
         "  params:",
         f"    - {_POLICY}: [gate]",
@@ -178,7 +182,7 @@ def _stage(begun: _Begun) -> list[str]:
     ]
 
 
-def _sources(begun: _Begun) -> tuple[Path, ...]:
+def _sources(begun: _Options) -> tuple[Path, ...]:
     """Code of this project that the stage runs, each once."""
     found = (_source(begun["reference"]), _source(begun["inputs"]))
     return tuple(dict.fromkeys(source for source in found if source is not None))
@@ -193,7 +197,7 @@ def _ignored() -> _File:
 
 
 def _source(factory: str) -> Path | None:
-    """Where the code of a factory lies in this project; None: elsewhere, or it names none."""
+    """Return the path of a factory's code, or None if it is not in this project or is not code."""
     from gate.model.factory import source_in_project
 
     try:
@@ -202,8 +206,10 @@ def _source(factory: str) -> Path | None:
         return None
 
 
-def _entry_point(begun: _Begun) -> list[str]:
-    command = shlex.join(_words({**begun, "model": "\0"})).replace("{", "{{").replace("}", "}}")
+def _entry_point(begun: _Options) -> list[str]:
+    command = (
+        shlex.join(_command_line({**begun, "model": "\0"})).replace("{", "{{").replace("}", "}}")
+    )
     return [
         f"{_STAGE}:",
         "  parameters:",
@@ -212,7 +218,7 @@ def _entry_point(begun: _Begun) -> list[str]:
     ]
 
 
-def _words(begun: _Begun) -> list[str]:
+def _command_line(begun: _Options) -> list[str]:
     """The command line, which both run."""
     words = ["gate", "check", begun["model"], "--reference", begun["reference"]]
     if begun["checkpoint"]:

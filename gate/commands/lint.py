@@ -40,39 +40,38 @@ def _sarif(ending: Ending) -> str:
 
 
 class _LintCommand(CiFilesCommand):
-    """With what GitHub's code scanning reads."""
+    """A command that can also write SARIF, for GitHub code scanning."""
 
     files: ClassVar[tuple[CiFile, ...]] = (
         CiFile(
             "--sarif",
-            "Write the findings as SARIF 2.1.0 here, for GitHub's code scanning and editors. Files "
-            "are named from this folder.",
+            "Also write the findings as SARIF 2.1.0, for GitHub code scanning and editors. Paths "
+            "are relative to the current folder.",
             _sarif,
         ),
     )
 
 
 @click.command(
-    "lint", cls=_LintCommand, short_help="Say what an export of a model's source gets wrong."
+    "lint", cls=_LintCommand, short_help="Find source lines that an ONNX export gets wrong."
 )
 @FACTORY
 @click.option(
     "--level", type=click.Choice(["error", "warning", "note"]), default="error",
-    show_default=True, help="Findings of this level or worse refuse.",
+    show_default=True, help="Exit with 1 for findings of this level or worse.",
 )  # fmt: skip
 @click.option(
     "--strategy", type=click.Choice(STRATEGIES), default="traced", show_default=True,
-    help="How it will be exported: others bake in other things.",
+    help="Export strategy; the rules depend on it.",
 )  # fmt: skip
 @machine_options
 def command(**question: Unpack[_Question]) -> CommandResult:
-    """Read every forward that the model of FACTORY reaches, and what it calls.
+    """Check the source of every forward that the model of FACTORY uses, and of what it calls.
 
-    FACTORY is a callable without arguments that returns the nn.Module; found from this folder too.
-    The model is built, not run. The rules are in docs/lint; `# noqa: TRC001` silences one on its
-    line.
+    FACTORY is a callable without arguments that returns the nn.Module. The model is built, but not
+    run. docs/lint lists the rules; `# noqa: TRC001` silences one on its line.
 
-    Exit code 0: no finding of that level; 1: at least one; 2: could not tell.
+    Exit code 0: no finding of that level; 1: at least one; 2: the source could not be checked.
 
     \b
     Examples:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 import click
 
@@ -14,17 +14,18 @@ from gate.commands.options import FILE, _refuse_environment, address, tracking_u
 from gate.errors import EvidenceError, PolicyError, Untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from gate.commands.options import _Command
+    from gate.commands.options import CheckRequest, _Command
     from gate.decision.champion import Champion
     from gate.decision.decide import Decision
     from gate.ledger.ledger import Keeper, Ledger
     from gate.policy.policy import Policy, Task
     from gate.records.evidence import Evidence
+    from gate.registry.interface import Alias
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, GoldenFolder, Release
-    from gate.registry.verify_release import MeasuredFile, VerdictSigning
+    from gate.registry.verify_release import MeasuredFile, VerdictSigning, VerifiedRelease
     from gate.signing.keys import PublicKey, SigningKey
     from gate.signing.local_keys import LocalKeys
     from gate.signing.trust import Trust
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReportOf:
+class ReportLocation:
     """A file, and the folder of the report about it."""
 
     onnx_path: Path
@@ -42,9 +43,11 @@ class ReportOf:
     golden: Path | None = None
     """Other vectors than those of the report."""
 
-    def judged(self) -> EvaluatedFile:
-        """With what lies in the folder, of which nothing is proven; without its statements. Raises
-        EvidenceError, DigestMismatch, StorageError."""
+    def evaluated_file(self) -> EvaluatedFile:
+        """Return the evaluated file in the folder, not verified and without its statements.
+
+        Raises EvidenceError, DigestMismatch, StorageError.
+        """
         from gate.decision.decide import Decision
         from gate.records.evidence import Evidence
         from gate.records.layout import DECISION, EVIDENCE
@@ -61,10 +64,10 @@ class ReportOf:
         """Those in the folder. Raises Untrusted, StorageError."""
         from gate.signing.verification import StatementPair
 
-        return StatementPair.beside(self.folder)
+        return StatementPair.from_folder(self.folder)
 
     def measured(self, statements: StatementPair) -> MeasuredFile:
-        """What was signed when it was measured."""
+        """Return the signed measurement, with the golden vectors in the folder."""
         from gate.records.layout import GOLDEN
         from gate.registry.verify_release import MeasuredFile
 
@@ -102,24 +105,24 @@ class ReportOf:
 
 
 @dataclass(frozen=True)
-class Vouched:
+class ReleaseVerifier:
     """Bringing the statements of reports to a release, for the model that it is promoted as."""
 
     model: RegisteredModel
     trust: Trust
-    report: ReportOf
-    twin: ReportOf | None = None
+    report: ReportLocation
+    twin: ReportLocation | None = None
 
-    def release(
+    def verify(
         self, release: Release, policy: Policy, *, signing: VerdictSigning | None
-    ) -> tuple[Release, tuple[PublicKey, ...]]:
-        """The release with statements that the trust believes, and who signed the verdict.
+    ) -> VerifiedRelease:
+        """Verify the release with the statements of the reports.
 
         A verdict on this very decision that is signed for another model, for none, or without the
-        twin is signed anew, if there is a key whose word counts (`signing`). Raises Untrusted where
-        that is not enough.
+        twin is signed again, if there is a trusted key (`signing`). Raises Untrusted where that is
+        not enough; the exceptions of `verify_release`.
         """
-        from gate.registry.verify_release import verify_signatures
+        from gate.registry.verify_release import verify_release
 
         release = replace(release, statements=self.report.statements())
         if release.twin is not None and self.twin is not None:
@@ -127,16 +130,16 @@ class Vouched:
             release = replace(release, twin=replace(release.twin, statements=statements))
         names = self.model.identities()
         try:
-            return release, verify_signatures(release, trust=self.trust, registries=names)
+            return verify_release(release, policy=policy, trust=self.trust, registries=names)
         except Untrusted:
             self._verify_decisions(release)
             if signing is None or not signing.is_trusted:
                 raise
         release = self._signed(release, policy, signing)
-        return release, verify_signatures(release, trust=self.trust, registries=names)
+        return verify_release(release, policy=policy, trust=self.trust, registries=names)
 
     def _verify_decisions(self, release: Release) -> None:
-        """That the statements are about these decisions, whatever they are for."""
+        """Verify that the statements are about these decisions, for any resource."""
         from datetime import UTC, datetime
 
         for judged in (release, release.twin):
@@ -164,7 +167,7 @@ STATE = Path(".gate")
 
 @dataclass(frozen=True)
 class Signing:
-    """Who signs what a command measures, and for what: a registered model, or the file alone."""
+    """The signatory of a command's verdict, and its resource: a registered model, or the file."""
 
     signatory: Signatory
     resource: str | None = None
@@ -173,8 +176,11 @@ class Signing:
     def of_report(
         cls, report: Path | None, *, key: str | None, model: str | None, registry: str
     ) -> Signing | None:
-        """Who signs a report; None without a report. `model`: the name in the registry at this
-        address, if the verdict is for one. Raises UsageError, KeyUnusable, StorageError."""
+        """Return the signing of a report; None without a report.
+
+        `model`: the name in the registry at this address, if the verdict is for one. Raises
+        UsageError, KeyUnusable, StorageError.
+        """
         if report is not None:
             resource = _resource(registry, model) if model else None
             return cls(signatory(local_keys().signing_key(key)), resource)
@@ -184,7 +190,7 @@ class Signing:
 
     @property
     def label(self) -> str:
-        """Whose and which key, for people."""
+        """Return the name and the short ID of the key, for display."""
         return self.signatory.key.public.label
 
     def statements(
@@ -217,7 +223,7 @@ def _resource(registry: str, model: str) -> str:
 
 
 def signatory(key: SigningKey) -> Signatory:
-    """Who signs, with the code of the current folder."""
+    """Return the signatory with this key, and the code version of the current folder."""
     from gate.signing.predicates import code_version
     from gate.signing.verification import Signatory
 
@@ -225,17 +231,18 @@ def signatory(key: SigningKey) -> Signatory:
 
 
 def local_keys() -> LocalKeys:
-    """Of the current folder; what it makes is said on stderr."""
+    """Return the keys of the current folder; what they create is reported on stderr."""
     from gate.signing.local_keys import LocalKeys
 
     return LocalKeys(STATE, lambda text: click.echo(text, err=True))
 
 
-def words_of(signers: Iterable[PublicKey]) -> list[str]:
-    """Who signed, and of the folder's own key what that is worth."""
+def signer_texts(signers: Iterable[PublicKey]) -> list[str]:
+    """Return a text about each signer; for the folder's own key it states what that proves."""
     local = local_keys()
     return [
-        local.word_of(key) if local.is_own(key) else f"signed by {key.label}" for key in signers
+        local.describe_signature(key) if local.is_local_key(key) else f"signed by {key.label}"
+        for key in signers
     ]
 
 
@@ -243,7 +250,7 @@ WHOSE_LINES = (
     "Default: .gate/trust.yaml, where it is; else no signature is asked for. That default takes a "
     "ledger without any signature as it is."
 )
-"""By which file a ledger is believed, for people."""
+"""Help text about the trust by which a ledger is verified."""
 
 WRITER_KEY = click.option(
     "--key", metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
@@ -252,7 +259,7 @@ WRITER_KEY = click.option(
 )  # fmt: skip
 
 
-class LedgerPlace(TypedDict):
+class LedgerOptions(TypedDict):
     """Which ledger is meant, by what key this command writes there, and whose it believes."""
 
     state: str
@@ -286,15 +293,17 @@ def read_ledger(state: str) -> Ledger:
 
 
 def existing_ledger(state: str) -> Ledger:
-    """The same to show or to prove: of its signatures nothing is believed yet. Raises StorageError
-    where there is none, too: that is no empty one."""
+    """Return an existing ledger to show or to verify, without trust in its signatures.
+
+    Raises StorageError where there is none, too: a missing ledger is not an empty one.
+    """
     from gate.errors import StorageError
     from gate.ledger.ledger import Ledger
 
     ledger = Ledger(named_state(state))
     if not ledger.state.is_there:
         raise StorageError(
-            f"there is no ledger at {ledger.place}: nothing was promoted or refused from this "
+            f"there is no ledger at {ledger.location}: nothing was promoted or refused from this "
             "folder. Run make repro, or name another database with --state."
         )
     return ledger
@@ -305,9 +314,12 @@ def believed_ledger(state: str) -> Ledger:
     return _believe(existing_ledger(state))
 
 
-def written_ledger(place: LedgerPlace) -> Ledger:
-    """As `read_ledger`, to write as well: with the key that signs, and the trust in its writers.
-    Raises KeyUnusable, PolicyError, and Untrusted where nobody would believe the key, too."""
+def written_ledger(place: LedgerOptions) -> Ledger:
+    """Open the ledger for writing, with the signing key and the trusted writers.
+
+    Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, and Untrusted where the key is
+    not a trusted writer.
+    """
     ledger = new_ledger(place)
     require_written(ledger)
     return ledger
@@ -321,8 +333,8 @@ def require_written(ledger: Ledger) -> None:
     require_writable(ledger)
 
 
-def new_ledger(place: LedgerPlace, *, keepers: Sequence[Keeper] = ()) -> Ledger:
-    """As `written_ledger`, and nothing is proven yet."""
+def new_ledger(place: LedgerOptions, *, keepers: Sequence[Keeper] = ()) -> Ledger:
+    """Open the ledger as `written_ledger` does, without verifying it."""
     from gate.ledger.ledger import Ledger
 
     key = local_keys().signing_key_if_any(place["key"])
@@ -330,14 +342,14 @@ def new_ledger(place: LedgerPlace, *, keepers: Sequence[Keeper] = ()) -> Ledger:
 
 
 def folder_trust() -> Path | None:
-    """By which a service believes its ledger where no trust is named: the folder's own, if any."""
+    """Return the folder's own trust file if it exists, for a service without a named one."""
     own = local_keys().trust_path
     return own if own.exists() else None
 
 
-def place_of(request: Mapping[str, Any]) -> LedgerPlace:
+def ledger_options(request: Mapping[str, Any]) -> LedgerOptions:
     """Those among the options of a command."""
-    return LedgerPlace(state=request["state"], key=request["key"], trust=request["trust"])
+    return LedgerOptions(state=request["state"], key=request["key"], trust=request["trust"])
 
 
 def key_uri(given: str | None) -> str | None:
@@ -371,26 +383,30 @@ class Against:
 
     model: RegisteredModel
     trust: Trust | None
-    """Whose statements on the champion are believed, where the ledger does not tell of it."""
+    """Trust for the champion's statements, where the ledger has no line about it."""
 
     @classmethod
-    def of_options(cls, name: str, options: Mapping[str, Any]) -> Self:
-        """As the options of gate check name it. Raises BadParameter, UsageError, PolicyError,
-        EvidenceError, KeyUnusable, StorageError."""
+    def from_request(cls, name: str, request: CheckRequest) -> Self:
+        """Create it from the options of gate check.
+
+        Raises BadParameter, UsageError, PolicyError, EvidenceError, KeyUnusable, StorageError.
+        """
         from gate.mlflow_client.registry import MlflowRegistry
         from gate.registry.registered_model import RegisteredModel
 
-        registry = MlflowRegistry(tracking_uri(options["tracking_uri"]))
-        model = RegisteredModel(registry, read_ledger(options["state"]), name)
-        keys, trust = local_keys(), options["trust"]
-        if options["report"] is None:
+        registry = MlflowRegistry(tracking_uri(request.tracking_uri))
+        model = RegisteredModel(registry, read_ledger(request.state), name)
+        keys, trust = local_keys(), request.trust
+        if request.report is None:
             return cls(model, keys.trust_if_any(trust))
         # What is signed here has a key, so that there is a trust, too.
-        return cls(model, keys.trust(trust, key=options["key"]))
+        return cls(model, keys.trust(trust, key=request.key))
 
     def require_model(self) -> None:
-        """Raises BadParameter if the registry has no such model. If the registry does not answer,
-        `champion` reports that."""
+        """Raise BadParameter if the registry has no such model.
+
+        If the registry does not answer, `champion` reports that.
+        """
         from gate.errors import RegistryError
 
         registry, name = self.model.registry, self.model.name
@@ -416,8 +432,50 @@ class Against:
         return fetch(self.model, into=into, trust=self.trust)
 
 
+@contextmanager
+def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[str, str]]:
+    """Yield what to load a reference from, and its name for the records. The ONNX file of a
+    registered version is downloaded, and removed afterwards. `uri`: the registry, as `tracking_uri`
+    takes it.
+
+    Raises ModelError if there is no such version, DigestMismatch if its file is not the one that
+    was promoted, RegistryError.
+    """
+    from gate.model.factory import parse_registered
+
+    registered = parse_registered(reference)
+    if registered is None:
+        yield reference, reference
+        return
+    from gate.errors import DigestMismatch, ModelError
+    from gate.mlflow_client.registry import MlflowRegistry
+    from gate.onnx_file.reading import read_subject
+    from gate.registry.interface import Tag
+    from gate.storage.files import temporary_folder
+
+    name, alias, number = registered
+    registry = MlflowRegistry(tracking_uri(uri))
+    if number is None:
+        number = registry.alias(name, cast("Alias", alias))
+    if number is None:
+        raise ModelError(
+            f"--reference {reference}: {registry.identity} has no model '{name}' with the alias "
+            f"'{alias}'. Check the name, the alias and --tracking-uri."
+        )
+    with temporary_folder() as folder:
+        path = registry.download(name, number, folder)
+        promoted = registry.version(name, number).tags.get(Tag.SHA256)
+        sha256 = read_subject(path).sha256
+        if promoted not in (None, sha256.hex):
+            raise DigestMismatch(
+                f"--reference {reference}: the file of version {number} has the SHA-256 "
+                f"{sha256.hex}, and {promoted} was promoted. It was exchanged: promote it anew."
+            )
+        yield str(path), f"models:/{name}/{number}"
+
+
 def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champion:
-    """What is known of the champion, without its file; what goes wrong is said there."""
+    """Return the champion's data without its file; a failure is stated in the result."""
     from gate.registry.load_champion import champion_if_any
     from gate.storage.files import temporary_folder
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from gate.commands.click_types import NEW_FILE, NEW_FOLDER, POLICY_FILE
+from gate.commands.loaders import downloaded_reference
 from gate.commands.options import (
     BATCH_AXIS,
     CHECKPOINT,
@@ -99,9 +100,9 @@ def command(**question: Unpack[_Question]) -> CommandResult:
           --inputs samples.npy --runtime ort-cpu-optimized --report report --save marked.onnx
       gate locate model.onnx --reference mypackage.models:build --inputs samples.npy --json
     """
-    from gate.commands.evaluate import own_or_built_in
+    from gate.commands.evaluate import load_policy
 
-    policy = own_or_built_in(question["policy"], question["precision"], task="tensors")
+    policy = load_policy(question["policy"], question["precision"], task="tensors")
     with loading():
         from gate.api import case_of
         from gate.data.samples import SampleSet
@@ -113,12 +114,16 @@ def command(**question: Unpack[_Question]) -> CommandResult:
         from gate.preprocess.spec import PreprocessSpec
         from gate.report.model_charts import depth_chart
         from gate.storage import files
+        from gate.summary.render import remedy_for
 
         spec = question["preprocessing"]
         samples = SampleSet.open(
             question["inputs"], preprocessing=PreprocessSpec.from_file(spec) if spec else None
         ).with_batch_axes(dict(question["batch_axes"]))
-        reference = Reference.from_factory(question["reference"], checkpoint=question["checkpoint"])
+        source, name = click.get_current_context().with_resource(
+            downloaded_reference(question["reference"], uri=None)
+        )
+        reference = Reference.from_factory(source, checkpoint=question["checkpoint"]).named(name)
     with spinner("comparing layers"):
         case = case_of(
             question["model"], reference=reference, data=EvaluationData(samples), policy=policy
@@ -130,6 +135,9 @@ def command(**question: Unpack[_Question]) -> CommandResult:
             case = case if found.part is None else release.cases(case)[found.part]
         else:
             found = locate(case, runtime=runtime, limit=limit)
+        is_onnx = reference.source.is_onnx
+        remedy = remedy_for(found.remedy, onnx_reference=is_onnx, fault=found.fault_code)
+        found = found.model_copy(update={"remedy": remedy})
     if question["save"] is not None and found.layers:
         write_marked_file(case, found, question["save"])
     if question["report"] is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -18,6 +19,7 @@ from gate.commands.click_types import (
     POLICY_FILE,
     RECORD_FILE,
     SETTINGS,
+    SLICES_FILE,
     SPEC_FILE,
     ConsumerTensors,
     ExistingPath,
@@ -27,21 +29,23 @@ from gate.commands.click_types import (
     NamedPart,
     NamedRecording,
     NamedRole,
+    ReferenceType,
     SampleLocationType,
 )
 from gate.errors import PolicyError
 
 if TYPE_CHECKING:
-    from gate.policy.policy import Precision, Task
+    from gate.measure.job import EvaluationData
+    from gate.policy.policy import Policy, Precision, Task
     from gate.policy.sections import Role
     from gate.storage.digest import Digest
 
 
 AGAINST = click.option(
     "--against", type=ModelName(), metavar="NAME",
-    help="The registered model whose champion the file is compared with, on the same samples: "
-    "what changes, and the policy's bounds in incumbent:. Needs --tracking-uri, and to prove the "
-    "champion --state, or statements on it that --trust believes.",
+    help="Compare with the champion of this registered model on the same samples, by the policy's "
+    "section incumbent:. Needs --tracking-uri, and --state or signed statements that --trust "
+    "accepts, to verify the champion.",
 )  # fmt: skip
 
 
@@ -57,33 +61,33 @@ CLUSTER: tuple[Callable[..., Any], ...] = (
         type=click.Choice(_ENGINES),
         default="processes",
         show_default=True,
-        help="ray: actors of a Ray cluster measure, with the same numbers (docs/scale.md).",
+        help="ray: measure on a Ray cluster, with the same results (docs/scale.md).",
     ),
     click.option(
         "--address",
         metavar="HOST:PORT",
-        help="The Ray cluster: auto is the one on this machine. Default: RAY_ADDRESS, or else one "
-        "that ends with the check.",
+        help="The Ray cluster; auto finds the one on this machine. Default: RAY_ADDRESS, else a "
+        "cluster that is stopped after the check.",
     ),
     click.option(
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Actors. Default: as many as the cluster has processors for.",
+        help="Number of workers. Default: as many as fit on the cluster's CPUs.",
     ),
     click.option(
         "--cpus-per-worker",
         type=click.IntRange(min=1),
         default=_OF_CLUSTER["cpus_per_worker"],
         show_default=True,
-        help="Processors and threads of an actor.",
+        help="CPUs and threads per worker.",
     ),
     click.option(
         "--gpus-per-worker",
         type=click.FloatRange(min=0.0),
         default=_OF_CLUSTER["gpus_per_worker"],
         show_default=True,
-        help="GPUs of an actor; the machine of the command needs the same ones.",
+        help="GPUs per worker. This machine needs the same GPU model.",
     ),
 )
 """As `--help` lists them."""
@@ -93,7 +97,7 @@ FILE = click.Path(path_type=Path)
 
 _IN_FILE, _IN_VARIABLE = "@", "env:"
 
-KEPT_ELSEWHERE = "With a password in it: @FILE (mode 0600) or env:NAME, where it is kept."
+KEPT_ELSEWHERE = "Pass an address with a password as @FILE (mode 0600) or env:NAME."
 
 STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 
@@ -102,12 +106,13 @@ MODEL = click.argument("model", type=ONNX_FILE)
 FACTORY = click.argument("factory", type=Factory(), metavar="PKG.MODULE:FACTORY")
 
 REFERENCE = click.option(
-    "--reference", type=Factory(), required=True, metavar="PKG.MODULE:FACTORY",
-    help="A callable without arguments that returns the nn.Module; found from this folder too.",
+    "--reference", type=ReferenceType(), required=True, metavar="PKG.MODULE:FACTORY|FILE.onnx",
+    help="A callable without arguments that returns the nn.Module (the current folder is searched, "
+    "too), an ONNX file, or models:/NAME@ALIAS or models:/NAME/VERSION of the MLflow registry.",
 )  # fmt: skip
 
 CHECKPOINT = click.option(
-    "--checkpoint", type=CHECKPOINT_FILE, help="Weights for it: .pt (tensors only) or .safetensors."
+    "--checkpoint", type=CHECKPOINT_FILE, help="Its weights: .pt (tensors only) or .safetensors."
 )
 
 WEIGHTS = click.option(
@@ -116,9 +121,9 @@ WEIGHTS = click.option(
 
 INPUTS = click.option(
     "--inputs", type=SampleLocationType(), required=True, metavar="SOURCE",
-    help="Samples: FILE.npy; FILE.npz with one array per input; Parquet or Arrow, one column per "
-    "input; a WebDataset .tar; a folder of shards; the URL of any of them (s3://bucket/shards); or "
-    "PKG.MODULE:FACTORY of a torch Dataset or an iterable. Fields by name: "
+    help="Samples: FILE.npy; FILE.npz with one array per input; Parquet or Arrow with one column "
+    "per input; a WebDataset .tar; a folder of shards; a URL of any of these (s3://bucket/shards); "
+    "or PKG.MODULE:FACTORY of a torch Dataset or an iterable. Choose fields with "
     "data.parquet#inputs=image&label=digit (docs/data.md).",
 )  # fmt: skip
 
@@ -130,57 +135,59 @@ BATCH_AXIS = click.option(
 
 PICTURE_SPEC = click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
-    help="How pictures of the source become inputs (gate preprocess).",
+    help="Preprocessing spec that turns pictures into inputs (gate preprocess).",
 )  # fmt: skip
 
 PRECISIONS = click.Choice(("exact", "reduced", "quantized"))
 
 PRECISION = click.option(
     "--precision", type=PRECISIONS,
-    help="Which built-in policy judges. exact: float32 on both sides; reduced: the file is float16 "
-    "or computes in TF32 on purpose, and may be off by what that rounds; quantized: a classifier "
-    "in 8 bits, judged by its answers. Default: exact. A --policy says it itself.",
+    help="Built-in policy. exact: float32 (default); reduced: float16, bfloat16 or TF32 on "
+    "purpose, with bounds for their rounding; quantized: an 8-bit classifier, judged by its top-1 "
+    "answers. Not together with --policy.",
 )  # fmt: skip
 
 OVERWRITE = click.option(
-    "--overwrite", is_flag=True, help="Replace the report that --report DIR holds already."
+    "--overwrite", is_flag=True, help="Replace an existing report in --report DIR."
 )
 
-STORE = click.option("--store", type=FILE, required=True, metavar="DIR", help="The store.")
+STORE = click.option(
+    "--store", type=FILE, required=True, metavar="DIR", help="Folder of the store."
+)
 
 KEEP = click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True,
-    help="How many earlier releases stay, to go back to.",
+    help="Number of earlier releases to keep for a rollback.",
 )  # fmt: skip
 
 TRACKING_URI = click.option(
     "--tracking-uri",
-    help="The MLflow registry. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here. "
+    help="MLflow registry. Default: MLFLOW_TRACKING_URI, else ./mlflow.db. "
     f"{KEPT_ELSEWHERE}",
 )  # fmt: skip
 
 EXPERIMENT = click.option(
     "--experiment", envvar="MLFLOW_EXPERIMENT_NAME", show_envvar=True, metavar="NAME",
-    help="The MLflow experiment of the run. Default: parity-gate.",
+    help="MLflow experiment of the run. Default: parity-gate.",
 )  # fmt: skip
 
 TRUST = click.option(
     "--trust", type=FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
-    help="Whose statements and lines of the ledger count; read anew at each look. "
-    "Default: the section trust: of the policy's file; else nobody's statements, and the lines as "
-    ".gate/trust.yaml says, where that is.",
+    help="Trusted keys for statements and ledger entries; read again on every reconcile. "
+    "Default: the section trust: of the policy file; else no statement is trusted, and ledger "
+    "entries by .gate/trust.yaml, if it exists.",
 )  # fmt: skip
 
 SERVICE_KEY = click.option(
     "--key", metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
-    help="By which it signs the ledger's lines: a file, awskms:…, gcpkms:…, azurekms:…, hsm:…. "
-    "Default: the key of this folder, .gate/keys/local.pem, where there is one.",
+    help="Key that signs ledger entries: a file, awskms:…, gcpkms:…, azurekms:…, hsm:…. "
+    "Default: .gate/keys/local.pem, if it exists.",
 )  # fmt: skip
 
 SECRET_FILE = click.option(
     "--secret-file", type=FILE, envvar="GATE_SECRET_FILE", show_envvar=True,
-    help="One secret in a line, the newest first, mode 0600. "
-    "Default: those in GATE_WEBHOOK_SECRETS.",
+    help="Webhook secrets, one per line, newest first; mode 0600. "
+    "Default: GATE_WEBHOOK_SECRETS.",
 )  # fmt: skip
 
 
@@ -214,7 +221,7 @@ def address(given: str | None) -> str | None:
 
 
 def warn_of_passwords(arguments: Sequence[str]) -> None:
-    """Say on stderr that everybody can read a password that was given in the command line."""
+    """Warn on stderr that a password in the command line is visible to other users."""
     from gate.storage.safe_text import passwords
 
     if any(passwords(argument) for argument in arguments if "://" in argument):
@@ -226,7 +233,7 @@ def warn_of_passwords(arguments: Sequence[str]) -> None:
         )
 
 
-def given_digest(text: str | None) -> Digest | None:
+def parse_digest(text: str | None) -> Digest | None:
     """The digest that an option names. Raises BadParameter."""
     from gate.storage.digest import Digest
 
@@ -240,16 +247,15 @@ def given_digest(text: str | None) -> Digest | None:
 
 KEY = click.option(
     "--key", metavar="URI",
-    help="The key that signs: a file (PEM, mode 0600), awskms:…, gcpkms:…, azurekms:…, hsm:…. "
-    "Default: GATE_SIGNING_KEY, else the key of this folder, .gate/keys/local.pem, made on first "
-    "use.",
+    help="Signing key: a file (PEM, mode 0600), awskms:…, gcpkms:…, azurekms:…, hsm:…. "
+    "Default: GATE_SIGNING_KEY, else .gate/keys/local.pem, created on first use.",
 )  # fmt: skip
 
 SIGNING_TRUST = click.option(
     "--trust", type=ExistingPath(PolicyError, "YAML with a 'trust:' section, or the trust itself"),
     metavar="FILE",
-    help="Whose signatures count. Default: GATE_TRUST, else .gate/trust.yaml, which trusts the key "
-    "of this folder.",
+    help="Trusted keys. Default: GATE_TRUST, else .gate/trust.yaml, which trusts "
+    ".gate/keys/local.pem.",
 )  # fmt: skip
 
 
@@ -258,13 +264,13 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _GONE = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
 
 _INSTEAD = (
-    "ledger and inbox lie in one database now. Name it with --state or GATE_STATE (sqlite:///FILE, "
+    "the ledger lies in a database now. Name it with --state or GATE_STATE (sqlite:///FILE, "
     "postgresql://HOST/NAME; default: sqlite:///.gate/state.db)."
 )
 
 
 def with_state(command: _Command) -> _Command:
-    """Give a command `--state`, and an answer to whoever says what was said before it."""
+    """Give a command `--state`, and an error for the options that it replaced."""
     for name in _GONE:
         command = click.option(
             name, hidden=True, expose_value=False, callback=_refuse_option, metavar="…"
@@ -272,13 +278,16 @@ def with_state(command: _Command) -> _Command:
     return click.option(
         "--state", metavar="URL", default="sqlite:///.gate/state.db", show_default=True,
         envvar="GATE_STATE", show_envvar=True,
-        help="The database of ledger and inbox: sqlite:///FILE, a FILE, or "
-        f"postgresql://USER@HOST/NAME for several hosts. {KEPT_ELSEWHERE}",
+        help="Database of the ledger: sqlite:///FILE, FILE, or postgresql://USER@HOST/NAME for "
+        f"several hosts. {KEPT_ELSEWHERE}",
     )(command)  # fmt: skip
 
 
 def _refuse_environment() -> None:
-    """What the environment named before must not be left out without a word."""
+    """Raise UsageError for environment variables that earlier releases read.
+
+    They must not be ignored silently.
+    """
     for variable in _GONE.values():
         if os.environ.get(variable):
             raise click.UsageError(
@@ -297,48 +306,71 @@ _TASKS = ("auto", "classification", "tensors")
 _ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
-class CheckRequest(TypedDict):
-    """The options, as parsed."""
+@dataclass(frozen=True, kw_only=True)
+class MeasuringRequest:
+    """The options of every command that measures, as parsed."""
+
+    reference: str
+    inputs: str
+    checkpoint: Path | None = None
+    batch_axes: tuple[tuple[str, int | None], ...] = ()
+    decode_workers: int | None = None
+    labels: Path | None = None
+    slices: Path | None = None
+    policy: Path | None = None
+    precision: Precision | None = None
+    task: Task | None = None
+    roles: tuple[tuple[str, Role], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    runtimes: tuple[str, ...] = ()
+    batch_size: int = 32
+    preprocessing: Path | None = None
+
+    def open_data(self, policy: Policy) -> EvaluationData:
+        """Open the samples with their labels and slices. Raises DataError, StorageError,
+        PolicyError."""
+        from gate.measure.job import EvaluationData
+
+        data = EvaluationData.open(
+            self.inputs,
+            batch_size=self.batch_size,
+            preprocessing=self.preprocessing,
+            decode_workers=self.decode_workers,
+            batch_axes=dict(self.batch_axes),
+        )
+        return data.with_labels(self.labels, slices=self.slices, metrics=policy.metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest(MeasuringRequest):
+    """The options of `gate check`, as parsed."""
 
     model: Path
     """Of a release its own file, which `--part` writes."""
-    parts: tuple[tuple[str, Path], ...]
-    chain: str | None
-    reference: str
-    checkpoint: Path | None
-    inputs: str
-    batch_axes: tuple[tuple[str, int | None], ...]
-    decode_workers: int | None
-    labels: Path | None
-    policy: Path | None
-    precision: Precision | None
-    task: Task | None
-    roles: tuple[tuple[str, Role], ...]
-    settings: tuple[tuple[str, str], ...]
-    runtimes: tuple[str, ...]
-    recorded: tuple[tuple[str, Path], ...]
-    report: Path | None
-    overwrite: bool
-    key: str | None
-    name: str | None
-    batch_size: int
-    jobs: int | None
-    engine: Literal["processes", "ray"]
-    address: str | None
-    workers: int | None
-    cpus_per_worker: int
-    gpus_per_worker: float
-    preprocessing: Path | None
-    pictures: tuple[Path, ...]
-    tensors: tuple[str, ...]
-    export_record: Path | None
-    verbose: bool
-    against: str | None
-    trust: Path | None
-    state: str
-    track: bool
-    tracking_uri: str | None
-    experiment: str | None
+    parts: tuple[tuple[str, Path], ...] = ()
+    chain: str | None = None
+    server: str | None = None
+    recorded: tuple[tuple[str, Path], ...] = ()
+    report: Path | None = None
+    overwrite: bool = False
+    key: str | None = None
+    name: str | None = None
+    jobs: int | None = None
+    engine: Literal["processes", "ray"] = "processes"
+    address: str | None = None
+    workers: int | None = None
+    cpus_per_worker: int = 1
+    gpus_per_worker: float = 0.0
+    pictures: tuple[Path, ...] = ()
+    tensors: tuple[str, ...] = ()
+    export_record: Path | None = None
+    verbose: bool = False
+    against: str | None = None
+    trust: Path | None = None
+    state: str = ""
+    track: bool = False
+    tracking_uri: str | None = None
+    experiment: str | None = None
 
 
 _MEASURING = (
@@ -350,27 +382,36 @@ _MEASURING = (
         "--decode-workers",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Processes that read data sets, pictures and columns ahead while the model computes. "
-        "Default: one less than cores, at most 4, where reading takes longer than starting them.",
+        help="Processes that read data sets, pictures and columns ahead. Default: cores - 1, at "
+        "most 4, if reading takes longer than starting them.",
     ),
     click.option(
         "--labels",
         type=LABELS_FILE,
-        help="FILE.npy with one class index per sample. Default: those of the source, if it has "
-        "any.",
+        help="FILE.npy with one class index per sample. Default: the labels in --inputs, if any. "
+        "For metrics of the policy labels of any kind: .npy, JSON lines or Parquet "
+        "(docs/task-metrics.md).",
+    ),
+    click.option(
+        "--slices",
+        type=SLICES_FILE,
+        metavar="FILE",
+        help="JSON lines or Parquet with the columns by which the policy's metrics are sliced. "
+        "Default: the file of --labels.",
     ),
     click.option(
         "--policy",
         type=POLICY_FILE,
-        help="YAML with a 'gate:' section, or the policy itself. Default: exact float32, CPU "
-        "always, CUDA when present.",
+        help="YAML policy, or YAML with a 'gate:' section. Default: exact float32, on the CPU "
+        "always, on CUDA when present.",
     ),
     PRECISION,
     click.option(
         "--task",
         type=click.Choice(_TASKS),
-        help="classification: an output of classes must be there, and is judged as one; tensors: "
-        "numbers only; auto: agreement where the samples prove it. Default: the policy's, or auto.",
+        help="classification: at least one output has class scores; tensors: compare numbers only; "
+        "auto: judge top-1 agreement where the samples can prove it. Default: the policy's, or "
+        "auto.",
     ),
     click.option(
         "--role",
@@ -378,7 +419,7 @@ _MEASURING = (
         type=NamedRole(_ROLES),
         multiple=True,
         metavar="NAME=ROLE",
-        help=f"What the output NAME is: {', '.join(_ROLES)} (docs/roles.md). Goes before the "
+        help=f"Role of the output NAME: {', '.join(_ROLES)} (docs/roles.md). Overrides the "
         "policy's outputs:. Repeatable.",
     ),
     SETTINGS,
@@ -387,22 +428,22 @@ _MEASURING = (
         "runtimes",
         multiple=True,
         metavar="NAME",
-        help="Measure this one too, always, within the built-in bounds that fit it (gate runtimes "
-        "lists them), where the policy does not name it. Repeatable.",
+        help="Also measure this runtime, by its built-in bounds if the policy does not name it. "
+        "gate runtimes lists them. Repeatable.",
     ),
     click.option(
         "--preprocessing",
         type=SPEC_FILE,
         metavar="SPEC",
-        help="How pictures become the samples (gate preprocess): its digest goes into the "
-        "evidence, and pictures of --inputs are made inputs by it.",
+        help="Preprocessing spec (gate preprocess). It turns pictures of --inputs into inputs; its "
+        "digest becomes part of the evidence.",
     ),
     click.option(
         "--batch-size",
         type=click.IntRange(min=1),
         default=32,
         show_default=True,
-        help="Samples that are computed at once, at most.",
+        help="Maximum batch size.",
     ),
 )
 
@@ -414,13 +455,14 @@ _OPTIONS = (
         type=NamedPart(),
         multiple=True,
         metavar="NAME=FILE.onnx",
-        help="In the place of MODEL: a part of a release of several files, of the module that the "
-        "reference has as NAME. With --chain; release.yaml is written beside them. Repeatable.",
+        help="Instead of MODEL: one file of a release of several files, exported from the "
+        "submodule NAME of the reference. With --chain; writes release.yaml beside the files. "
+        "Repeatable.",
     ),
     click.option(
         "--chain",
         metavar="PKG.MODULE:FUNCTION",
-        help="FUNCTION(parts, batch), which runs the parts in order (docs/releases.md).",
+        help="FUNCTION(parts, batch) that runs the parts in order (docs/releases.md).",
     ),
     *_MEASURING,
     click.option(
@@ -428,36 +470,42 @@ _OPTIONS = (
         type=NamedRecording(),
         multiple=True,
         metavar="NAME=FOLDER",
-        help="Judge what another machine computed on these samples (gate record pack), by the "
-        "policy's runtime NAME or by built-in bounds. Repeatable.",
+        help="Judge outputs that another machine computed (gate record pack), by the policy's "
+        "runtime NAME or by built-in bounds. Repeatable.",
+    ),
+    click.option(
+        "--server",
+        metavar="URL",
+        help="Also measure a live model server (Open Inference Protocol): "
+        "http://127.0.0.1:8000/v2/models/digits. The policy's runtime 'server' has its options.",
     ),
     click.option(
         "--report",
         type=NEW_FOLDER,
         metavar="DIR",
-        help="Write records, page, figures and samples.csv here, signed.",
+        help="Write a signed report here: records, HTML page, charts, samples.csv.",
     ),
     OVERWRITE,
     KEY,
     click.option(
         "--name",
         type=ModelName(),
-        help="The registered model that the verdict is for, in the registry of "
-        "--tracking-uri. Default: none; gate promote signs it again for one.",
+        help="Registered model that the signed verdict is for, in --tracking-uri. Default: none; "
+        "gate promote then signs again.",
     ),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Measure in so many processes of one thread each; the numbers are those of one such "
-        "process. Default: one for each physical core where a short trial says that it pays.",
+        help="Number of processes, with one thread each; the results do not depend on it. "
+        "Default: one per physical core, if a short trial shows that it is faster.",
     ),
     *CLUSTER,
     click.option(
         "--pictures",
         type=PICTURES,
         multiple=True,
-        help="Files or folders for the parity of preprocessing, if the policy demands it. "
+        help="Pictures (files or folders) for the preprocessing comparison, if the policy has one. "
         "Repeatable.",
     ),
     click.option(
@@ -465,21 +513,21 @@ _OPTIONS = (
         type=ConsumerTensors(),
         multiple=True,
         metavar="NAME=FILE.npy",
-        help="What a consumer of your own in that policy made of the pictures, on axis 0, in their "
-        "order (folders: by name). Repeatable.",
+        help="Tensors that your consumer NAME of that policy made of the pictures, on axis 0, in "
+        "their order (folders: by name). Repeatable.",
     ),
     click.option(
         "--export-record",
         type=RECORD_FILE,
         metavar="MODEL.onnx.export.json",
-        help="What gate export wrote beside the file: what the lint found then, and the exporter's "
-        "warnings, for export_findings of the policy.",
+        help="Record that gate export wrote beside the file: lint findings and exporter warnings, "
+        "for the policy's export_findings.",
     ),
-    click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks."),
+    click.option("-v", "--verbose", is_flag=True, help="Print every check with its meaning."),
     AGAINST,
     SIGNING_TRUST,
     with_state,
-    click.option("--track", is_flag=True, help="Write the whole record on a run of MLflow."),
+    click.option("--track", is_flag=True, help="Log everything to an MLflow run."),
     TRACKING_URI,
     EXPERIMENT,
 )
@@ -494,6 +542,11 @@ def with_question(command: Callable[..., Any]) -> Callable[..., Any]:
 def with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command those of them that say what is measured, on what, and by which policy."""
     return _with((MODEL, *_MEASURING), command)
+
+
+def with_search(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the same without a file that is measured."""
+    return _with(_MEASURING, command)
 
 
 def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from gate.summary.policy_docs import PolicyField
 
 
-@click.command("explain", short_help="What a field or a bound means, with its formula.")
+@click.command("explain", short_help="Explain a policy field, a bound or a check.")
 @click.argument("name")
 @click.option(
     "--policy",
     type=POLICY_FILE,
-    help="Print the value that this policy has there, too. Default: the built-in one.",
+    help="Also print its value in this policy. Default: the built-in policy.",
 )
 @machine_options
 def explain(name: str, policy: Path | None) -> CommandResult:
-    """Say what NAME means: a field of the policy by its name or its place, or a check of a report.
+    """Explain NAME: a policy field (by name or full path), or a check of a report.
 
-    c is an output of the file, r the model's in float32, r64 in float64; docs/metrics.md has the
-    formulas in full.
+    In formulas, c is the file's output, r the model's in float32, r64 the model's in float64
+    (docs/metrics.md).
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
       gate policy explain runtimes.ort-cpu.bounds.top1_agreement --policy params.yaml
       gate policy explain review --json
     """
-    from gate.decision.catalog import in_words, row_of
+    from gate.decision.catalog import row_of, spec_texts
     from gate.policy.overrides import effective_values
     from gate.policy.policy import Policy
     from gate.summary.policy_docs import fields_named, policy_fields
@@ -56,20 +56,20 @@ def explain(name: str, policy: Path | None) -> CommandResult:
         names = {each.name for each in whole}
         near = difflib.get_close_matches(name.rpartition(".")[2], names, n=1)
         raise PolicyError(
-            f"'{name}' is no field of the policy and no check. "
+            f"'{name}' is neither a policy field nor a check. "
             + (_elsewhere(name) or (f"Did you mean {near[0]}? " if near else ""))
-            + "gate policy show lists what is in force."
+            + "gate policy show lists all fields."
         )
     read = Policy.from_file(policy) if policy else Policy.default()
     values = [
         each
         for each in effective_values(read, file=policy, options={})
-        if each.is_asked and any(field in fields_named(each.dotted, whole) for field in fields)
+        if each.is_set and any(field in fields_named(each.dotted, whole) for field in fields)
     ]
     plain = {
         "name": name,
         "fields": [field.to_plain() for field in fields],
-        "check": in_words(check) if check else None,
+        "check": spec_texts(check) if check else None,
         "values": [
             {"place": each.dotted, "value": each.value, "origin": each.origin} for each in values
         ],
@@ -79,7 +79,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
 
 
 def _elsewhere(name: str) -> str:
-    """Where something is said that belongs to another section than the policy."""
+    """Return where a setting that is not in the policy belongs; empty if unknown."""
     from gate.records.export import ExportSettings
 
     own = name.removeprefix("export.")
@@ -98,7 +98,7 @@ def _lines(fields: tuple[PolicyField, ...], values: list[EffectiveValue]) -> Ite
         yield f"  {field.sentence}"
         yield f"  takes     {field.takes}"
         if field.required:
-            yield "  default   none: it has to be said"
+            yield "  default   none: required"
         elif field.default is not None:
             yield f"  default   {json.dumps(field.default)}"
         if field.check is not None:
@@ -130,9 +130,9 @@ class _PolicyQuestion(TypedDict):
     runtimes: tuple[str, ...]
 
 
-@click.group("policy", short_help="Show, check and explain what is demanded of a file.")
+@click.group("policy", short_help="Show, check and explain policies.")
 def command() -> None:
-    """Show the policy that is in force, check one, or explain a bound.
+    """Show the effective policy, check a policy file, or explain a bound.
 
     \b
     Examples:
@@ -143,27 +143,27 @@ def command() -> None:
     """
 
 
-@command.command("show", short_help="Every value that is in force, and where it is said.")
+@command.command("show", short_help="Print every effective value with its origin.")
 @click.option(
     "--policy", type=POLICY_FILE,
-    help="YAML with a 'gate:' section, or the policy itself. Default: the built-in one.",
+    help="YAML policy, or YAML with a 'gate:' section. Default: the built-in policy.",
 )  # fmt: skip
 @PRECISION
 @click.option(
     "--task", type=click.Choice(("auto", "classification", "tensors")),
-    help="As gate check --task: it goes before the policy's.",
+    help="As gate check --task: overrides the policy's task.",
 )  # fmt: skip
 @click.option(
     "--runtime", "runtimes", multiple=True, metavar="NAME",
-    help="As gate check --runtime: measured too, always, within built-in bounds. Repeatable.",
+    help="As gate check --runtime: also measure this runtime. Repeatable.",
 )  # fmt: skip
 @SETTINGS
 @machine_options
 def _show(**question: Unpack[_PolicyQuestion]) -> CommandResult:
-    """Print the policy that gate check would judge by, with these options: each value with where it
-    comes from, which is the file and line, an option, or the default.
+    """Print the policy that gate check would use with these options. Each value has its origin: a
+    file and line, an option, or the default.
 
-    Bounds that nobody sets are left out; --json has them, too, as null.
+    Bounds that are not set are left out; --json lists them as null.
 
     \b
     Examples:
@@ -172,10 +172,10 @@ def _show(**question: Unpack[_PolicyQuestion]) -> CommandResult:
       gate policy show --policy gate.yaml --set runtimes.ort-cpu.bounds.noise_ratio=2
       gate policy show --policy params.yaml --json
     """
-    from gate.commands.evaluate import policy_from_request
+    from gate.commands.evaluate import policy_from_options
     from gate.policy.overrides import effective_values
 
-    policy = policy_from_request({**question, "roles": ()})
+    policy = policy_from_options(**question)
     file = question["policy"]
     options = {f"runtimes.{name}": "--runtime" for name in question["runtimes"]}
     for name in ("precision", "task"):
@@ -192,15 +192,15 @@ def _show(**question: Unpack[_PolicyQuestion]) -> CommandResult:
     return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, policy, console))
 
 
-@command.command("check", short_help="Whether a file holds a policy that can refuse something.")
+@command.command("check", short_help="Validate a policy file.")
 @click.argument("policy", type=POLICY_FILE, metavar="FILE")
 @machine_options
 def _check(policy: Path) -> CommandResult:
-    """Read FILE as gate check would, and say what it demands.
+    """Validate the policy in FILE and list its runtimes and bounds.
 
-    Exit code 0 if it is a policy; 2 if not: an unknown field, a text for a number, a bound that is
-    negative or not finite, nothing that could be refused. Each is named with its line. Whether its
-    runtimes are on this machine, gate runtimes --policy FILE says.
+    Exit code 0 if it is valid; 2 if not (unknown field, wrong type, negative or infinite bound, no
+    check that could fail), with the line of each problem. gate runtimes --policy FILE shows
+    whether its runtimes are available here.
 
     \b
     Examples:
@@ -230,15 +230,15 @@ def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console)
 
     from gate.report.terminal import print_table
 
-    shown = [each for each in values if each.is_asked]
+    shown = [each for each in values if each.is_set]
     rows = ((each.dotted, each.origin, json.dumps(each.value)) for each in shown)
     console.print(print_table(("what", "from", "value"), rows))
     console.print(f"digest {policy.digest()}")
-    console.print("What one means: gate policy explain NAME")
+    console.print("Explain one: gate policy explain NAME")
 
 
 def _print_demands(plain: dict[str, Any], console: Console) -> None:
-    console.print(f"a policy: {plain['policy']}, {plain['digest']}")
+    console.print(f"valid policy: {plain['policy']}, {plain['digest']}")
     for runtime in plain["runtimes"]:
         names = ", ".join(runtime["bounds"]) or "no bound"
         console.print(f"{runtime['name']} ({runtime['required']}): {names}")

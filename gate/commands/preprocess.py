@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _SPEC = click.option(
     "--spec", type=SPEC_FILE,
-    help="YAML or JSON: the spec, or a file with the section preprocessing:. "
-    "Default: as torchvision evaluates on ImageNet.",
+    help="YAML or JSON spec, or a file with a section preprocessing:. "
+    "Default: torchvision's ImageNet evaluation.",
 )  # fmt: skip
 
 
@@ -46,9 +46,9 @@ class _Question(TypedDict):
     report: Path | None
 
 
-@click.group("preprocess", short_help="Compare preprocessing between its implementations.")
+@click.group("preprocess", short_help="Compare implementations of preprocessing.")
 def command() -> None:
-    """Compare how a picture becomes the model's input, and put it into the model's file.
+    """Compare implementations of preprocessing, or add it to the ONNX file.
 
     \b
     Examples:
@@ -61,32 +61,33 @@ def command() -> None:
 @command.command("compare", short_help="Compare implementations of one spec on pictures.")
 @click.argument("images", type=PICTURES, nargs=-1, required=True)
 @_SPEC
-@click.option("--model", type=ONNX_FILE, help="An ONNX classifier: how many answers flip?")
+@click.option("--model", type=ONNX_FILE, help="ONNX classifier: also count top-1 changes.")
 @click.option(
     "--implementations", metavar="A,B",
-    help="Those to compare, which must all run here. Default: all that can.",
+    help="Implementations to compare. Default: all that are installed.",
 )  # fmt: skip
 @click.option(
     "--tensors", type=ConsumerTensors(), multiple=True, metavar="NAME=FILE.npy",
-    help="What your own consumer made of the images, on axis 0, in their order. Repeatable.",
+    help="Tensors that your own consumer made of the images, on axis 0, in their order. "
+    "Repeatable.",
 )  # fmt: skip
-@click.option("--reference", help="Compare with this one. Default: pillow.")
+@click.option("--reference", help="Reference implementation. Default: pillow.")
 @click.option(
     "--bound", type=click.FloatRange(min=0.0), default=1.0, show_default=True,
-    help="Largest difference of any value, in 1/255 of the range before normalisation.",
+    help="Largest allowed difference, in 1/255 of the range before normalization.",
 )  # fmt: skip
 @click.option(
     "--report", type=NEW_FOLDER, metavar="DIR", help="Write preprocessing.json and a picture here."
 )
 @machine_options
 def _compare(**question: Unpack[_Question]) -> CommandResult:
-    """Compare what Pillow, torchvision, OpenCV, ONNX, a browser's canvas and Rust make of IMAGES.
+    """Compare Pillow, torchvision, OpenCV, ONNX, a browser's canvas and Rust on IMAGES.
 
-    Each is compared with the reference, and the cause of a difference is named where it is
-    known: no antialias, a half-pixel shift, swapped channels, missing mean/std, a scale of 255.
-    IMAGES are files, or folders of them. Pillow decodes them for all.
+    Each is compared with the reference. Known causes of a difference are named: no antialias, a
+    half-pixel shift, swapped channels, missing mean or std, a scale of 255. IMAGES are files or
+    folders. Pillow decodes them for all implementations.
 
-    Exit code 0: all are within the bound; 1: one differs by more; 2: could not compare.
+    Exit code 0: all are within the bound; 1: at least one is not; 2: not compared.
 
     \b
     Examples:
@@ -98,18 +99,18 @@ def _compare(**question: Unpack[_Question]) -> CommandResult:
     return _compared(question)
 
 
-@command.command("prepend", short_help="Put the preprocessing in front of an ONNX model.")
+@command.command("prepend", short_help="Prepend the preprocessing to an ONNX file.")
 @MODEL
 @_SPEC
-@click.option("--output", type=NEW_FILE, required=True, help="The new file.")
+@click.option("--output", type=NEW_FILE, required=True, help="Output file.")
 @machine_options
 def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
-    """Write MODEL.onnx with the spec in front: one file from uint8 pictures to the outputs.
+    """Write MODEL.onnx with the spec prepended: one file from uint8 pictures to outputs.
 
     Its input `pictures` is uint8 RGB (batch, height, width, 3), of any height and width. The file
-    has opset 18 or later; it is another file than MODEL, so judge it by itself.
+    has opset 18 or later. It is a new file: judge it with gate check.
 
-    Exit code 0: written; 2: the model does not take what the spec makes, or can't be joined.
+    Exit code 0: written; 2: the spec does not produce the model's input.
 
     \b
     Examples:
@@ -170,7 +171,7 @@ def _model(path: Path | None) -> ModelFile | None:
 
 
 def _status(parity: PreprocessingParity, bound: float, required: tuple[str, ...]) -> ExitCode:
-    """REJECTED if one differs; else NOT_JUDGED if one that was asked for, or all, could not run."""
+    """Return REJECTED if a consumer differs, NOT_JUDGED if a required one or all could not run."""
     ran = [consumer for consumer in parity.consumers if consumer.not_measured is None]
     if not all(consumer.within(bound) for consumer in ran):
         return ExitCode.REJECTED

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-# Rooms below say what they begin by `logging.getLogger("gate.steps").debug`: nobody hears it but
-# the bars and spinners here.
+# The lower layers report their steps by `logging.getLogger("gate.steps").debug`: only the bars and
+# spinners here listen.
 
 
 LONG_S = 2.0
@@ -39,7 +39,7 @@ class Bar:
         self._progress, self._task, self._pulse = progress, task, pulse
 
     def __call__(self, done: int, total: int) -> None:
-        """So much of `total` is done."""
+        """Report that `done` of `total` is complete."""
         if self._pulse is not None:
             self._pulse(done, total)
         self._progress.update(self._task, completed=min(done, total), total=total)
@@ -78,7 +78,7 @@ def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    with _own_stderr() as stderr:
+    with _duplicated_stderr() as stderr:
         terminal = stderr.isatty()
         with Progress(
             *columns, console=console(stderr), transient=True, disable=not terminal
@@ -96,7 +96,7 @@ def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
 @contextlib.contextmanager
 def spinner(title: str) -> Iterator[None]:
     """Show `title`, and behind it what is begun meanwhile, until it is done."""
-    with _own_stderr() as stderr:
+    with _duplicated_stderr() as stderr:
         if not stderr.isatty():
             with _lines_for_long(title, stderr):
                 yield
@@ -111,7 +111,7 @@ def spinner(title: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_stderr() -> Iterator[TextIO]:
+def _duplicated_stderr() -> Iterator[TextIO]:
     """stderr by a descriptor of its own: who captures what a library prints must not get ours."""
     try:
         descriptor = os.dup(sys.stderr.fileno())
@@ -135,7 +135,7 @@ def _heard(show: Callable[[str], None]) -> Iterator[None]:
     handler, before = Handler(), (_STEPS.level, _STEPS.propagate)
     _STEPS.addHandler(handler)
     _STEPS.setLevel(logging.DEBUG)
-    _STEPS.propagate = False  # whoever listens to all that is logged did not ask for this
+    _STEPS.propagate = False  # a listener to all log records did not request this
     try:
         yield
     finally:
@@ -150,7 +150,7 @@ def _lines_for_long(title: str, stream: TextIO) -> Iterator[Pulse | None]:
     if _is_for_machines():
         yield None
         return
-    late, pulse = _Late(stream), Pulse(title, stream)
+    late, pulse = _SlowStepNotice(stream), Pulse(title, stream)
     late.begin(title)
 
     def begin(text: str) -> None:
@@ -181,7 +181,7 @@ class Pulse:
         self._beat()
 
     def __call__(self, done: int, total: int) -> None:
-        """So many samples of `total` are done."""
+        """Report that `done` of `total` samples are complete."""
         self._left = f": {max(total - done, 0)} of {total} samples left"
         self._beat()
 
@@ -194,7 +194,7 @@ class Pulse:
             print(f"{self._title}{self._step}{self._left} …", file=self._stream, flush=True)
 
 
-class _Late:
+class _SlowStepNotice:
     """Says a text once its step has gone on for `LONG_S`."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -214,7 +214,7 @@ class _Late:
             self._timer.cancel()
 
     def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads, or all is over
+        with contextlib.suppress(OSError, ValueError):  # no reader, or the process is ending
             print(f"{text} …", file=self._stream, flush=True)
 
 

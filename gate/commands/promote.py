@@ -23,16 +23,16 @@ from gate.commands.click_types import (
 )
 from gate.commands.evaluate import open_runs, page_of_release
 from gate.commands.loaders import (
-    LedgerPlace,
-    ReportOf,
-    Vouched,
+    LedgerOptions,
+    ReleaseVerifier,
+    ReportLocation,
     change_against,
+    ledger_options,
     local_keys,
     named_state,
-    place_of,
     signatory,
+    signer_texts,
     with_writing,
-    words_of,
     written_ledger,
 )
 from gate.commands.options import (
@@ -46,7 +46,7 @@ from gate.commands.options import (
 )
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, ExitCode, machine_options
-from gate.errors import GateError, Untrusted
+from gate.errors import DigestMismatch, EvidenceError, GateError, Untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +58,7 @@ if TYPE_CHECKING:
     from gate.policy.policy import Policy
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, PromotionResult, Release
-    from gate.registry.verify_release import VerdictSigning
-    from gate.signing.keys import PublicKey
-    from gate.signing.trust import Trust
+    from gate.registry.verify_release import VerdictSigning, VerifiedRelease
     from gate.storage.digest import Digest
     from gate.summary.summarize import SummaryInputs
     from gate.summary.summary import Step
@@ -74,31 +72,26 @@ HAND_IN = click.option(
 
 
 def is_handed_in(policy: Policy, given: bool | None) -> bool:
-    """As the option says, else as the policy does."""
+    """Return the option `--hand-in` if set, else what the policy says."""
     return policy.promotion == "by_service" if given is None else given
 
 
-def hand_over(
-    model: RegisteredModel,
-    release: Release,
-    *,
-    policy: Policy,
-    trust: Trust,
-    handing_in: bool,
+def submit_or_promote(
+    model: RegisteredModel, verified: VerifiedRelease, *, handing_in: bool
 ) -> PromotionResult:
-    """Hand the release in, or promote it. Raises as `hand_in` and `promote`."""
+    """Submit the release, or promote it. Raises as `submit` and `promote`."""
     from gate.registry.promotion import promote, submit
 
-    if handing_in:
-        return submit(model.registry, release, policy=policy, trust=trust)
-    return promote(model.registry, release, policy=policy, ledger=model.ledger, trust=trust)
+    return submit(model, verified) if handing_in else promote(model, verified)
 
 
 def refused(
     model: RegisteredModel, release: Release, reason: str, *, handing_in: bool
 ) -> PromotionResult:
-    """What nobody vouches for goes nowhere; who has the ledger writes that down. Raises
-    EvidenceError, StorageError."""
+    """Refuse a release without a trusted signature; with access to the ledger, record it there.
+
+    Raises EvidenceError, StorageError.
+    """
     from gate.registry.promotion import refuse
     from gate.registry.release import PromotionResult
 
@@ -116,8 +109,10 @@ def promoted(
     verdict: str | None = None,
     signed_by: Sequence[str] = (),
 ) -> CommandResult:
-    """`digest`: of the file that it is about. `verdict`: of the decision on it. `signed_by`: who
-    vouches for that, for people."""
+    """Return the command's result for a promotion.
+
+    `digest`: of the file. `verdict`: of the decision on it. `signed_by`: its signers, for display.
+    """
     status = ExitCode.of_promotion(promotion.outcome, verdict)
     url = version_page(uri, name, promotion.version)
     plain = {
@@ -170,7 +165,7 @@ def _show(
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePage:
-    """Of the run that was named, else of one of its own, with the whole record."""
+    """The MLflow run of a release: the one that was named, or a new one with the whole record."""
 
     runs: Runs
     run_id: str | None
@@ -182,7 +177,6 @@ class ReleasePage:
         self, judgement: SummaryInputs, twin: EvaluatedFile | None
     ) -> AbstractContextManager[RunLogger]:
         """Open it, to be written. Raises as `Runs.page` and `page_of_release`."""
-        from gate.decision.decide import decide
         from gate.summary.summarize import SummaryInputs
 
         if self.run_id is not None:
@@ -190,8 +184,9 @@ class ReleasePage:
         policy = judgement.policy.twin
         judged_twin = None
         if twin is not None and policy is not None:
-            decision = decide(policy, twin.evidence, decided_at=twin.decision.decided_at)
-            judged_twin = SummaryInputs(decision=decision, evidence=twin.evidence, policy=policy)
+            judged_twin = SummaryInputs(
+                decision=twin.decision, evidence=twin.evidence, policy=policy
+            )
         return page_of_release(self.runs, judgement, report=self.report, twin=judged_twin)
 
     def description(
@@ -210,7 +205,7 @@ class ReleasePage:
     def write_outcome(
         self, page: RunLogger, promotion: PromotionResult, judgement: SummaryInputs
     ) -> None:
-        """Write there what became of it. Raises as `write_promotion`."""
+        """Write there what became of it. Raises what `write_promotion` raises."""
         from gate.mlflow_client.log_evaluation import write_promotion
 
         version = None if promotion.version is None else (self.model, promotion.version)
@@ -295,13 +290,12 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     if (request["twin"] is None) != (request["twin_report"] is None):
         raise click.UsageError("--twin and --twin-report go together.")
 
-    from gate.decision.decide import decide
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.policy.policy import Policy
     from gate.records.champion_comparison import MOST_ROWS, Trend
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import Release
-    from gate.report.folder import change_beside, explanation_beside, refuse_links
+    from gate.report.folder import load_change, load_explanation, refuse_links
     from gate.signing.keys import labels
     from gate.summary.summarize import SummaryInputs
 
@@ -310,17 +304,17 @@ def command(**request: Unpack[_Request]) -> CommandResult:
         if folder is not None:
             refuse_links(folder)
     trust = local_keys().trust(request["trust"], key=request["key"])
-    about = ReportOf(request["model"], report, request["golden"])
-    judged = about.judged()
+    about = ReportLocation(request["model"], report, request["golden"])
+    judged = about.evaluated_file()
     evidence, decision = judged.evidence, judged.decision
     path = request["policy"]
     policy = Policy.from_file(path) if path is not None else about.policy(decision)
     handing_in = is_handed_in(policy, request["handing_in"])
-    vouched = Vouched(
+    vouched = ReleaseVerifier(
         RegisteredModel(MlflowRegistry(uri), _ledger(request, handing_in), request["name"]),
         trust,
         about,
-        ReportOf(request["twin"], request["twin_report"])
+        ReportLocation(request["twin"], request["twin_report"])
         if request["twin"] is not None and request["twin_report"] is not None
         else None,
     )
@@ -338,27 +332,27 @@ def command(**request: Unpack[_Request]) -> CommandResult:
         description="",
         golden=judged.golden,
         preprocessing=request["preprocessing"],
-        twin=None if vouched.twin is None else vouched.twin.judged(),
+        twin=None if vouched.twin is None else vouched.twin.evaluated_file(),
     )
-    refusal: str | None = None
-    signers: tuple[PublicKey, ...] = ()
-    try:
-        release, signers = vouched.release(
-            release, policy, signing=_signing(request["key"], vouched)
-        )
-    except Untrusted as error:
-        refusal = str(error)
-    # Anew: a decision that somebody edited is refused, and must not stand in the list of runs.
-    again = decide(policy, evidence, incumbent=decision.incumbent, decided_at=decision.decided_at)
-    change = change_beside(report, evidence) or change_against(
+    verified = _verify(
+        vouched, release, policy, signing=_signing(request["key"], vouched), handing_in=handing_in
+    )
+    if isinstance(verified, Untrusted):
+        # An edited decision must not be shown in the list of runs.
+        checked = _decided_again(release, policy)
+    else:
+        checked = verified.release
+    signers = () if isinstance(verified, Untrusted) else verified.signers
+    again = checked.decision
+    change = load_change(report, evidence) or change_against(
         vouched.model, again, evidence, trust=trust
     )
-    release = replace(release, trend=Trend(rows=change.trend[-MOST_ROWS:]))
+    trend = Trend(rows=change.trend[-MOST_ROWS:])
     judgement = SummaryInputs(
         decision=again,
         evidence=evidence,
         policy=policy,
-        explanation=explanation_beside(report, evidence),
+        explanation=load_explanation(report, evidence),
         change=change,
         model_name=release.model_name,
         steps=_steps(request, policy) if again.passed else (),
@@ -372,19 +366,22 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     )
     promotion: PromotionResult | None = None
     try:
-        with spinner("promoting"), pages.open(judgement, release.twin) as page:
+        with spinner("promoting"), pages.open(judgement, checked.twin) as page:
             description = pages.description(judgement, page)
-            release = replace(release, run_id=page.run_id, description=description)
             promotion = (
-                hand_over(vouched.model, release, policy=policy, trust=trust, handing_in=handing_in)
-                if refusal is None
-                else refused(vouched.model, release, refusal, handing_in=handing_in)
+                refused(vouched.model, release, str(verified), handing_in=handing_in)
+                if isinstance(verified, Untrusted)
+                else submit_or_promote(
+                    vouched.model,
+                    verified.described(run_id=page.run_id, description=description, trend=trend),
+                    handing_in=handing_in,
+                )
             )
             pages.write_outcome(page, promotion, judgement)
     except GateError as error:
         if promotion is None:
             raise
-        # It stands, whatever becomes of the page that shows it.
+        # The promotion stands, even if the page that shows it fails.
         click.echo(f"warning: the run's page lacks the outcome: {error}", err=True)
     outcome = promoted(
         promotion,
@@ -392,22 +389,61 @@ def command(**request: Unpack[_Request]) -> CommandResult:
         digest=decision.subject_sha256,
         uri=uri,
         verdict=decision.verdict.value,
-        signed_by=words_of(signers),
+        signed_by=signer_texts(signers),
     )
     return replace(outcome, record=judgement.story)
 
 
+def _verify(
+    vouched: ReleaseVerifier,
+    release: Release,
+    policy: Policy,
+    *,
+    signing: VerdictSigning | None,
+    handing_in: bool,
+) -> VerifiedRelease | Untrusted:
+    """Verify the release, or return why no trusted key signed it.
+
+    Raises the exceptions of `ReleaseVerifier.verify`; with access to the ledger, the refusal
+    is recorded there.
+    """
+    try:
+        return vouched.verify(release, policy, signing=signing)
+    except Untrusted as error:
+        return error
+    except (DigestMismatch, EvidenceError) as error:
+        if not handing_in:
+            vouched.model.write("refused", str(error), about=release)
+        raise
+
+
+def _decided_again(release: Release, policy: Policy) -> Release:
+    """Return the release with decisions made again, for the page of a refusal."""
+    from gate.decision.decide import decide
+
+    at, incumbent = release.decision.decided_at, release.decision.incumbent
+    decision = decide(policy, release.evidence, incumbent=incumbent, decided_at=at)
+    twin = release.twin
+    if twin is not None and policy.twin is not None:
+        at = twin.decision.decided_at
+        twin = replace(twin, decision=decide(policy.twin, twin.evidence, decided_at=at))
+    return replace(release, decision=decision, twin=twin)
+
+
 def _ledger(request: _Request, handing_in: bool) -> Ledger:
-    """To write into; whoever hands in needs none, and is not kept out by what he may not write."""
+    """Open the ledger for writing.
+
+    A submission does not write to it, so that no write access is required there.
+    """
     from gate.ledger.ledger import Ledger
 
     if handing_in:
         return Ledger(named_state(request["state"]))
-    return written_ledger(place_of(request))
+    return written_ledger(ledger_options(request))
 
 
-def _signing(key: str | None, vouched: Vouched) -> VerdictSigning | None:
-    """Who can sign the verdict for this model: nobody is made for that."""
+def _signing(key: str | None, vouched: ReleaseVerifier) -> VerdictSigning | None:
+    """Return the signing of verdicts for this model; None without a key: none is created."""
     from gate.ledger.entry import plain
     from gate.registry.verify_release import VerdictSigning
     from gate.signing.subjects import resource_uri
@@ -420,8 +456,11 @@ def _signing(key: str | None, vouched: Vouched) -> VerdictSigning | None:
 
 
 def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
-    """What to do with a version; what waits can't be taken back, and what was handed in is for the
-    service, which has the ledger."""
+    """Return the next steps for a version.
+
+    A waiting version can't be rolled back. A submitted one is left to the service, which has the
+    ledger.
+    """
     from gate.summary.summary import Step
 
     if is_handed_in(policy, request["handing_in"]):
@@ -435,7 +474,7 @@ def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
     return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
 
 
-class _Options(LedgerPlace):
+class _Options(LedgerOptions):
     """Those that say where."""
 
     policy: Path | None
@@ -475,7 +514,9 @@ def rollback_command(
 
 def _ask(model: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to confirm the rollback: say --yes.")
+        raise click.UsageError(
+            "the rollback must be confirmed, and this is no terminal: add --yes."
+        )
     click.confirm(f"Put the previous version of '{model}' into service?", abort=True, err=True)
 
 
@@ -488,7 +529,7 @@ def _roll_back(model: str, reason: str, *, options: _Options, address: str | Non
     from gate.storage.workspace import key_in
 
     policy = options["policy"]
-    uri, written = tracking_uri(address), written_ledger(place_of(options))
+    uri, written = tracking_uri(address), written_ledger(ledger_options(options))
     rule = None if policy is None else ReviewSettings.of(Policy.from_file(policy))
     check_server(uri)
     with spinner("rolling back"):

@@ -29,7 +29,7 @@ class ProviderTrial:
 
     @property
     def reduces(self) -> bool:
-        """True if the provider computes in less than float32 by default."""
+        """Return True if the provider computes in less than float32 by default."""
         return not self.default_error <= EXACT
 
 

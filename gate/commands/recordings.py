@@ -37,9 +37,9 @@ class _RecordRequest(TypedDict):
     output: Path
 
 
-@click.group("record", short_help="Pack outputs that were computed elsewhere.")
+@click.group("record", short_help="Pack outputs of another machine.")
 def record_command() -> None:
-    """Pack outputs that were computed elsewhere, for gate check --recorded.
+    """Pack outputs of another machine for gate check --recorded.
 
     \b
     Examples:
@@ -50,21 +50,21 @@ def record_command() -> None:
     """
 
 
-@record_command.command("pack", short_help="Pack outputs that were computed elsewhere.")
+@record_command.command("pack", short_help="Pack outputs of another machine.")
 @MODEL
 @click.option(
     "--inputs", type=SENT, required=True,
-    help="The samples that were computed, or the folder that gate samples export wrote.",
+    help="The samples, or the folder that gate samples export wrote.",
 )  # fmt: skip
 @click.option(
     "--outputs", type=OUTPUTS, required=True,
-    help="What came out, samples on axis 0: FILE.npy, FILE.npz with one array per output, a folder "
-    "of such; or a folder with outputs.json, which has the probes, too.",
+    help="Outputs, samples on axis 0: FILE.npy, FILE.npz with one array per output, a folder of "
+    "such, or a folder with outputs.json, which includes the probes.",
 )  # fmt: skip
 @click.option(
     "--meta", type=META_FILE, required=True,
-    help="JSON: runtime, version, device, precision, recorded_at; model_sha256 if it was computed "
-    "where the file ran.",
+    help="JSON: runtime, version, device, precision, recorded_at; model_sha256 if the machine "
+    "computed it.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=NEW_RECORDING, required=True, metavar="DIR|FILE.zip",
@@ -83,14 +83,14 @@ def _pack(**request: Unpack[_RecordRequest]) -> CommandResult:
       gate check model.onnx --reference mypackage.models:build --inputs samples.npy \\
           --recorded phone=phone.zip
     """
-    from gate.distributed.external_runtime import Packing, read_whence
+    from gate.distributed.external_runtime import Packing, read_recording_source
     from gate.onnx_file.reading import read_subject
 
     packing = Packing(
         read_subject(request["model"]),
         request["inputs"],
         request["outputs"],
-        read_whence(request["meta"]),
+        read_recording_source(request["meta"]),
     )
     output = request["output"]
     manifest = packing.write(output)
@@ -130,9 +130,9 @@ class _SamplesRequest(TypedDict):
     batch_size: int
 
 
-@click.group("samples", short_help="Write samples and probes for another machine.")
+@click.group("samples", short_help="Write samples for another machine.")
 def samples_command() -> None:
-    """Write what has to be computed on a phone, in a service, by TensorRT.
+    """Write samples and probes to run on a phone, in a service or with TensorRT.
 
     \b
     Examples:
@@ -149,24 +149,24 @@ def samples_command() -> None:
 @click.option("-o", "--output", type=NEW_FOLDER, required=True, metavar="DIR", help="A new folder.")
 @click.option(
     "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
-    help="The model of the file: then the probes that it has to be asked about are written, too.",
+    help="The PyTorch model; with it, probes are written, too.",
 )  # fmt: skip
 @CHECKPOINT
 @click.option(
     "--policy", type=POLICY_FILE,
-    help="The one that gate check will get: it says which probes there are. Default: the built-in.",
+    help="Policy of the later gate check; it selects the probes. Default: built-in.",
 )  # fmt: skip
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=32, show_default=True,
-    help="Samples that are computed at once, at most.",
+    help="Maximum batch size.",
 )  # fmt: skip
 @machine_options
 def _export(**request: Unpack[_SamplesRequest]) -> CommandResult:
-    """Write the samples and the probes of MODEL.onnx: as .npy, as raw little-endian numbers, and
-    samples.json, which says what is where.
+    """Write the samples and probes of MODEL.onnx as .npy, as raw little-endian numbers, and
+    samples.json, which lists them.
 
-    Run all of it elsewhere, write outputs.json with the outputs beside it, and pack that: gate
-    record pack. docs/recorded.md has programs in Rust and C++.
+    Run them on the other machine, write outputs.json and the outputs beside it, and use gate record
+    pack. docs/recorded.md has programs in Rust and C++.
 
     \b
     Examples:

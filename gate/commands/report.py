@@ -32,7 +32,7 @@ class _Question(TypedDict):
     trust: Path | None
 
 
-@click.command("report", short_help="Make the page of a judgement again, or compare two.")
+@click.command("report", short_help="Render a report again, or compare two.")
 @click.argument("records", type=FILE)
 @click.argument("other", type=FILE, required=False)
 @click.option(
@@ -40,12 +40,11 @@ class _Question(TypedDict):
 )
 @click.option(
     "--policy", type=FILE,
-    help="Judge the evidence anew by this policy, instead of reading a decision. Of two records, "
-    "both.",
+    help="Decide again by this policy instead of reading the decision (of both, for two records).",
 )  # fmt: skip
 @click.option(
     "--explanation", type=FILE, metavar="FILE",
-    help="What gate locate found. Default: localisation.json or explanation.json beside the "
+    help="Localization by gate locate. Default: localisation.json or explanation.json beside the "
     "evidence.",
 )  # fmt: skip
 @click.option(
@@ -55,13 +54,13 @@ class _Question(TypedDict):
 @SIGNING_TRUST
 @machine_options
 def command(**question: Unpack[_Question]) -> CommandResult:
-    """Write the page of RECORDS, an evidence.json or the folder that has one. It names the key that
-    signed them, if that is trusted.
+    """Write the HTML report of RECORDS, an evidence.json or a folder with one. The report names the
+    signing key, if it is trusted.
 
-    With OTHER, the page is of OTHER, and says what changed against RECORDS; the options are for
+    With OTHER, write the report of OTHER with its changes against RECORDS; the options apply to
     OTHER, too.
 
-    Exit code 0: the page is written, whatever the verdict; 2: it can't be.
+    Exit code 0: written, whatever the verdict; 2: not written.
 
     \b
     Examples:
@@ -73,20 +72,23 @@ def command(**question: Unpack[_Question]) -> CommandResult:
     from gate.ledger.entry import now
     from gate.policy.policy import Policy
     from gate.records.layout import PAGE
-    from gate.report.folder import JudgedRecords, RecordFiles
+    from gate.report.folder import EvaluationRecords, RecordFiles
     from gate.report.html_page import render_page
     from gate.storage import files
     from gate.summary.champion_changes import change_between
+    from gate.summary.render import with_texts
 
     path, other = question["policy"], question["other"]
     policy = Policy.from_file(path) if path is not None else None
     trust = local_keys().trust_if_any(question["trust"])
     given = RecordFiles(question["decision"], question["explanation"], policy, now(), trust)
     if other is None:
-        judged, change = JudgedRecords.read(question["records"], given), None
+        judged, change = EvaluationRecords.read(question["records"], given), None
     else:
-        judged = JudgedRecords.read(other, given)
-        before = JudgedRecords.read(question["records"], RecordFiles(policy=policy, now=given.now))
+        judged = EvaluationRecords.read(other, given)
+        before = EvaluationRecords.read(
+            question["records"], RecordFiles(policy=policy, now=given.now)
+        )
         change = change_between(
             (before.decision, before.evidence), judged.decision, judged.evidence
         )
@@ -98,7 +100,9 @@ def command(**question: Unpack[_Question]) -> CommandResult:
         {
             "verdict": report.decision.verdict.value,
             "output": str(output),
-            "story": report.story.to_plain(),
+            "story": with_texts(
+                report.story, onnx_reference=report.story.subject.is_onnx_reference
+            ),
         },
         lambda console: _show(report.story, change, output, console),
     )

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gate import installation
 from gate.errors import GateError, PackageMissing
@@ -74,7 +76,7 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_verdict(cls, verdict: str) -> ExitCode:
-        """Of a decision."""
+        """Return the exit code of a verdict."""
         return cls(_OF_VERDICTS[verdict])
 
     @classmethod
@@ -101,7 +103,7 @@ class CommandResult:
     record: Record | None = None
     """What it is about: the story of a decision, or what the lint found."""
     sentence: str = ""
-    """What came of it beside the verdict, for CI files; empty: nothing."""
+    """Further results besides the verdict, for CI files; empty: none."""
     finish: Callable[[], str] = str
     """Does what is left to do once the result is printed, or before `--json` is, and returns what
     to print of it, which may be nothing. It is called even where printing fails."""
@@ -168,12 +170,14 @@ def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def console(stream: TextIO) -> Console:
-    """A console that colours only a terminal (and not with NO_COLOR), and never cuts a line
-    elsewhere: in a pipe or file a table is as wide as it must be."""
+    """Return a console that colors only a terminal (and not with NO_COLOR).
+
+    It never cuts a line elsewhere: in a pipe or file a table is as wide as it must be.
+    """
     from rich.console import Console
 
     class Quiet(Console):
-        """Of its reader that went away `gate.cli` speaks: rich would exit with 1, 'rejected'."""
+        """A console that leaves a closed pipe to `gate.cli`: rich would exit with 1, 'rejected'."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -190,7 +194,7 @@ def console(stream: TextIO) -> Console:
 
 
 def as_json(plain: Mapping[str, Any]) -> str:
-    """`plain` as indented JSON in ASCII. NaN is refused: records write it as a word."""
+    """Return `plain` as indented JSON in ASCII. NaN is refused: records write it as a string."""
     return json.dumps(plain, indent=2, allow_nan=False)
 
 
@@ -218,7 +222,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Line:
-    """One command line, for whoever repeats it."""
+    """A command line that runs a command again."""
 
     arguments: tuple[str, ...]
     child: bool
@@ -262,11 +266,11 @@ def limit_options(usual_s: float) -> Callable[[_Command], _Command]:
     """Give a command the options `--time-limit` and `--memory-limit`; it gets their `limits`."""
     time_limit = click.option(
         "--time-limit", type=TIME, metavar="TIME", envvar="GATE_TIME_LIMIT", show_envvar=True,
-        help=f"What takes longer is not judged: 90s, 30m, 2h. Default: {time_text(usual_s)}.",
+        help=f"Time limit: 90s, 30m, 2h. Beyond it, exit code 2. Default: {time_text(usual_s)}.",
     )  # fmt: skip
     memory_limit = click.option(
         "--memory-limit", type=SIZE, metavar="SIZE", envvar="GATE_MEMORY_LIMIT", show_envvar=True,
-        help="What takes more memory is not judged: 8GB, 512MiB. Default: 80 % of the machine's, "
+        help="Memory limit: 8GB, 512MiB. Beyond it, exit code 2. Default: 80 % of the machine's, "
         "or of what its container may have.",
     )  # fmt: skip
 
@@ -281,10 +285,15 @@ def limit_options(usual_s: float) -> Callable[[_Command], _Command]:
     return decorate
 
 
+PARSED = "gate.commands.result.parsed"
+"""Key of a context's `meta`: all options, where the command takes some of them away."""
+
+
 def run_with_limits(
     command: Callable[..., CommandResult],
 ) -> Callable[..., CommandResult | Printed]:
-    """Let a child run the command whose arguments click has parsed, where the line asks for it."""
+    """Let a child process run the command with the options that click has parsed, where the command
+    line asks for it. The child gets them as JSON (`gate.cli.in_child`)."""
 
     @functools.wraps(command)
     def watched(limits: SandboxLimits, **options: Any) -> CommandResult | Printed:
@@ -294,13 +303,54 @@ def run_with_limits(
             return command(**options)
         from gate.sandbox.process import run_in_child
 
+        parsed = context.meta.get(PARSED, context.params)
+        stated = [
+            name
+            for name in parsed
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ]
         place = options.get("model") or options.get("plan") or "of parts"
         done = run_in_child(
             "gate.cli:in_child",
-            {"arguments": line.arguments},
+            {
+                "command": context.info_name,
+                "options": encode_options(parsed),
+                "stated": stated,
+                "arguments": line.arguments,
+            },
             limits=limits,
             what=f"gate {context.info_name} {place}",
         )
         return Printed(int(done["code"]), str(done["json"]))
 
     return watched
+
+
+_PATH = "path"
+
+
+def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as JSON values. Raises TypeError for a value of a type that `decode_options`
+    does not know."""
+    return {name: _encoded(value) for name, value in options.items()}
+
+
+def decode_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `encode_options` was given."""
+    return {name: _decoded(value) for name, value in options.items()}
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Path):
+        return {_PATH: str(value)}
+    if isinstance(value, tuple):
+        return [_encoded(item) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"cannot send {type(value).__name__} to a child process")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Path(value[_PATH])
+    return tuple(map(_decoded, value)) if isinstance(value, list) else value

@@ -13,7 +13,7 @@ import click
 
 from gate.commands.click_types import TRUST_FILE, ModelName
 from gate.commands.loaders import local_keys
-from gate.commands.options import TRACKING_URI, given_digest, tracking_uri
+from gate.commands.options import TRACKING_URI, parse_digest, tracking_uri
 from gate.commands.progress import spinner
 from gate.commands.promote import version_page
 from gate.commands.result import CommandResult, ExitCode, machine_options
@@ -82,9 +82,9 @@ def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> CommandResult
     from gate.registry.reviews import ReviewSubmission
     from gate.signing.keys import SigningKey
 
-    expected, uri = given_digest(request["sha256"]), tracking_uri(request["tracking_uri"])
+    expected, uri = parse_digest(request["sha256"]), tracking_uri(request["tracking_uri"])
     key = SigningKey.load(request["key"])
-    trust = TrustAtHand.of(request["trust"])
+    trust = LocalTrust.from_path(request["trust"])
     with spinner("reading the version"):
         check_server(uri)
         registry = MlflowRegistry(uri)
@@ -118,14 +118,14 @@ def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> CommandResult
 
 
 @dataclass(frozen=True)
-class TrustAtHand:
+class LocalTrust:
     """A trust that can be read from here: perhaps the service's, perhaps not."""
 
     path: Path
     trust: Trust
 
     @classmethod
-    def of(cls, named: Path | None) -> Self | None:
+    def from_path(cls, named: Path | None) -> Self | None:
         """The one that is named, else the folder's if it is there and whole. Raises PolicyError for
         one that is named."""
         from gate.errors import PolicyError
@@ -135,23 +135,23 @@ class TrustAtHand:
             return cls(named, Trust.from_file(named))
         path = local_keys().trust_path
         with contextlib.suppress(PolicyError):
-            # Signing needs none: a damaged one that nobody named keeps no reviewer from it.
+            # Signing needs no trust: a damaged file that was not named must not block a reviewer.
             return cls(path, Trust.from_file(path)) if path.exists() else None
         return None
 
 
 @dataclass(frozen=True)
 class _Signing:
-    """A reviewer's word on a version, for people: only what can be known from here."""
+    """A reviewer's approval or rejection for display: only facts that are available locally."""
 
     word: Word
     submission: ReviewSubmission
     key: PublicKey
-    trust: TrustAtHand | None
+    trust: LocalTrust | None
 
     @property
     def tag(self) -> str:
-        """Where the signed word stands."""
+        """Return the name of the tag that holds the signed review."""
         from gate.registry.reviews import STATEMENT_TAG
 
         return f"{STATEMENT_TAG}{self.key.short}"
@@ -168,13 +168,13 @@ class _Signing:
             return Tag.REFUSED
         return Tag.REVIEW if rejects(tags, ReviewTag()) else None
 
-    def by_trust(self, at_hand: TrustAtHand) -> dict[str, Any]:
-        """What a trust says of the key, as JSON values."""
+    def by_trust(self, at_hand: LocalTrust) -> dict[str, Any]:
+        """Return whether the trust counts the key, and why not, as JSON values."""
         refusal = self._refusal(at_hand.trust)
         return {"path": str(at_hand.path), "counts": refusal is None, "why_not": refusal}
 
     def _refusal(self, trust: Trust) -> str | None:
-        """Why it would not count this word; None: it would."""
+        """Return why a trust would not count this review, or None if it would."""
         from datetime import UTC, datetime
 
         signed, key = self.submission.statements, self.key
@@ -185,7 +185,10 @@ class _Signing:
         return trust.refusal_of(key, "reviewers", at=datetime.now(UTC))
 
     def lines(self) -> list[str]:
-        """What is signed, and who says so. All but the key is a stranger's."""
+        """Return lines that show what is signed and who signed the verdict.
+
+        Everything except the key comes from the registry and is not trusted.
+        """
         from gate.storage.safe_text import make_printable
 
         of, decision = self.submission.of, self.submission.decision

@@ -24,16 +24,16 @@ _STYLES = {"ok": "green", "broken": "bold red", "absent": "yellow", "by options"
     "runtimes",
     cls=Dispatch,
     subcommands={"install": "gate.commands.runtimes:runtimes_install_command"},
-    short_help="List what can run a file on this machine.",
+    short_help="List the runtimes on this machine.",
 )
-@click.option("--policy", type=POLICY_FILE, help="YAML: only the runtimes that it names.")
+@click.option("--policy", type=POLICY_FILE, help="List only the runtimes of this policy.")
 @machine_options
 def command(policy: Path | None) -> CommandResult:
-    """List the runtimes: those that are there, and those that are not, and why.
+    """List built-in runtimes and those of installed packages, available or not, with the reason
+    (docs/runtimes.md).
 
-    The gate's own, and those of installed packages (docs/runtimes.md). gate runtimes install NAME
-    brings what one needs beside packages of Python. Exit code 0 if none is
-    broken, 2 if one is: it is installed, and can't say whether it runs.
+    gate runtimes install NAME installs what a runtime needs beside Python packages. Exit code 0 if
+    no runtime is broken (installed, but it does not load), 2 otherwise.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def command(policy: Path | None) -> CommandResult:
     from gate.runtimes.selection import listed
 
     wanted = Policy.from_file(policy) if policy else None
-    with spinner("asking the runtimes"):
+    with spinner("loading the runtimes"):
         rows = listed(wanted)
     broken = any(row.state == "broken" for row in rows)
     return CommandResult(
@@ -85,10 +85,10 @@ def _show(rows: tuple[Listed, ...], console: Console) -> None:
 @click.argument("name")
 @machine_options
 def runtimes_install_command(name: str) -> CommandResult:
-    """Bring what the runtime NAME needs beside packages of Python; what is here already stays.
+    """Install what the runtime NAME needs beside Python packages.
 
-    browser-wasm: onnxruntime-web by npm, of the version that the gate pins with its digests, into
-    ~/.cache/parity-gate/runtimes, or GATE_RUNTIMES. browser-webgpu uses the same.
+    browser-wasm and browser-webgpu: onnxruntime-web from npm, in the version and with the digests
+    that parity-gate pins, into ~/.cache/parity-gate/runtimes or GATE_RUNTIMES.
 
     \b
     Examples:
@@ -101,12 +101,12 @@ def runtimes_install_command(name: str) -> CommandResult:
     entry = selection.find_runtime(name, selection.entries())
     if not entry.builtin:
         raise PolicyError(
-            f"{name} comes with {entry.package}, which installs what it needs. See why it is "
-            "absent: gate runtimes."
+            f"{name} belongs to the package {entry.package}, which installs what it needs. gate "
+            "runtimes shows why it is absent."
         )
     with spinner(f"installing {name}"):
         brought = runtime.load_runtime(entry.place).install()
-    words = "installed" if brought else "was installed before"
+    words = "installed" if brought else "was already installed"
     return CommandResult(
         ExitCode.DONE,
         {"runtime": name, "installed": brought},

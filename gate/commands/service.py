@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -89,7 +90,7 @@ def _reconcile(registry: str | None, places: dict[str, Any]) -> CommandResult:
     check_server(uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     with spinner("reconciling"):
-        done = {model: _look(reconcile, model, cause=cause) for model in settings.models}
+        done = {model: _reconcile_model(reconcile, model, cause=cause) for model in settings.models}
     models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}
     outcomes = {one["outcome"] for all_of_it in models.values() for one in all_of_it}
     status = ExitCode.NOT_JUDGED if "failed" in outcomes else ExitCode.DONE
@@ -98,8 +99,10 @@ def _reconcile(registry: str | None, places: dict[str, Any]) -> CommandResult:
     )
 
 
-def _look(reconcile: Reconcile, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
-    """One model that can't be looked at keeps no other waiting."""
+def _reconcile_model(
+    reconcile: Reconcile, model: str, *, cause: str
+) -> Sequence[StepResult | Failed]:
+    """Reconcile one model; return a failure as a result, so that it does not block the others."""
     from gate.errors import GateError
     from gate.service.monitoring import Failed
 
@@ -147,18 +150,16 @@ class _Request(TypedDict):
     policy: Path | None
     trust: Path | None
     key: str | None
-    connections: int | None
-    downloads: int | None
     body_cap: int | None
     body_timeout_s: float | None
-    write_timeout_s: float | None
-    inbox_rows: int | None
     window_s: float | None
     interval_s: float | None
     confirm_s: float | None
     time_limit_s: float | None
     memory_limit: int | None
     log_format: LogFormat | None
+    notify_url: str | None
+    notify_secret_file: Path | None
     state: str
     tracking_uri: str | None
 
@@ -205,24 +206,6 @@ def _environment(name: str) -> dict[str, Any]:
     **_environment("BODY_TIMEOUT"), help="Within which a body must have arrived. Default: 20.",
 )  # fmt: skip
 @click.option(
-    "--write-timeout", "write_timeout_s", type=float, metavar="SECONDS",
-    **_environment("WRITE_TIMEOUT"),
-    help="Within which a client must have taken the next 128 KiB of its answer. Default: 30.",
-)  # fmt: skip
-@click.option(
-    "--connections", type=int, metavar="NUMBER", **_environment("CONNECTIONS"),
-    help="At once; beyond them the client that is waited for the longest makes room. Default: 512.",
-)  # fmt: skip
-@click.option(
-    "--downloads", type=int, metavar="NUMBER", **_environment("DOWNLOADS"),
-    help="Requests to /models that are answered at once; more get 503. Default: 64.",
-)  # fmt: skip
-@click.option(
-    "--inbox-rows", type=int, metavar="NUMBER", **_environment("INBOX_ROWS"),
-    help="Deliveries that are remembered when they are done, and too old for a replay. "
-    "Default: 100000.",
-)  # fmt: skip
-@click.option(
     "--window", "window_s", type=float, metavar="SECONDS", **_environment("WINDOW"),
     help="How far a delivery's timestamp may lie from this clock. Default: 300.",
 )  # fmt: skip
@@ -237,6 +220,14 @@ def _environment(name: str) -> dict[str, Any]:
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),
     help="Default: text.",
+)  # fmt: skip
+@click.option(
+    "--notify-url", metavar="URL", **_environment("NOTIFY_URL"),
+    help="Send verdicts, promotions, reverts and reviews there, signed (docs/notifications.md).",
+)  # fmt: skip
+@click.option(
+    "--notify-secret-file", type=FILE, **_environment("NOTIFY_SECRET_FILE"),
+    help="The secrets by which they are signed, one in a line.",
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
@@ -273,27 +264,31 @@ def serve_command(**request: Unpack[_Request]) -> CommandResult:
     from gate.deploy.serving import store_app
     from gate.deploy.store import ModelStore
     from gate.mlflow_client.connection import reach
-    from gate.service.reconciler import reconciler
+    from gate.service.notifications import notifying
+    from gate.service.reconciler import read_ledger, reconciler
 
     reconcile = reconciler(settings, comes_again=True)
     models = store_app(
         ModelStore(settings.store),
         cors_origins=settings.cors_origins,
-        damaged=reconcile.doubt,
+        damaged=reconcile.report_damage,
     )
-    serve(
-        settings,
-        reconcile,
-        mounts={"/models": models},
-        reach=lambda: reach(settings.tracking_uri),
-    )
+    with notifying(settings, read_ledger(settings)) if settings.notify_url else nullcontext():
+        serve(
+            settings,
+            reconcile,
+            mounts={"/models": models},
+            reach=lambda: reach(settings.tracking_uri),
+        )
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
     return CommandResult(ExitCode.DONE, {"stopped": True, **plain}, _serve_show)
 
 
 def _refuse_mistyped(uri: str) -> None:
-    """Raise RegistryError unless there is a registry: MLflow would make an empty one of any file's
-    name, and the service would look after nothing."""
+    """Raise RegistryError unless there is a registry.
+
+    MLflow would create an empty one for any file name, and the service would have no models.
+    """
     from gate.errors import RegistryUnavailable
     from gate.mlflow_client.connection import check_server
     from gate.storage.safe_text import redacted
@@ -308,7 +303,7 @@ def _refuse_mistyped(uri: str) -> None:
 
 
 def _serve_show(console: Console) -> None:
-    console.print("stopped; what was begun is finished, what waits is in the inbox")
+    console.print("stopped; what was begun is finished")
 
 
 _NAME = click.option(
@@ -399,7 +394,7 @@ def _test(name: str, tracking_uri: str | None) -> CommandResult:
       gate webhooks test --name production --json
     """
     server = _server(tracking_uri)
-    trials = server.test(_found(server, name))
+    trials = server.test(_require_webhook(server, name))
     good = all(trial.success for trial in trials)
     return _tried(ExitCode.DONE if good else ExitCode.NOT_JUDGED, trials)
 
@@ -434,7 +429,7 @@ def _rotate(
             "Keep them in a file: --secret-file FILE, here and with gate serve."
         )
     server = _server(tracking_uri)
-    trials = rotate(server, _found(server, name), secret_file, overlap_s=overlap)
+    trials = rotate(server, _require_webhook(server, name), secret_file, overlap_s=overlap)
     return _tried(ExitCode.DONE, trials)
 
 
@@ -449,7 +444,7 @@ def _server(given: str | None) -> WebhookSubscription:
     return server
 
 
-def _found(server: WebhookSubscription, name: str) -> Subscription:
+def _require_webhook(server: WebhookSubscription, name: str) -> Subscription:
     webhook = server.find(name)
     if webhook is None:
         raise ServiceError(

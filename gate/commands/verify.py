@@ -18,7 +18,7 @@ from gate.commands.click_types import (
     TRUST_FILE,
     ModelName,
 )
-from gate.commands.options import MODEL, address, given_digest
+from gate.commands.options import MODEL, address, parse_digest
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, ExitCode, limit_options, machine_options
 from gate.sandbox.limits import FILE_S, SandboxLimits
@@ -30,19 +30,24 @@ if TYPE_CHECKING:
     from gate.records.evidence import Evidence
     from gate.signing.statement import SignedStatement
     from gate.signing.trust import Trust
-    from gate.signing.verification import Beside, VerdictVerification
+    from gate.signing.verification import ComparedArtifacts, VerdictVerification
 
 
-def verified(statement: Path, beside: Callable[[], Beside], *, trust: Trust) -> VerdictVerification:
-    """Look at a statement and at what is read beside it: what is no such record is no verdict that
-    could be trusted. Raises PolicyError, StorageError where it can't be looked at."""
+def verified(
+    statement: Path, load_artifacts: Callable[[], ComparedArtifacts], *, trust: Trust
+) -> VerdictVerification:
+    """Verify a statement with the records that belong to it.
+
+    A file that is no such record is an untrusted verdict. Raises PolicyError, StorageError where it
+    can't be verified.
+    """
     from datetime import UTC, datetime
 
     from gate.errors import DigestMismatch, EvidenceError, Untrusted
     from gate.signing.verification import VerdictVerification, verify_verdict
 
     try:
-        signed, things = read_statement(statement), beside()
+        signed, things = read_statement(statement), load_artifacts()
     except (Untrusted, DigestMismatch, EvidenceError) as error:
         return VerdictVerification(trusted=False, summary=None, problems=(str(error),))
     return verify_verdict(signed, things, trust=trust, now=datetime.now(UTC))
@@ -69,7 +74,7 @@ def content(path: Path, *, limit: int) -> bytes:
 
 
 def show(found: VerdictVerification, console: Console) -> None:
-    """Print it for people: what came of looking first, then what the statement says."""
+    """Print the result for users: the outcome first, then the content of the statement."""
     from rich.text import Text
 
     style = "bold green" if found.trusted else "bold red"
@@ -78,7 +83,7 @@ def show(found: VerdictVerification, console: Console) -> None:
 
 
 def outcome(found: VerdictVerification) -> str:
-    """What came of looking, in a few words."""
+    """Return the result of the verification in a few words."""
     if found.trusted:
         assert found.summary is not None
         return f"TRUSTED {found.summary.verification_result}"
@@ -90,7 +95,8 @@ def outcome(found: VerdictVerification) -> str:
 
 
 def _is_proven(found: VerdictVerification) -> bool:
-    """Whether what the statement says is so: nothing is wrong but, perhaps, the verdict itself."""
+    """Return whether what the statement says is so: nothing is wrong but, perhaps, the verdict
+    itself."""
     return bool(found.signers) and len(found.problems) == ("result" not in found.checked)
 
 
@@ -175,10 +181,10 @@ def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
     """
     from gate.golden.verify import verify_golden_in_sandbox
 
-    digests = {name: given_digest(request[name]) for name in ("sha256", "golden_sha256")}
-    vouched = _vouched(request)
+    digests = {name: parse_digest(request[name]) for name in ("sha256", "golden_sha256")}
+    vouched = _verify_verdict(request)
     if vouched is not None and not vouched.trusted:
-        # Nothing of a file is run that nobody vouches for.
+        # A file without a trusted signature is never run.
         plain = {
             "verdict": "FAIL",
             "trusted": False,
@@ -206,17 +212,17 @@ def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
     )
 
 
-def _vouched(request: _Request) -> VerdictVerification | None:
-    """Who vouches for the file and the vectors; None: nobody asks for it."""
+def _verify_verdict(request: _Request) -> VerdictVerification | None:
+    """Verify the signed verdict on the file and the vectors; None where none was requested."""
     if (request["verdict"] is None) != (request["trust"] is None):
         raise click.UsageError("--verdict and --trust go together: whose signature would count?")
     if request["verdict"] is None or request["trust"] is None:
         return None
     from gate.signing.trust import Trust
-    from gate.signing.verification import Beside
+    from gate.signing.verification import ComparedArtifacts
 
-    beside = Beside(request["model"], golden=request["golden"])
-    return verified(request["verdict"], lambda: beside, trust=Trust.from_file(request["trust"]))
+    artifacts = ComparedArtifacts(request["model"], golden=request["golden"])
+    return verified(request["verdict"], lambda: artifacts, trust=Trust.from_file(request["trust"]))
 
 
 def _verdict(result: GoldenResult) -> str:
@@ -331,7 +337,7 @@ def verify_verdict_command(**question: Unpack[_Question]) -> CommandResult:
     from gate.signing.trust import Trust
 
     trust = Trust.from_file(question["trust"])
-    found = verified(question["statement"], lambda: _beside(question), trust=trust)
+    found = verified(question["statement"], lambda: _load_artifacts(question), trust=trust)
     return CommandResult(
         ExitCode.DONE if found.trusted else ExitCode.REJECTED,
         found.to_plain(),
@@ -339,16 +345,19 @@ def verify_verdict_command(**question: Unpack[_Question]) -> CommandResult:
     )
 
 
-def _beside(question: _Question) -> Beside:
-    """What was named, read. Raises Untrusted, EvidenceError and DigestMismatch where it is no such
-    record, PolicyError, StorageError."""
+def _load_artifacts(question: _Question) -> ComparedArtifacts:
+    """Read the named files.
+
+    Raises Untrusted, EvidenceError and DigestMismatch where a file is not such a record,
+    PolicyError, StorageError.
+    """
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
-    from gate.signing.verification import Beside
+    from gate.signing.verification import ComparedArtifacts
 
     policy, spec = question["policy"], question["preprocessing"]
     evidence, measurement = _evidence(question)
-    return Beside(
+    return ComparedArtifacts(
         question["model"],
         registered=_registered(question["registry"], question["name"]),
         evidence=evidence,

@@ -33,6 +33,7 @@ Cause = Literal[
     "cost",
     "threshold",
     "labels",
+    "metric",
     "samples",
     "model",
     "policy",
@@ -64,6 +65,7 @@ TITLES: dict[Cause, str] = {
     "cost": "Slower or larger than the policy allows",
     "threshold": "Decisions at an operating point change",
     "labels": "Less accurate on the labels",
+    "metric": "A metric of the task is too low",
     "samples": "The samples cannot prove anything",
     "model": "The model's own output is not determined",
     "policy": "The policy does not fit the file",
@@ -74,7 +76,17 @@ TITLES: dict[Cause, str] = {
 """The title of a finding."""
 
 SYMPTOMS: frozenset[Cause] = frozenset(
-    {"numbers", "labels", "threshold", "unstable", "nonfinite", "batch", "baked_in", "beyond"}
+    {
+        "numbers",
+        "labels",
+        "metric",
+        "threshold",
+        "unstable",
+        "nonfinite",
+        "batch",
+        "baked_in",
+        "beyond",
+    }
 )
 """Causes that a fault of the file or of the model explains."""
 
@@ -113,7 +125,7 @@ class CheckSpec:
     """The reason for the bound."""
 
     def code(self, name: str) -> CodeSpec | None:
-        """Return what a code says; None: it is of a newer version."""
+        """Return the text of a code; None: the code is of a newer version."""
         found = self.codes.get(name, COMMON.get(name))
         return CodeSpec(found) if isinstance(found, str) else found
 
@@ -183,6 +195,44 @@ _NEVER_ENOUGH = CodeSpec(
 )
 
 
+def _metric_drop(
+    meaning: str, formula: str, why: str, remedy: str, *, problems: bool = False
+) -> CheckSpec:
+    text = (
+        "{label} is at most {observed:.6g}, allowed {allowed} (drop {drop:.6g}, n = {samples}, "
+        "changed: {changed}, by {method})."
+    )
+    value = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
+    notes = "{notes}" if problems else ""
+    codes: dict[str, Code] = {
+        "proven": text + notes,
+        "no_worse": value + notes,
+        "worse": CodeSpec(value + notes, headline="The metric fell: {label} is {usage}"),
+        "dropped": CodeSpec(
+            "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples})." + notes,
+            headline="The metric fell by {drop:.6g}: {label}, allowed {allowed}",
+        ),
+        "too_few": CodeSpec(
+            "{label} may be {observed:.6g}, allowed {allowed}: the drop is {drop:.6g} on {samples} "
+            "samples, which are too few to prove the bound. About {needed} samples like these "
+            "are needed." + notes,
+            remedy="Evaluate on more samples, or raise the allowed drop.",
+            cause="samples",
+        ),
+        "at_limit": CodeSpec(
+            "{label} may be {observed:.6g}, allowed {allowed}: the drop itself is {drop:.6g}, so "
+            "that no number of samples like these proves the bound." + notes,
+            cause="samples",
+        ),
+        "no_number": CodeSpec("{label} has no finite drop or bound.", cause="evidence"),
+    }
+    if problems:
+        codes["violated"] = CodeSpec("{problems}.", cause="evidence")
+    return CheckSpec(
+        meaning, "metric", remedy, codes, formula=formula, unit="the unit of the metric", why=why
+    )
+
+
 def _statement(holds: str, **codes: Code) -> dict[str, Code]:
     return {"holds": CodeSpec(holds), "violated": "{problems}.", **codes}
 
@@ -247,6 +297,18 @@ _BAKED_BATCH = (
     "true."
 )
 
+CONVERT_AGAIN = (
+    "Convert or optimize the reference file again, without the step that causes this difference."
+)
+"""The remedy that replaces those for an export if the reference is an ONNX file."""
+
+CHANGE_REFERENCE = (
+    "The cause is in the reference file, and the new file may be correct. Remove random operators "
+    "and casts to 16 bits from the reference, or give samples whose outputs do not depend on "
+    "rounding."
+)
+"""The remedy that replaces those about the code of a model if the reference is an ONNX file."""
+
 LIMITS = (
     "Compare limits and thresholds (ReLU6, hardtanh, clamp, torch.where) and activations of the "
     "file with those in the model's code, and export again from that code."
@@ -257,6 +319,8 @@ _QUANTIZED_TENSORS = (
     "This policy is for quantized classifiers. Judge the file by a policy with precision: "
     "quantized, task: tensors and a numeric bound (docs/quantized.md)."
 )
+
+_UNBOUNDED = "No bound of the policy applies to this output, so any value in it would pass."
 
 _NO_REFERENCE = (
     "{output} cannot be judged: neither float64 nor random rounding computes the model's function, "
@@ -277,11 +341,16 @@ CHAIN = (
 )
 """Remedy for several files that do not run one after the other."""
 
-_CUSTOM_OPERATOR = "Export with standard operators only, or ship the runtime that has them."
+_CUSTOM_OPERATOR = "Use standard operators only, or ship the runtime that has them."
 
 _CLAMP = (
     "If such values can occur, clamp them in forward to the range of the integer type before the "
     "conversion."
+)
+
+_FAILED = CodeSpec(
+    "{runtime} was not measured; it failed: {failure}",
+    headline="{runtime} cannot run the file: {failure:short}",
 )
 
 _PROBE_TEXT = "{metric} is {observed:.6g} on this input, allowed {allowed}."
@@ -302,6 +371,7 @@ _PROBE_CODES: dict[str, Code] = {
         "The record has numbers and a reason why there are none.", cause="evidence"
     ),
     "inapplicable": "The model does not accept this input: {reason}",
+    "not_judged": "This input is not judged: {reason:reason}.",
     "no_numbers": CodeSpec("The record has neither numbers nor a reason.", cause="evidence"),
     "unexamined": f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again.",
     "out_of_calibration": f"{_PROBE_TEXT} This input may lie outside of the calibrated range, "
@@ -317,9 +387,9 @@ _PROBE_CODES: dict[str, Code] = {
         "file.",
     ),
     "undefined": CodeSpec(
-        "The input makes the model convert floats that the integer type does not hold: "
-        "{conversions:list}. ONNX and PyTorch both leave the result open. What depends on it was "
-        "not compared.",
+        "On this input, the model converts floats that do not fit the integer type: "
+        "{conversions:list}. The result is undefined in ONNX and in PyTorch. What depends on it "
+        "was not compared.",
         remedy=_CLAMP,
     ),
 }
@@ -340,7 +410,7 @@ def _probe(remedy: str, cause: Cause) -> CheckSpec:
 
 _GRAPH_CODES: dict[str, Code] = {
     "findings": "{findings:list}.",
-    "no_findings": "The graph has none.",
+    "no_findings": "Nothing of this kind was found in the graph.",
     "weights_equal": "{weights}",
     "not_compared": CodeSpec(
         "The weights of the file were not compared with the model's: the evidence is from an older "
@@ -351,9 +421,9 @@ _GRAPH_CODES: dict[str, Code] = {
 }
 
 
-def _graph(remedy: str, cause: Cause = "graph") -> CheckSpec:
+def _graph(meaning: str, remedy: str, cause: Cause = "graph") -> CheckSpec:
     return CheckSpec(
-        "Is the graph free of this?",
+        meaning,
         cause,
         remedy,
         _GRAPH_CODES,
@@ -365,7 +435,7 @@ def _graph(remedy: str, cause: Cause = "graph") -> CheckSpec:
 
 _EXPORT_CODES: dict[str, Code] = {
     "findings": "{lines:list}.{notes}",
-    "no_findings": "Nothing that refuses the file.{notes}",
+    "no_findings": "The export reported nothing that the policy refuses.{notes}",
     "no_record": CodeSpec("The evidence does not say how the file was exported.", cause="evidence"),
 }
 
@@ -388,6 +458,13 @@ _CROSSING = (
     "{reference_above}, the file on {candidate_above}."
 )
 
+
+_LEFT_TO_PROBES = CodeSpec(
+    "One sample has no other batch. The probes of other batch sizes decide.",
+    observed="left to the probes",
+)
+
+_UNNOTICED = "{problems}. Behavior that was baked in would not be noticed."
 
 _NEAR_TIES = (
     "{count} of {total} {what} differ where rounding alone decides between equals: the float64 "
@@ -443,6 +520,20 @@ def _cost(spec: CheckSpec, text: str, headline: str) -> CheckSpec:
     return replace(spec, codes=codes)
 
 
+def _no_numbers(name: str, element: str, wanted: str) -> CheckSpec:
+    text = (
+        f"The output '{{output}}' has no {element} in any of {{samples}} samples, so nothing was "
+        "compared."
+    )
+    return CheckSpec(
+        f"Does the output have any {element} in a sample?",
+        "samples",
+        f"Add samples for which the model returns {wanted}, leave the output out of the export, or "
+        f"set waive: {{{{NAME: [{name}]}}}} in the policy.",
+        {"no_numbers": text, "no_numbers_waived": f"{text} The policy waives this."},
+    )
+
+
 CHECKS: dict[str, CheckSpec] = {
     "part": CheckSpec(
         "Was this part of the release measured?",
@@ -461,8 +552,9 @@ CHECKS: dict[str, CheckSpec] = {
         "Give more evaluation samples, or lower gate.min_samples. One sample is enough only with "
         "probes (gate.instruments.probes).",
         {
-            "enough": "{samples} samples were measured, {allowed} are required.",
-            "too_few": "{samples} samples were measured, {allowed} are required.",
+            **dict.fromkeys(
+                ("enough", "too_few"), "{samples} samples were measured, {allowed} are required."
+            ),
             "unprobed": "One sample was measured, and {runtimes:list} computed no probe with other "
             "values. Give a second sample, or set instruments.probes: true.",
         },
@@ -511,12 +603,12 @@ CHECKS: dict[str, CheckSpec] = {
         {"not_used": "{problems}."},
     ),
     "undefined_casts": CheckSpec(
-        "Do the integer types hold what is converted to them?",
+        "Do all floats that the model converts to integers fit the integer type?",
         "model",
         _CLAMP,
         {
-            "undefined": "The first samples make the model convert floats that the integer type "
-            "does not hold: {conversions:list}. ONNX and PyTorch both leave the result open; it "
+            "undefined": "On the first samples, the model converts floats that do not fit the "
+            "integer type: {conversions:list}. The result is undefined in ONNX and in PyTorch, and "
             "may differ on another device."
         },
     ),
@@ -559,8 +651,9 @@ CHECKS: dict[str, CheckSpec] = {
         "outputs",
         "An exporter drops an input that changes no output. Export again if this one should.",
         {
-            "model_only": "The model takes {names:list}, the file does not. The model received the "
-            "values of the samples and of the probes, so an input that changes the outputs shows."
+            "model_only": "The model has the inputs {names:list}, the file does not. The model "
+            "received values for them from the samples and the probes. If one of them changed an "
+            "output, another check would fail."
         },
     ),
     "role": CheckSpec(
@@ -573,16 +666,16 @@ CHECKS: dict[str, CheckSpec] = {
             "unknown_outputs": "The policy names the outputs {names:list}, but the file has "
             "{outputs:list}.",
             "wrong_shape": "The role '{role}' is for floats of shape (batch, classes >= 2); this "
-            "{dtype} output has another shape or dtype. Say indices for classes that the model has "
+            "{dtype} output has another shape or dtype. Use indices for classes that the model has "
             "chosen, scores for independent numbers, tensor for anything else.",
             "wrong_sums": "The role is 'probabilities', but the model's rows do not sum to 1 (off "
-            "by up to {sum_error:.3g}). Say logits if a softmax follows, scores if each column "
+            "by up to {sum_error:.3g}). Use logits if a softmax follows, scores if each column "
             "stands for itself.",
-            "not_float": "The role '{role}' is for floats, but the output is {dtype}. Say indices, "
+            "not_float": "The role '{role}' is for floats, but the output is {dtype}. Use indices, "
             "mask or tensor.",
             "no_vectors": "The role is 'embedding', but no vectors of 2 to 65 536 numbers per "
-            "sample were measured. Say tensor, or measure again.",
-            "not_integer": "The role 'indices' is for integers, but the output is {dtype}. Say "
+            "sample were measured. Use tensor, or measure again.",
+            "not_integer": "The role 'indices' is for integers, but the output is {dtype}. Use "
             "scores or tensor.",
         },
     ),
@@ -593,7 +686,7 @@ CHECKS: dict[str, CheckSpec] = {
         "classifier.",
         {
             "not_claimed": CodeSpec(
-                "Agreement of answers is not judged: {reason}. The numbers decide. Say "
+                "Agreement of answers is not judged: {reason}. The numbers decide. Pass "
                 "--role {output}=logits if the model is a classifier.",
                 observed="not claimed",
             )
@@ -618,6 +711,13 @@ CHECKS: dict[str, CheckSpec] = {
                 headline="{runtime} cannot run any file here: {failure:short}",
                 cause="device",
             ),
+            "unusable_server": CodeSpec(
+                "{runtime} was not measured, because the server cannot be used: {failure}",
+                headline="The server {runtime} cannot be used: {failure:short}",
+                remedy="Ask the server by hand: curl URL, the URL of the runtime's options. Its "
+                "log shows the requests that it got.",
+                cause="evidence",
+            ),
             "absent": CodeSpec(
                 "{runtime} was not measured, but the policy requires it: {reason}",
                 headline="{reason:short}, and the policy requires {runtime}",
@@ -631,20 +731,9 @@ CHECKS: dict[str, CheckSpec] = {
             "not_plain": "{runtime} was not measured: the file does not open with optimizations "
             "off ({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
             "served with optimizations.",
-            "failed": CodeSpec(
-                "{runtime} was not measured; it failed: {failure}",
-                headline="{runtime} cannot run the file: {failure:short}",
-            ),
-            "chain_failed": CodeSpec(
-                "{runtime} was not measured; it failed: {failure}",
-                headline="{runtime} cannot run the file: {failure:short}",
-                remedy=CHAIN,
-            ),
-            "unregistered_operator": CodeSpec(
-                "{runtime} was not measured; it failed: {failure}",
-                headline="{runtime} cannot run the file: {failure:short}",
-                remedy=_CUSTOM_OPERATOR,
-            ),
+            "failed": _FAILED,
+            "chain_failed": replace(_FAILED, remedy=CHAIN),
+            "unregistered_operator": replace(_FAILED, remedy=_CUSTOM_OPERATOR),
             "only_batches": CodeSpec(
                 "{runtime} was not measured; it computes batches of {batch_sizes:list} only, and "
                 "fails on others: {failure}",
@@ -678,8 +767,8 @@ CHECKS: dict[str, CheckSpec] = {
         "evidence",
         "Measure again from what gate record pack wrote.",
         _statement(
-            "Computed elsewhere by {recorded_runtime} on {device}, recorded {recorded_at}, as "
-            "stated by the packer ({recording}). It did not run here: repeatability, batch "
+            "Computed elsewhere by {recorded_runtime} on {device}, recorded {recorded_at}, "
+            "according to the recording ({recording}). It did not run here: repeatability, batch "
             "invariance, latency and memory were not measured."
         ),
     ),
@@ -729,16 +818,29 @@ CHECKS: dict[str, CheckSpec] = {
             "decide.",
         ),
     ),
+    "server_file": CheckSpec(
+        "Is it proven which file the server has?",
+        "evidence",
+        "Add the parameter sha256 to the model's metadata, or name a digest_url in the runtime's "
+        "options.",
+        {
+            "proven": "{server} has the file as {model}, version {model_version}: {proof}.",
+            "unproven": "{server} does not state which file {model}, version {model_version}, is. "
+            "Another file with the same outputs would pass.",
+        },
+    ),
+    "server_input": CheckSpec(
+        "Does the server refuse what is no input of the model?",
+        "outputs",
+        "Have the server check shapes and datatypes of its inputs.",
+        _statement("The server refuses an input of a wrong shape."),
+    ),
     "device": CheckSpec(
         "Did both sides compute on the device that they are named after?",
         "device",
         "Run gate locate on this runtime to see the first layer that diverges; set "
         "determinism.tf32: false, and measure torch-cuda too.",
-        {
-            "same": "{notes:alone}",
-            "misplaced": "{notes:alone}",
-            "large": "{notes:alone}",
-        },
+        dict.fromkeys(("same", "misplaced", "large"), "{notes:alone}"),
     ),
     "outputs": CheckSpec(
         "Was every output of the file measured on every sample?",
@@ -746,10 +848,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Export again with export.output_names as the model returns them, in its order.",
         _statement(
             "Every output of the file was measured on every sample.",
-            violated_quantized=CodeSpec(
-                "{problems}.",
-                remedy=_QUANTIZED_TENSORS,
-            ),
+            violated_quantized=CodeSpec("{problems}.", remedy=_QUANTIZED_TENSORS),
         ),
     ),
     "reference": CheckSpec(
@@ -766,31 +865,12 @@ CHECKS: dict[str, CheckSpec] = {
             ),
         ),
     ),
-    "empty": CheckSpec(
-        "Does the output have an element in any sample?",
-        "samples",
-        "Add samples for which the model returns at least one element (an object to detect, a "
-        "value above the threshold), leave the output out of the export, or say waive: "
-        "{{NAME: [empty]}} in the policy.",
-        {
-            "no_numbers": "The output '{output}' has no element in any of {samples} samples, so "
-            "nothing was compared.",
-            "no_numbers_waived": "The output '{output}' has no element in any of {samples} "
-            "samples, so nothing was compared. The policy waives this.",
-        },
+    "empty": _no_numbers(
+        "empty",
+        "element",
+        "at least one element (an object to detect, a value above the threshold)",
     ),
-    "nonfinite": CheckSpec(
-        "Does the output have a finite element in any sample?",
-        "samples",
-        "Add samples for which the model returns finite values, leave the output out of the "
-        "export, or say waive: {{NAME: [nonfinite]}} in the policy.",
-        {
-            "no_numbers": "The output '{output}' has no finite element in any of {samples} "
-            "samples, so nothing was compared.",
-            "no_numbers_waived": "The output '{output}' has no finite element in any of {samples} "
-            "samples, so nothing was compared. The policy waives this.",
-        },
-    ),
+    "nonfinite": _no_numbers("nonfinite", "finite element", "finite values"),
     "finite": CheckSpec(
         "Is nothing NaN, or infinite on one side only?",
         "nonfinite",
@@ -808,12 +888,8 @@ CHECKS: dict[str, CheckSpec] = {
         "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff. It applies to "
         "every output; bounds on classes apply only to logits.",
         {
-            "no_bound": "No bound of the policy applies to this output, so any value in it would "
-            "pass.",
-            "no_bound_quantized": CodeSpec(
-                "No bound of the policy applies to this output, so any value in it would pass.",
-                remedy=_QUANTIZED_TENSORS,
-            ),
+            "no_bound": _UNBOUNDED,
+            "no_bound_quantized": CodeSpec(_UNBOUNDED, remedy=_QUANTIZED_TENSORS),
             "checked_in_chain": CodeSpec(
                 "The rounding of this part is judged in the chain. Name the output in the policy "
                 "(outputs) to bound it here too.",
@@ -822,7 +898,7 @@ CHECKS: dict[str, CheckSpec] = {
         },
     ),
     "near_ties": CheckSpec(
-        "Are answers that rounding alone decides rare?",
+        "Does rounding alone decide only a few answers?",
         "model",
         "Too many answers depend on the last bit. Look at what the model decides there (equal "
         "scores, rounding to integers), or judge the numbers before that decision.",
@@ -934,7 +1010,7 @@ CHECKS: dict[str, CheckSpec] = {
     "noise_peak": _noise(
         "Is the worst element off by more than rounding explains?",
         "max|c - r64| / floor",
-        "Correct files reach 2.6. A single element is judged more mildly.",
+        "Correct files reach 2.6. A single element may be further off than the whole output.",
         "A few elements are off. Look at the sample of max_abs_diff and run gate locate: a single "
         "weight or class may be wrong.",
     ),
@@ -968,10 +1044,7 @@ CHECKS: dict[str, CheckSpec] = {
         unit=_DIFFERENCE,
         why=_BY_POLICY,
         cause="batch",
-        left_to_probes=CodeSpec(
-            "One sample has no other batch. The probes of other batch sizes decide.",
-            observed="left to the probes",
-        ),
+        left_to_probes=_LEFT_TO_PROBES,
     ),
     "batch_invariance_ratio": _number(
         "Does the output of a sample stay the same in another batch, apart from rounding?",
@@ -980,10 +1053,26 @@ CHECKS: dict[str, CheckSpec] = {
         unit=ROUNDING,
         why="Other batches are summed in another order.",
         cause="batch",
-        left_to_probes=CodeSpec(
-            "One sample has no other batch. The probes of other batch sizes decide.",
-            observed="left to the probes",
-        ),
+        left_to_probes=_LEFT_TO_PROBES,
+    ),
+    "concurrency": CheckSpec(
+        "Does each sample keep its answer when several clients ask at once?",
+        "batch",
+        "The server computes a sample differently, or returns the answer to another sample, when "
+        "it has several requests at once. Look at its dynamic batching, at state that requests "
+        "share, and whether all of its workers have the same weights.",
+        {
+            "within": "Under {label}, {requests} answers stay within {observed:.6g} × rounding of "
+            "the answers without load, allowed {allowed}.",
+            "beyond": "Under {label}, an answer differs from the one without load by "
+            "{observed:.6g} × rounding, allowed {allowed} ({requests} requests).",
+            "crossed": "Under {label}, {crossed} samples got an answer that is nearer to another "
+            "sample's ({requests} requests).",
+            "unmeasured": CodeSpec("{label} was not measured: {problems}.", cause="evidence"),
+        },
+        formula="max|a - b| / rounding",
+        unit=ROUNDING,
+        why="The bound is batch_invariance_ratio: dynamic batching sums in another order.",
     ),
     "cosine_distance": _number(
         "Does the embedding point in another direction?",
@@ -1017,13 +1106,12 @@ CHECKS: dict[str, CheckSpec] = {
         "Give samples that the model can compute. Without a probe, the file may have baked in what "
         "the samples do not show.",
         {
-            "missing": "{problems}. Behavior that was baked in would not be noticed.",
-            "missing_waived": "{problems}. Behavior that was baked in would not be noticed. The "
-            "policy allows this recording to lack probes.",
+            "missing": _UNNOTICED,
+            "missing_waived": f"{_UNNOTICED} The policy allows this recording to lack probes.",
             "missing_recorded": CodeSpec(
-                "{problems}. Behavior that was baked in would not be noticed.",
+                _UNNOTICED,
                 remedy="Record what gate samples export --reference wrote, including the probes, "
-                "and pack it again; or say options: {{probes: when_recorded}} in the policy.",
+                "and pack it again; or set options: {{probes: when_recorded}} in the policy.",
             ),
         },
     ),
@@ -1049,48 +1137,72 @@ CHECKS: dict[str, CheckSpec] = {
         },
     ),
     "graph_training_mode": _graph(
-        "Export in eval mode (model.eval(), training=TrainingMode.EVAL).", "training_mode"
+        "Does every node compute as in eval mode?",
+        "Export in eval mode (model.eval(), training=TrainingMode.EVAL).",
+        "training_mode",
     ),
     "graph_fixed_batch": _graph(
-        "Export with dynamic_batch: true, or ask for a fixed batch.", "batch"
+        "Does the file accept batches of any size?",
+        "Export with dynamic_batch: true, or ask for a fixed batch.",
+        "batch",
     ),
     "graph_zero_initializer": _graph(
+        "Are all weights loaded, and none left at zero?",
         "Load the checkpoint before the export: a weight of the file is all zero, the model's is "
         "not.",
         "weights",
     ),
     "graph_nonfinite_initializer": _graph(
-        "Export again from a checkpoint whose weights are finite.", "nonfinite"
+        "Are all weights of the file finite?",
+        "Export again from a checkpoint whose weights are finite.",
+        "nonfinite",
     ),
     "graph_other_weights": _graph(
+        "Are the weights of the file those of the model?",
         "Export again from the checkpoint that --checkpoint names, or pass the checkpoint that the "
         "file was made from.",
         "weights",
     ),
     "graph_rounded_weights": _graph(
+        "Does the file keep the weights in float32?",
         "Export the float32 model, or judge a file that is rounded on purpose by --precision "
         "reduced.",
         "weights",
     ),
     "graph_float64": _graph(
-        "Keep numpy scalars and Python floats out of forward, or cast to float32."
+        "Does the file compute without float64?",
+        "Keep numpy scalars and Python floats out of forward, or cast to float32.",
     ),
     "graph_float16": _graph(
+        "Does the file compute without float16 and bfloat16?",
         "Export the float32 model, or judge a file that is float16 on purpose by --precision "
-        "reduced."
+        "reduced.",
     ),
     "graph_quantized": _graph(
+        "Is the file free of quantized operators?",
         "Promote the float32 file. A quantized file is promoted beside it as its twin, judged by a "
-        "policy with precision: quantized."
+        "policy with precision: quantized.",
     ),
-    "graph_external_data": _graph("Copy the external data again together with its model file."),
-    "graph_unused_output": _graph("Export only what is used."),
-    "graph_domain": _graph(_CUSTOM_OPERATOR),
-    "graph_opset": _graph("Export with an opset that the deployed runtime supports."),
+    "graph_external_data": _graph(
+        "Are the external data files complete and as recorded?",
+        "Copy the external data again together with its model file.",
+    ),
+    "graph_unused_output": _graph(
+        "Does an output depend on every input, weight and node?", "Export only what is used."
+    ),
+    "graph_domain": _graph("Is every operator in a standard domain of ONNX?", _CUSTOM_OPERATOR),
+    "graph_opset": _graph(
+        "Does ONNX Runtime support the opset of the file?",
+        "Export with an opset that the deployed runtime supports.",
+    ),
     "graph_checker": _graph(
-        "Export again with a newer exporter. Other runtimes may refuse the file."
+        "Does the file pass the checker of onnx?",
+        "Export again with a newer exporter. Other runtimes may refuse the file.",
     ),
-    "graph_": _graph("Export again without it, or allow it in the policy (graph_forbid)."),
+    "graph_": _graph(
+        "Is the graph free of what the policy forbids?",
+        "Export again without it, or allow it in the policy (graph_forbid).",
+    ),
     "export_record": _export(
         "Let the gate export the file (gate export, or the stage 'export'), or set "
         "gate.export_findings.record: optional.",
@@ -1151,8 +1263,9 @@ CHECKS: dict[str, CheckSpec] = {
             "incomplete": "{samples} of {images} pictures were compared.",
             "nonfinite": "{count} values are NaN or infinite.",
             "unsupported": "{consumer} cannot follow the spec on any machine: {reason}",
-            "unavailable": "{consumer} was not measured: {reason}",
-            "unavailable_waived": "{consumer} was not measured: {reason}",
+            **dict.fromkeys(
+                ("unavailable", "unavailable_waived"), "{consumer} was not measured: {reason}"
+            ),
             "recorded_times": CodeSpec(
                 "{consumer} is recorded {count} times, expected once.", cause="evidence"
             ),
@@ -1164,13 +1277,13 @@ CHECKS: dict[str, CheckSpec] = {
     "incumbent": CheckSpec(
         "Is there a champion to compare with?",
         "champion",
-        "Decide where the registry and its ledger are: gate check --against NAME, or the stage "
-        "'promote'; without the ledger, pass --trust with the keys that sign verdicts. To promote "
-        "a file that cannot be compared with the champion, use a policy without the section "
-        "incumbent once.",
+        "Run the check where the registry and its ledger can be read: gate check --against NAME, "
+        "or the stage 'promote'; without the ledger, pass --trust with the keys that sign "
+        "verdicts. To promote a file that cannot be compared with the champion, use a policy "
+        "without the section incumbent once.",
         {
             "compared": "Compared with version {version}, the champion.",
-            "same_file": "Version {version}, the champion, is this very file.",
+            "same_file": "Version {version}, the champion, is this file.",
             "first_release_allowed": "There is no champion. The policy allows a first release.",
             "first_release_refused": "There is no champion, and the policy refuses a first "
             "release.",
@@ -1214,6 +1327,37 @@ CHECKS: dict[str, CheckSpec] = {
         "Compare the operators and the opset of the two files, export with constant folding, "
         "measure on a quiet machine; or allow more (incumbent.max_latency_ratio).",
     ),
+    "metric": CheckSpec(
+        "Was the metric of the task measured as the policy defines it?",
+        "evidence",
+        "Mend the function or the labels, and measure again with this policy.",
+        _statement("The metric was measured."),
+    ),
+    "metric_drop": _metric_drop(
+        "Is the metric of the file worse than that of the model, on the same samples?",
+        "upper confidence bound of metric(model) - metric(file)",
+        "The policy's max_drop of the metric.",
+        "Run gate locate to see the first layer that diverges; or allow more (max_drop).",
+    ),
+    "metric_limit": CheckSpec(
+        "Is the metric of the file as good as the policy demands?",
+        "metric",
+        "Train longer or on more data, and look at the labels; or change min or max of the metric.",
+        {
+            "within": "{label} is {observed:.6g}, allowed {allowed} (n = {samples}).",
+            "beyond": "{label} is {observed:.6g}, allowed {allowed} (n = {samples}).",
+        },
+        formula="metric(file)",
+        unit="the unit of the metric",
+        why="The policy's min or max of the metric.",
+    ),
+    "metric_champion_drop": _metric_drop(
+        "Is the metric of the file worse than that of the champion?",
+        "upper confidence bound of metric(champion) - metric(new)",
+        "The policy's max_drop_from_champion of the metric.",
+        "Train longer or on more data; or allow more (max_drop_from_champion).",
+        problems=True,
+    ),
     "latency_ratio": _cost(
         CheckSpec(
             "Is the runtime slower than PyTorch on the CPU in the same run?",
@@ -1241,6 +1385,31 @@ CHECKS: dict[str, CheckSpec] = {
         "while it opened and ran the file (at its peak; of a browser at the end).",
         "{runtime} takes more memory than the policy allows: {label} {usage}",
     ),
+    "p95_ms": _cost(
+        CheckSpec(
+            "How long do 95 % of the requests to the server take?",
+            "cost",
+            "Give the server more workers or smaller batches, look at its queue; or allow more "
+            "(p95_ms).",
+            formula="95th percentile of the slowest load",
+            unit="ms",
+            why="The policy's p95_ms. Times are from one machine at one moment.",
+        ),
+        "{label} is {observed:.6g}, allowed {allowed}.",
+        "{runtime} is slower than the policy allows: {label} {usage}",
+    ),
+    "throughput_min": _cost(
+        CheckSpec(
+            "How many requests per second does the server answer?",
+            "cost",
+            "Give the server more workers or dynamic batching; or allow less (throughput_min).",
+            formula="requests / second of the load with the most connections",
+            unit="requests/s",
+            why="The policy's throughput_min. Times are from one machine at one moment.",
+        ),
+        "{label} is {observed:.6g}, at least {allowed} is needed.",
+        "{runtime} answers fewer requests than the policy asks for: {label} {usage}",
+    ),
     "threshold_crossing_bound": _crossing(
         "How many decisions at this operating point may change, as far as this many samples prove?",
         "one-sided Clopper-Pearson bound",
@@ -1252,7 +1421,7 @@ CHECKS: dict[str, CheckSpec] = {
         "crossed / n",
         "Look at the crossing samples in samples.csv. Confidences near the operating point cross "
         "by rounding alone: move the point or allow a share. Far from it, check precision (TF32, "
-        "float16, int8) and eval mode.",
+        "float16, int8).",
     ),
 }
 """By the name of the check, or the longest beginning of it."""
@@ -1284,7 +1453,7 @@ PROBLEMS: dict[str, str] = {
     "rounding_differs": "random rounding was not used, because without rounding those runs do not "
     "reproduce the model",
     # provider, precision, recording
-    "unstated": "it does not say which provider it runs on",
+    "unstated": "the runtime does not state its provider",
     "inactive": "the active provider is {active}, not {wanted}",
     "elsewhere": "{count} compute nodes ran on another provider",
     "nothing_on": "no node is recorded to have run on {provider}",
@@ -1294,8 +1463,8 @@ PROBLEMS: dict[str, str] = {
     "other_providers": "nodes ran on {providers:list}",
     "other_precision": "it reports {precision} precision, and the policy's precision 'exact' asks "
     "for {wanted:or}",
-    "recording_lacks": "it does not say its {keys:list}",
-    "recording_ran": "it has numbers of a run, and a recording does not run",
+    "recording_lacks": "the recording does not state its {keys:list}",
+    "recording_ran": "the recording has times or repeated runs, which only a run here can measure",
     # outputs, reference, finite
     "other_outputs": "the outputs {measured:list} were measured, the file has {outputs:list}",
     "other_samples": "'{output}' was measured on {count} samples, the data set has {samples}",
@@ -1320,7 +1489,7 @@ PROBLEMS: dict[str, str] = {
     "records": "the evidence has {count} records of this point",
     "with_softmax": "it was measured with a softmax, for another role",
     "without_softmax": "it was measured without a softmax, for another role",
-    "no_sample": "no sample was compared there",
+    "no_sample": "no sample was compared at this point",
     "contradiction_samples": "its counts contradict each other: {count} samples were compared, of "
     "{most} with an answer",
     "contradiction_crossed": "its counts contradict each other: {crossed} of {count} cross, "
@@ -1344,6 +1513,16 @@ PROBLEMS: dict[str, str] = {
     "misfit": "{detail}",
     "other_model": "the answers are from another file than the one that is judged",
     "few_pictures": "{count} distinct pictures were measured, at least {required} are required",
+    # metrics
+    "metric_absent": "it was not measured",
+    "metric_other": "it was measured by another definition (function, options, output, slices or "
+    "confidence)",
+    "metric_failed": "{reason}",
+    "metric_groups": "the evidence has other slices than the policy",
+    "metric_slices": "the digest of the file with the columns of its slices is not recorded",
+    "metric_source": "the digest of the function's source is not recorded",
+    "metric_values": "the digest of its values per sample is not recorded",
+    "metric_no_side": "it was not evaluated on {runtime}",
     # costs
     "not_timed": "it was not timed beside PyTorch; a recording has no times, nor has older "
     "evidence",
@@ -1352,6 +1531,10 @@ PROBLEMS: dict[str, str] = {
     "only_first": "only one batch of {size} samples was timed, the first, which warms up",
     "memory_unread": "its memory was not measured, or could not be read",
     "memory_older": "older evidence defines it differently",
+    "no_load": "no load of several clients was measured, or not each that the options ask for; it "
+    "takes kind: server and options.connections",
+    "unstable_reference": "the reference itself has no stable answer to compare with",
+    "answers_wrong_shape": "the server answers an input with two axes too many",
 }
 """Items of `params["problems"]`."""
 
@@ -1371,8 +1554,10 @@ NOTES: dict[str, str] = {
     "no_rows": "The runtime fails at {factor:.3g} times the samples, where the model returns an "
     "output without elements (no box, no row): {failure}",
     "causes": "Cause: {causes:list}.",
+    "metric_unpaired": "The champion was measured on other samples, so the two are not compared "
+    "sample by sample.",
     "other_threads": "The runtime had {threads} threads, PyTorch {reference_threads}.",
-    "no_single": "Single samples were not timed: {reason}.",
+    "no_single": "Single samples were not timed: {reason:reason}.",
     # device
     "torch_on": "PyTorch computed on {providers:list} (device {device}).",
     "torch_on_cpu": "PyTorch computed on the CPU only ({reason}).",
@@ -1389,7 +1574,7 @@ NOTES: dict[str, str] = {
     "is the cause.",
     "moved_runtime": "PyTorch on CUDA agrees with its output on the CPU, so ONNX Runtime moved: "
     "look at TF32, the cuDNN algorithm and fusions.",
-    "level_no_fusion": "{other} is far off as well, so it is no fusion.",
+    "level_no_fusion": "{other} is far off as well, so a fusion is not the cause.",
     "level_fusion": "{other} is not, which points at a fusion.",
     "level_kernel": "{other} is not, which points at a single kernel.",
     "switches": "In force: PyTorch with TF32 {tf32_matmul} for matmul and {tf32_cudnn} for cuDNN, "
@@ -1399,6 +1584,60 @@ NOTES: dict[str, str] = {
     "{runtime}.",
 }
 """Items of `params["notes"]`: sentences that follow the text."""
+
+_UNEQUAL = "{runtime} returned {got} for output '{tensor}', the model returns {want}"
+
+_COUNTED = "{runtime} returned {got} outputs, the file names {names}, the model returns {want}"
+
+_IN_ITS_ORDER = "Export again with export.output_names as the model returns them, in its order."
+
+MISMATCHES: dict[str, CodeSpec] = {
+    "number": CodeSpec(_COUNTED, remedy=_IN_ITS_ORDER),
+    "left_out": CodeSpec(
+        f"{_COUNTED}: the file lacks output {{left:list}} of the model", remedy=_IN_ITS_ORDER
+    ),
+    "order": CodeSpec(
+        "{runtime} returned the outputs {names}, the model returns {keys}: the same "
+        "names in another order, so code that reads outputs by position gets the wrong ones",
+        remedy="Export again with export.output_names in the model's order.",
+    ),
+    "partly_renamed": CodeSpec(
+        "{runtime} returned the outputs {names}, some of which have other names in the model: "
+        "{renamed:list}",
+        remedy="Export again with export.output_names: null, or with other names for all.",
+    ),
+    "first_axis": CodeSpec(
+        _UNEQUAL,
+        remedy="If the first axis is the batch, it was fixed at export: set export.dynamic_batch: "
+        "true. If its size depends on values, the file selects others (a threshold, a limit).",
+    ),
+    "shape": CodeSpec(
+        _UNEQUAL, remedy="Export the same model again, with an example of the samples' shape."
+    ),
+    "float64": CodeSpec(
+        _UNEQUAL,
+        remedy="The model's forward makes it float64 (a buffer or NumPy scalar of float64, "
+        ".double()): cast it in forward, or keep float64 in the file.",
+    ),
+    "float16": CodeSpec(
+        _UNEQUAL, remedy="Judge a file that is float16 on purpose by --precision reduced."
+    ),
+    "dtype": CodeSpec(
+        _UNEQUAL, remedy="Export the model in float32, with the outputs that its forward returns."
+    ),
+}
+"""Text and remedy by `params["mismatch"]` of the code `wrong_outputs`."""
+
+REASONS: dict[str, str] = {
+    "not_finite": "the model's output is not finite",
+    "no_finite_number": "the model's output has no finite number",
+    "nothing_attended": "its attention mask leaves nothing to attend to",
+    "rounding_changes_shapes": "rounding alone changes the shapes of the model's outputs",
+    "rounding_moves_output": "rounding alone moves the model's output as far",
+    "fixed_batch": "the batch axis of the file is fixed",
+    "no_single_sample": "the model does not accept a batch of one sample",
+}
+"""Reasons in evidence that are codes; other reasons there are messages of libraries."""
 
 
 def row_of(name: str) -> CheckSpec | None:
@@ -1418,12 +1657,12 @@ def row_for(check: CheckResult) -> CheckSpec:
 
 
 def code_for(check: CheckResult) -> CodeSpec | None:
-    """Return what the code of a check says; None: it has none, or one of a newer version."""
+    """Return the text of the code of a check; None: it has none, or one of a newer version."""
     return row_for(check).code(check.code or "")
 
 
-def in_words(spec: CheckSpec) -> dict[str, str | None]:
-    """Return what `gate policy explain` says of a check."""
+def spec_texts(spec: CheckSpec) -> dict[str, str | None]:
+    """Return the text of `gate policy explain` on a check."""
     return {name: getattr(spec, name) for name in ("meaning", "formula", "unit", "why")}
 
 

@@ -20,7 +20,7 @@ the registry does not give it now."""
 
 @dataclass(frozen=True, kw_only=True)
 class Champion:
-    """`state`: whether all of it is there; `absent` says why not."""
+    """The version that serves now. `state`: whether it is complete; `absent`: why not."""
 
     state: ChampionState
     absent: str | None = None
@@ -32,31 +32,34 @@ class Champion:
     evidence: Evidence | None = None
     """With the digest that the ledger has."""
     decision: Decision | None = None
-    """On that evidence, by the policy that the ledger names, as it lay beside the file: there to
-    be looked at. None: there is none."""
+    """The decision on that evidence, by the policy that the ledger names, as stored with the file.
+    It is only displayed. None: there is none."""
     trend: Trend = field(default_factory=Trend)
-    """Up to and with this version, as it lay beside the file."""
+    """Up to and with this version, as stored with the file."""
     incumbent: ChampionComparison | None = None
-    """What came of running it beside the new file; None: nobody did."""
+    """The result of running it and the new file on the same samples; None: not run."""
 
     def compared_by(self, policy: Policy) -> ChampionComparison | None:
-        """What a decision by this policy takes of it: nothing where nobody here can say what
-        serves, and the service, which can, is going to compare."""
+        """Return the comparison that a decision by this policy uses.
+
+        None if the state is "unvouched" and the service is going to make the comparison itself.
+        """
         if self.state == "unvouched" and policy.promotion == "by_service":
             return None
         return self.incumbent
 
     @property
     def incomparable(self) -> IncumbentState:
-        """The state of a comparison that nobody can make: what the registry does not give is no
-        comparison."""
+        """The state to record where no comparison is possible."""
         if self.state in ("first", "unvouched", "unrecorded"):
             return self.state
         return "incomparable"
 
-    def fields_beside(self, evidence: Evidence) -> dict[str, Any]:
-        """Of an `Incumbent`: what the records of both say, whether they are compared or not.
-        `evidence`: on the new file."""
+    def record_fields(self, evidence: Evidence) -> dict[str, Any]:
+        """Return the fields of a `ChampionComparison` that need no comparison of the two files.
+
+        They are read from the records of both. `evidence`: of the new file.
+        """
         fields: dict[str, Any] = {
             "version": self.version,
             "sha256": self.sha256,
@@ -71,5 +74,5 @@ class Champion:
 
     @classmethod
     def unavailable(cls, reason: str) -> Champion:
-        """Of which nothing can be said now."""
+        """Return a champion that can't be compared at the moment; `reason`: why."""
         return cls(state="unavailable", absent=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gate.decision import metric_rules
 from gate.decision.bound_rules import BoundedMetric, compared
 from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.output_roles import class_metrics_for
@@ -16,8 +17,10 @@ from gate.records.evidence import Evidence
 def check_champion(
     policy: Policy, evidence: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[CheckResult]:
-    """Nothing where the policy does not ask; else first whether there is something to compare
-    with, then what was compared."""
+    """Yield the checks against the champion; nothing where the policy does not require them.
+
+    The first check is whether a comparison is possible; the results follow.
+    """
     section = policy.incumbent
     if section is None:
         return
@@ -40,6 +43,7 @@ def check_champion(
         return
     if incumbent.is_same_file:
         return
+    yield from metric_rules.champion_metric_checks(policy, evidence, incumbent)
     if section.asks_for_answers:
         yield from _answers(policy, section, evidence, incumbent)
     if section.max_latency_ratio is not None:
@@ -94,8 +98,11 @@ def _problem(evidence: Evidence, incumbent: ChampionComparison) -> str | None:
 def _answers(
     policy: Policy, section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison
 ) -> Iterator[CheckResult]:
-    """Two checks for each output that is judged as one of classes; what was not measured is an
-    ERROR, as is a policy that asks for answers where no output has any."""
+    """Yield two checks for each output that is judged as one of classes.
+
+    They are an ERROR where nothing was measured, and where the policy bounds answers but no output
+    has any.
+    """
     outputs = [output for runtime in evidence.runtimes for output in runtime.outputs]
     names = dict.fromkeys(o.name for o in outputs if class_metrics_for(policy, o) is not None)
     for name in names or (None,):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, JsonValue
+from pydantic import BeforeValidator
 
 from gate.records.runtime import RuntimeName
-from gate.storage.record import Measured, Record, added_field
+from gate.storage.record import Measured, Params, Record, added_field, as_json
 
 
 class Verdict(StrEnum):
@@ -30,20 +29,6 @@ def _as_number(value: Any) -> Any:
 Observed = Annotated[Measured | str | None, BeforeValidator(_as_number)]
 
 
-def as_json(value: Any) -> JsonValue:
-    """Return the value as JSON has it: lists for sequences, words for NaN and infinity."""
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return str(value) if isinstance(value, str) else value
-
-
-Params = Annotated[dict[str, Any], BeforeValidator(as_json)]
-
-
 class CheckResult(Record):
     """The result of one check. It has no sentence: `gate.summary.render` renders `code`."""
 
@@ -53,7 +38,8 @@ class CheckResult(Record):
     runtime: RuntimeName | None = None
     output: str | None = None
     point: str | None = added_field(None)
-    """The operating point that it is for: `0.5`, or `0.7 of class 3`."""
+    """The operating point that it is for: `0.5`, or `0.7 of class 3`. Of a metric its name, and its
+    slice: `map50, camera=front`."""
     observed: Observed = None
     bound: Observed = None
     """With its direction in `relation`."""
@@ -74,8 +60,10 @@ class CheckResult(Record):
 
     @property
     def label(self) -> str:
-        """The name with its operating point: `threshold_crossing at 0.5`."""
-        return f"{self.name} at {self.point}" if self.point else self.name
+        """The name with its operating point or its metric: `threshold_crossing at 0.5`,
+        `metric_drop of map50, camera=front`."""
+        word = "of" if self.name.startswith("metric") else "at"
+        return f"{self.name} {word} {self.point}" if self.point else self.name
 
     @property
     def title(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, compared
 from gate.decision.check_result import CheckResult, Problem
@@ -14,11 +15,19 @@ _MB = 1e6
 
 
 def costs(bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """One check for each bound: the time beside PyTorch's, and the memory."""
+    """Yield one check for each bound: the time relative to PyTorch's, and the memory."""
     if bounds.latency_ratio is not None:
         yield _latency(bounds.latency_ratio, evidence, runtime)
     if bounds.memory_mb is not None:
         yield _memory(bounds.memory_mb, runtime)
+    if bounds.p95_ms is not None:
+        slowest = max((load.p95_ms for load in runtime.concurrency), default=None)
+        yield _load("p95_ms", slowest, "<=", bounds.p95_ms, runtime)
+    if bounds.throughput_min is not None:
+        closed = [load for load in runtime.concurrency if load.rate is None]
+        most = max(closed, key=lambda load: load.connections, default=None)
+        least = None if most is None else most.per_second
+        yield _load("throughput_min", least, ">=", bounds.throughput_min, runtime)
 
 
 def latency_ratios(
@@ -35,7 +44,7 @@ def latency_ratios(
         return {}, {"code": "not_timed"}
     pairs = [(runtime.latency, evidence.reference_latency)]
     if one.single is not None or not evidence.has_fixed_batch:
-        pairs.append((_of_one(one.single), _of_one(other.single)))
+        pairs.append((_single_sample_latency(one.single), _single_sample_latency(other.single)))
     found: dict[int, float] = {}
     cold: Problem | None = None
     for latency, reference in pairs:
@@ -51,13 +60,13 @@ def latency_ratios(
     return found, cold
 
 
-def _of_one(single: Latency | None) -> Latency | None:
+def _single_sample_latency(single: Latency | None) -> Latency | None:
     """Batches of another size are no answer to how long one sample takes."""
     return single if single is not None and single.batch_size == 1 else None
 
 
 def largest_ratio(ratios: Mapping[int, float]) -> float | None:
-    """What `latency_ratio` bounds: NaN if one of them is; None: there is none."""
+    """Return the value that `latency_ratio` bounds: NaN if any ratio is; None without a ratio."""
     worst = max(ratios.values(), default=None)
     return math.nan if any(map(math.isnan, ratios.values())) else worst
 
@@ -91,6 +100,18 @@ def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
         code = "memory_unread" if grown is None else "memory_older"
         return _unmeasured("memory_mb", bound, runtime, {"code": code})
     return _compared(BoundedMetric("memory_mb", grown / _MB, "<=", bound), runtime, {})
+
+
+def _load(
+    name: str,
+    observed: float | None,
+    relation: Literal["<=", ">="],
+    bound: float,
+    runtime: RuntimeEvidence,
+) -> CheckResult:
+    if observed is None:
+        return _unmeasured(name, bound, runtime, {"code": "no_load"})
+    return _compared(BoundedMetric(name, observed, relation, bound), runtime, {})
 
 
 def _unmeasured(name: str, bound: float, runtime: RuntimeEvidence, problem: Problem) -> CheckResult:

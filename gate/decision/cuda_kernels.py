@@ -29,7 +29,7 @@ class _Kernel:
     """By input (`i0`) or output (`o0`)."""
 
     def runs(self, since_version: int, inputs: tuple[str, ...]) -> bool:
-        """Whether it may run a node of this version and types; an unknown type fits."""
+        """Return whether the kernel may run this version and types; an unknown type fits."""
         if self.last is None:
             if since_version != self.first:
                 return False
@@ -50,10 +50,10 @@ class KernelTable:
     """By operator: `ArgMax`, `com.microsoft::Attention`."""
 
     def lacks_kernel(self, node: CpuNode, version: str | None) -> bool:
-        """Whether ONNX Runtime of `version` has no CUDA kernel for the type and opset of the node.
+        """Return whether ONNX Runtime `version` lacks a CUDA kernel for a node's type and opset.
 
-        Returns False if the table does not tell: for a later version, which may have more kernels,
-        and for operators of other domains.
+        False if the table has no entry: for a later version, which may have more kernels, and for
+        operators of other domains.
         """
         domain = node.operator.rpartition("::")[0]
         if domain not in ("", "ai.onnx.ml", "com.microsoft") or node.since_version is None:

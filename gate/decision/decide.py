@@ -14,6 +14,7 @@ from gate.decision import (
     device_rules,
     evidence_rules,
     instrument_rules,
+    metric_rules,
     output_rules,
     provenance_rules,
 )
@@ -51,6 +52,7 @@ def iter_checks(
     else:
         yield from instrument_rules.graph(policy, evidence)
     yield from provenance_rules.parity(policy, evidence)
+    yield from metric_rules.measured(policy, evidence)
     yield from champion_rules.check_champion(policy, evidence, compared)
     others = sorted(set(policy.runtimes) - set(RUNTIMES))
     for name in (*RUNTIMES, *others):
@@ -94,6 +96,7 @@ def _of_runtime(
     yield evidence_rules.session(policy, evidence, runtime)
     yield evidence_rules.provider(policy, evidence, runtime)
     yield from evidence_rules.precision(policy, runtime)
+    yield from evidence_rules.server(policy, runtime)
     yield from evidence_rules.recorded(policy, runtime)
     if device_rules.compares(name):
         yield device_rules.device(policy, runtime_policy.bounds, evidence, runtime)
@@ -116,7 +119,7 @@ def _of_runtime(
         )
         compared = output_rules.comparisons(policy, bounds, output)
         checks = [
-            bound_rules.judged(policy, bound_rules.check(c, runtime, output), output)
+            bound_rules.error_if_unreliable(policy, bound_rules.check(c, runtime, output), output)
             for c in compared
             if c.bound is not None
         ]
@@ -124,8 +127,13 @@ def _of_runtime(
         if output_rules.judges_noise(policy, output):
             checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
             checks += bound_rules.not_measurable(policy, bounds, evidence, (runtime, output))
-        if runtime.unexamined and not refused:
-            checks = [bound_rules.not_looked_at(check) for check in checks]
+        few_draws = output.noise is not None and output.noise.few_draws
+        if (runtime.unexamined or few_draws) and not refused:
+            unexamined = runtime.unexamined > 0
+            checks = [
+                bound_rules.not_looked_at(check, unexamined=unexamined, few_draws=few_draws)
+                for check in checks
+            ]
         if all(c.verdict is Verdict.WAIVED for c in checks):
             yield output_rules.unbounded(policy, runtime, output)
         yield from checks
@@ -136,11 +144,13 @@ def _of_runtime(
     if samples_fail:
         yield from evidence_rules.fast_path(evidence, runtime)
     yield from instrument_rules.probes(policy, evidence, runtime, samples_fail=samples_fail)
+    yield from instrument_rules.concurrency(policy, runtime)
+    yield from metric_rules.runtime_metric_checks(policy, evidence, runtime)
     yield from cost_rules.costs(runtime_policy.bounds, evidence, runtime)
 
 
 class Conclusion(NamedTuple):
-    """What a decision concludes, without how it is worded. Two decisions that agree in it agree."""
+    """The conclusion of a decision without its wording; equal decisions have equal conclusions."""
 
     subject_sha256: Digest
     policy_sha256: Digest

@@ -13,7 +13,7 @@ from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES, RuntimeName
 
 # A difference on CUDA that is far beyond its bound is mostly taken for a fallback. Where both sides
-# are proven to have run on CUDA it is something else, and the evidence says which side moved.
+# are proven to have run on CUDA it is something else, and the evidence shows which side moved.
 
 
 LARGE = 10.0
@@ -32,7 +32,7 @@ _OTHER_LEVEL: dict[RuntimeName, RuntimeName] = {
 
 
 def compares(name: RuntimeName) -> bool:
-    """Whether there is a runtime on the CPU, and one of PyTorch on CUDA, to compare it with."""
+    """Return whether a runtime on the CPU and PyTorch on CUDA are there for a comparison."""
     return name in _ON_CPU
 
 
@@ -149,7 +149,7 @@ def _both(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
 
 
 def _far_off(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | None:
-    """Whether another runtime has a large difference by its own bounds; None: not measured."""
+    """Return whether another runtime is far off by its own bounds; None: not measured."""
     runtime, wanted = _measured(evidence, name), policy.runtimes.get(name)
     if runtime is None or wanted is None:
         return None

@@ -14,6 +14,7 @@ from gate.policy.runtime_options import (
     OPTIMISATIONS_OFF,
     OrtSetup,
     is_recorded,
+    is_server,
     ort_setup,
 )
 from gate.policy.sections import RuntimePolicy
@@ -25,6 +26,7 @@ from gate.records.runtime import (
     OWN,
     PROVIDERS,
     RUNTIMES,
+    SERVER,
     CpuNode,
     RuntimeName,
 )
@@ -127,7 +129,9 @@ def missing(
     if runtime is None:
         code = "no_record"
     elif runtime.failure and runtime.unusable:
-        code, params = "unusable", {"failure": runtime.failure}
+        by_network = (runtime_policy.kind or name) == SERVER
+        code = "unusable_server" if by_network else "unusable"
+        params = {"failure": runtime.failure}
     elif runtime.failure and runtime.plain_failure and served:
         verdict, code = Verdict.WAIVED, "not_plain"
         params = {"plain_failure": runtime.plain_failure, "served": served}
@@ -148,8 +152,10 @@ def missing(
 
 
 def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
-    """Return the optimized runtime beside one without optimizations; None if the policy does not
-    judge it, or it was not measured."""
+    """Return the optimized runtime that corresponds to one without optimizations.
+
+    None if the policy does not judge it, or it was not measured.
+    """
     other = f"{name}-optimized"
     wanted, runtime = policy.runtimes.get(other), evidence.runtime(other)
     if other not in RUNTIMES or wanted is None or wanted.required == "never":
@@ -175,7 +181,7 @@ def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
         want["graph_optimization_level"] = BASIC
         if evidence.subject.parts:  # some of which may open
             del want["graph_optimization_level"]
-    differences = [*_another(policy, runtime)]
+    differences = [*_identity_problems(policy, runtime)]
     differences += [
         {
             "code": "switch_differs",
@@ -197,7 +203,7 @@ def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
     )
 
 
-def _another(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Problem]:
+def _identity_problems(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Problem]:
     """Yield in what it is another runtime than the policy's of this name."""
     wanted, identity = policy.runtimes[runtime.runtime], runtime.identity
     kind = runtime.runtime if runtime.runtime in OWN else wanted.kind or runtime.runtime
@@ -261,7 +267,7 @@ def _without_kernel(
 
 
 def _operators(runtime: RuntimeEvidence) -> Iterator[str]:
-    """Of the nodes on the CPU. The name of a node says nothing: it is the user's."""
+    """Yield the operator of each node on the CPU; the name of a node is chosen by the user."""
     described = {node.name: node.operator for node in runtime.cpu_nodes}
     for name in runtime.fallback_nodes:
         yield described.get(name, name)
@@ -286,7 +292,7 @@ def _typed(node: CpuNode) -> str:
 
 
 def _optimized_for_cpu(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
-    """Whether the file has operators that only ONNX Runtime's optimizations for the CPU make."""
+    """Return whether the file has operators from ONNX Runtime's optimizations for the CPU."""
     made = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
     if evidence.graph is not None:
         return not made.isdisjoint(evidence.graph.operators)
@@ -303,7 +309,10 @@ count only where the file has them."""
 
 
 def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
-    """By the gate's own tables where the kind is the gate's: no evidence changes what it means."""
+    """Return the provider on which a runtime must run.
+
+    It comes from the gate's own tables where they have the kind, so that no evidence can change it.
+    """
     own = RUNTIMES.get(runtime.runtime)
     if own is not None:
         return own.provider
@@ -336,17 +345,20 @@ def _misplaced(
 
 
 def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """Of what has no name of the gate's: that it computed in float32, where the policy asks for
-    exact numbers.
+    """Yield a check that a runtime without a built-in name computed in float32.
 
-    The providers of ONNX Runtime that don't say it are judged by their numbers.
+    Only where the policy asks for exact numbers. Providers of ONNX Runtime that do not report their
+    precision are judged by their numbers.
     """
     if runtime.runtime in RUNTIMES or policy.precision != "exact":
         return
     stated = runtime.identity.precision if runtime.identity else None
     right = ("float32", "tf32") if policy.determinism.tf32 else ("float32",)
     problems: list[Problem] = []
-    unreported = stated is None and ort_setup(policy, runtime.runtime) is not None
+    by_numbers = ort_setup(policy, runtime.runtime) is not None or is_server(
+        policy, runtime.runtime
+    )
+    unreported = stated is None and by_numbers
     if not unreported and stated not in right:
         problems.append({"code": "other_precision", "precision": stated or "no", "wanted": right})
     yield statement(
@@ -356,6 +368,26 @@ def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]
         holds="unreported" if unreported else "holds",
         precision=stated,
     )
+
+
+def server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """Check which file a server has, and that it refuses what is no input of the model."""
+    if not is_server(policy, runtime.runtime):
+        return
+    stated = runtime.session_options
+    proven = stated.get("file", "not proven") != "not proven"
+    allowed = policy.runtimes[runtime.runtime].options.get("allow_unproven_file") is True
+    server = {key: stated.get(key, "not stated") for key in ("server", "model", "model_version")}
+    verdict = Verdict.PASS if proven else Verdict.WAIVED if allowed else Verdict.ERROR
+    yield CheckResult(
+        name="server_file",
+        runtime=runtime.runtime,
+        verdict=verdict,
+        code="proven" if proven else "unproven",
+        params={**server, "proof": stated.get("file", "nothing")},
+    )
+    problems = [{"code": "answers_wrong_shape"}] if stated.get("wrong_shape") != "refused" else []
+    yield statement("server_input", problems, place=(runtime.runtime, None))
 
 
 def repeats(evidence: Evidence) -> Iterator[CheckResult]:
@@ -426,8 +458,8 @@ def inputs(evidence: Evidence) -> Iterator[CheckResult]:
     changes no output, and numbers and probes decide whether it does."""
     axes = evidence.dataset.batch_axes
     if axes is not None:
-        params = {} if axes.one_call else {"axes": axes.listed}
-        code = "one_call" if axes.one_call else "holds"
+        params = {} if axes.is_unbatched else {"axes": axes.listed}
+        code = "one_call" if axes.is_unbatched else "holds"
         yield CheckResult(name="batch_axes", verdict=Verdict.PASS, code=code, params=params)
     if evidence.dataset.model_only:
         params = {"names": list(evidence.dataset.model_only)}
@@ -435,8 +467,10 @@ def inputs(evidence: Evidence) -> Iterator[CheckResult]:
 
 
 def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """One check of a recording: that it says where it comes from, and that nothing is recorded of
-    it that only a run could show."""
+    """Yield one check of a recording.
+
+    It must state its origin, and nothing may be recorded of it that only a run could show.
+    """
     if not is_recorded(policy, runtime.runtime):
         return
     options = runtime.session_options

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 
 from gate.decision.bound_rules import BoundedMetric, check
+from gate.decision.catalog import REASONS
 from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.policy import Policy
-from gate.policy.runtime_options import is_recorded, may_lack_probes
+from gate.policy.runtime_options import is_recorded, is_server, may_lack_probes
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import (
@@ -20,8 +21,8 @@ from gate.records.instruments import (
 )
 from gate.records.outputs import OutputParity
 
-# An instrument that the policy asks for and that saw nothing, or less than it was asked to see, is
-# an ERROR.
+# An instrument that the policy enables and that measured nothing, or less than it should, is an
+# ERROR.
 
 
 _WEIGHTS = ("other_weights", "rounded_weights")
@@ -49,12 +50,57 @@ def stability(
             yield result.model_copy(update={"samples": measured.samples if measured else 0})
 
 
+def concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """One check for each load of a server; an ERROR without any that the options ask for."""
+    if not is_server(policy, runtime.runtime):
+        return
+    wanted = policy.runtimes[runtime.runtime]
+    if wanted.options.get("connections") == [] or not policy.instruments.stability_samples:
+        return
+    measured = {load.connections for load in runtime.concurrency if load.rate is None}
+    stated = wanted.options.get("connections")
+    lacking = set(stated) - measured if isinstance(stated, list) else set()
+    problem = "unstable_reference" if _is_unstable(runtime) else "no_load"
+    if not measured or lacking or _is_unstable(runtime):
+        yield CheckResult(
+            name="concurrency",
+            runtime=runtime.runtime,
+            verdict=Verdict.ERROR,
+            code="unmeasured",
+            params={"problems": [{"code": problem}]},
+        )
+    bound = wanted.bounds.batch_invariance_ratio
+    for load in runtime.concurrency:
+        if math.isnan(load.batch_invariance_ratio) and not load.crossed:
+            continue
+        within = bound is None or load.batch_invariance_ratio <= bound
+        code = "crossed" if load.crossed else "within" if within else "beyond"
+        yield CheckResult(
+            name="concurrency",
+            runtime=runtime.runtime,
+            point=f"{load.connections} connections"
+            if load.rate is None
+            else f"{load.rate:g} requests/s",
+            observed=load.batch_invariance_ratio,
+            bound=bound,
+            relation=None if bound is None else "<=",
+            verdict=Verdict.PASS if within and not load.crossed else Verdict.FAIL,
+            code=code,
+            params={"crossed": load.crossed, "requests": load.requests},
+        )
+
+
+def _is_unstable(runtime: RuntimeEvidence) -> bool:
+    return any(math.isnan(load.batch_invariance_ratio) for load in runtime.concurrency)
+
+
 def probes(
     policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, *, samples_fail: bool = False
 ) -> Iterator[CheckResult]:
-    """One check a probe; an ERROR where probes that the policy asks for are lacking.
+    """Yield one check for each probe.
 
-    `samples_fail`: the samples themselves disagree, so a probe that does says nothing new.
+    An ERROR where probes that the policy requires are missing. `samples_fail`: the samples
+    themselves disagree, so a probe that does adds nothing new.
     """
     if not policy.instruments.probes:
         return
@@ -92,7 +138,7 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         yield unread or CheckResult(name="graph", verdict=Verdict.ERROR, code="unread")
         return
     for code in policy.instruments.graph_forbid:
-        if code == "fixed_batch" and not _dynamic_asked(evidence):
+        if code == "fixed_batch" and not _has_dynamic_batch(evidence):
             continue
         if code in ("float16", "rounded_weights") and policy.precision != "exact":
             continue
@@ -102,11 +148,10 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         if code in _WEIGHTS and report.weights is None and not found:
             yield CheckResult(name=f"graph_{code}", verdict=Verdict.ERROR, code="not_compared")
             continue
-        named = [f"{finding.place}: {finding.detail.rstrip('.')}" for finding in found]
-        params: Problem = {"findings": named} if found else {}
+        params: Problem = {"findings": [each.to_params() for each in found]} if found else {}
         result = "findings" if found else "no_findings"
         if not found and code in _WEIGHTS and report.weights is not None:
-            result, params = "weights_equal", {"weights": report.weights.sentence}
+            result, params = "weights_equal", {"weights": report.weights.to_plain()}
         yield CheckResult(
             name=f"graph_{code}",
             observed=float(len(found)),
@@ -152,7 +197,8 @@ def _probe(
     elif contradictory:
         verdict, code = Verdict.ERROR, "contradictory"
     elif probe.inapplicable is not None:
-        verdict, code, params = Verdict.PASS, "inapplicable", {"reason": probe.inapplicable}
+        verdict, params = Verdict.PASS, {"reason": probe.inapplicable}
+        code = "not_judged" if probe.inapplicable in REASONS else "inapplicable"
     elif observed is None:
         verdict, code = Verdict.ERROR, "no_numbers"
     else:
@@ -230,8 +276,11 @@ def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
 
 
 def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
-    """Whether a probe is judged in units of rounding. In 16 bits by what it takes the smaller part
-    of: far beyond the samples some models make much of any rounding."""
+    """Return whether a probe is judged in units of rounding.
+
+    In 16 bits it is judged by the bound of which it uses the smaller share, because far beyond the
+    samples some models amplify any rounding.
+    """
     if probe.noise_ratio is None or policy.precision == "quantized":
         return False
     if policy.precision == "exact" or probe.relative_diff is None:
@@ -242,7 +291,7 @@ def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
 
 
 def _part(observed: float, bound: float) -> float:
-    """Of the bound; NaN and infinite numbers take more than all of it."""
+    """Return the share of the bound that is used; infinite for NaN and infinite numbers."""
     if bound and math.isfinite(observed):
         return observed / bound
     return math.inf if observed else 0.0
@@ -280,6 +329,6 @@ def _unread(evidence: Evidence, report: GraphReport | None) -> CheckResult | Non
     return CheckResult(name="graph", verdict=Verdict.ERROR, code=code, params=params)
 
 
-def _dynamic_asked(evidence: Evidence) -> bool:
-    """True if the record of the export says that the batch axis should be dynamic."""
+def _has_dynamic_batch(evidence: Evidence) -> bool:
+    """Return True if the record of the export has a dynamic batch axis."""
     return evidence.export is not None and evidence.export.settings.get("dynamic_batch") is True

@@ -23,7 +23,7 @@ from gate.storage.record import Record
 
 
 def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
-    """Every output of the file, measured on every sample; logits where the policy asks."""
+    """Check that every output is measured on every sample; logits if the policy requires it."""
     want = [spec.name for spec in evidence.subject.outputs]
     got = [output.name for output in runtime.outputs]
     problems: list[Problem] = []
@@ -58,8 +58,10 @@ def lacks_numbers(
     place: tuple[RuntimeEvidence, OutputParity],
     name: Literal["empty", "nonfinite"],
 ) -> CheckResult:
-    """Return the only statement on an output of which nothing can be compared: an ERROR, or WAIVED
-    where the policy says so."""
+    """Return the only statement on an output of which nothing can be compared.
+
+    It is an ERROR, or WAIVED where the policy allows it.
+    """
     runtime, output = place
     waived = policy.waives(name, output.name) and not output.max_abs_diff > 0.0
     return CheckResult(
@@ -73,8 +75,10 @@ def lacks_numbers(
 
 
 def varies(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """An ERROR where every output is the same for all samples: that proves nothing of any input.
-    Of one sample the probes decide, of what has no number `lacks_numbers` says it."""
+    """Yield an ERROR where every output is the same for all samples, which proves nothing.
+
+    A single sample is judged by the probes, and outputs without numbers by `lacks_numbers`.
+    """
     outputs = [output for output in runtime.outputs if unmeasurable(output) is None]
     constant = bool(outputs) and all(output.reference_constant for output in outputs)
     if constant and evidence.dataset.samples > 1:
@@ -119,7 +123,7 @@ def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Ch
     lacking = unmeasurable(output)
     if same and policy.nonfinite != "same_places" and lacking is None:
         problems.append({"code": "nan_both", "count": same})
-    unknown = list(_nans(_judged(policy, output))) if lacking is None else []
+    unknown = list(_nans(_without_unused_numbers(policy, output))) if lacking is None else []
     if unknown:
         problems.append({"code": "nan_statistics", "names": unknown[:3]})
     place = (runtime.runtime, output.name)
@@ -142,7 +146,7 @@ def unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
     )
 
 
-def _judged(policy: Policy, output: OutputParity) -> OutputParity:
+def _without_unused_numbers(policy: Policy, output: OutputParity) -> OutputParity:
     """The record without the numbers that nothing is judged by."""
     # What is NaN in single samples is NaN in the sums over all of them.
     unused: dict[str, object] = {"worst": ()}

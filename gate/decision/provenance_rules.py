@@ -13,7 +13,7 @@ from gate.records.evidence import Evidence, ExportRecord
 from gate.records.export import LintFinding, LintLevel, at_least
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity
 
-# There are rows only where there is something to say: a file without findings has none.
+# A file without findings has no rows.
 
 
 _REFUSED: dict[str, tuple[LintLevel, ...]] = {
@@ -50,7 +50,7 @@ def _lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[Chec
 
 
 def _line(finding: LintFinding) -> str:
-    return f"{finding.code} {finding.level} at {finding.place} ({finding.expression})"
+    return f"{finding.code} {finding.level} at {finding.location} ({finding.expression})"
 
 
 def _findings(name: str, lines: Sequence[str], *, count: int | None = None) -> CheckResult:
@@ -68,11 +68,11 @@ def _findings(name: str, lines: Sequence[str], *, count: int | None = None) -> C
 
 
 # What the policy demands and the evidence lacks is an ERROR; only an implementation that can't run
-# on the measuring machine may be waived, where the policy says `when_present`.
+# on the measuring machine may be waived, where the policy has `when_present`.
 
 
 def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """One check of the measurement as a whole, then of each consumer; none if nothing is asked."""
+    """Yield a check of the measurement, then of each consumer; nothing if not required."""
     section, recorded = policy.preprocessing, evidence.preprocessing
     if section is None:
         return

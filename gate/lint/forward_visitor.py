@@ -53,12 +53,12 @@ from gate.lint.values import (
     has_items,
     join,
     keyed,
-    known_items,
     of_object,
     python,
     ranks_differ,
     sequence,
     sliced,
+    static_items,
     tensor,
     unknown,
 )
@@ -409,25 +409,25 @@ BUILTINS: dict[Any, _Call] = {
 """The function to what it returns."""
 
 
-def words(text: str) -> frozenset[str]:
+def split_names(text: str) -> frozenset[str]:
     """The words of a text."""
     return frozenset(text.split())
 
 
-_OPERATIONS_PYTHON = words(
+_OPERATIONS_PYTHON = split_names(
     """dim ndimension element_size get_device is_contiguous is_floating_point is_complex is_signed
     is_tensor is_storage stride storage_offset data_ptr requires_grad_ typename finfo iinfo device
     get_default_dtype is_grad_enabled is_autocast_enabled promote_types result_type can_cast
     no_grad enable_grad inference_mode autocast _assert compiler_is_compiling"""
 )
 
-_SEQUENCE = words(
+_SEQUENCE = split_names(
     """chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind meshgrid
     broadcast_tensors topk sort kthvalue mode cummax cummin var_mean std_mean aminmax
     frexp slogdet svd eigh qr unique unique_consecutive nonzero_tuple"""
 )
 
-_SAME_RANK = words(
+_SAME_RANK = split_names(
     """abs add add_ addcmul atan bool ceil celu clamp clamp_ clamp_max clamp_min clip clone
     contiguous cos cpu cuda cumsum detach div div_ double dropout elu erf exp expm1 fill_ flip
     float floor floor_divide gelu half hardsigmoid hardswish hardtanh index_copy index_fill int
@@ -439,14 +439,14 @@ _SAME_RANK = words(
     zero_ zeros_like full_like empty_like randn_like"""
 )
 
-_REDUCTIONS = words(
+_REDUCTIONS = split_names(
     """all amax amin any argmax argmin count_nonzero logsumexp max mean median min nanmean
     nansum norm prod quantile std sum var"""
 )
 
 _WITH_INDICES = frozenset({"max", "min", "median"})
 
-_MASKS = words(
+_MASKS = split_names(
     """eq ne lt le gt ge isnan isinf isfinite isclose logical_and logical_or logical_not
     logical_xor bool"""
 )
@@ -467,7 +467,8 @@ FEW = 4096
 
 
 def operation(name: str, arguments: Arguments) -> Value:
-    """What `torch.name(*arguments)` returns; a tensor's method has the tensor as first argument."""
+    """Return what `torch.name(*arguments)` returns; a tensor's method has the tensor as first
+    argument."""
     if name in _OPERATIONS_PYTHON or name in _SEQUENCE:
         return python() if name in _OPERATIONS_PYTHON else Value(Kind.TENSORS)
     made = _operations_made(name, arguments)
@@ -709,7 +710,7 @@ def _is(left: Value, right: Value) -> bool | None:
 
 _TENSORS = frozenset({"T", "mT", "H", "mH", "real", "imag", "grad", "values", "indices"})
 
-_ATTRIBUTES_PYTHON = words(
+_ATTRIBUTES_PYTHON = split_names(
     """ndim dtype device layout is_cuda is_sparse is_quantized is_leaf requires_grad grad_fn
     is_meta is_nested is_mkldnn names itemsize nbytes"""
 )
@@ -815,7 +816,7 @@ _OUTPUTS_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
 
 @dataclass(frozen=True)
 class Guarded:
-    """What a condition guards in a function, and the rest of the function."""
+    """The statements that a condition guards in a function, and the rest of the function."""
 
     definition: Definition
     statements: tuple[ast.stmt, ...]
@@ -877,7 +878,8 @@ class Guarded:
 
     @property
     def _parameters(self) -> set[str]:
-        """Of the function and of those in it: their callers hold the same things."""
+        """Return the parameters of the function and of the functions in it, which share their
+        values."""
         return {node.arg for node in ast.walk(self.definition) if isinstance(node, ast.arg)}
 
 
@@ -922,7 +924,8 @@ def _outside(node: ast.AST, left_out: tuple[ast.AST, ...]) -> Iterator[ast.AST]:
 
 
 def _acted_on(node: ast.AST, owner: str) -> Iterator[str]:
-    """What a node outside of the guard returns, decides by, or hands to a call for its effect."""
+    """Yield what a node outside of the guard returns, branches on, or passes to a call for its
+    effect."""
     match node:
         case ast.Return(value=value) | ast.Yield(value=value) if value is not None:
             yield from reads(value, owner)
@@ -944,7 +947,7 @@ def _statement(node: ast.expr, definition: Definition) -> ast.AST:
 
 
 def _early_return(node: ast.If, definition: Definition) -> tuple[ast.stmt, ...] | None:
-    """Of `if guard: return x` what stands between it and the same `return x` at the end."""
+    """Return the statements between `if guard: return x` and the same `return x` at the end."""
     block = [] if isinstance(definition, ast.Lambda) else definition.body
     place = next((number for number, one in enumerate(block) if one is node), None)
     if place is None or node.orelse or place + 1 == len(block):
@@ -999,7 +1002,7 @@ _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
 def of_torch(node: ast.Call, callee: Any, arguments: Arguments, scope: Frame) -> Value:
-    """What a function of torch returns."""
+    """Return the result of a function of torch."""
     name = callee.__name__
     owner = getattr(callee, "__self__", None)
     if isinstance(owner, nn.Module):
@@ -1026,7 +1029,7 @@ def of_torch(node: ast.Call, callee: Any, arguments: Arguments, scope: Frame) ->
 
 
 def _torch_calls_of_module(owner: nn.Module, name: str) -> Value:
-    """What a method that torch gives every module returns."""
+    """Return the result of a method that torch gives every module."""
     if name in ("forward", "__call__"):
         return tensor()
     if name in ("values", "children", "modules"):
@@ -1041,7 +1044,7 @@ def _torch_calls_of_module(owner: nn.Module, name: str) -> Value:
 def tensor_method(
     node: ast.Call, method: TensorMethod, arguments: Arguments, scope: Frame
 ) -> Value:
-    """What a method of a tensor returns."""
+    """Return the result of a tensor's method."""
     owner, name = method.tensor, method.name
     if name in _READS:
         if not owner.constant:
@@ -1074,7 +1077,7 @@ def _index_put(node: ast.Call, arguments: Arguments, scope: Frame) -> None:
 
 
 def shape_method(node: ast.Call, method: ShapeMethod, _arguments: Arguments, scope: Frame) -> Value:
-    """What a method of a shape, or of one of its numbers, returns."""
+    """Return the result of a method of a shape, or of one of its numbers."""
     if method.name in ("numel", "item", "__int__", "__float__", "__index__"):
         tell_size(node, [method.shape], scope)
         return python()
@@ -1132,7 +1135,7 @@ _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 def call(node: ast.Call, function: Value, arguments: Arguments, scope: Frame) -> Value:
-    """What the call returns."""
+    """Return the result of a call."""
     callee = function.object
     if callee is NOTHING:
         return unknown()
@@ -1223,7 +1226,7 @@ _CALLS_BY_TYPE: tuple[tuple[type, _Answer], ...] = (
 
 
 def _flag(name: str, scope: Frame) -> Value:
-    """What the function of this name returns: False, or what only an export makes true."""
+    """Return the result of the function of this name: False, or what only an export makes true."""
     strategy = "traced" if scope.walk.strategy == "direct" else scope.walk.strategy
     if name in _BY_STRATEGY[strategy]:
         return Value(Kind.PYTHON, flag=name)
@@ -1380,7 +1383,7 @@ def _call(node: ast.Call, scope: Frame) -> Value:
     for part in node.args:
         given = evaluate(part, scope)
         if isinstance(part, ast.Starred):
-            parts = known_items(given)
+            parts = static_items(given)
             if parts and not spread:
                 positional += parts
                 continue
@@ -1415,7 +1418,7 @@ def _comprehension(
 
 
 def iterate(node: ast.expr, scope: Frame) -> Value:
-    """What a loop over this expression gives in each turn; tells of loops over tensors."""
+    """Return the item of each turn of a loop over this expression; report loops over tensors."""
     value = evaluate(node, scope)
     if value.tensor and not value.constant:
         scope.tell("TRC008", node, message="a loop over a tensor has as many turns in the file as "
@@ -1434,7 +1437,7 @@ def _named(node: ast.NamedExpr, scope: Frame) -> Value:
 
 
 _EXPRESSIONS_BY_TYPE: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
-    ast.Name: lambda node, scope: scope.look_up(node.id),
+    ast.Name: lambda node, scope: scope.resolve(node.id),
     ast.Constant: lambda node, _scope: Value(Kind.PYTHON, object=node.value),
     ast.Attribute: _attribute,
     ast.Subscript: _subscript,
@@ -1612,7 +1615,7 @@ def _return(node: ast.Return, scope: Frame) -> bool:
 
 
 def _outputs(node: ast.Return, value: Value, scope: Frame) -> None:
-    """What the model itself returns becomes the outputs of the file."""
+    """Treat the return values of the model itself as the outputs of the file."""
     if value.kind is Kind.DICT:
         scope.tell("TRC012", node, message="the model returns a dict: the file has its tensors in "
                    "the order in which the keys were set", rewrite="name the outputs in that order,"
@@ -1878,7 +1881,7 @@ def _result(definition: Definition, scope: Frame) -> Value:
 
 
 def _inputs(scope: Frame) -> None:
-    """What the model itself takes becomes the inputs of the file."""
+    """Treat the arguments of the model itself as the inputs of the file."""
     definition = scope.code.definition
     for argument in (*definition.args.posonlyargs, *definition.args.args)[1:]:
         value = scope.names.get(argument.arg)

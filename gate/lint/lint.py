@@ -53,10 +53,10 @@ class LintReport(Record):
 
 
 def lint_model(model: nn.Module, *, strategy: Strategy = "traced") -> LintReport:
-    """What an export of `model` by this strategy gets wrong, as far as the source tells.
+    """Report what an export of `model` by this strategy gets wrong, judged by the source.
 
-    The model is not run and not changed; eval mode is taken for granted. Code that can't be read
-    is listed in `unread`, never skipped in silence.
+    The model is not run and not changed; eval mode is assumed. Code that cannot be read is listed
+    in `unread`.
     """
     from gate.lint.forward_visitor import ForwardVisitor
 

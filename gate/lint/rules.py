@@ -18,7 +18,7 @@ _ALL: frozenset[Strategy] = _TORCHSCRIPT | {"dynamo"}
 
 @dataclass(frozen=True)
 class Rule:
-    """What a finding says unless the place knows better."""
+    """The default texts of a finding."""
 
     title: str
     level: LintLevel

@@ -36,12 +36,12 @@ def writes(node: ast.AST, owner: str) -> tuple[frozenset[str], frozenset[str]]:
             targets, sources = [target], [source]
         case ast.withitem(optional_vars=target) if target is not None:
             targets, sources = [target], [node.context_expr]
-        case ast.Call(func=ast.Attribute(value=changed, attr=name)) if _in_place(name):
+        case ast.Call(func=ast.Attribute(value=changed, attr=name)) if _is_mutator(name):
             targets = [changed]
             sources = [*node.args, *(keyword.value for keyword in node.keywords)]
         case ast.FunctionDef(name=name, body=body):
             targets, sources = [ast.Name(id=name)], [*body]
-    to = frozenset(place for target in targets for place in _places(target, owner))
+    to = frozenset(place for target in targets for place in _assigned_names(target, owner))
     read = [place for source in sources for place in reads(source, owner)]
     if isinstance(node, ast.AugAssign):
         read += to
@@ -49,14 +49,14 @@ def writes(node: ast.AST, owner: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def changes(node: ast.AST, owner: str) -> Iterator[str]:
-    """What a node changes without another name for it: by an index, an attribute, a method."""
+    """Return what a node changes in place: by an index, an attribute or a method."""
     match node:
         case ast.Assign(targets=targets):
             parts = [part for target in targets for part in ast.walk(target)]
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.For(target=target):
             parts = list(ast.walk(target))
-        case ast.Call(func=ast.Attribute(value=changed, attr=name)) if _in_place(name):
-            yield from _places(changed, owner)
+        case ast.Call(func=ast.Attribute(value=changed, attr=name)) if _is_mutator(name):
+            yield from _assigned_names(changed, owner)
             return
         case _:
             return
@@ -65,37 +65,37 @@ def changes(node: ast.AST, owner: str) -> Iterator[str]:
             case ast.Attribute(value=ast.Name(id=name)) if name == owner:
                 pass  # another value of its own
             case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
-                yield from _places(part, owner)
+                yield from _assigned_names(part, owner)
     if isinstance(node, ast.AugAssign):  # of a tensor, a change in place
-        yield from _places(node.target, owner)
+        yield from _assigned_names(node.target, owner)
 
 
-def _in_place(method: str) -> bool:
+def _is_mutator(method: str) -> bool:
     return method in _MUTATORS or (method.endswith("_") and not method.endswith("__"))
 
 
-def _places(target: ast.expr, owner: str) -> Iterator[str]:
+def _assigned_names(target: ast.expr, owner: str) -> Iterator[str]:
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             for part in parts:
-                yield from _places(part, owner)
+                yield from _assigned_names(part, owner)
         case ast.Name(id=name):
             yield name
         case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
             yield f"self.{attribute}"
         case ast.Attribute(value=inner, attr=attribute):
             yield f"self.{attribute}"  # of another module, which may read it
-            yield from _places(inner, owner)
+            yield from _assigned_names(inner, owner)
         case ast.Subscript(value=inner) | ast.Starred(value=inner):
-            yield from _places(inner, owner)
+            yield from _assigned_names(inner, owner)
         case ast.Call(func=inner):
-            yield from _places(inner, owner)
+            yield from _assigned_names(inner, owner)
         case _:
             yield UNKNOWN
 
 
 def reads(node: ast.AST, owner: str) -> Iterator[str]:
-    """What a node and all in it read. `owner`: what the function calls its `self`."""
+    """Return what a node and its children read. `owner`: the name of `self` in the function."""
     match node:
         case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
             yield f"self.{attribute}"

@@ -71,7 +71,7 @@ class IndexExpression:
 
 
 def read(node: ast.Subscript, indexed: Value, index: IndexExpression, scope: Frame) -> Value:
-    """What `x[…]` gives; tells of negative index tensors."""
+    """Return the result of `x[…]`; report negative index tensors."""
     gathers = index.gathers
     if any(_negative(value) for value in gathers):
         if len(gathers) > 1:
@@ -123,7 +123,7 @@ def _part(node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> Value | str:
         bounds = [evaluate(b) if b is not None else None for b in (node.lower, node.upper)]
         if node.step is not None:
             evaluate(node.step)
-        return _UNIT if _length_one(bounds) else _WHOLE
+        return _UNIT if _is_unit_slice(bounds) else _WHOLE
     if isinstance(node, ast.Constant) and node.value is None:
         return _NEW
     if isinstance(node, ast.Constant) and node.value is Ellipsis:
@@ -132,7 +132,7 @@ def _part(node: ast.expr, evaluate: Callable[[ast.expr], Value]) -> Value | str:
     return _NEW if value.kind is Kind.PYTHON and value.object is None else value
 
 
-def _length_one(bounds: Sequence[Value | None]) -> bool:
+def _is_unit_slice(bounds: Sequence[Value | None]) -> bool:
     lower, upper = (0 if bound is None and at == 0 else bound.object if bound else None
                     for at, bound in enumerate(bounds))  # fmt: skip
     if not isinstance(lower, int):

@@ -21,7 +21,7 @@ from gate.records.export import LintLevel, Strategy
 
 
 class Kind(Enum):
-    """What a value is while the model runs."""
+    """The kind of a value while the model runs."""
 
     TENSOR = "tensor"
     TENSORS = "tuple or list of tensors"
@@ -56,7 +56,7 @@ class Rank:
         return cls(next(_ids), 0)
 
     def plus(self, axes: int) -> Rank:
-        """With so many axes more."""
+        """Return the value with this many axes more."""
         return Rank(self.base, self.offset + axes)
 
     def below(self, other: Rank | None) -> bool:
@@ -164,7 +164,7 @@ def ranks_differ(one: Value, other: Value) -> bool:
 
 
 def join(values: Iterable[Value]) -> Value:
-    """What holds for all of them: after two branches, after a loop."""
+    """Return what holds for all values: after two branches, after a loop."""
     first, *others = values
     for other in others:
         first = _join(first, other)
@@ -200,7 +200,7 @@ _FEW = 16
 
 
 def item(value: Value, position: int | None) -> Value:
-    """What unpacking, or `[position]`, takes from a value; None: any of its items."""
+    """Return what unpacking, or `[position]`, takes from a value; None: any of its items."""
     if value.kind is Kind.SHAPE:
         return _size(value, position)
     if position is not None and position in value.items:
@@ -220,7 +220,7 @@ def has_items(value: Value) -> bool:
     return listed or bool(value.items) or value.kind is Kind.TENSORS
 
 
-def known_items(value: Value) -> list[Value]:
+def static_items(value: Value) -> list[Value]:
     """All of them, where their number is known; else none."""
     own = value.object if isinstance(value.object, list | tuple) else ()
     return [item(value, place) for place in range(len(value.items) or len(own))]
@@ -238,14 +238,15 @@ def sequence(values: Sequence[Value], made: type[list[Any] | tuple[Any, ...]]) -
 
 
 def keyed(owner: Value, key: Value) -> Value:
-    """What `owner[key]` takes from anything but a tensor."""
+    """Return what `owner[key]` takes from anything but a tensor."""
     if isinstance(owner.object, dict | nn.ModuleDict) and isinstance(key.object, str):
         return of_object(owner.object[key.object]) if key.object in owner.object else unknown()
     return item(owner, key.object if isinstance(key.object, int) else None)
 
 
 def sliced(owner: Value, bounds: Sequence[Any]) -> Value:
-    """What `owner[start:stop:step]` takes from anything but a tensor; None: a bound left out."""
+    """Return what `owner[start:stop:step]` takes from anything but a tensor; None: an omitted
+    bound."""
     if owner.kind is Kind.SHAPE:
         start = bounds[0] if isinstance(bounds[0], int) else 0
         return Value(Kind.SHAPE, axis=start)
@@ -278,7 +279,10 @@ def _item_of_object(container: Any, position: int | None) -> Value:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a call gives. `spread`: `*items` or `**items` are among them, so places are unsure."""
+    """The arguments of a call.
+
+    `spread`: `*items` or `**items` are among them, so positions are unsure.
+    """
 
     positional: tuple[Value, ...] = ()
     keywords: dict[str, Value] = field(default_factory=dict)
@@ -291,7 +295,7 @@ class Arguments:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What two calls must have in common to be the same for the rules."""
+        """Return what two calls must share to be equal for the rules."""
         named = [*enumerate(self.positional), *sorted(self.keywords.items())]
         return (self.spread, *((name, *_facts(value)) for name, value in named))
 
@@ -300,7 +304,7 @@ class Arguments:
         return replace(self, positional=(*values, *self.positional))
 
     def get(self, position: int, name: str) -> Value | None:
-        """By name or position; None if it is not given, or not known to be."""
+        """Return an argument by name or position; None if it was not passed, or may not be."""
         if name in self.keywords:
             return self.keywords[name]
         given = position < len(self.positional) and not self.spread
@@ -355,13 +359,13 @@ class Walk(Protocol):
     strategy: Strategy
 
     def follow(self, function: Any, arguments: Arguments, scope: Frame) -> Value:
-        """What a function of the user returns; its source is read on the way."""
+        """Return the result of a user's function; its source is read on the way."""
 
     def call_module(self, module: nn.Module, arguments: Arguments, scope: Frame) -> Value:
-        """What a module returns."""
+        """Return the result of a module."""
 
     def call_local(self, local: Local, arguments: Arguments) -> Value:
-        """What a function that is defined inside of another one returns."""
+        """Return the result of a function that is defined inside another one."""
 
     def tell(self, scope: Frame, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
         """A rule is broken. `instead`: level, message, rewrite, where they are not the rule's."""
@@ -390,12 +394,12 @@ class Frame:
     depth: int = 0
     returned: list[Value] = field(default_factory=list)
 
-    def look_up(self, name: str) -> Value:
+    def resolve(self, name: str) -> Value:
         """The value of a name: local, of the enclosing functions, global, built in."""
         if name in self.names:
             return self.names[name]
         if self.outer is not None:
-            return self.outer.look_up(name)
+            return self.outer.resolve(name)
         function = self.code.function
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         if name in cells:
@@ -475,7 +479,7 @@ def declared(
 
 
 def annotated(node: ast.expr | None) -> Value | None:
-    """What an annotation promises; None where it says nothing that is known."""
+    """Return the value that an annotation promises; None if it states nothing usable."""
     if isinstance(node, ast.Constant):
         return of_object(None) if node.value is None else annotated(_parsed(node.value))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -511,7 +515,7 @@ def _generic(node: ast.Subscript) -> Value | None:
 
 
 def _either(parts: list[Value | None]) -> Value | None:
-    """Of several types; a tensor or None is a tensor that may be missing: nothing is known."""
+    """Return the value of a union of types; a union of a tensor and None may lack the tensor."""
     present = [part for part in parts if part is not None and part.object is not None]
     if not present:
         return None

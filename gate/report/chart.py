@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# One unit is one CSS pixel at 360 pixels, so texts can be read there. Colours are those of Okabe
-# and Ito, which colour-blind readers can tell apart, each with a marker of its own. Text and lines
-# have the colour of the text around the chart, and colours are CSS variables, so that the same
+# One unit is one CSS pixel at 360 pixels, so texts can be read there. Colors are those of Okabe
+# and Ito, which color-blind readers can distinguish, each with a marker of its own. Text and lines
+# have the color of the text around the chart, and colors are CSS variables, so that the same
 # drawing is right on a light page, a dark one, and paper. The same input gives the same bytes.
 
 
@@ -33,10 +33,10 @@ BLUE, ORANGE, GREEN, RED, PINK, GREY = (
 
 SERIES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", "-."), (PINK, "D", ":"),
           (GREY, "v", "-"))  # fmt: skip
-"""Colour, marker and line of each of several runtimes."""
+"""Color, marker and line of each of several runtimes."""
 
 TEXT = "#010203"
-"""Stands for the colour of the text around; nothing else is drawn in it."""
+"""Stands for the color of the text around; nothing else is drawn in it."""
 
 SMALL, NORMAL = 9.5, 10.5
 
@@ -82,7 +82,7 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its words."""
+    """A drawing and its description."""
 
     name: str
     """Unique on a page: its ids begin with it."""
@@ -93,7 +93,7 @@ class Chart:
     """The element, to stand within a page."""
 
     def file(self) -> bytes:
-        """The same as a file of its own, on white."""
+        """Return the chart as a separate file, on white."""
         white = '<svg style="background: #fff; color: #1b1b1b" '
         return f"{self.svg.replace('<svg ', white, 1)}\n".encode()
 
@@ -101,8 +101,10 @@ class Chart:
 def chart(
     name: str, paint: Callable[[Figure], None], *, title: str, alternative: str, height: float
 ) -> Chart:
-    """The chart that `paint` draws on an empty figure of this height in pixels; where matplotlib is
-    missing, its words."""
+    """Return the chart that `paint` draws on an empty figure of this height in pixels.
+
+    Where matplotlib is missing, it has the description only.
+    """
     words = make_printable(title), make_printable(alternative)
     here = installation.is_installed("matplotlib")
     document = _painted(name, paint, height=height) if here else _written(words[1])
@@ -110,7 +112,7 @@ def chart(
 
 
 def _written(alternative: str) -> str:
-    """A document with the words instead of the drawing, and what would draw it."""
+    """Return a document with the description instead of the drawing, and how to get the drawing."""
     lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MOST_LINES, placeholder=" …")
     lines.append(f"Drawn with matplotlib: {installation.remedy('charts').partition(': ')[2]}")
     root = ElementTree.Element(f"{{{_SVG}}}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
@@ -162,6 +164,21 @@ def label(axes: Axes, height: float, *, name: str, value: str) -> None:
     across = axes.get_yaxis_transform()
     for place, text, side in ((0.0, name, "left"), (1.0, value, "right")):
         axes.text(place, height, text, ha=side, va="center", transform=across, fontsize=SMALL)
+
+
+def list_rows(axes: Axes, count: int, *, xlabel: str, bottom: float = -0.7) -> None:
+    """Lay out a chart of `count` rows, the first at the top, each with its label above it."""
+    axes.set_ylim(count - 0.4, bottom)
+    axes.set_yticks([])
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel(xlabel)
+
+
+def clamped(value: float | None, least: float, most: float) -> float:
+    """Return where a logarithmic axis from `least` to `most` shows a number: NaN at its end."""
+    if value is None or math.isnan(value):
+        return least if value is None else most
+    return min(max(value, least), most)
 
 
 def logarithmic(axes: Axes, low: float, high: float) -> None:
@@ -218,7 +235,7 @@ def _tidy(element: ElementTree.Element, name: str, used: set[str]) -> None:
 
 
 def _themed(style: str) -> str:
-    """Declarations with the colours of the page, and fonts of the reader."""
+    """Declarations with the colors of the page, and fonts of the reader."""
     made = []
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))

@@ -25,7 +25,7 @@ from gate.lint.rules import RULES
 from gate.records.export import LintFinding
 from gate.storage.safe_text import make_printable
 from gate.summary.render import format_bound_usage, render_check
-from gate.summary.summary import CheckRow, Summary
+from gate.summary.summary import CheckRow, Finding, Summary
 
 Colour = Literal["passed", "rejected", "not judged"]
 
@@ -43,8 +43,8 @@ class CiResult:
     model: str = ""
     """The registered model or the factory, as given."""
     sentence: str = ""
-    """What it came to beside the verdict: why nothing could be judged, why it was promoted or not.
-    Without a password in it; empty: nothing."""
+    """The result in addition to the verdict: why nothing could be judged, why it was promoted or
+    not. Without a password in it; empty: nothing."""
     story: Summary | None = None
     """None: nothing was decided."""
     links: Mapping[str, str] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class CiResult:
 
     @property
     def colour(self) -> Colour:
-        """As a CI colours it: what is neither passed nor rejected was not judged."""
+        """The color of the case in a CI: without a pass or a rejection it is "not judged"."""
         return _COLOURS.get(self.exit_code, "not judged")
 
     @property
     def verdict(self) -> Verdict:
-        """Of the decision; ERROR where nothing was decided."""
+        """The verdict of the decision; ERROR without a decision."""
         return Verdict.ERROR if self.story is None else self.story.headline.verdict
 
     @property
@@ -70,7 +70,7 @@ class CiResult:
         """The registered model, else the factory; empty where neither is known."""
         if self.story is None:
             return self.model
-        return self.story.subject.name or self.model or self.story.subject.factory
+        return self.story.subject.name or self.model or self.story.subject.title
 
     @property
     def reason(self) -> str:
@@ -80,15 +80,17 @@ class CiResult:
 
     @property
     def shown_by_a_check(self) -> bool:
-        """Whether some check has the colour of the whole: a red build with nothing but green checks
-        would be a riddle."""
+        """Whether some check has the color of the whole build.
+
+        If not, a case with the reason is added: a red build must not consist of green checks.
+        """
         verdicts = {word.check.verdict for word in self.story.words} if self.story else set()
         wanted = Verdict.FAIL if self.colour == "rejected" else Verdict.ERROR
         return self.colour == "passed" or wanted in verdicts
 
 
-# One suite a runtime, one case a check. A build that is not green has a case that says why, also
-# where no check does: a refused promotion, a file that could not be read.
+# One suite a runtime, one case a check. A build that is not green has a case with the reason, also
+# where no check has one: a refused promotion, a file that could not be read.
 
 
 _ELEMENTS = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.WAIVED: "skipped"}
@@ -128,7 +130,8 @@ def _suites(story: Summary) -> Iterator[ElementTree.Element]:
         words.setdefault(word.check.runtime or MEASUREMENT, []).append(word)
     for runtime, found in words.items():
         if found:
-            suite = _suite(runtime, [_case(word, causes) for word in found])
+            is_onnx = story.subject.is_onnx_reference
+            suite = _suite(runtime, [_case(word, causes, onnx_reference=is_onnx) for word in found])
             suite.insert(0, _properties(story))
             if _SECONDS.match(story.subject.decided_at):
                 suite.set("timestamp", story.subject.decided_at[:19])
@@ -175,7 +178,9 @@ def _properties(story: Summary) -> ElementTree.Element:
     return made
 
 
-def _case(word: CheckRow, causes: Mapping[str, str]) -> ElementTree.Element:
+def _case(
+    word: CheckRow, causes: Mapping[str, str], *, onnx_reference: bool
+) -> ElementTree.Element:
     check = word.check
     places = (check.part, check.output, check.label)
     title = " / ".join(place for place in places if place)
@@ -184,12 +189,13 @@ def _case(word: CheckRow, causes: Mapping[str, str]) -> ElementTree.Element:
         short = make_printable(format_bound_usage(check)) or render_check(check)
         found = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
         found.set("type", check.name)
-        found.text = "\n".join(_sentences(word, causes.get(check.title)))
+        texts = _sentences(word, causes.get(check.title), onnx_reference=onnx_reference)
+        found.text = "\n".join(texts)
     return case
 
 
-def _sentences(word: CheckRow, cause: str | None) -> Iterator[str]:
-    """For those who open the case: the cause first, which many cases may share."""
+def _sentences(word: CheckRow, cause: str | None, *, onnx_reference: bool) -> Iterator[str]:
+    """Yield the details of one case: first the cause, which several cases may share."""
     check = word.check
     if cause is not None:
         yield make_printable(cause)
@@ -197,12 +203,12 @@ def _sentences(word: CheckRow, cause: str | None) -> Iterator[str]:
     yield f"Asks: {make_printable(word.meaning)}"
     if check.bound is not None:
         yield f"Why this bound: {make_printable(word.why)}"
-    if remedy := render_check(check, "remedy"):
+    if remedy := render_check(check, "remedy", onnx_reference=onnx_reference):
         yield f"Try: {remedy}"
 
 
 def _riddle(result: CiResult) -> ElementTree.Element:
-    """The case that says what no check says."""
+    """Return a case with the reason for a result that no check explains."""
     case = ElementTree.Element("testcase", name=result.title)
     tag = "failure" if result.colour == "rejected" else "error"
     found = ElementTree.SubElement(case, tag, message=make_printable(result.reason))
@@ -445,6 +451,67 @@ def _location(finding: LintFinding, file: str) -> dict[str, Any]:
 
 
 def _fingerprint(finding: LintFinding) -> str:
-    """The same when lines above it come and go."""
+    """Return an identifier that does not depend on the lines above the finding."""
     text = "\0".join((finding.code, finding.path, finding.expression))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | None) -> str:
+    """Return the JSON text of a verdict: a result for each finding that fails or could not be
+    judged, none for a file that passes.
+
+    file: the ONNX file, below the root of the repository; source: file and line of the module that
+    diverges, to which the first finding points.
+    """
+    findings = [] if result.story is None else list(result.story.findings)
+    findings = [each for each in findings if each.verdict in (Verdict.FAIL, Verdict.ERROR)]
+    rules = {each.cause: each.title for each in reversed(findings)}
+    notes = [] if findings or result.exit_code == 0 else [result.reason]
+    run = {
+        "tool": {
+            "driver": {
+                "name": "parity-gate check",
+                "semanticVersion": metadata.version("parity-gate"),
+                "rules": [
+                    {"id": cause, "shortDescription": {"text": make_printable(title)}}
+                    for cause, title in rules.items()
+                ],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": result.exit_code < 2,
+                "exitCode": result.exit_code,
+                "toolExecutionNotifications": [
+                    {"level": "error", "message": {"text": make_printable(text) or "it failed"}}
+                    for text in notes
+                ],
+            }
+        ],
+        "results": [
+            {
+                "ruleId": finding.cause,
+                "ruleIndex": list(rules).index(finding.cause),
+                "level": "error",
+                "message": {"text": make_printable(_with_remedy(finding))},
+                "locations": [_line(*(source if source and not number else (file, 1)))],
+                "partialFingerprints": {_FINGERPRINT: f"{finding.cause}:{file}"},
+            }
+            for number, finding in enumerate(findings)
+        ],
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def _with_remedy(finding: Finding) -> str:
+    text = f"{finding.title}: {finding.sentence}."
+    return f"{text} Try: {finding.remedy}." if finding.remedy else text
+
+
+def _line(file: str, line: int) -> dict[str, Any]:
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
+            "region": {"startLine": line},
+        }
+    }

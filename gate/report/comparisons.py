@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import math
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from gate.preprocess.comparison import Exhibit
 from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.export import ExportTrialRecord, TrialParity, Trials
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
-from gate.report.chart import SERIES, SMALL, TEXT, Chart, chart, literal, logarithmic
+from gate.report.chart import SERIES, SMALL, TEXT, Chart, chart, clamped, literal, logarithmic
 from gate.report.terminal import add_row, print_table
 from gate.storage.safe_text import make_printable
 from gate.summary.render import format_number
@@ -92,7 +91,10 @@ def _literal(text: str) -> str:
 
 
 def _png(drawn: Figure) -> bytes:
-    """The same figure gives the same bytes. Not SVG, as charts are: these are pictures."""
+    """Return a figure as PNG; the same figure gives the same bytes.
+
+    Not SVG, as charts are: these are pictures.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     stream = io.BytesIO()
@@ -203,7 +205,7 @@ def print_trials(found: Trials, console: Console) -> None:
 
 
 def trials_sentences(found: Trials) -> Iterator[str]:
-    """Which exports are wrong, which are best, and why some gave no file."""
+    """Yield which exports are wrong, which are best, and why some gave no file."""
     good = [trial for trial in found.trials if trial.verdict == "PASS"]
     bad = [trial for trial in found.trials if trial.verdict in ("FAIL", "ERROR")]
     yield (
@@ -225,7 +227,7 @@ def trials_sentences(found: Trials) -> Iterator[str]:
 
 
 def markdown(found: Trials) -> str:
-    """The same as a Markdown text."""
+    """Return the trials as a Markdown text."""
     lines = [f"# Exports of {found.factory}", ""]
     lines += [f"| {' | '.join(_TRIALS_HEADINGS)} |"]
     lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _TRIALS_HEADINGS) + "|"]
@@ -244,12 +246,13 @@ def trials_chart(found: Trials) -> Chart | None:
     def paint(drawn: Figure) -> None:
         axes: Axes = drawn.add_subplot()
         height = 1.0 / (len(runtimes) + 1)
-        heights = [_place(parity.noise_ratio) for t in exported for parity in t.parities]
+        measured = [parity for trial in exported for parity in trial.parities]
+        heights = [clamped(parity.noise_ratio, _LEAST, _MOST) for parity in measured]
         # Not from the smallest value on, which would make a tenth look like a multiple.
         logarithmic(axes, min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
         for place, (runtime, look) in enumerate(zip(runtimes, SERIES, strict=False)):
             rows = [row + height * (place + 0.5) for row in range(len(exported))]
-            values = [_place(_of(trial, runtime)) for trial in exported]
+            values = [clamped(_of(trial, runtime), _LEAST, _MOST) for trial in exported]
             axes.barh(rows, values, 0.8 * height, color=look[0], label=runtime)
         across = axes.get_yaxis_transform()
         for row, trial in enumerate(exported):
@@ -270,11 +273,50 @@ def trials_chart(found: Trials) -> Chart | None:
     )
 
 
-def _place(ratio: float | None) -> float:
-    """Where a logarithmic axis shows it: what is not there at its lower, NaN at its upper end."""
-    if ratio is None:
-        return _LEAST
-    return _MOST if math.isnan(ratio) else min(max(ratio, _LEAST), _MOST)
+class CostPoint(NamedTuple):
+    """A file that was measured: its error and what it costs."""
+
+    title: str
+    ratio: float
+    """The largest ratio of a deviation to its bound."""
+    latency_ms: float
+    size_bytes: int
+    passed: bool
+
+
+_WORST_SHOWN = 1e6
+
+
+def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
+    """Error against latency and against size, with the bound; None: no file was measured."""
+    if not points:
+        return None
+
+    def paint(drawn: Figure) -> None:
+        left, right = drawn.subplots(1, 2, sharey=True)
+        heights = [clamped(point.ratio, _LEAST, _WORST_SHOWN) for point in points]
+        for axes, name, values in (
+            (left, "ms of one batch", [point.latency_ms for point in points]),
+            (right, "MB", [point.size_bytes / 1e6 for point in points]),
+        ):
+            for passed, look, word in ((True, SERIES[0], "passed"), (False, SERIES[1], "rejected")):
+                rows = [row for row, point in enumerate(points) if point.passed is passed]
+                axes.scatter([values[row] for row in rows], [heights[row] for row in rows],
+                             color=look[0], s=18, label=word if axes is left else None)  # fmt: skip
+            axes.axhline(1.0, color=TEXT, linewidth=1.2, linestyle=":")
+            axes.set_yscale("log")
+            axes.set_xlim(left=0.0)
+            axes.set_xlabel(name)
+        left.set_ylabel("deviation ÷ bound")
+        drawn.legend(loc="outside lower center", ncols=2)
+
+    described = "; ".join(
+        f"{point.title}: {format_number(point.ratio)} of the bound, "
+        f"{format_number(point.latency_ms)} ms, {point.size_bytes} bytes"
+        for point in points
+    )
+    title = "Error against latency and size"
+    return chart("cost", paint, title=title, alternative=described, height=300)
 
 
 def _of(trial: ExportTrialRecord, runtime: str) -> float | None:

@@ -25,13 +25,15 @@ from gate.report.chart import (
     TEXT,
     Chart,
     chart,
+    clamped,
     decimal,
+    list_rows,
     literal,
     logarithmic,
 )
 from gate.report.chart import label as drawing_label
 from gate.storage.safe_text import make_printable
-from gate.summary.render import format_bound_usage, format_number, short_name
+from gate.summary.render import format_bound_usage, format_number, nan_as_infinite, short_name
 from gate.summary.summary import CheckRow
 
 if TYPE_CHECKING:
@@ -69,18 +71,16 @@ def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Cha
             _agreement_draw(axes, place, row)
         least = min([row.low for row in rows] + [row.bound for row in rows if row.bound])
         axes.set_xlim(least - 0.12 * (1.0 - least) - 1e-4, 1.0 + 0.04 * (1.0 - least) + 1e-5)
-        axes.set_ylim(len(rows) - 0.4, -0.8)
-        axes.set_yticks([])
+        answers = "share of samples with the same answer; | its bound"
+        list_rows(axes, len(rows), xlabel=answers, bottom=-0.8)
         axes.spines["left"].set_visible(False)
-        axes.grid(visible=True, axis="x")
         axes.ticklabel_format(axis="x", useOffset=False)
         axes.locator_params(axis="x", nbins=5)
-        axes.set_xlabel("share of samples with the same answer; | its bound")
 
     return chart(
         "agreement",
         paint,
-        title="Same answer as PyTorch, and what the samples prove",
+        title="Same answer as the reference, and what the samples prove",
         alternative="; ".join(
             f"{row.name}: {row.counted}, with 95 % confidence at least {row.low:.4f}"
             + (f", allowed from {row.bound:g}" if row.bound is not None else "")
@@ -104,8 +104,10 @@ def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
     for runtime in evidence.runtimes:
         for output in runtime.outputs:
             parity = output.classification
-            answered = _answered(output, parity) if parity is not None else 0
-            if parity is None or answered <= 0:
+            if parity is None:
+                continue
+            answered = output.samples - parity.nan_rows - parity.top1_ties
+            if answered <= 0:
                 continue
             checks = [
                 check
@@ -127,12 +129,8 @@ def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
             )
 
 
-def _answered(output: OutputParity, parity: ClassParity) -> int:
-    return output.samples - parity.nan_rows - parity.top1_ties
-
-
 def _upper_bound(disagreements: int, samples: int) -> float:
-    """As `top1_lower_bound`, from above: 1.0 without a disagreement."""
+    """Return the upper bound that corresponds to `top1_lower_bound`: 1.0 without a disagreement."""
     if disagreements <= 0:
         return 1.0
     return float(betaincinv(samples - disagreements + 1, disagreements, _LEVEL))
@@ -151,7 +149,7 @@ def confidence_chart(evidence: Evidence) -> Chart | None:
     rows = [row for row in _logits(evidence) if row[1].confidence.per_class]
     if not rows:
         return None
-    name, parity = max(rows, key=lambda row: _size(row[1].confidence.max))
+    name, parity = max(rows, key=lambda row: nan_as_infinite(row[1].confidence.max))
     classes = sorted(parity.confidence.per_class, key=lambda one: -abs(_moved(one)))
     shown = classes[:MOST_CLASSES]
     signed = all(one.signed_mean is not None for one in shown)
@@ -191,8 +189,8 @@ def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> Non
     axes.xaxis.set_major_formatter(FuncFormatter(_change))
     axes.set_yticks(range(len(shown)), [str(one.label) for one in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_ylabel("PyTorch's class")
-    axes.set_xlabel("file - PyTorch" if signed else "|file - PyTorch|")
+    axes.set_ylabel("class of the reference")
+    axes.set_xlabel("file - reference" if signed else "|file - reference|")
     axes.grid(visible=True, axis="x")
 
 
@@ -211,7 +209,7 @@ def _answers(axes: Axes, shown: list[ConfidenceOfClass]) -> None:
     after = [_finite(one.candidate_mean) for one in shown]
     places = range(len(shown))
     axes.hlines(places, before, after, color=GREY, linewidth=1)
-    axes.plot(before, places, "o", color=TEXT, fillstyle="none", markersize=6, label="PyTorch")
+    axes.plot(before, places, "o", color=TEXT, fillstyle="none", markersize=6, label="reference")
     axes.plot(after, places, "x", color=BLUE, markersize=5, label="file")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.margins(x=0.12)
@@ -234,16 +232,12 @@ def _logits(evidence: Evidence) -> Iterator[tuple[str, ClassParity]]:
 
 
 def _moved(one: ConfidenceOfClass) -> float:
-    """With its sign where that was recorded."""
+    """Return the mean change of confidence, signed if the sign was recorded."""
     return _finite(one.mean if one.signed_mean is None else one.signed_mean)
 
 
 def _finite(value: float | None) -> float:
     return min(max(value, -1.0), 1.0) if value is not None and math.isfinite(value) else 0.0
-
-
-def _size(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 _HEIGHT = 230
@@ -253,8 +247,10 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 def differences_chart(evidence: Evidence, decision: Decision | None = None) -> Chart | None:
-    """Sizes of |file - PyTorch| of the output that is farthest off, one line a runtime; None:
-    they were not recorded, or nothing differs. With the decision: the bounds beside them."""
+    """Return the chart of |file - reference| of the output that is farthest off, by runtime.
+
+    None: the sizes were not recorded, or nothing differs. With a decision it shows the bounds, too.
+    """
     rows = list(_recorded(evidence))
     if not rows:
         return None
@@ -300,7 +296,7 @@ def _differences_draw(
         height = (1.36 - 0.11 * place) * top
         axes.text(at, height, f" {literal(label)} ", ha="right" if right else "left",
                   va="center", fontsize=SMALL)  # fmt: skip
-    axes.set_xlabel("|file - PyTorch|")
+    axes.set_xlabel("|file - reference|")
     axes.set_ylabel("share in %")
 
 
@@ -312,7 +308,7 @@ def _recorded(evidence: Evidence) -> Iterator[tuple[str, OutputParity, Histogram
 
 
 def _lines(output: OutputParity, decision: Decision | None) -> Iterator[tuple[str, float]]:
-    """Where vertical lines stand: the floor, and what the bounds allow, in the output's units."""
+    """Yield the vertical lines, in the units of the output: the rounding floor, and the bounds."""
     floor = output.noise.floor_rms if output.noise is not None else math.nan
     if not _SMALLEST < floor < _LARGEST:
         floor = math.nan
@@ -344,13 +340,12 @@ def _equal(spread: Histogram) -> str:
 
 
 def _off(output: OutputParity) -> float:
-    """How far off an output is: in units of rounding where that is measured."""
-    value = output.noise.ratio if output.noise is not None else output.scaled_diff
-    return math.inf if math.isnan(value) else value
+    """Return how far off an output is: in units of rounding where that is measured."""
+    return nan_as_infinite(output.noise.ratio if output.noise else output.scaled_diff)
 
 
 MOST_ROWS = 25
-"""More rows than this nobody reads; the table has all."""
+"""The largest number of rows of a chart; the table has all."""
 
 _STRAIN_PITCH, _AXIS, _LEGEND_PITCH = 27, 50, 15
 
@@ -367,10 +362,13 @@ _COLORS = {Verdict.PASS: BLUE, Verdict.FAIL: RED, Verdict.ERROR: PINK, Verdict.W
 
 
 def worst_first(words: Iterable[CheckRow]) -> list[CheckRow]:
-    """Those with a number beside a bound; what is no number at all is the worst. What is counted in
-    the graph comes after what fails by measure: one of none allowed is beyond by no factor."""
+    """Sort the rows that have a bound; NaN is the worst.
+
+    What is counted in the graph comes after what fails by measure, because its bound is 0 and has
+    no factor.
+    """
     bounded = [word for word in words if word.strain is not None]
-    return sorted(bounded, key=lambda word: (_kind(word), -_sortable(word)))
+    return sorted(bounded, key=lambda word: (_kind(word), -nan_as_infinite(word.strain)))
 
 
 def bound_usage_chart(
@@ -395,7 +393,7 @@ def bound_usage_chart(
 
     def paint(drawn: Figure) -> None:
         axes: Axes = drawn.add_subplot()
-        ends = [place for place in map(_place, shown) if place < _MOST]
+        ends = [place for place in map(_position, shown) if place < _MOST]
         low, high = min([0.1, *ends]) / 2.5, max([10.0, *ends]) * 2.5
         logarithmic(axes, low, high)
         axes.axvspan(1.0, high, color=RED, alpha=0.07, linewidth=0)
@@ -429,17 +427,17 @@ _FILE = "the file"
 
 
 def _bound_label(label: str, worst: CheckRow) -> str:
-    """The name of a check with its output, and below it the worst number beside its bound."""
+    """Return the name of a check with its output, and below it the worst number and its bound."""
     usage = format_bound_usage(worst.check, unit=False)
     return f"{literal(label, _MOST_LETTERS)}\n{literal(usage, _MOST_LETTERS)}"
 
 
 def _mark(axes: Axes, row: int, word: CheckRow, runtimes: list[str]) -> None:
-    """The marks of one row lie below each other, so that equal ones can be told apart."""
+    """Draw one mark of a row below the others, so that equal ones can be distinguished."""
     color, (low, high) = _COLORS[word.check.verdict], axes.get_xlim()
     series = runtimes.index(word.check.runtime or _FILE)
     at = row + 0.6 * ((series + 0.5) / len(runtimes) - 0.5)
-    place = min(_place(word), high)
+    place = min(_position(word), high)
     axes.hlines(at, low, place, color=color, linewidth=1.2, alpha=0.6)
     fill: Any = "full" if word.check.verdict is Verdict.FAIL else "none"
     marker = ">" if place >= high else _MARKERS[series % len(_MARKERS)]
@@ -453,17 +451,12 @@ def _of_bound(word: CheckRow) -> str:
     return format_bound_usage(word.check)
 
 
-def _place(word: CheckRow) -> float:
-    return min(max(_sortable(word), _LEAST), _MOST)
+def _position(word: CheckRow) -> float:
+    return clamped(word.strain, _LEAST, _MOST)
 
 
 def _kind(word: CheckRow) -> int:
-    """What fails by measure, then what is counted, then what passes: each by its size."""
+    """Return a sort key: failures by measured size, then failures of the graph, then passes."""
     if word.check.verdict is Verdict.FAIL and word.check.name.startswith("graph_"):
         return 1
-    return 0 if _sortable(word) > 1.0 else 2
-
-
-def _sortable(word: CheckRow) -> float:
-    value = word.strain or 0.0
-    return math.inf if math.isnan(value) else value
+    return 0 if nan_as_infinite(word.strain) > 1.0 else 2

@@ -22,6 +22,7 @@ from gate.records.layout import (
     EXPLANATION,
     LOCALISATION,
     MARKDOWN,
+    METRICS,
     OF_REPORTS,
     PAGE,
     PICTURES,
@@ -108,14 +109,14 @@ def write_again(
     plain file there is left out. Raises StorageError."""
     shown = [path.name for path in sorted((report / PICTURES).glob("*.png"))[:_MOST_PICTURES]]
     limits = {EVIDENCE_STATEMENT: RECORD_LIMIT, DECISION_STATEMENT: RECORD_LIMIT}
-    limits |= {SAMPLES: _SAMPLES_LIMIT}
+    limits |= {SAMPLES: _SAMPLES_LIMIT, METRICS: _SAMPLES_LIMIT}
     limits |= {f"{PICTURES}/{name}": LARGEST_PICTURE for name in shown if _PICTURE.fullmatch(name)}
     for name, limit in limits.items():
         with suppress(OSError), files.open_inside(report, name) as stream:
             data = stream.read(limit + 1)
             if len(data) <= limit:
                 files.write_bytes(target / name, data)
-    change = change_beside(report, evidence)
+    change = load_change(report, evidence)
     if change is not None:
         change.save(target / CHANGE)
     if explanation != Explanation():
@@ -124,19 +125,26 @@ def write_again(
 
 
 def write_charts(folder: Path, charts: tuple[Chart, ...]) -> tuple[Path, ...]:
-    """Write `<name>.svg` of each chart; those of an earlier report in this folder go, so that
-    nobody takes them for this one's. Raises StorageError."""
+    """Write `<name>.svg` for each chart. Raises StorageError.
+
+    Charts of an earlier report in this folder are deleted, so that they are not mistaken for new
+    ones.
+    """
     names = {chart.name for chart in charts}
     for chart in charts:
         files.write_bytes(folder / f"{chart.name}.svg", chart.file())
-    for stale in set(html_page.NAMES) - names:
+    metrics = {path.stem for path in folder.glob("metric-*.svg")}
+    for stale in {*html_page.NAMES, *metrics} - names:
         (folder / f"{stale}.svg").unlink(missing_ok=True)
     return tuple(folder / f"{chart.name}.svg" for chart in charts)
 
 
 def pictures(folder: Path) -> dict[int, bytes]:
-    """The thumbnails beside a report, by the index of their sample; those that can't be read or
-    are too large are not among them: a page without a picture is a page."""
+    """Return the thumbnails of a report, by the index of their sample.
+
+    Those that can't be read or are too large are left out: a page without a picture is still
+    useful.
+    """
     found: dict[int, bytes] = {}
     for path in sorted((folder / PICTURES).glob("*.png"))[:_MOST_PICTURES]:
         name = _PICTURE.fullmatch(path.name)
@@ -150,7 +158,7 @@ def pictures(folder: Path) -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """Files that are to be read in the place of those beside the evidence, and another policy."""
+    """Files that replace those next to the evidence, and another policy."""
 
     decision: Path | None = None
     explanation: Path | None = None
@@ -159,12 +167,12 @@ class RecordFiles:
     now: str = ""
     """UTC, ISO 8601."""
     trust: Trust | None = None
-    """Whose signatures count; None: nobody's."""
+    """The keys whose signatures count; None: no signature counts."""
 
 
 @dataclass(frozen=True)
-class JudgedRecords:
-    """Evidence and decision, and what lies beside them."""
+class EvaluationRecords:
+    """Evidence and decision, with the other files of their folder."""
 
     folder: Path
     evidence: Evidence
@@ -175,12 +183,15 @@ class JudgedRecords:
     confidence: float = 0.95
     """Of what agreement proves."""
     signed_by: str | None = None
-    """Name and short id of the key by which both are vouched for; None: no trusted one's."""
+    """Name and short id of the key that signed both; None: no trusted key did."""
 
     @classmethod
-    def read(cls, place: Path, given: RecordFiles | None = None) -> JudgedRecords:
-        """Of an evidence file or of the folder that has one. Raises EvidenceError where a record is
-        missing or not whole, DigestMismatch where the decision is of other evidence."""
+    def read(cls, place: Path, given: RecordFiles | None = None) -> EvaluationRecords:
+        """Read an evidence file, or the folder that contains one, with the records next to it.
+
+        Raises EvidenceError where a record is missing or incomplete, DigestMismatch where the
+        decision is on other evidence.
+        """
         given = given or RecordFiles()
         file = place / EVIDENCE if place.is_dir() else place
         evidence = Evidence.load(file)
@@ -195,7 +206,7 @@ class JudgedRecords:
             evidence,
             decision,
             _explanation(file.parent, given.explanation, evidence),
-            change_beside(file.parent, evidence),
+            load_change(file.parent, evidence),
             cls.confidence if policy is None else policy.confidence,
             None
             if given.trust is None
@@ -203,7 +214,7 @@ class JudgedRecords:
         )
 
     def report(self, change: Change | None = None) -> Report:
-        """What the page is made of. `change`: against other records."""
+        """Return the report. `change`: the comparison with other records."""
         story = summarize(
             self.decision,
             self.evidence,
@@ -220,9 +231,12 @@ class JudgedRecords:
         )
 
 
-def change_beside(folder: Path, evidence: Evidence) -> Change | None:
-    """Against the champion, as it lies beside the evidence; None where there is none, and where it
-    can't be read or tells of another measurement: it is there to be looked at."""
+def load_change(folder: Path, evidence: Evidence) -> Change | None:
+    """Return the changes from the champion, read from the folder of the evidence.
+
+    None where the file is missing, unreadable or of another measurement, since it is only
+    displayed.
+    """
     try:
         change = Change.load(folder / CHANGE)
     except GateError:
@@ -232,9 +246,8 @@ def change_beside(folder: Path, evidence: Evidence) -> Change | None:
     return change if measured == [(this.sha256, this.measured_at)] else None
 
 
-def explanation_beside(folder: Path, evidence: Evidence) -> Explanation:
-    """What localisation found of this very file, as it lies beside the evidence; nothing where
-    there is none, or where it can't be read."""
+def load_explanation(folder: Path, evidence: Evidence) -> Explanation:
+    """Return the localization of this file next to the evidence; empty if missing or unreadable."""
     for name in (EXPLANATION, LOCALISATION):
         with suppress(GateError):
             found = _read(folder / name)
@@ -244,15 +257,21 @@ def explanation_beside(folder: Path, evidence: Evidence) -> Explanation:
 
 
 def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trust) -> str | None:
-    """Who signed exactly these, when they were made; None where nobody did who counts."""
+    """Return the labels of the trusted keys that signed exactly these records, or None.
+
+    The keys are checked as of the time that the verdict itself states.
+    """
     with suppress(GateError):
-        statements = StatementPair.beside(folder)
+        statements = StatementPair.from_folder(folder)
         return labels(statements.verify(evidence, decision, trust=trust, now=statements.made_at))
     return None
 
 
 def _compared(path: Path, evidence: Evidence) -> ChampionComparison | None:
-    """What the decision before says of the champion, which another policy judges, too."""
+    """Return the comparison with the champion from the previous decision, if it can be read.
+
+    Another policy judges the same comparison.
+    """
     with suppress(GateError):
         return _decision(path, evidence).incumbent
     return None
@@ -261,7 +280,7 @@ def _compared(path: Path, evidence: Evidence) -> ChampionComparison | None:
 def _decision(path: Path, evidence: Evidence) -> Decision:
     if not path.is_file():
         raise EvidenceError(
-            f"{path} is not there, so nobody knows the verdict on this evidence. Give the decision "
+            f"{path} is not there, so there is no verdict on this evidence. Give the decision "
             "(--decision), or judge anew by a policy (--policy)."
         )
     decision = Decision.load(path)
@@ -275,8 +294,11 @@ def _decision(path: Path, evidence: Evidence) -> Decision:
 
 
 def _explanation(folder: Path, given: Path | None, evidence: Evidence) -> Explanation:
-    """What localisation found of this very file: as given, else beside the evidence, where one of
-    another file, or one that can't be read, says nothing."""
+    """Return the localization of this file: the specified one, else the one next to the evidence.
+
+    One next to the evidence that is of another file or unreadable counts as empty. Raises
+    DigestMismatch where the specified one is of another file.
+    """
     if given is not None:
         found = _read(given)
         if not _is_of(found, evidence):
@@ -285,7 +307,7 @@ def _explanation(folder: Path, given: Path | None, evidence: Evidence) -> Explan
                 "one, or leave --explanation away."
             )
         return found
-    return explanation_beside(folder, evidence)
+    return load_explanation(folder, evidence)
 
 
 def _read(path: Path) -> Explanation:

@@ -7,18 +7,18 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
-from gate.records.evidence import CrewRecord, Evidence, TensorSpec, fields_of
+from gate.records.evidence import Evidence, TensorSpec, WorkerPoolRecord, fields_of
 from gate.records.layout import EVIDENCE
 from gate.records.localization import Explanation, LayerRow, Localization
-from gate.records.outputs import OutputParity, WorstSample
+from gate.records.outputs import WorstSample
 from gate.records.runtime import RUNTIMES
 from gate.report.chart import Chart
 from gate.report.error_charts import (
@@ -27,12 +27,14 @@ from gate.report.error_charts import (
     confidence_chart,
     differences_chart,
 )
+from gate.report.metric_charts import metric_charts
 from gate.report.model_charts import depth_chart, latency, memory, trend_charts
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
     allowed,
     format_bound_usage,
     format_number,
+    nan_as_infinite,
     observed,
     render_check,
 )
@@ -50,7 +52,7 @@ _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 
 
 def of_evidence(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
-    """What was measured, with bounds where there is a decision. What has no data is left out."""
+    """Return the charts that have data, with bounds if there is a decision."""
     drawn = (
         differences_chart(evidence, decision),
         confidence_chart(evidence),
@@ -70,13 +72,17 @@ def of_report(
     bounds = bound_usage_chart(story.words, several_outputs=story.has_several_outputs)
     return (
         *(chart for chart in (bounds, layers) if chart is not None),
+        *metric_charts(evidence, decision),
         *of_evidence(evidence, decision),
     )
 
 
 def of_cause(story: Summary, explanation: Explanation) -> Chart | None:
-    """The one chart that shows why: the depth where a layer is to blame, else the numbers of the
-    first finding beside their bounds, else all that were measured. None: nothing could be drawn."""
+    """Return the one chart that shows the cause.
+
+    It is the depth where a layer is at fault, else the numbers of the first finding and their
+    bounds, else all that were measured. None: nothing could be drawn.
+    """
     found = explanation.localisation
     if found is not None and found.first_divergence is not None:
         along = depth_chart(found, name="cause", height=_CAUSE_HEIGHT)
@@ -113,7 +119,7 @@ def of(evidence: Evidence, decision: Decision) -> Facts:
 
 
 def commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    """What to do to judge it again, and the command. Words in capitals are the reader's files."""
+    """Return pairs of a purpose and its command. Words in capitals are the reader's files."""
     source = evidence.source
     model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
     parts = [f"gate check {model} --reference", shlex.quote(source.factory)]
@@ -138,18 +144,25 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "inputs", _tensors(subject.inputs)
     yield "outputs", _tensors(subject.outputs)
     yield "reference", source.factory
-    yield "checkpoint", str(source.checkpoint_sha256 or "none: built by code alone")
-    if source.code is not None:
+    if source.onnx_sha256 is not None:
+        yield "reference file", str(source.onnx_sha256)
+    else:
+        yield "checkpoint", str(source.checkpoint_sha256 or "none: built by code alone")
+    if source.code is not None and source.onnx_sha256 is None:
         names = ", ".join(source.code.files) or "packages only"
         yield "model's code", f"{source.code.digest()}, of {names}"
     labelled = "labelled" if evidence.dataset.labelled else "without labels"
     yield "samples", f"{evidence.dataset.samples}, {labelled}, {evidence.dataset.sha256}"
     if evidence.dataset.batch_axes is not None:
         yield "batch axes", ", ".join(evidence.dataset.batch_axes.listed)
+    if source.slices_sha256 is not None:
+        yield "slices", str(source.slices_sha256)
     for name, part in subject.parts.items():
         yield f"part {name}", f"{part.file}, {part.sha256}{_measured_on(evidence.parts.get(name))}"
     if export is not None:
-        settings = ", ".join(f"{key}={_word(value)}" for key, value in export.settings.items())
+        settings = ", ".join(
+            f"{key}={_value_text(value)}" for key, value in export.settings.items()
+        )
         yield "export", f"{export.strategy}: {settings}"
         if export.tracer_warnings or export.hazards:
             yield "exporter warned", "; ".join((*export.tracer_warnings, *export.hazards))
@@ -175,7 +188,7 @@ def _environment(evidence: Evidence) -> Iterator[tuple[str, str]]:
     graphics = (environment.gpu, environment.driver, environment.cuda, environment.cudnn)
     yield "CUDA", ", ".join(part for part in graphics if part) or "none"
     switches = environment.determinism.to_plain()
-    yield "switches", ", ".join(f"{key}={_word(value)}" for key, value in switches.items())
+    yield "switches", ", ".join(f"{key}={_value_text(value)}" for key, value in switches.items())
     for runtime in evidence.runtimes:
         if runtime.session_options:
             options = ", ".join(f"{key}={value}" for key, value in runtime.session_options.items())
@@ -187,12 +200,12 @@ def _records(evidence: Evidence, decision: Decision) -> Iterator[tuple[str, str]
     yield "evidence", str(decision.evidence_sha256)
     yield "measured", evidence.measured_at
     if evidence.crew is not None:
-        yield "measured by", _crew(evidence.crew)
+        yield "measured by", _worker_pool(evidence.crew)
     yield "decided", decision.decided_at
     yield "passed on", ", ".join(decision.runtimes) or "no runtime"
 
 
-def _crew(crew: CrewRecord) -> str:
+def _worker_pool(crew: WorkerPoolRecord) -> str:
     text = f"{crew.workers} {_CREWS[crew.engine]}"
     if crew.earlier:
         text += f", {crew.earlier} units by an earlier check that was broken off"
@@ -209,7 +222,7 @@ def _tensors(specs: tuple[TensorSpec, ...]) -> str:
     )
 
 
-def _word(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return "none"
     return str(value) if not isinstance(value, bool) else "on" if value else "off"
@@ -217,7 +230,7 @@ def _word(value: object) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The story, the records that it tells of, and what is beside them."""
+    """The summary, its records and the other content of a page."""
 
     story: Summary
     evidence: Evidence
@@ -244,23 +257,6 @@ _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED, Verdict.PASS)
 
 
 @dataclass(frozen=True)
-class PageRow:
-    """One check with its words."""
-
-    check: CheckResult
-    word: CheckRow | None
-    observed: str
-    allowed: str
-    strain: float | None
-    """None: no number beside a bound; infinite: beyond it without a number."""
-
-    @property
-    def sortable(self) -> str:
-        """The strain as the page's script compares it."""
-        return "-1" if self.strain is None else repr(min(self.strain, 1e300))
-
-
-@dataclass(frozen=True)
 class SampleRow:
     """One of the worst samples with its picture, if there is one."""
 
@@ -278,17 +274,16 @@ class ShownSamples:
     rows: tuple[SampleRow, ...]
 
 
-def checks(story: Summary, decision: Decision) -> tuple[PageRow, ...]:
-    """Every check, what fails first, then what has used most of its bound."""
-    words = {word.check: word for word in story.words}
-    made = [_row(check, words.get(check)) for check in decision.checks]
-    made.sort(key=lambda row: (_ORDER.index(row.check.verdict), -(row.strain or 0.0)))
-    return tuple(made)
+def _sorted(words: Iterable[CheckRow]) -> list[CheckRow]:
+    """Return every check, what fails first, then what has used most of its bound."""
+    return sorted(
+        words, key=lambda word: (_ORDER.index(word.check.verdict), -nan_as_infinite(word.strain))
+    )
 
 
-def row_of(check: CheckResult) -> PageRow:
-    """A check as a row of a short table, without words."""
-    return _row(check, None)
+def _sort_key(strain: float | None) -> str:
+    """Return the share of a bound as the page's script compares it."""
+    return "-1" if strain is None else repr(min(nan_as_infinite(strain), 1e300))
 
 
 def layers(found: Localization | None) -> tuple[LayerRow, ...]:
@@ -311,32 +306,21 @@ def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSam
     ]
     if not recorded:
         return None
-    runtime, output = max(recorded, key=lambda entry: _off(entry[1]))
+    runtime, output = max(recorded, key=lambda entry: nan_as_infinite(entry[1].max_abs_diff))
     shown = tuple(SampleRow(one, _address(pictures.get(one.sample))) for one in output.worst)
     return ShownSamples(runtime, output.name, shown)
 
 
-def _row(check: CheckResult, word: CheckRow | None) -> PageRow:
-    strain = word.strain if word is not None else None
-    if strain is not None and math.isnan(strain):
-        strain = math.inf
-    return PageRow(check, word, observed(check), allowed(check), strain)
-
-
 def _address(picture: bytes | None) -> str | None:
-    """Only what is a picture, and small, goes into the page."""
+    """Return the data URL of a picture; None: missing, no PNG, or too large for the page."""
     if picture is None or not picture.startswith(_PNG) or len(picture) > LARGEST_PICTURE:
         return None
     return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
 
 
-def _off(output: OutputParity) -> float:
-    return math.inf if math.isnan(output.max_abs_diff) else output.max_abs_diff
-
-
-# It asks nothing of the network, keeps nothing and works in a frame that allows scripts only, as
+# It sends no requests, stores nothing and works in a frame that allows scripts only, as
 # MLflow shows it. Every text is escaped by the template engine and goes through `printable`; a
-# content security policy lets nothing but our own script run, whatever stands in a name.
+# content security policy lets nothing but our own script run, whatever a name contains.
 
 
 _JOINT = re.compile(r"([._/])(?=[A-Za-z])")
@@ -360,9 +344,9 @@ def render_page(report: Report) -> str:
             decision=decision,
             found=report.explanation.localisation,
             cause=cause,
-            charts=_others(report.charts, cause),
+            charts=_remaining_charts(report.charts, cause),
             trend=trend_charts(story.change.trend),
-            checks=checks(story, decision),
+            checks=_sorted(story.words),
             layers=layers(report.explanation.localisation),
             samples=worst_samples(evidence, report.pictures),
             cost_headings=COST_HEADINGS,
@@ -375,7 +359,32 @@ def render_page(report: Report) -> str:
     )
 
 
-def _others(charts: tuple[Chart, ...], cause: Chart | None) -> list[Chart]:
+def render_screen(report: Report) -> str:
+    """Return the first screen of the page as an element for a notebook or another page: a frame
+    that needs neither files nor scripts, and follows the reader's light or dark colors."""
+    cause = of_cause(report.story, report.explanation)
+    return _frame(story=report.story, decision=report.decision, cause=cause)
+
+
+def render_depth(layers: Localization) -> str | None:
+    """Return the errors along the depth as such an element. None: no layer was compared."""
+    drawn = depth_chart(layers)
+    return None if drawn is None else _frame(story=None, decision=None, cause=drawn)
+
+
+def _frame(**values: Any) -> str:
+    from markupsafe import Markup
+
+    page = _templates().get_template("screen.html").render(style=_source("style.css"), **values)
+    return str(
+        Markup(
+            '<iframe title="parity report" sandbox srcdoc="{}" style="width: 100%; height: 30rem; '
+            'border: 0; resize: vertical"></iframe>'
+        ).format(page)
+    )
+
+
+def _remaining_charts(charts: tuple[Chart, ...], cause: Chart | None) -> list[Chart]:
     """Those that show something else than the one on the first screen."""
     return [drawn for drawn in charts if cause is None or drawn.alternative != cause.alternative]
 
@@ -393,7 +402,9 @@ def _templates() -> Environment:
         finalize=_shown,
     )
     made.filters |= {
-        "row": row_of,
+        "observed": observed,
+        "allowed": allowed,
+        "sort_key": _sort_key,
         "text": render_check,
         "lines": _lines,
         "beginning": _beginning,
@@ -418,7 +429,7 @@ def _source(name: str) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    """What a place in a template shows: nothing for None, and texts without control characters."""
+    """Return the value that a template prints: empty for None, text without control characters."""
     if value is None:
         return ""
     return (
@@ -469,7 +480,7 @@ def _figure(drawn: Chart) -> Any:
 
 
 def _times(strain: float) -> str:
-    """How much of a bound is used; nothing of a bound that allows no difference at all."""
+    """Return the used part of a bound as text; empty for a bound that allows no difference."""
     if not math.isfinite(strain):
         return ""
     if strain < 0.01:
@@ -480,5 +491,5 @@ def _times(strain: float) -> str:
 
 
 def _is_linked(address: str) -> bool:
-    """Whether an address is one that a browser may open from here."""
+    """Return whether an address is one that a browser may open from here."""
     return address.startswith(_LINKED)

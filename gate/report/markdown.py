@@ -25,18 +25,21 @@ _GAP = "\N{NO-BREAK SPACE}"
 """MLflow draws tables without space between their columns."""
 
 
+def _table(
+    title: str, headings: Sequence[str], rows: Iterable[Iterable[str]], *, left: int = 1
+) -> Iterator[str]:
+    """Yield a table below its title; all columns but the first `left` are numbers."""
+    yield from (title, "", _table_row(headings))
+    yield f"|{'---|' * left}{'---:|' * (len(headings) - left)}"
+    yield from map(_table_row, rows)
+    yield ""
+
+
 def _table_row(cells: Iterable[str]) -> str:
-    return "| " + f"{_GAP} | ".join(cells) + " |"
+    return "| " + f"{_GAP} | ".join(map(literal, cells)) + " |"
 
 
 _COLUMNS = ("runtime", "state", "worst", "observed", "allowed", "top-1", "latency")
-
-_HEADER = (
-    "Runtimes:",
-    "",
-    _table_row(_COLUMNS),
-    "|---|---|---|---:|---:|---:|---:|",
-)
 
 _CHANGES, _CHECKS, _RELEASES = 8, 3, 5
 
@@ -52,8 +55,11 @@ def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
         lines += [f"**Try:** {literal(story.headline.remedy)}", ""]
     lines += [*_findings(story), *_change(story)]
     several = story.has_several_outputs
-    lines += [*_HEADER, *(_row(row, several=several) for row in story.proof), ""]
-    lines += [*_costs(story)]
+    rows = (_cells(row, several=several) for row in story.proof)
+    lines += _table("Runtimes:", _COLUMNS, rows, left=3)
+    if story.costs:
+        costs = (row.cells() for row in story.costs)
+        lines += _table("Time and memory (median / 95th percentile):", COST_HEADINGS, costs)
     lines += [*_listed("Also to be known:", map(literal, (*story.warnings, *story.notes)))]
     lines += [*_listed("Next:", _steps(story))]
     lines += ["What was judged:", "", *_bound_to(story), ""]
@@ -133,19 +139,17 @@ def _change(story: Summary) -> Iterator[str]:
 
 def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
     """A few numbers over the releases, the newest last: MLflow shows none across versions."""
-    if len(rows) < 2:
-        return
-    yield from ("Over versions, the newest last:", "")
-    yield _table_row(("file", "noise ratio", "agreement", "accuracy", "latency, ms"))
-    yield "|---|---:|---:|---:|---:|"
+    headings = ("file", "noise ratio", "agreement", "accuracy", "latency, ms")
+    cells = []
     for row in rows:
         numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
-        cells = ("" if value is None else format_number(value) for value in numbers)
-        yield _table_row((row.sha256.short, *cells))
-    yield ""
+        texts = ("" if value is None else format_number(value) for value in numbers)
+        cells.append((row.sha256.short, *texts))
+    if len(cells) > 1:
+        yield from _table("Over versions, the newest last:", headings, cells)
 
 
-def _row(row: RuntimeProof, *, several: bool) -> str:
+def _cells(row: RuntimeProof, *, several: bool) -> tuple[str, ...]:
     observed = allowed = worst = ""
     if row.worst is not None:
         value, bound = row.worst.observed, row.worst.bound
@@ -156,18 +160,7 @@ def _row(row: RuntimeProof, *, several: bool) -> str:
         worst = row.reason.partition(": ")[0]
     agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
     latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
-    cells = (row.runtime, row.state, worst, observed, allowed, agreement, latency)
-    return _table_row(map(literal, cells))
-
-
-def _costs(story: Summary) -> Iterator[str]:
-    if story.costs:
-        yield from ("Time and memory (median / 95th percentile):", "")
-        yield _table_row(COST_HEADINGS)
-        yield f"|---{'|---:' * (len(COST_HEADINGS) - 1)}|"
-        for row in story.costs:
-            yield _table_row(map(literal, row.cells()))
-        yield ""
+    return (row.runtime, row.state, worst, observed, allowed, agreement, latency)
 
 
 def _bound_to(story: Summary) -> Iterator[str]:
@@ -227,7 +220,7 @@ def pull_request_comment(result: CiResult) -> str:
     """Markdown text of at most `LIMIT` bytes: the verdict, what came of it, then the story: cause,
     findings, what changed against the champion, runtimes, next steps."""
     about = f" ({literal(result.subject)})" if result.subject else ""
-    lines = [f"## {_MARKS[result.colour]} parity-gate: {_word(result)}{about}", ""]
+    lines = [f"## {_MARKS[result.colour]} parity-gate: {_verdict_text(result)}{about}", ""]
     if result.story is None:
         lines += [f"`{result.title}`: {literal(result.reason)}", "", _NOTHING[result.colour], ""]
         return _cut("\n".join(lines))
@@ -236,7 +229,7 @@ def pull_request_comment(result: CiResult) -> str:
     return _cut("\n".join([*lines, summary_markdown(result.story, result.links)]))
 
 
-def _word(result: CiResult) -> str:
+def _verdict_text(result: CiResult) -> str:
     """The verdict; of a passed file that was refused all the same, that first."""
     if result.story is None:
         return "could not judge" if result.colour == "not judged" else result.colour

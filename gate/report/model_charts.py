@@ -18,11 +18,13 @@ from gate.report.chart import (
     TEXT,
     Chart,
     chart,
+    clamped,
     decimal,
     label,
+    list_rows,
     literal,
 )
-from gate.summary.render import format_number
+from gate.summary.render import format_number, reference_runtime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,8 +66,8 @@ def depth_chart(
         name,
         paint,
         title=f"Error along the depth of {whole} ({found.runtime})",
-        alternative=f"{len(mapped)} layers in the order of execution, error in units of PyTorch's "
-        f"own rounding. {'Wrong' if sources else 'Largest'}: {worst}",
+        alternative=f"{len(mapped)} layers in the order of execution, error in units of the "
+        f"reference's own rounding. {'Wrong' if sources else 'Largest'}: {worst}",
         height=height,
     )
 
@@ -122,8 +124,7 @@ def _thinned(rows: list[LayerRow]) -> list[LayerRow]:
 
 
 def _height(row: LayerRow) -> float:
-    value = row.noise_ratio or 0.0
-    return _MOST if math.isnan(value) else min(max(value, _LEAST), _MOST)
+    return clamped(row.noise_ratio, _LEAST, _MOST)
 
 
 _LATENCY_PITCH, _LATENCY_REST = 34, 66
@@ -131,7 +132,7 @@ _LATENCY_PITCH, _LATENCY_REST = 34, 66
 
 def latency(evidence: Evidence) -> Chart | None:
     """Median and 95th percentile of one batch; None: not measured."""
-    measured = [("PyTorch, CPU", evidence.reference_latency)]
+    measured = [(reference_runtime(evidence), evidence.reference_latency)]
     measured += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
     rows = [(name, one) for name, one in measured if one is not None]
     rows = [row for row in rows if math.isfinite(row[1].median_ms + row[1].p95_ms)]
@@ -150,10 +151,7 @@ def latency(evidence: Evidence) -> Chart | None:
             named = literal(f"{name}, batch {one.batch_size}")
             label(axes, place - 0.27, name=named, value=times)
         axes.set_xlim(0, 1.05 * max(highs) or 1.0)
-        axes.set_ylim(len(rows) - 0.4, -0.7)
-        axes.set_yticks([])
-        axes.grid(visible=True, axis="x")
-        axes.set_xlabel("milliseconds a batch, transfers included")
+        list_rows(axes, len(rows), xlabel="milliseconds a batch, transfers included")
         drawn.legend(loc="outside lower center", ncols=2)
 
     return chart(
@@ -175,7 +173,7 @@ _MB = 1e6
 
 
 def memory(evidence: Evidence) -> Chart | None:
-    """By how much the process grew at its peak for each runtime; None: not measured."""
+    """Return the chart of the growth of the process at its peak, by runtime; None: not measured."""
     measured = [(one.runtime, one.memory_bytes) for one in evidence.runtimes]
     grown = [(str(name), size / _MB) for name, size in measured if size is not None]
     if not grown:
@@ -189,10 +187,8 @@ def memory(evidence: Evidence) -> Chart | None:
         for place, (name, size) in enumerate(rows):
             label(axes, place - 0.27, name=literal(name), value=f"{size:.3g} MB")
         axes.set_xlim(0, 1.05 * max(size for _, size in rows) or 1.0)
-        axes.set_ylim(len(rows) - 0.4, -0.7)
-        axes.set_yticks([])
-        axes.grid(visible=True, axis="x")
-        axes.set_xlabel("megabytes that the process grew by at its peak; roughly")
+        growth = "megabytes that the process grew by at its peak; roughly"
+        list_rows(axes, len(rows), xlabel=growth)
 
     return chart(
         "memory",

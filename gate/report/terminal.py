@@ -76,9 +76,10 @@ def print_findings(report: LintReport, console: Console) -> None:
 
 
 def lint_sentences(report: LintReport) -> Iterator[str]:
-    """What the tables do not say."""
+    """Yield the lines on a lint report that its tables do not contain."""
     for finding in report.suppressed:
-        yield f"silenced  {finding.code} at {finding.place}: {make_printable(finding.expression)}"
+        expression = make_printable(finding.expression)
+        yield f"silenced  {finding.code} at {finding.location}: {expression}"
     for unread in report.unread:
         yield f"not read  {make_printable(unread.name)}: {make_printable(unread.reason)}"
     for code in sorted({finding.code for finding in report.active}):
@@ -121,7 +122,7 @@ _LOCALISATION_STYLES = {"source": "bold red", "propagated": "yellow", "unmapped"
 
 
 def localisation_sentences(explanation: Explanation) -> Iterator[str]:
-    """What to tell of an explanation: nothing where none was needed."""
+    """Yield the lines on an explanation; none if no localization was needed."""
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
     found = explanation.localisation
@@ -175,7 +176,7 @@ _FINDINGS, _CHECKS, _CHANGES = 4, 3, 4
 """So many are shown; the rest is counted, and `-v` has it."""
 
 _NARROW, _WIDE = 64, 100
-"""Columns below which a line says only what nobody can do without, and from which it says all."""
+"""Columns below which a line has only the most necessary, and from which it has everything."""
 
 _LABEL = 7
 
@@ -198,20 +199,20 @@ def print_summary(story: Summary, console: Console, *, verbose: bool = False) ->
     `verbose`: all checks and notes, too. The verdict comes once more at the end where all that is
     longer than the screen.
     """
-    verdict = _Line(story.headline.verdict, f"{story.headline.sentence}.", _style(story))
+    verdict = _Line(
+        story.headline.verdict, f"{story.headline.sentence}.", STYLES[story.headline.verdict]
+    )
     lines = [verdict, *_lines(story, width=console.width, verbose=verbose)]
     _print(console, lines)
     if verbose:
-        _print_costs(story, console)
+        if story.costs:
+            rows = [row.cells() for row in story.costs]
+            console.print(print_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
         _print_checks(story, console)
     _print_steps(story, console)
     long = console.is_terminal and len(lines) + len(story.steps) > console.height - 2
     if verbose or long:
         _print(console, [verdict])
-
-
-def _style(story: Summary) -> str:
-    return STYLES[story.headline.verdict]
 
 
 def _lines(story: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
@@ -272,7 +273,7 @@ def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]
 
 
 def _short(check: CheckResult) -> str:
-    """What a check saw, on a line."""
+    """Return the result of a check, cut to one line."""
     text = format_bound_usage(check) or render_check(check)
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     return f"{make_printable(check.title)}: {text}"
@@ -312,12 +313,6 @@ def _print_steps(story: Summary, console: Console) -> None:
         console.print(
             Text(f"next   {step.label}:  {step.command or step.address or ''}"), soft_wrap=True
         )
-
-
-def _print_costs(story: Summary, console: Console) -> None:
-    if story.costs:
-        rows = [row.cells() for row in story.costs]
-        console.print(print_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
 
 
 def _print_checks(story: Summary, console: Console) -> None:

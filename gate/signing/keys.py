@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import model_validator
 
 from gate.errors import KeyUnusable, StorageError, first_line
-from gate.storage.files import MODE, open_plain, read_own, write_bytes, write_new
+from gate.storage.files import MODE, open_plain, read_private_bytes, write_bytes, write_new
 from gate.storage.record import Record
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _TYPES = ("ed25519", "ecdsa")
 
 @functools.lru_cache(maxsize=256)
 def parsed(pem: str) -> SSlibKey:
-    """What verifies. Raises ValueError."""
+    """Parse a public key in PEM. Raises ValueError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from securesystemslib.signer import SSlibKey
@@ -98,7 +98,7 @@ class PublicKey(Record):
 
     @classmethod
     def from_pem(cls, pem: bytes, *, name: str) -> Self:
-        """Of a public key in PEM. Raises KeyUnusable where it is none."""
+        """Create the key from a public key in PEM. Raises KeyUnusable where it is not one."""
         try:
             return cls(name=name, public=pem_of(parsed(pem.decode())))
         except ValueError as error:
@@ -109,7 +109,7 @@ class PublicKey(Record):
 
     @property
     def verifier(self) -> SSlibKey:
-        """What verifies."""
+        """Return the key object that verifies signatures."""
         return parsed(self.public)
 
     @property
@@ -124,12 +124,12 @@ class PublicKey(Record):
 
     @property
     def label(self) -> str:
-        """Whose and which, for people."""
+        """Return the name and the short ID of the key, for display."""
         return f"{self.name} ({self.short})"
 
 
 def labels(keys: Iterable[PublicKey]) -> str | None:
-    """Of several, for people; None for none."""
+    """Return the labels of several keys, for display; None for no key."""
     return ", ".join(key.label for key in keys) or None
 
 
@@ -157,12 +157,12 @@ class SigningKey:
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """As `load`. The key's name is the file's."""
+        """Load the key as `load` does; its name is the stem of the file name."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from securesystemslib.signer import CryptoSigner
 
-        data = read_own(path, what="signing key", missing=_MISSING)
+        data = read_private_bytes(path, what="signing key", missing=_MISSING)
         _refuse_tracked(path)
         try:
             signer = CryptoSigner(load_pem_private_key(data, None))
@@ -176,8 +176,11 @@ class SigningKey:
 
     @classmethod
     def make(cls, path: Path, *, scheme: Scheme = "ed25519") -> Self:
-        """Make a key and write it to a file of mode 0600, its public part beside it (`.pub`).
-        Raises KeyUnusable where the file is there already, StorageError."""
+        """Create a key and write it to a file of mode 0600, with its public part next to it
+        (`.pub`).
+
+        Raises KeyUnusable where the file exists, StorageError.
+        """
         from securesystemslib.signer import CryptoSigner
 
         generate = CryptoSigner.generate_ed25519 if scheme == "ed25519" else (
@@ -209,7 +212,7 @@ _GIT_S = 10.0
 
 
 def _refuse_tracked(path: Path) -> None:
-    """Raises KeyUnusable if Git tracks the file: whoever has the repository has the key."""
+    """Raise KeyUnusable if Git tracks the file: everyone with the repository would have the key."""
     command = ["git", "ls-files", "--error-unmatch", "--", path.name]
     try:
         done = subprocess.run(
@@ -253,8 +256,8 @@ def read_public(place: str) -> PublicKey:
     return SigningKey.load(place).public
 
 
-# The vault gives the public part, and signs; who may ask is the vault's to say (its own
-# credentials, from where its vendor's library takes them).
+# The vault returns the public key, and signs. It controls access by its own credentials, which the
+# vendor's library finds.
 
 
 PIN_VARIABLE = "GATE_SIGNING_PIN"
@@ -266,13 +269,16 @@ VAULTS = {
     "azurekms": "azurekms://VAULT.vault.azure.net/keys/NAME[/VERSION]",
     "hsm": "hsm:[ID][?label=TOKEN]",
 }
-"""By scheme: how the address of a key looks. Each is an extra of securesystemslib, too."""
+"""Formats of key addresses, by scheme. Each scheme is also an extra of securesystemslib."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 
 
 def is_in_vault(uri: str) -> bool:
-    """Whether this names a key in a vault, not a file. Raises KeyUnusable for other addresses."""
+    """Return whether this names a key in a vault, not a file.
+
+    Raises KeyUnusable for other addresses.
+    """
     found = _SCHEME.match(uri)
     if found is None or found[0] == _FILE:
         return False
@@ -287,8 +293,11 @@ def is_in_vault(uri: str) -> bool:
 
 
 def signer_of(uri: str) -> Signer:
-    """What signs by the key at this address. Raises KeyUnusable: the vendor's library is missing,
-    the vault refuses, or has no such key, or another kind of key."""
+    """Return the signer that uses the key at this address.
+
+    Raises KeyUnusable: the vendor's library is missing, the vault refuses, it has no such key, or
+    the key is of another kind.
+    """
     from securesystemslib.exceptions import UnsupportedLibraryError
     from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, Signer
 
@@ -301,7 +310,7 @@ def signer_of(uri: str) -> Signer:
                 f"{uri} names another version than the newest, {found}, and the vault gives only "
                 "that one's public key. Name that, or none: …/keys/NAME."
             )
-        # As everybody reads it from PEM: one key has one id, however its vault writes it.
+        # Parsed again from PEM, as all readers do: so one key has one ID in every vault.
         return Signer.from_priv_key_uri(found, parsed(pem_of(public)), _pin)
     except UnsupportedLibraryError:
         raise KeyUnusable(
@@ -318,7 +327,7 @@ def signer_of(uri: str) -> Signer:
 
 
 def _arguments(scheme: str, uri: str) -> tuple[Any, ...]:
-    """What securesystemslib's `import_` of this vault takes."""
+    """Return the arguments for securesystemslib's `import_` of this vault."""
     parts = urlsplit(uri)
     if scheme == "azurekms":
         vault, (keys, name, *_) = (parts.hostname or "").partition(".")[0], _steps(parts.path)
@@ -339,7 +348,7 @@ def _steps(path: str) -> list[str]:
 
 
 def _is_of(found: str, uri: str) -> bool:
-    """Whether the address that the vault gives is the one that was asked for, or its newest."""
+    """Return whether the vault returned the requested address, or its newest version."""
     return found == uri.rstrip("/") or found.rpartition("/")[0] == uri.rstrip("/")
 
 
@@ -351,8 +360,10 @@ def _pin(_what: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What a vendor's library says, without passwords in addresses. Its first line only, because
-    what follows may repeat what was sent."""
+    """Return the error message of a vendor's library, without passwords in addresses.
+
+    Only its first line is used, because the following lines may repeat what was sent.
+    """
     from gate.storage.safe_text import Redaction
 
     pin = os.environ.get(PIN_VARIABLE)

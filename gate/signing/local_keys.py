@@ -16,7 +16,7 @@ from gate.signing.keys import KEY_VARIABLE, PublicKey, SigningKey
 from gate.signing.trust import SECTION, Trust, TrustedKey
 from gate.storage.files import make_state_folder, private_lock, write_bytes
 
-# Its word is worth what the folder is worth: nobody changed what was measured on this machine.
+# Its signature proves only that nothing was changed since this machine measured it.
 
 
 TRUST_VARIABLE = "GATE_TRUST"
@@ -34,7 +34,7 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LocalKeys:
-    """Which key signs, and whose signatures count: as somebody says, else the folder's own."""
+    """The signing key and the trust: as specified by the user, or else those of the folder."""
 
     folder: Path
     """Of the gate's state, `.gate`."""
@@ -44,19 +44,23 @@ class LocalKeys:
         """The key of this address, else of GATE_SIGNING_KEY, else the folder's own, made on first
         use. Raises KeyUnusable, StorageError."""
         chosen = uri or os.environ.get(KEY_VARIABLE)
-        return SigningKey.load(chosen) if chosen else self._own()
+        return SigningKey.load(chosen) if chosen else self._local_key()
 
     def signing_key_if_any(self, uri: str | None = None) -> SigningKey | None:
-        """As `signing_key`, and None where it would have to be made. Raises KeyUnusable,
-        StorageError."""
+        """Return `signing_key`, or None where the key would have to be created.
+
+        Raises KeyUnusable, StorageError.
+        """
         there = uri or os.environ.get(KEY_VARIABLE) or self.key_path.exists()
         return self.signing_key(uri) if there else None
 
     def trust(self, path: Path | None = None, *, key: str | None = None) -> Trust:
-        """That of this file, else of GATE_TRUST, else the folder's, which trusts the folder's key
-        until somebody says otherwise. Whoever signs with a key of his own (`key`, by its address)
-        and names no trust has that key alone: others judge by theirs. Raises PolicyError,
-        KeyUnusable, StorageError."""
+        """Return the trust in this file, else in GATE_TRUST, else the folder's own.
+
+        The folder's own trusts the folder's key until the user edits it. With a key of the user's
+        own (`key`, by its address) and no named trust, only that key is trusted: other parties use
+        their own trust. Raises PolicyError, KeyUnusable, StorageError.
+        """
         chosen = path or os.environ.get(TRUST_VARIABLE)
         if chosen:
             return Trust.from_file(Path(chosen))
@@ -66,42 +70,42 @@ class LocalKeys:
                 own = (TrustedKey(**SigningKey.load(given).public.to_plain()),)
                 alone = Trust(measurers=own, reviewers=own, writers=own)
                 return alone.read_from("--key alone, without --trust")
-            self._own()
+            self._local_key()
         return Trust.from_file(self.trust_path)
 
     def trust_if_any(self, path: Path | None = None) -> Trust | None:
-        """As `trust`, and None where it would have to be made. Raises PolicyError."""
+        """Return `trust`, or None where it would have to be created. Raises PolicyError."""
         made = self.is_trust_named(path) or self.trust_path.exists()
         return self.trust(path) if made else None
 
     def is_trust_named(self, path: Path | None = None) -> bool:
-        """Whether somebody says whose word counts, so that the folder's own is not asked."""
+        """Return whether the user names a trust, so that the folder's own is not read."""
         return bool(path or os.environ.get(TRUST_VARIABLE))
 
     @property
     def key_path(self) -> Path:
-        """Of the folder's own key."""
+        """Return the path of the folder's own key."""
         return self.folder / "keys" / "local.pem"
 
     @property
     def trust_path(self) -> Path:
-        """Of the folder's own trust."""
+        """Return the path of the folder's own trust file."""
         return self.folder / "trust.yaml"
 
-    def word_of(self, key: PublicKey) -> str:
-        """What a signature of the folder's own key is worth."""
+    def describe_signature(self, key: PublicKey) -> str:
+        """Return a text that states what a signature by the folder's own key proves."""
         return (
             f"signed by the key of this folder, {key.short}: it proves that nothing was changed "
             "since this machine measured it, and nothing to others until they trust it: "
             f"gate keys show {self.key_path}"
         )
 
-    def is_own(self, key: PublicKey) -> bool:
-        """Whether it is the folder's own."""
+    def is_local_key(self, key: PublicKey) -> bool:
+        """Return whether it is the folder's own."""
         path = self.key_path.with_suffix(".pub")
         return path.exists() and path.read_text("utf-8") == key.public
 
-    def _own(self) -> SigningKey:
+    def _local_key(self) -> SigningKey:
         if self.key_path.exists() and self.trust_path.exists():
             return SigningKey.of_file(self.key_path)
         with ExitStack() as held:
@@ -116,13 +120,12 @@ class LocalKeys:
             make_state_folder(self.folder)
             is_new = not self.key_path.exists()
             key = (SigningKey.make if is_new else SigningKey.of_file)(self.key_path)
-            # After the key: whoever finds both needs no lock.
+            # After the key: a process that finds both needs no lock.
             if not self.trust_path.exists():
                 write_bytes(self.trust_path, _text(key.public))
         if is_new:
-            self.announce(
-                f"made {self.key_path}: what is measured here is {self.word_of(key.public)}"
-            )
+            signature = self.describe_signature(key.public)
+            self.announce(f"made {self.key_path}: what is measured here is {signature}")
         return key
 
 

@@ -49,7 +49,7 @@ class Approval(CamelCaseRecord):
 
     @classmethod
     def of(cls, word: Word, *, resource: str, version: str, decision: Digest, at: str) -> Approval:
-        """Of a reviewer's word."""
+        """Create the approval or rejection of one version by a reviewer."""
         return cls(
             word=word,
             resource_uri=resource,
@@ -69,10 +69,10 @@ class Approval(CamelCaseRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Reviewable:
-    """What a review is of: a version of a registered model, its bytes, and the decision on them."""
+    """The subject of a review: a registered model version, its digest, and the decision on it."""
 
     registry: str
-    """Its identity, as `gate.ledger.maintenance.plain` writes it."""
+    """Identity of the registry, as `gate.ledger.entry.plain` writes it."""
     model: str
     version: str
     sha256: Digest
@@ -82,7 +82,7 @@ class Reviewable:
     def signed(
         self, word: Word, key: SigningKey, *, at: datetime, comment: str | None = None
     ) -> SignedStatement:
-        """A reviewer's word on it. Raises KeyUnusable."""
+        """Sign a reviewer's approval or rejection of it. Raises KeyUnusable."""
         approval = Approval.of(
             word,
             resource=resource_uri(self.registry, self.model),
@@ -94,8 +94,11 @@ class Reviewable:
         return SignedStatement.sign(approval.about(self.sha256), key)
 
     def verify(self, signed: SignedStatement, *, registries: frozenset[str]) -> Approval:
-        """What a statement says, if it is about exactly this; whose word it is stays open.
-        `registries`: all addresses of this one. Raises Untrusted."""
+        """Return the approval in a statement, if it is about exactly this version.
+
+        The signature is not verified here. `registries`: all addresses of this registry. Raises
+        Untrusted.
+        """
         found = _predicate(signed)
         place = registered(found.resource_uri)
         subjects = signed.statement.subject
@@ -117,8 +120,10 @@ class Reviewable:
 def signers_of(
     signed: SignedStatement, approval: Approval, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
-    """The reviewers whose word a statement is, at least one; how many it takes is counted over all
-    statements. Raises Untrusted."""
+    """Return the trusted reviewers who signed a statement, at least one.
+
+    How many are required is counted over all statements. Raises Untrusted.
+    """
     made = time_of(approval.reviewed_at)
     if made is not None and now - made > timedelta(days=trust.max_age_days):
         raise Untrusted(
@@ -156,7 +161,7 @@ class CodeVersion(CamelCaseRecord):
 
 
 class MeasuredRuntime(CamelCaseRecord):
-    """What shows that a runtime was what its name says."""
+    """A record that shows that a runtime was the one its name says."""
 
     name: str
     provider_requested: str
@@ -187,7 +192,7 @@ class MeasurementPredicate(CamelCaseRecord):
 
     @classmethod
     def of(cls, evidence: Evidence, *, code: CodeVersion) -> MeasurementPredicate:
-        """Of evidence, at the moment when it was measured."""
+        """Create the predicate from evidence, dated when the evidence was measured."""
         return cls(
             evidence=Resource.of(evidence.digest(), uri=EVIDENCE),
             model=evidence.subject.sha256,
@@ -240,8 +245,10 @@ _NOT_YET = "(initial)"
 
 
 def code_version(project: Path) -> CodeVersion:
-    """Of this program and of the project around a folder. Nothing of Git is known where there is no
-    Git, no repository, or no answer in time."""
+    """Return the version of this program, and the Git state of the project around a folder.
+
+    The Git fields stay empty where there is no Git, no repository, or no answer in time.
+    """
     version = metadata.version("parity-gate")
     lines = _status(project)
     commits = [line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)]
@@ -276,7 +283,7 @@ POLICY_URI = "urn:parity-gate:policy"
 
 
 class Verifier(CamelCaseRecord):
-    """Who verified: this program."""
+    """The program that verified: parity-gate."""
 
     id: str = VERIFIER
     version: dict[str, str]
@@ -309,7 +316,10 @@ class VerificationSummary(CamelCaseRecord):
     def of(
         cls, decision: Decision, *, precision: str, resource: str, version: str
     ) -> VerificationSummary:
-        """Of a decision by a policy of this precision, made by this version of the gate."""
+        """Create the summary of a decision by a policy of this precision.
+
+        `version`: the version of parity-gate that decided.
+        """
         passed = decision.passed
         return cls(
             verifier=Verifier(version={"parity-gate": version}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -45,12 +45,12 @@ class Resource(CamelCaseRecord):
 
     @classmethod
     def of(cls, digest: Digest, *, name: str | None = None, uri: str | None = None) -> Resource:
-        """With a SHA-256 digest."""
+        """Create a resource with a SHA-256 digest."""
         return cls(name=name, uri=uri, digests={"sha256": digest.hex})
 
     @property
     def sha256(self) -> str | None:
-        """In hexadecimal; None where only other digests are given."""
+        """Return the SHA-256 digest in hexadecimal, or None where only other digests are listed."""
         return self.digests.get("sha256")
 
 
@@ -72,7 +72,7 @@ class Statement(CamelCaseRecord):
         return self
 
     def names(self, digest: Digest) -> bool:
-        """Whether one of the subjects has this digest."""
+        """Return whether one of the subjects has this digest."""
         return any(subject.sha256 == digest.hex for subject in self.subject)
 
     def digest_of(self, name: str) -> str | None:
@@ -98,12 +98,14 @@ _MOST_SIGNATURES = 16
 
 @dataclass(frozen=True)
 class SignedStatement:
-    """A statement in its envelope: parsed, and not believed before `signers` has looked."""
+    """A statement in its envelope: parsed, but not verified before `signers` was called."""
 
     data: bytes
     """The envelope as it is on the disk."""
     statement: Statement
     _envelope: Envelope
+    _verified: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
+    """By public key: whether it signed this. Both never change, so that each is verified once."""
 
     @classmethod
     def of(cls, data: bytes, *, what: str = "the statement") -> Self:
@@ -159,25 +161,27 @@ class SignedStatement:
 
     def signers(self, keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
         """Those of these keys that signed it, each once."""
+        return tuple({key.key_id: key for key in keys if self._is_signed_by(key)}.values())
+
+    def _is_signed_by(self, key: PublicKey) -> bool:
         from securesystemslib.exceptions import VerificationError
 
-        found = {}
-        for key in keys:
+        if key.public not in self._verified:
             try:
                 self._envelope.verify([key.verifier], 1)
+                self._verified[key.public] = True
             except VerificationError:
-                continue
-            found[key.key_id] = key
-        return tuple(found.values())
+                self._verified[key.public] = False
+        return self._verified[key.public]
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """Of the keys that signed it, as the envelope says; nobody has looked yet."""
+        """Return the IDs of the signing keys as the envelope claims them; they are not verified."""
         return tuple(self._envelope.signatures)
 
     @property
     def digest(self) -> Digest:
-        """Of the envelope's bytes."""
+        """Return the digest of the envelope's bytes."""
         return Digest.of_bytes(self.data)
 
     @property

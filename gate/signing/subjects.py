@@ -26,7 +26,7 @@ def resource_uri(registry: str, model: str) -> str:
 
 
 def file_resource(sha256: Digest) -> str:
-    """Of a file that is meant for no registry yet."""
+    """Return the resource URI of a file that is not registered yet."""
     return f"urn:sha256:{sha256.hex}"
 
 
@@ -85,8 +85,8 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
     return found
 
 
-# A consumer may have given the model another name: it is found among the subjects by its digest,
-# its external data by their names beside it.
+# A consumer may have renamed the model: it is found among the subjects by its digest, its external
+# data by their names relative to it.
 
 
 _BESIDE = (f"{layout.GOLDEN}/", "quantized/")
@@ -102,10 +102,10 @@ def model_files(signed: SignedStatement) -> tuple[str, ...]:
 
 
 def verify_model(signed: SignedStatement, path: Path, *, model: Digest) -> tuple[str, ...]:
-    """Prove that the file at `path`, with its external data beside it, is what the statement names,
-    and is `model`, as evidence counts it. Gives the names of the subjects that it is.
+    """Verify that the file at `path`, with its external data, is a subject of the statement.
 
-    Raises Untrusted where it is not, StorageError where it can't be read.
+    It must also be `model`, the digest in the evidence. Returns the names of its subjects. Raises
+    Untrusted where it is not, StorageError where it can't be read.
     """
     main = Digest.of_file(path)
     named = model_files(signed)
@@ -121,7 +121,7 @@ def verify_model(signed: SignedStatement, path: Path, *, model: Digest) -> tuple
     hashed = {found[0]: main.hex}
     wrong = []
     for name in others:
-        digest = _data_beside(path, name)
+        digest = _data_file_digest(path, name)
         hashed[name] = digest.hex if digest else ""
         if hashed[name] != signed.statement.digest_of(name):
             wrong.append(f"{name} ({digest or 'not there'})")
@@ -163,9 +163,11 @@ def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest)
         read_untrusted(folder / name, limit=golden.sizes[name], sha256=digest)
 
 
-def _data_beside(path: Path, name: str) -> Digest | None:
-    """Of a data file; None: it is not there. A data file may be a link, the folder it is in must
-    not lead elsewhere."""
+def _data_file_digest(path: Path, name: str) -> Digest | None:
+    """Return the digest of a data file next to `path`, or None if it does not exist.
+
+    A data file may be a link, but its folder must not lead out of the model's folder.
+    """
     problem = wrong_name(name)
     if problem is not None or not is_inside(path.parent, PurePosixPath(name).parent.as_posix()):
         raise Untrusted(

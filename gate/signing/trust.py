@@ -29,7 +29,7 @@ Threshold = Annotated[int, Field(ge=1, le=16)]
 
 
 class TrustedKey(PublicKey):
-    """A key that is believed, within a time."""
+    """A trusted key, with its validity period."""
 
     valid_from: str | None = None
     """ISO 8601; None: always was."""
@@ -47,7 +47,7 @@ class TrustedKey(PublicKey):
         return self
 
     def expiry_problem(self, at: datetime) -> str | None:
-        """Why it does not count at this moment, or None."""
+        """Return why it does not count at this moment, or None."""
         begin, end = time_of(self.valid_from), time_of(self.valid_until)
         if begin is not None and at < begin:
             return f"is valid from {self.valid_from} on"
@@ -57,17 +57,20 @@ class TrustedKey(PublicKey):
 
 
 class Trust(Record):
-    """Whose statements count. The section `trust:` of a YAML file, or the file itself."""
+    """The trusted keys and the rules for their statements.
+
+    It is the section `trust:` of a YAML file, or the whole file.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     schema_version: Literal[1] = 1
     measurers: Annotated[tuple[TrustedKey, ...], Field(min_length=1)]
-    """Who may say what was measured and decided."""
+    """Keys that may sign measurements and decisions."""
     reviewers: tuple[TrustedKey, ...] = ()
-    """Who may approve, with `review: signed`."""
+    """Keys that may approve, with `review: signed`."""
     writers: tuple[TrustedKey, ...] = ()
-    """Who may write the ledger; none: its lines are not asked for signatures."""
+    """Keys that may write the ledger; none: its lines need no signatures."""
     threshold: Threshold = 1
     """How many measurers must have signed one statement."""
     reviewers_threshold: Threshold = 1
@@ -75,9 +78,9 @@ class Trust(Record):
     max_age_days: Annotated[float, Field(gt=0.0)] = 90.0
     """How old a statement may be."""
     revoked: tuple[KeyId, ...] = ()
-    """Ids of keys that count no more, for whatever they signed whenever."""
+    """IDs of keys that never count, not even for earlier signatures."""
     measurer_may_approve: bool = False
-    """Whether a reviewer may approve what his own key measured."""
+    """Whether a reviewer may approve a measurement that is signed with the same key."""
     unsigned: Literal["refuse", "accept_existing"] = added_field("refuse")
     """What becomes of versions without a statement: those that the ledger had promoted before may
     go on serving, or not."""
@@ -93,8 +96,8 @@ class Trust(Record):
                 raise ValueError(f"{role} lists a key twice")
             if ids and len(ids) < threshold:
                 raise ValueError(f"{len(ids)} {role} are listed, their threshold is {threshold}")
-        # A threshold that revoked keys leave unmet is no mistake: whoever revokes the last key
-        # means that nothing counts any more.
+        # A threshold that revoked keys leave unmet is not a mistake: revoking the last key means
+        # that no signature counts any more.
         return self
 
     @classmethod
@@ -111,7 +114,7 @@ class Trust(Record):
 
     @property
     def by(self) -> str:
-        """Where it was read, as messages go on after the word "trusted"."""
+        """Return the origin of the trust, as messages append it to the word "trusted"."""
         return "" if self._origin is None else f" by {self._origin}"
 
     def keys(self, role: Role, *, at: datetime) -> tuple[TrustedKey, ...]:
@@ -141,7 +144,7 @@ class Trust(Record):
         if not len(good) >= threshold:
             refusals = [reason for reason in reasons.values() if reason]
             others = "".join(f"; {why}" for why in (*refusals, *self._unproven(signed, role)))
-            # Nobody is asked to trust again what was revoked, or has ended.
+            # Revoked or expired keys are not proposed again.
             trusting = "" if refusals else ", or trust its key: gate keys trust"
             problems.append(
                 f"{what} is signed by {len(good)} of the keys that are trusted as {role}{self.by}, "
@@ -152,12 +155,12 @@ class Trust(Record):
         return good
 
     def refusal_of(self, key: PublicKey, role: Role, *, at: datetime) -> str | None:
-        """Why nothing counts that this key signs in a role at a moment; None: it does."""
+        """Return why nothing counts that this key signs in a role at a moment; None: it does."""
         listed = (each for each in self._listed(role) if each.key_id == key.key_id)
         return self._refusal(next(listed, key), at, at)
 
     def _untimely(self, made: datetime, now: datetime, *, what: str) -> Iterator[str]:
-        """Why a statement of that time does not count now."""
+        """Return why a statement of that time does not count now."""
         age = (now - made) / timedelta(days=1)
         if not age <= self.max_age_days:
             yield (
@@ -179,7 +182,7 @@ class Trust(Record):
                 yield f"the key {short} is not among them"
 
     def _refusal(self, key: PublicKey, made: datetime, now: datetime) -> str | None:
-        """Why a key that is listed, and signed, does not count; None: it does."""
+        """Return why a key that is listed, and signed, does not count; None: it does."""
         if not isinstance(key, TrustedKey):
             return f"{key.name} ({key.short}) is not listed"
         if key.key_id in self.revoked:
@@ -188,7 +191,7 @@ class Trust(Record):
         return f"{key.name} ({key.short}) {late}" if late else None
 
     def _threshold(self, role: Role) -> int:
-        """Of one statement. Who writes the ledger signs each line alone."""
+        """Return how many keys must sign one statement. A ledger line has exactly one signature."""
         needed = {"measurers": self.threshold, "reviewers": self.reviewers_threshold}
         return needed.get(role, 1)
 
@@ -198,7 +201,7 @@ class Trust(Record):
 
 
 def _is_id(text: str) -> bool:
-    """Whether it is a key's id: an envelope may name any text as one."""
+    """Return whether it is a key's id: an envelope may name any text as one."""
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 

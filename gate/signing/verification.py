@@ -44,7 +44,7 @@ T = TypeVar("T", MeasurementPredicate, VerificationSummary)
 
 @dataclass(frozen=True)
 class Signatory:
-    """Who signs, and what is said of the code that measured."""
+    """A signing key, with the version of the code that measured."""
 
     key: SigningKey
     code: CodeVersion
@@ -73,14 +73,16 @@ class StatementPair:
     decision: SignedStatement
 
     @classmethod
-    def beside(cls, folder: Path) -> Self:
+    def from_folder(cls, folder: Path) -> Self:
         """Those in a folder. Raises Untrusted where one is missing or none, StorageError."""
         return cls(_read(folder / EVIDENCE_STATEMENT), _read(folder / DECISION_STATEMENT))
 
     @property
     def made_at(self) -> datetime:
-        """When the verdict was made, as it says itself: for who asks whose it is, at whatever age.
-        Raises Untrusted."""
+        """Return when the verdict was made, as it states itself, for verification at any age.
+
+        Raises Untrusted.
+        """
         text = summary_in(self.decision).time_verified
         made = time_of(text)
         if made is None:
@@ -92,13 +94,23 @@ class StatementPair:
         write_bytes(folder / EVIDENCE_STATEMENT, self.evidence.data)
         write_bytes(folder / DECISION_STATEMENT, self.decision.data)
 
+    def check_age(self, trust: Trust, *, at: datetime) -> None:
+        """Prove that both, which are verified, still count at a moment: neither is too old, and
+        enough of the keys are valid. Raises Untrusted."""
+        made = _predicate(MeasurementPredicate, self.evidence, MEASUREMENT_TYPE, what=_EVIDENCE)
+        for signed, time, what in (
+            (self.evidence, made.measured_at, _EVIDENCE),
+            (self.decision, summary_in(self.decision).time_verified, _WHAT),
+        ):
+            trust.signers(signed, role="measurers", made_at=time, now=at, what=what)
+
     def verify(
         self, evidence: Evidence, decision: Decision, *, trust: Trust, now: datetime
     ) -> tuple[PublicKey, ...]:
-        """Whose word both are: on exactly this evidence and this decision. Gives who signed the
-        decision.
+        """Verify both statements against this evidence and decision; return the decision's signers.
 
-        Raises Untrusted where a statement is about another one, or trusted keys do not vouch.
+        Raises Untrusted where a statement is about other evidence or another decision, or is not
+        signed by trusted keys.
         """
         verify_measurement(self.evidence, evidence, trust=trust, now=now)
         return verify_summary(self.decision, decision, trust=trust, now=now)
@@ -107,8 +119,8 @@ class StatementPair:
 def verify_measurement(
     signed: SignedStatement, evidence: Evidence, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
-    """Who vouches that exactly this was measured. Raises Untrusted."""
-    what = "the statement on the evidence"
+    """Verify that trusted keys signed exactly this evidence, and return them. Raises Untrusted."""
+    what = _EVIDENCE
     found = _predicate(MeasurementPredicate, signed, MEASUREMENT_TYPE, what=what)
     expected = MeasurementPredicate.of(evidence, code=found.code).with_fields_of(found)
     if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
@@ -124,7 +136,7 @@ def verify_measurement(
 def verify_summary(
     signed: SignedStatement, decision: Decision, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
-    """Who vouches that exactly this was decided. Raises Untrusted."""
+    """Verify that trusted keys signed exactly this decision, and return them. Raises Untrusted."""
     what = "the statement on the decision"
     found = summary_in(signed)
     (level,) = found.verified_levels if len(found.verified_levels) == 1 else ("",)
@@ -145,7 +157,7 @@ def verify_summary(
 
 
 def summary_in(signed: SignedStatement) -> VerificationSummary:
-    """What a statement says of a verdict; believed by nobody yet. Raises Untrusted."""
+    """Return the verdict summary in a statement, without verifying it. Raises Untrusted."""
     return _predicate(
         VerificationSummary, signed, SUMMARY_TYPE, what="the statement on the decision"
     )
@@ -217,12 +229,12 @@ Check = Literal[
     "golden", "preprocessing",
 ]  # fmt: skip
 
-_WHAT = "the statement on the decision"
+_EVIDENCE, _WHAT = "the statement on the evidence", "the statement on the decision"
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a statement is held against. None: it is not looked at."""
+class ComparedArtifacts:
+    """The artifacts that a statement is compared with. None: that artifact is not checked."""
 
     model: Path
     registered: tuple[frozenset[str], str] | None = None
@@ -233,28 +245,28 @@ class Beside:
     policy: Policy | None = None
     golden: Path | None = None
     preprocessing: Digest | None = None
-    """Of the spec's canonical JSON."""
+    """Digest of the spec's canonical JSON."""
 
 
 @dataclass(frozen=True)
 class VerdictVerification:
-    """What came of looking. Only `trusted` says that all is well."""
+    """The result of verifying a verdict. Only `trusted` means that every check passed."""
 
     trusted: bool
-    """A trusted measurer signed it, all that was looked at is what it names, and it PASSED."""
+    """A trusted measurer signed it, all artifacts checked match the statement, and it PASSED."""
     summary: VerificationSummary | None
-    """What the statement says; of a statement that is not trusted, nobody's word. None: it is no
+    """The content of the statement, not trusted unless `trusted` is True. None: it is no
     verdict."""
     signers: tuple[PublicKey, ...] = ()
     """Trusted keys that signed it."""
     checked: tuple[Check, ...] = ()
-    """What was looked at, and is well."""
+    """The checks that passed."""
     unchecked: tuple[str, ...] = ()
-    """Subjects that were not looked at: nobody brought them."""
+    """Subjects that were not checked, because no file was given for them."""
     problems: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the result as JSON values."""
         return {
             "trusted": self.trusted,
             "statement": self.summary and self.summary.to_plain(),
@@ -266,11 +278,11 @@ class VerdictVerification:
 
 
 def verify_verdict(
-    signed: SignedStatement, beside: Beside, *, trust: Trust, now: datetime
+    signed: SignedStatement, beside: ComparedArtifacts, *, trust: Trust, now: datetime
 ) -> VerdictVerification:
-    """Look at a verdict's statement and at what lies beside it.
+    """Verify a verdict's statement and the artifacts that belong to it.
 
-    Raises StorageError where a file can't be read: then nothing was found out.
+    Raises StorageError where a file can't be read: then there is no result.
     """
     try:
         summary = summary_in(signed)
@@ -308,13 +320,13 @@ class VerdictChecks:
     """One method a check, by its name; each raises what is wrong."""
 
     def __init__(
-        self, signed: SignedStatement, summary: VerificationSummary, beside: Beside
+        self, signed: SignedStatement, summary: VerificationSummary, beside: ComparedArtifacts
     ) -> None:
         self._signed, self._summary, self._beside = signed, summary, beside
         self._files: tuple[str, ...] = ()
 
     def wanted(self) -> Iterator[Check]:
-        """What can be looked at."""
+        """Yield the checks for which there is an artifact."""
         beside = self._beside
         yield from ("signature", "result", "model")
         if beside.registered is not None:
@@ -333,7 +345,7 @@ class VerdictChecks:
             yield "preprocessing"
 
     def left(self) -> tuple[str, ...]:
-        """Subjects that nobody brought."""
+        """Return the subjects for which no file was given."""
         brought = {*(self._files or model_files(self._signed))}
         brought |= {GOLDEN} if self._beside.golden is not None else set()
         brought |= {PREPROCESSING} if self._beside.preprocessing is not None else set()

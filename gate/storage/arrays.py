@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ RowsArray = NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Form:
-    """What an array is, without its values."""
+    """The shape and dtype of an array, without its values."""
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
@@ -33,7 +34,7 @@ _READERS = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_he
 
 
 def npy_form(stream: IO[bytes], *, name: str) -> Form:
-    """What the header says. Raises DataError."""
+    """Return the form that the header states. Raises DataError."""
     return _header(stream, name=name)[0]
 
 
@@ -66,7 +67,7 @@ def _header(stream: IO[bytes], *, name: str) -> tuple[Form, bool]:
     return Form(dtype, shape), fortran
 
 
-# Formulas: docs/metrics.md and `gate.records.evidence.OutputParity`.
+# Formulas: docs/metrics.md and `gate.records.outputs.OutputParity`.
 
 OutputArray = NDArray[np.generic]
 
@@ -89,6 +90,18 @@ def value_bytes(array: OutputArray) -> memoryview | bytes:
         texts = [str(text).encode("utf-8", "surrogatepass") for text in array.ravel()]
         return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
     return little_endian(array).reshape(-1).view(np.uint8).data
+
+
+def text_digests(array: RuntimeArray) -> RuntimeArray:
+    """Return texts as 48 bits of their SHA-256, as uint64 that float64 holds exactly, in the same
+    shape. Arrays of other types stay as they are."""
+    if array.dtype.kind not in "OU" or not all(isinstance(text, str) for text in array.flat):
+        return array
+    numbers = {
+        text: int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:6])
+        for text in set(array.flat)
+    }
+    return np.array([numbers[text] for text in array.flat], np.uint64).reshape(array.shape)
 
 
 def little_endian(array: RuntimeArray) -> RuntimeArray:

@@ -86,7 +86,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """As `write_bytes`, but never over anything that is there, however many write it at once.
+    """Write bytes to a path that does not exist, however many processes write it at once.
 
     Raises FileExistsError, StorageError.
     """
@@ -290,7 +290,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """What was in the folder before it was private, or was put there by its owner."""
+    """Refuse files that were in the folder before it was private, or that its owner put there."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -299,7 +299,10 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
-    """To all others. Root may use what is another's: he could read and hold it anyway."""
+    """Remove the permissions of all other users.
+
+    Root may use files of others, which it could read and lock anyway.
+    """
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
         raise StorageError(
             f"{path} belongs to the user with id {status.st_uid}, this is {os.geteuid()}: its "
@@ -328,13 +331,13 @@ def read_private(path: Path, *, what: str, missing: str) -> str:
         raise StorageError(f"cannot read the {what} {path}: {error.strerror}. {missing}") from error
     except UnicodeDecodeError as error:
         raise StorageError(f"the {what} {path} is not UTF-8 text. Write it anew.") from error
-    _refuse_others(status, path, what=what)
+    _refuse_wrong_mode(status, path, what=what)
     return text
 
 
-def read_own(path: Path, *, what: str, missing: str) -> bytes:
-    """As `read_private`, and only a plain file of this very user: whoever could put a link or a
-    file of their own there would choose the key that signs. Raises StorageError."""
+def read_private_bytes(path: Path, *, what: str, missing: str) -> bytes:
+    """Read a private file that is a plain file of this very user: anyone who could put a link or a
+    file there would choose the signing key. Raises StorageError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as stream:
@@ -351,13 +354,13 @@ def read_own(path: Path, *, what: str, missing: str) -> bytes:
             f"the {what} {path} belongs to user {status.st_uid}, expected {os.geteuid()}, who runs "
             f"this. Use a key of your own. {missing}"
         )
-    _refuse_others(status, path, what=what)
+    _refuse_wrong_mode(status, path, what=what)
     if len(data) > _KEY_LIMIT:
         raise StorageError(f"the {what} {path} has more than {_KEY_LIMIT} bytes. {missing}")
     return data
 
 
-def _refuse_others(status: os.stat_result, path: Path, *, what: str) -> None:
+def _refuse_wrong_mode(status: os.stat_result, path: Path, *, what: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & ~MODE:
         raise StorageError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,9 +14,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     PlainSerializer,
     PlainValidator,
     ValidationError,
+    WithJsonSchema,
 )
 
 from gate.errors import EvidenceError
@@ -35,7 +39,12 @@ def _parsed(text: str) -> Digest:
     return Digest.parse(text)
 
 
-Sha256 = Annotated[Digest, PlainValidator(_as_digest), PlainSerializer(str, return_type=str)]
+Sha256 = Annotated[
+    Digest,
+    PlainValidator(_as_digest),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}),
+]
 """A `Digest` that is written into JSON as `sha256:<hex>`."""
 
 
@@ -53,6 +62,21 @@ Count = Annotated[int, Field(ge=0)]
 
 Measured = Annotated[float, Field(strict=False)]
 """A measured float64: may be NaN or infinite, because that is evidence too."""
+
+
+def as_json(value: Any) -> JsonValue:
+    """Return the value as JSON has it: lists for sequences, words for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return str(value) if isinstance(value, str) else value
+
+
+Params = Annotated[dict[str, Any], BeforeValidator(as_json)]
+"""The values that the text of a code names."""
 
 
 def added_field(default: Any) -> Any:
@@ -112,7 +136,7 @@ class Record(BaseModel):
         files.write_bytes(path, self.file_bytes())
 
     def file_bytes(self) -> bytes:
-        """What `save` writes: who signs the file takes its digest from memory."""
+        """Return the bytes that `save` writes, so that the signer takes the digest from memory."""
         return f"{self.to_json(indent=2)}\n".encode()
 
     @classmethod

@@ -115,10 +115,10 @@ def parse_plain_yaml(data: bytes, *, what: str) -> Any:
 
 @contextlib.contextmanager
 def as_mismatch(what: str) -> Iterator[None]:
-    """Whatever goes wrong in here, but for this machine's own troubles, is a mismatch of `what`.
+    """Raise DigestMismatch for whatever fails inside, except this machine's own troubles.
 
-    Errors of the gate pass; raises DigestMismatch for all else, MemoryError and RecursionError
-    included, StorageError where this machine can't read.
+    Errors of the gate pass; raises DigestMismatch about `what` for all else, MemoryError and
+    RecursionError included, StorageError if this machine cannot read.
     """
     try:
         yield
@@ -227,7 +227,8 @@ def detect_pointer_file(path: Path) -> str | None:
 
 
 def _kept_by_dvc(path: Path) -> str | None:
-    """By the pointer beside a file that is not there, or beside the first folder that is not."""
+    """Return how to fetch a missing file, if a pointer of DVC lies beside it or its missing
+    folder."""
     place = path
     while place.name and not place.exists():
         pointer = place.with_name(place.name + _SUFFIX)

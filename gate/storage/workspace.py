@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from gate.errors import StorageError
@@ -62,15 +60,23 @@ def current_workspace() -> str | None:
     return check_workspace(name) if name else None
 
 
-@contextmanager
-def working_in(workspace: str | None) -> Iterator[None]:
-    """Have MLFLOW_WORKSPACE name a workspace meanwhile."""
-    before = os.environ.get(VARIABLE)
-    try:
-        _set(workspace)
-        yield
-    finally:
-        _set(before)
+class working_in:  # noqa: N801 - used as a function
+    """Have MLFLOW_WORKSPACE name a workspace meanwhile.
+
+    No generator: one that a failed command leaves behind would restore the variable whenever it is
+    collected.
+    """
+
+    def __init__(self, workspace: str | None) -> None:
+        self._workspace = workspace
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(VARIABLE)
+        _set(self._workspace)
+
+    def __exit__(self, *_: object) -> None:
+        _set(self._before)
 
 
 def _set(name: str | None) -> None:

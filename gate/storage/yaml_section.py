@@ -44,12 +44,12 @@ def insert_entry(
         raise _no_room(path, section, lines)
     entry = [f"{indent}{line}".rstrip() + newline for line in lines]
     changed = "".join([*rows[:at], *entry, *rows[at:]])
-    if not _is_one_more(document, _parsed(changed, path), place):
+    if not _is_single_addition(document, _parsed(changed, path), place):
         raise _no_room(path, section, lines)
     return changed
 
 
-def _is_one_more(before: Any, after: Any, place: tuple[str, str]) -> bool:
+def _is_single_addition(before: Any, after: Any, place: tuple[str, str]) -> bool:
     section, name = place
     entries = {key: value for key, value in after.get(section, {}).items() if key != name}
     whole = {**after, section: entries} if section in before else {**after}
@@ -176,7 +176,7 @@ def _lines(
 
 
 def _line_of_key(node: Any, key: Any) -> int:
-    """Where a key stands; one that was merged in (`<<`) stands where its mapping begins."""
+    """Return the line of a key; one that was merged in (`<<`) has the line of its mapping."""
     own = node.lc.data or {}  # None: all of it is merged in
     return int(own[key][0] if key in own else node.lc.line) + 1
 
@@ -212,8 +212,8 @@ def _parse(path: Path) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _document(data: bytes) -> Any:
-    """What nobody changes: parsing takes a tenth of a second, and a stage reads the same settings
-    several times."""
+    """Return the parsed document, which callers must not change: parsing takes a tenth of a second,
+    and a stage reads the same settings several times."""
     from ruamel.yaml import YAML
 
     return YAML().load(data.decode())
@@ -264,7 +264,7 @@ def _nearest(problem: Any, model: type[BaseModel]) -> str:
 
 
 def _elsewhere(problem: Any, strange: Mapping[str, str]) -> str:
-    """Where a field belongs that is none here."""
+    """Return a hint on where a misplaced field belongs, or an empty text."""
     name = str(problem["loc"][-1]) if problem["type"] == "extra_forbidden" else ""
     return f". {strange[name]}" if name in strange else ""
 

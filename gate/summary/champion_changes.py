@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from gate.decision.champion import Champion
 from gate.decision.decide import Decision
 from gate.records.champion_comparison import ChampionComparison, TrendRow
-from gate.records.evidence import Environment, Evidence, _sides, differences, fields_of
+from gate.records.evidence import Environment, Evidence, differences, fields_of
 from gate.storage.digest import Digest
 from gate.storage.safe_text import make_printable
 from gate.summary.render import allowed, format_number
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 
 def machines_sentence(old: Environment, new: Environment, *, other: str) -> str | None:
-    """Both machines, by what of them differs, beside libraries; None: nothing does. `other`: whose
-    the old one is."""
+    """Describe how the two machines differ, apart from libraries; None: they do not.
+
+    `other`: the label of the old one.
+    """
     found = [each for each in differences(old, new) if not each.name.startswith("version of ")]
     if not found:
         return None
-    now, before = (", ".join(map(_worded, found, side)) for side in _sides(found))
+    now = ", ".join(_worded(each, each.now) for each in found)
+    before = ", ".join(_worded(each, each.before) for each in found)
     return make_printable(f"measured on: {now} | {other}: {before}")
 
 
@@ -34,7 +37,7 @@ def _worded(difference: Difference, text: str) -> str:
     return text if plain else f"{difference.name} {text}"
 
 
-# Nothing is decided here. A number is better or worse where nobody would say otherwise; how the
+# Nothing is decided here. A number is better or worse only where its sense is beyond doubt; how the
 # files were made is only shown.
 
 
@@ -54,15 +57,18 @@ _SHOWN = 200
 
 
 def unasked() -> Change:
-    """Of whom nobody asked what serves."""
-    return Change(absent="nobody asked for the version that serves")
+    """Return a change without a comparison, because none was requested."""
+    return Change(absent="no version to compare with was named (--against)")
 
 
 def compare_with_champion(
     decision: Decision, evidence: Evidence, champion: Champion | None
 ) -> Change:
-    """The change. `champion`: None where nobody asked; its `incumbent` tells what came of running
-    both files."""
+    """Return the changes from the champion.
+
+    `champion`: None where it was not requested; its `incumbent` has the result of running both
+    files.
+    """
     if champion is None:
         return unasked()
     incumbent = decision.incumbent or champion.incumbent
@@ -96,8 +102,10 @@ def compare_with_champion(
 def change_between(
     before: tuple[Decision, Evidence], decision: Decision, evidence: Evidence
 ) -> Change:
-    """From one judgement to another, as far as their records tell: nobody ran the files side by
-    side."""
+    """Return the changes from one judgment to another according to their records.
+
+    The two files were not run side by side.
+    """
     old_decision, old = before
     rows = [
         _texts("verdict", old_decision.verdict, decision.verdict),
@@ -113,13 +121,13 @@ def change_between(
 
 
 def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
-    """What the two files say of the same samples."""
+    """Yield the rows on the answers of the two files to the same samples."""
     if incumbent is None or incumbent.state != "compared":
         why = incumbent.absent if incumbent is not None else None
         yield ChangeRow(
             name="answers to these samples",
             before="not compared",
-            now=make_printable(why or "nobody ran the two files side by side"),
+            now=make_printable(why or "the two files were not run in the same session"),
             changed=True,
         )
         return
@@ -150,7 +158,7 @@ def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
 def _measured(
     old: Evidence, new: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[ChangeRow]:
-    """What the evidence of each says of itself."""
+    """Yield the rows on what each evidence records by itself."""
     before, now = TrendRow.of(old), TrendRow.of(new)
     rows = (
         _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
@@ -159,7 +167,7 @@ def _measured(
     for row in rows:
         yield row if old.dataset.sha256 == new.dataset.sha256 else _incomparable(row)
     if incumbent is None or incumbent.latency is None:
-        # Of two machines, or two moods of one: neither better nor worse.
+        # Measured on two machines, or at two times on one: neither better nor worse.
         yield _numbers(
             "latency", before.latency_ms, now.latency_ms, more_is=None, unit="ms, measured apart"
         )
@@ -174,7 +182,7 @@ def _measured(
 
 
 def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
-    """How the two came about."""
+    """Yield the rows on how the two files were made."""
     yield _texts("opset", str(old.subject.opset), str(new.subject.opset))
     yield _texts("exporter", old.subject.producer, new.subject.producer)
     before, now = _settings(old), _settings(new)
@@ -184,18 +192,24 @@ def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
     yield _texts(
         "checkpoint", _short(old.source.checkpoint_sha256), _short(new.source.checkpoint_sha256)
     )
+    files = [each.source.onnx_sha256 for each in (old, new)]
+    if any(files):
+        yield _texts("reference file", *map(_short, files))
     codes = [None if each.source.code is None else each.source.code.digest() for each in (old, new)]
     yield _texts("code of the model", *map(_short, codes))
     yield _texts(
         "preprocessing", _short(old.source.preprocess_sha256), _short(new.source.preprocess_sha256)
     )
     yield _texts("data", _short(old.dataset.sha256), _short(new.dataset.sha256))
+    beside = [each.source.slices_sha256 for each in (old, new)]
+    if any(beside):
+        yield _texts("slices", *map(_short, beside))
     yield _texts("samples", str(old.dataset.samples), str(new.dataset.samples))
     yield from _machines(old.environment, new.environment)
 
 
 def _machines(old: Environment, new: Environment) -> Iterator[ChangeRow]:
-    """What differs of machines and libraries, and what both record alike."""
+    """Yield the rows on machines and libraries: equal fields first, then those that differ."""
     differing = {each.name: each for each in differences(old, new)}
     before = fields_of(old)
     for name, now in fields_of(new).items():
@@ -206,7 +220,7 @@ def _machines(old: Environment, new: Environment) -> Iterator[ChangeRow]:
 
 
 def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
-    """Which bounds of the policy moved, came or went, as they were applied."""
+    """Yield the bounds of the policy that changed, are new or are gone, as they were applied."""
     yield _texts(
         "policy", _short(None if old is None else old.policy_sha256), _short(new.policy_sha256)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,6 @@ from gate.decision.catalog import LIMITS, OPTIMISER, TITLES, Cause
 from gate.decision.check_result import CheckResult, Verdict
 from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, Localization, OptimizerFault, listed
-from gate.records.runtime import traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.grouping import CheckGroup, worst_of
 from gate.summary.render import (
@@ -18,7 +16,10 @@ from gate.summary.render import (
     capital,
     clean,
     format_bound_usage,
+    remedy_for,
+    render_account,
     render_check,
+    render_optimizer,
     short,
 )
 from gate.summary.summary import Finding
@@ -29,14 +30,14 @@ _WHOLE = 1000
 
 @dataclass(frozen=True)
 class GroupExplanation:
-    """What one group of checks means."""
+    """The meaning of one group of checks."""
 
     blamed: str | None
     sentence: str
     remedy: str | None
 
     def printable(self) -> GroupExplanation:
-        """The same, each on one line and not without end, whatever names are in it."""
+        """Return the same on one line each, with a limited length, whatever names it contains."""
         return GroupExplanation(
             self.blamed and short(self.blamed),
             clean(self.sentence)[:_WHOLE],
@@ -46,7 +47,7 @@ class GroupExplanation:
 
 @dataclass(frozen=True)
 class Scene:
-    """What an account is made of."""
+    """The records from which an explanation of a group is written."""
 
     group: CheckGroup
     evidence: Evidence
@@ -59,8 +60,7 @@ class Scene:
 
     @property
     def number(self) -> str:
-        """The number of the group's headline check, named where its unit does not say what it
-        is."""
+        """The number of the group's headline check, named where its unit does not identify it."""
         best = self.group.headline_check
         text = format_bound_usage(best)
         return text if not text or best.name.startswith("noise_") else f"{best.name} {text}"
@@ -77,7 +77,7 @@ def with_number(text: str, number: str) -> str:
 
 
 def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
-    """Which layer is to blame, or the optimiser."""
+    """Explain which layer or which optimizer is at fault."""
     if scene.group.cause == "optimiser" and found.blame is not None and found.blame.names:
         return _located_optimiser(scene, found.blame)
     if found.fault is None:
@@ -90,52 +90,55 @@ def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
         remedy = LIMITS if found.fault_code == "code" else found.remedy
         return GroupExplanation(blamed, _on_probe(scene, text, found.probe), remedy)
     if scene.group.cause == "optimiser":
-        text = f"{blamed or 'The file'}: ONNX Runtime's optimiser changes what it computes"
-        text = f"{with_number(text, scene.number)}; with optimisations off the file agrees"
+        text = render_account("optimized_layer", layer=blamed or "The file")
+        text = render_account("unoptimized_agrees", text=with_number(text, scene.number))
         if found.blame is None:
             return GroupExplanation(blamed, text, OPTIMISER)
-        return GroupExplanation(blamed, clean(f"{text}. {found.blame.text}"), found.remedy)
+        cause = capital(render_optimizer(found.blame).text)
+        text = render_account("explained", text=text, cause=cause)
+        return GroupExplanation(blamed, clean(text), found.remedy)
     return GroupExplanation(blamed, with_number(text, scene.number), found.remedy)
 
 
 def _on_probe(scene: Scene, text: str, probe: str) -> str:
-    """What no sample shows, with the number of the input that does."""
-    text = f"{text}; the samples agree, and the input '{probe}' shows it"
+    """Return the text of a fault that only a probe shows, with the number of that probe."""
+    text = render_account("on_probe", text=text, probe=probe)
     return with_number(text, format_bound_usage(scene.group.headline_check))
 
 
 def _located_optimiser(scene: Scene, blame: OptimizerFault) -> GroupExplanation:
-    """Which optimiser it is, what it made of which nodes, and what comes of it."""
-    text = f"ONNX Runtime's {blame.text}; with optimisations off the file agrees"
+    """Explain which optimizer is at fault, its effect on which nodes, and the consequence."""
+    text, remedy = render_optimizer(blame)
+    text = render_account("unoptimized_agrees", text=capital(text))
     shows = short(broken(blame.raises)) if blame.raises else scene.number
-    return GroupExplanation(listed(blame.names), with_number(text, shows), blame.remedy)
+    return GroupExplanation(listed(blame.names), with_number(text, shows), remedy)
 
 
 def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
-    """What is to blame by its name, and what is wrong with it."""
-    named = re.match(r"`([^`]+)`", fault)
-    blamed = make_printable(named[1] if named else found.first_divergence or "") or None
-    text = make_printable(fault).replace("`", "")
+    """Return the name of the faulty part, or None, and the description of the fault."""
+    blamed = make_printable(found.blamed or "") or None
+    text = make_printable(fault).replace("`", "")  # of version 1.0
     if blamed is None:
         text = capital(text)
     elif not text.startswith(blamed):
-        text = f"{blamed}: {text}"
+        text = render_account("layer", layer=blamed, fault=text)
     places = {row.title for row in found.layers if row.verdict == "source" and row.module}
     if len(places) > 1:
-        text += f" ({len(places)} layers affected; this is the first)"
+        text = render_account("several_layers", text=text, count=len(places))
     return blamed, text
 
 
 def nonfinite(scene: Scene) -> GroupExplanation:
-    """How much is NaN or infinite, and where that begins."""
+    """Explain how much is NaN or infinite, and where that begins."""
     check = scene.group.headline_check
     text, found = render_check(check, "headline"), scene.group.localisation
     if found is None:
         return _of(check, check.output, text)
     if found.fault is None:
-        return GroupExplanation(check.output, clean(f"{text}. {found.cause}"), found.remedy)
+        text = render_account("explained", text=text, cause=found.cause)
+        return GroupExplanation(check.output, clean(text), found.remedy)
     blamed, fault = _fault(found, found.fault)
-    return _of(check, blamed or check.output, f"{text}. It begins here: {fault}")
+    return _of(check, blamed or check.output, render_account("begins", text=text, fault=fault))
 
 
 def _of(check: CheckResult, blamed: str | None, text: str | None = None) -> GroupExplanation:
@@ -148,7 +151,7 @@ def _of(check: CheckResult, blamed: str | None, text: str | None = None) -> Grou
 
 
 def account_of(group: CheckGroup, evidence: Evidence, explanation: Explanation) -> GroupExplanation:
-    """The account of a group. What is to blame in a part of a release is named with that part."""
+    """Explain a group of checks. A fault in a part of a release is named with that part."""
     named = () if group.verdict is Verdict.WAIVED else group.ordered
     parts = tuple(dict.fromkeys(check.part for check in named if check.part))
     of_part = evidence.parts.get(parts[0]) if parts else None
@@ -159,7 +162,12 @@ def account_of(group: CheckGroup, evidence: Evidence, explanation: Explanation) 
     elif found is not None:
         account = explain_fault(scene, found)
     else:
-        account = _BY_CAUSE.get(group.cause, _as_explained)(scene)
+        account = _BY_CAUSE.get(group.cause, _AS_EXPLAINED)(scene)
+    fault = None if found is None else found.fault_code
+    remedy = remedy_for(
+        account.remedy, group.cause, onnx_reference=evidence.source.is_onnx, fault=fault
+    )
+    account = replace(account, remedy=remedy)
     return _in_parts(account, parts).printable()
 
 
@@ -167,13 +175,13 @@ def _in_parts(account: GroupExplanation, parts: tuple[str, ...]) -> GroupExplana
     if not parts:
         return account
     where = ", ".join(parts)
-    sentence = f"In the part {where}: {account.sentence}"
+    sentence = render_account("in_part", parts=where, text=account.sentence)
     blamed = f"{where}: {account.blamed}" if account.blamed else where
     return replace(account, blamed=blamed, sentence=sentence)
 
 
 def finding_of(group: CheckGroup, account: GroupExplanation) -> Finding:
-    """The same as a record, its checks in order."""
+    """Return a group and its explanation as a record, with its checks in order."""
     return Finding(
         cause=group.cause,
         verdict=group.verdict,
@@ -187,10 +195,14 @@ def finding_of(group: CheckGroup, account: GroupExplanation) -> Finding:
 def _weights(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "graph_") or scene.shown
     findings = check.params.get("findings")
-    first = str(findings[0]) if isinstance(findings, list) else render_check(check)
-    blamed = first.partition(": ")[0]
-    more = f" (the first of {len(findings)})" if isinstance(findings, list) and findings[1:] else ""
-    return _of(check, make_printable(blamed), with_number(f"{first}{more}", _numbers_only(scene)))
+    if not findings:
+        return _of(check, None)
+    first = findings[0]
+    blamed = first["place"] if isinstance(first, dict) else first.partition(": ")[0]
+    text = render_check(check.model_copy(update={"params": {"findings": [first]}}), "headline")
+    if findings[1:]:
+        text = render_account("first_of", text=text, count=len(findings))
+    return _of(check, make_printable(blamed), with_number(text, _numbers_only(scene)))
 
 
 def _numbers_only(scene: Scene) -> str:
@@ -203,14 +215,15 @@ def _batch(scene: Scene) -> GroupExplanation:
     if not check.name.startswith("probe_batch"):
         return _of(check, None if check.name == "runtime" else check.output)
     size = "one sample" if check.samples == 1 else f"{check.samples} samples"
-    text = f"A batch size was baked in: with {size} in a batch "
-    return _of(check, None, text + _off_by(check))
+    return _of(check, None, render_account("batch", size=size, off=_off_by(check)))
 
 
 def _off_by(check: CheckResult) -> str:
     """Return how far the file is off on a probe, or why it has no number."""
     usage = format_bound_usage(check)
-    return f"the file is off by {usage}" if usage else f"the runtime fails: {_shortly(check)}"
+    if usage:
+        return render_account("off_by", usage=usage)
+    return render_account("fails", failure=_shortly(check))
 
 
 def _shortly(check: CheckResult) -> str:
@@ -220,54 +233,57 @@ def _shortly(check: CheckResult) -> str:
 def _baked_in(scene: Scene) -> GroupExplanation:
     check = scene.shown
     probe = check.name.removeprefix("probe_")
-    text = f"The trace baked in a value: the samples agree, and on the input '{probe}' "
-    text += _off_by(check)
+    text = render_account("baked_in", probe=probe, off=_off_by(check))
     found = scene.explanation.localisation
     if found is not None and found.probe is not None and found.fault is not None:
-        text += (
-            f". On '{found.probe}' it begins here: {make_printable(found.fault).replace('`', '')}"
-        )
-    return _of(check, None, f"{text}{_warning(scene.evidence)}")
+        fault = make_printable(found.fault).replace("`", "")
+        text = render_account("begins_on_probe", text=text, probe=found.probe, fault=fault)
+    return _of(check, None, _with_warning(text, scene.evidence))
 
 
 def _beyond(scene: Scene) -> GroupExplanation:
     check = scene.shown
     probe = check.name.removeprefix("probe_")
     if check.code == "beyond_range":
-        return _of(check, None, f"The samples agree. On the input '{probe}': {_shortly(check)}")
-    text = f"The samples agree. On the input '{probe}', which is outside of their range, "
-    text += f"{_off_by(check)}. A trace of the model agrees with the model on every input that was "
-    text += "tried: the file has other code than the model"
+        text = render_account("overflows", probe=probe, failure=_shortly(check))
+        return _of(check, None, text)
+    text = render_account("beyond", probe=probe, off=_off_by(check))
     return GroupExplanation(None, clean(text), LIMITS)
 
 
-def _warning(evidence: Evidence) -> str:
-    """What the exporter or the lint said beforehand, where it did."""
+def _with_warning(text: str, evidence: Evidence) -> str:
+    """The text with what the exporter or the lint said beforehand, where it did."""
     export = evidence.export
-    if export is None:
-        return ""
-    lint = [f for f in export.lint if f.level == "error" and not f.suppressed]
+    lint = [f for f in export.lint if f.level == "error" and not f.suppressed] if export else []
     if lint:
-        return f". The lint says {lint[0].code} at {lint[0].place} ({lint[0].expression})"
-    return (
-        f". The tracer warned: {short(export.tracer_warnings[0])}" if export.tracer_warnings else ""
-    )
+        first = {
+            "code": lint[0].code,
+            "place": lint[0].location,
+            "expression": lint[0].expression,
+        }
+        return render_account("lint", text=text, **first)
+    if export is not None and export.tracer_warnings:
+        return render_account("tracer", text=text, warning=export.tracer_warnings[0])
+    return text
 
 
-def _outputs(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "runtime") or scene.shown
-    return _of(check, check.output)
+def _explained_by(
+    *names: str, blames: Callable[[CheckResult], str | None]
+) -> Callable[[Scene], GroupExplanation]:
+    """Return the account of the worst check of these names, else of the first one."""
+
+    def account(scene: Scene) -> GroupExplanation:
+        worst = (worst_of(scene.group.checks, name) for name in names)
+        check = next(filter(None, worst), scene.shown)
+        return _of(check, blames(check))
+
+    return account
 
 
 def _accounts_optimiser(scene: Scene) -> GroupExplanation:
-    text = f"ONNX Runtime's optimiser changes the answer: {scene.number} on {scene.where}"
-    text += "; with optimisations off the file agrees"
+    text = render_account("optimizer", number=scene.number, where=scene.where)
+    text = render_account("unoptimized_agrees", text=text)
     return GroupExplanation(scene.shown.runtime, text, OPTIMISER)
-
-
-def _runtime(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "runtime") or scene.shown
-    return _of(check, check.runtime)
 
 
 def _device(scene: Scene) -> GroupExplanation:
@@ -275,13 +291,10 @@ def _device(scene: Scene) -> GroupExplanation:
     if check.name == "runtime":
         return _of(check, check.runtime)
     if check.name in ("provider", "device", "precision"):
-        return _of(check, check.runtime, f"{check.runtime}: {short(render_check(check))}")
-    alone = " alone" if scene.group.cpu_agrees else ""
-    text = f"Off on CUDA{alone}: {scene.number} on {scene.where}"
-    if check.runtime is not None and not traits_of(check.runtime).cuda:
-        text = f"Off on {scene.where}{alone}: {scene.number}"
-    if alone:
-        text += "; on the CPU the file agrees"
+        text = render_account("about", who=check.runtime, text=short(render_check(check)))
+        return _of(check, check.runtime, text)
+    code = "differs_only_on" if scene.group.cpu_agrees else "differs_on"
+    text = render_account(code, where=scene.where, number=scene.number)
     device = next((c for c in scene.group.checks if c.name == "device"), check)
     return _of(device, check.runtime, text)
 
@@ -292,18 +305,22 @@ def _preprocessing(scene: Scene) -> GroupExplanation:
     if not isinstance(consumer, str):
         return _of(check, None)
     text = render_check(check, "headline")
-    return _of(check, consumer, text if consumer in text else f"{consumer}: {text}")
+    if consumer not in text:
+        text = render_account("about", who=consumer, text=text)
+    return _of(check, consumer, text)
 
 
 def _numbers(scene: Scene) -> GroupExplanation:
     check, found = scene.shown, scene.explanation.localisation
     usage = format_bound_usage(check)
-    text = f"{check.output or 'An output'} differs: {check.name} {usage} on {scene.where}"
-    if scene.explanation.failure is not None:
-        text += f". The layer is not known: {short(scene.explanation.failure)}"
+    where, output = scene.where, check.output or "An output"
+    text = render_account("differs", output=output, name=check.name, usage=usage, where=where)
+    failure = scene.explanation.failure
+    if failure is not None:
+        text = render_account("layer_unknown", text=text, failure=failure)
     elif found is not None:
-        text += f". {found.cause}"
-    seam = found.remedy if found is not None and found.seam else None
+        text = render_account("explained", text=text, cause=found.cause)
+    seam = found.remedy if found is not None and found.has_seam else None
     account = _of(check, check.output, text)
     return replace(account, remedy=seam) if seam else account
 
@@ -311,21 +328,16 @@ def _numbers(scene: Scene) -> GroupExplanation:
 def _export(scene: Scene) -> GroupExplanation:
     check = scene.shown
     who = _WARNED.get(check.name, "the export")
-    text = f"{capital(who)} warned, and the policy refuses that: {short(render_check(check))}"
+    text = render_account("warned", who=who, text=short(render_check(check)))
     return _of(check, who, text)
 
 
-def _champion(scene: Scene) -> GroupExplanation:
-    return _of(scene.shown, "the champion")
-
-
-def _cost(scene: Scene) -> GroupExplanation:
-    return _of(scene.shown, scene.shown.runtime)
-
-
 def _waived(scene: Scene) -> GroupExplanation:
-    """What was not measured, and what does not refuse the file: one sentence for the checks that
-    say the same, and one for the probes with the same code."""
+    """Explain what was not measured and does not reject the file.
+
+    One sentence stands for the checks with the same text, and one for the probes with the same
+    code.
+    """
     groups: dict[tuple[str | None, str], tuple[str, dict[str | None, None]]] = {}
     for check in scene.group.checks:
         text = short(render_check(check, "headline"))
@@ -340,44 +352,32 @@ def _waived(scene: Scene) -> GroupExplanation:
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
 
-def _model(scene: Scene) -> GroupExplanation:
-    checks = scene.group.checks
-    check = worst_of(checks, "repeats") or worst_of(checks, "fast_path") or scene.shown
-    return _of(check, "the model")
-
-
-def _samples(scene: Scene) -> GroupExplanation:
-    return _of(scene.shown, "samples")
-
-
-def _as_explained(scene: Scene) -> GroupExplanation:
-    """Return what the check itself says."""
-    check = scene.shown
-    return _of(check, check.output or (check.name if check.runtime is None else None))
-
-
 _WARNED = {
     "export_tracer_warnings": "the tracer",
     "export_hazards": "the exporter",
     "export_lint": "the lint",
 }
 
+_AS_EXPLAINED = _explained_by(
+    blames=lambda check: check.output or (check.name if check.runtime is None else None)
+)
+
 _BY_CAUSE: dict[Cause, Callable[[Scene], GroupExplanation]] = {
     "weights": _weights,
     "batch": _batch,
     "baked_in": _baked_in,
     "beyond": _beyond,
-    "outputs": _outputs,
+    "outputs": _explained_by("runtime", blames=lambda check: check.output),
     "optimiser": _accounts_optimiser,
-    "runtime": _runtime,
+    "runtime": _explained_by("runtime", blames=lambda check: check.runtime),
     "device": _device,
     "cpu_optimized": _device,
     "preprocessing": _preprocessing,
     "export": _export,
-    "champion": _champion,
-    "cost": _cost,
-    "model": _model,
-    "samples": _samples,
+    "champion": _explained_by(blames=lambda _: "the champion"),
+    "cost": _explained_by(blames=lambda check: check.runtime),
+    "model": _explained_by("repeats", "fast_path", blames=lambda _: "the model"),
+    "samples": _explained_by(blames=lambda _: "samples"),
     "numbers": _numbers,
     "waived": _waived,
 }

@@ -21,7 +21,7 @@ class CheckGroup:
     cause: Cause
     checks: list[CheckResult] = field(default_factory=list)
     localisation: Localization | None = None
-    """The layer, where one is to blame."""
+    """The layer, where one is at fault."""
     cpu_agrees: bool = False
     """Whether ONNX Runtime passed on the CPU: then the file is right."""
 
@@ -34,14 +34,16 @@ class CheckGroup:
 
     @property
     def ordered(self) -> tuple[CheckResult, ...]:
-        """What fails first, then what can't be judged; each the farthest beyond its bound first."""
-        return tuple(sorted(self.checks, key=_place))
+        """The checks: failures first, then those not judged; the farthest off first."""
+        return tuple(sorted(self.checks, key=_sort_key))
 
     @property
     def headline_check(self) -> CheckResult:
-        """The check whose number the sentence about this group shows: on a probe that of the probe,
-        of a layer, of weights, an optimiser or a device the noise ratio farthest beyond its bound,
-        else the first check."""
+        """The check whose number the sentence about this group shows.
+
+        For a probe it is that of the probe; for a layer, weights, an optimizer or a device the
+        noise ratio farthest beyond its bound; else the first check.
+        """
         first, found = self.ordered[0], self.localisation
         if found is not None and found.probe is not None:
             return next((c for c in self.ordered if c.name == f"probe_{found.probe}"), first)
@@ -63,7 +65,7 @@ _BY_NAME: dict[Cause, str] = {"batch": "probe_batch", "nonfinite": "finite"}
 _BY_NOISE: tuple[Cause, ...] = ("weights", "optimiser", "device", "cpu_optimized")
 
 
-def _place(check: CheckResult) -> tuple[int, int, float]:
+def _sort_key(check: CheckResult) -> tuple[int, int, float]:
     used = bound_usage(check)
     shows = 0 if not check.name.startswith(("graph_", "probe_")) else 1
     verdict = 0 if check.verdict is Verdict.FAIL else 1
@@ -124,7 +126,7 @@ def _rooted(
         if group is not root:
             runtimes = [check.runtime for check in group.checks]
             on_cuda = all(name is not None and traits_of(name).cuda for name in runtimes)
-            # The file's fault is told already: these moved with the device.
+            # The file's fault is reported already: these moved with the device.
             numbers = group.cause == "numbers" and on_cuda
             yield _on_device(group.checks, decision) if numbers else group
 
@@ -135,10 +137,14 @@ def _root(
     """The cause that explains what else is wrong, or None."""
     if "model" in alone and _draws(alone["model"]):
         return alone["model"]
-    if "samples" in alone and _prove_nothing(alone["samples"]):
+    if "samples" in alone and any(
+        check.name == "reference" and check.output is None for check in alone["samples"].checks
+    ):  # no output varies: then none can be one of classes either
         return alone["samples"]
     if found is not None and found.diverges and found.probe is None:
-        cause = "nonfinite" if _refuses_nonfinite(alone) else _located(found, decision)
+        nonfinite = alone.get("nonfinite", CheckGroup("nonfinite")).checks
+        refused = any(check.name == "finite" for check in nonfinite)
+        cause = "nonfinite" if refused else _located(found, decision)
         return CheckGroup(cause, localisation=found)
     certain = next((alone[cause] for cause in _ROOTS if cause in alone), None)
     if certain is None and found is not None and found.probe is not None:
@@ -181,23 +187,15 @@ def _lowered(alone: dict[Cause, CheckGroup], numbers: list[CheckResult]) -> list
 
 
 def _draws(group: CheckGroup) -> bool:
-    """Whether the reference does not repeat itself, or its fused path returns other numbers than
-    its layers: then its numbers blame nobody else."""
+    """Return whether the fault lies in the reference, so that its numbers prove nothing else.
+
+    It does not repeat itself, or its fused path returns other numbers than its layers.
+    """
     return any(check.name in ("repeats", "fast_path") for check in group.checks)
 
 
-def _prove_nothing(group: CheckGroup) -> bool:
-    """Whether no output varies: then none can be one of classes either."""
-    return any(check.name == "reference" and check.output is None for check in group.checks)
-
-
-def _refuses_nonfinite(alone: dict[Cause, CheckGroup]) -> bool:
-    group = alone.get("nonfinite")
-    return group is not None and any(check.name == "finite" for check in group.checks)
-
-
 def _located(found: Localization, decision: Decision) -> Cause:
-    """What a localisation blames."""
+    """Return the cause that a localization found."""
     cause = _BY_FAULT.get(found.fault_code or "")
     if cause is not None:
         return cause
@@ -224,11 +222,11 @@ def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) 
 
 
 def _explains(root: CheckGroup, check: CheckResult) -> bool:
-    """Whether a check fails because of the root."""
+    """Return whether a check fails because of the root."""
     if check.verdict is Verdict.WAIVED:
         return False
     if check.name in _ALONE:
-        # An optimiser may break the session instead of its answer.
+        # An optimizer may break the session instead of its answer.
         return root.cause == "optimiser" and _breaks(root, check)
     if root.cause == "model":
         return _draws(root) or check.name.startswith(_ANSWERS)
@@ -236,7 +234,7 @@ def _explains(root: CheckGroup, check: CheckResult) -> bool:
 
 
 def _breaks(root: CheckGroup, check: CheckResult) -> bool:
-    """Whether a check says that a runtime can't run the file because of the root's optimiser."""
+    """Return whether a check fails because the root's optimizer breaks the session."""
     blame = root.localisation.blame if root.localisation else None
     if blame is None or blame.raises is None or check.runtime is None:
         return False
@@ -244,8 +242,11 @@ def _breaks(root: CheckGroup, check: CheckResult) -> bool:
 
 
 def _shows_on(root: CheckGroup, runtime: RuntimeName) -> bool:
-    """Whether the root's fault shows on a runtime: one of the file everywhere but in PyTorch
-    itself, one of the optimiser where optimisations are on, one of a device there."""
+    """Return whether the root's fault shows on a runtime.
+
+    A fault of the file shows everywhere but in PyTorch itself, one of the optimizer where
+    optimizations are on, one of a device there.
+    """
     traits = traits_of(runtime)
     if traits.engine == "torch":
         return False
@@ -259,7 +260,7 @@ def _shows_on(root: CheckGroup, runtime: RuntimeName) -> bool:
 
 
 def _only_on(decision: Decision) -> Cause | None:
-    """Where numbers fail with optimisations on only, on CUDA only, or outside ONNX Runtime only."""
+    """Return a cause if numbers fail only optimized, on CUDA or outside ONNX Runtime."""
     failed = {
         check.runtime
         for check in decision.problems

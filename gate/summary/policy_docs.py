@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, JsonValue
 
-from gate.decision.catalog import CheckSpec, in_words, row_of
+from gate.decision.catalog import CheckSpec, row_of, spec_texts
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, PolicyRecord
 
@@ -75,12 +75,12 @@ class PolicyField:
 
     @property
     def sentence(self) -> str:
-        """What it means, in one paragraph."""
+        """The meaning of the field, in one paragraph."""
         return " ".join(part for part in (self.check and self.check.meaning, self.text) if part)
 
     def to_plain(self) -> dict[str, Any]:
         """JSON-compatible dict."""
-        check = in_words(self.check) if self.check else {}
+        check = spec_texts(self.check) if self.check else {}
         return {
             "place": self.place,
             "takes": self.takes,
@@ -94,8 +94,10 @@ class PolicyField:
 
 @functools.cache
 def policy_fields() -> tuple[PolicyField, ...]:
-    """All of them, in the order of the models; those of the twin's policy are the same, and not
-    repeated."""
+    """Return all fields, in the order of the models.
+
+    Those of the twin's policy are the same, and are not repeated.
+    """
     models = Policy.model_json_schema()["$defs"]
     for part in PolicyRecord.__subclasses__():
         for name, text in _texts(part).items() if part.__name__ in models else ():
@@ -117,8 +119,11 @@ def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyFiel
 
 
 def _texts(part: type[PolicyRecord]) -> dict[str, str]:
-    """What stands below the fields of a model, by their names. Read here and not by pydantic, which
-    would read every model's source wherever a policy is imported."""
+    """Return the docstrings of the fields of a model, by name.
+
+    They are read here and not by pydantic, which would read the source of every model wherever a
+    policy is imported.
+    """
     (model,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(model, ast.ClassDef)
     found = {}
@@ -145,7 +150,8 @@ def _fields(
             built_in=_built_in(place.removeprefix(_BOUNDS)) if place.startswith(_BOUNDS) else {},
         )
         if within is not None and name != "twin":
-            yield from _fields(within, models, f"{place}.{inner}")
+            joint = "" if inner == "[]." else "."
+            yield from _fields(within, models, f"{place}{joint}{inner}")
 
 
 def _check(place: str, name: str) -> CheckSpec | None:
@@ -158,7 +164,10 @@ def _within(
     schema: Mapping[str, Any], models: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, str]:
     """The model that a field holds, and what stands between their names: `<runtime>.` where it
-    holds several by name."""
+    holds several by name, `[].` where it holds a list."""
+    items = schema.get("items", {})
+    if "$ref" in items and "properties" in models[items["$ref"].rpartition("/")[2]]:
+        return models[items["$ref"].rpartition("/")[2]], "[]."
     for option in (schema, *schema.get("anyOf", ())):
         model = models[option["$ref"].rpartition("/")[2]] if "$ref" in option else {}
         if "properties" in model:
@@ -187,7 +196,8 @@ def _takes(schema: Mapping[str, Any], models: Mapping[str, Any]) -> str:
         return " | ".join(schema["enum"])
     kind = schema.get("type", "any value")
     if kind == "array":
-        return f"list of {_takes(schema.get('items', {}), models)}"
+        each = _takes(schema.get("items", {}), models)
+        return "list of " + ("sections" if each == "section" else each)
     if kind == "object":
         values = _values(schema)
         return f"{_takes(values[0], models)}, by name" if values else "section"
@@ -315,7 +325,7 @@ def _wrapped(text: str, indent: str) -> Iterator[str]:
 
 
 def _flow(value: JsonValue) -> str:
-    """As YAML in one line, which JSON is; a number as YAML 1.1 takes it for one, too."""
+    """Return a value as YAML in one line: JSON, with floats that YAML 1.1 reads as numbers."""
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")
     plain = isinstance(value, str) and value.isidentifier() and value.lower() not in _NO_TEXT

@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from gate.decision.bound_rules import agreement_lower_bound
-from gate.decision.catalog import NOTES, PROBLEMS, ROUNDING, code_for, meaning_of, row_for
+from gate.decision.catalog import (
+    CHANGE_REFERENCE,
+    CONVERT_AGAIN,
+    MISMATCHES,
+    NOTES,
+    PROBLEMS,
+    REASONS,
+    ROUNDING,
+    Cause,
+    code_for,
+    meaning_of,
+    row_for,
+)
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import Decision
+from gate.decision.faults import (
+    ACCOUNTS,
+    DETAILS,
+    FINDINGS,
+    OPTIMIZERS,
+    OUTCOMES,
+    SEAMS,
+    WEIGHTS,
+    FaultSpec,
+    fault_spec,
+)
 from gate.records.evidence import Evidence
+from gate.records.instruments import GraphCode, GraphFinding
+from gate.records.localization import (
+    Explanation,
+    FaultCode,
+    LayerFault,
+    LayerRow,
+    Localization,
+    OptimizerFault,
+    listed,
+)
+from gate.storage.record import Record
 from gate.storage.safe_text import make_printable
 
 _LONGEST = 240
@@ -20,7 +55,7 @@ _LONGEST = 240
 
 
 def broken(failure: str) -> str:
-    """What ONNX Runtime raised, without how it counts and where in its source that was."""
+    """Return an error of ONNX Runtime without its prefix, number and source location."""
     text = re.sub(r"\b\w+: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", failure)
     return re.sub(r"/\S+/core/\S+:\d+ .*?\) (?:const )?(?=\S)", "", text)
 
@@ -48,6 +83,14 @@ _LISTED = 3
 """Items of a list in a sentence."""
 
 
+_SOME = 4
+"""Names of weights, operators or versions in a sentence about the graph."""
+
+
+_MOST_NAMES = 6
+"""Modules, tensors or operators in a sentence about a fault."""
+
+
 _SAMPLES = 5
 """Numbers of samples in a sentence."""
 
@@ -63,7 +106,7 @@ class _Template(Formatter):
             return "unknown"
         if spec in FORMATS:
             return FORMATS[spec](value)
-        return str(value) if isinstance(value, str) else format(value, spec)  # NaN is a word
+        return str(value) if isinstance(value, str) else format(value, spec)  # NaN is text
 
 
 def _list(items: Sequence[Any]) -> str:
@@ -77,8 +120,27 @@ def _sample_numbers(numbers: Sequence[int]) -> str:
     return f", samples {shown}{', ...' if len(numbers) > _SAMPLES else ''}" if numbers else ""
 
 
+def _nodes(nodes: Sequence[str]) -> str:
+    """The operators of nodes, those that come several times with their number."""
+    counted = Counter(node.partition(" ")[0] for node in nodes)
+    names = [name if count == 1 else f"{count} {name}" for name, count in counted.items()]
+    return listed(names, most=_MOST_NAMES) or "nothing"
+
+
 FORMATS: dict[str, Callable[[Any], str]] = {
     "list": _list,
+    "and": lambda names: listed(names, most=_MOST_NAMES),
+    "nodes": _nodes,
+    "between": lambda names: listed(names) or "the inputs",
+    "pairs": lambda pairs: listed([f"{name} instead of {by}" for name, by in pairs]),
+    "quoted": lambda names: ", ".join(f'"{name}"' for name in names),
+    "capital": capital,
+    "forward": lambda path: f"the forward of {path}" if path else "the model's own forward",
+    "before": lambda path: f" before {path}" if path else "",
+    "after": lambda details: f" ({details})" if details else "",
+    "some": lambda items: ", ".join(map(str, items[:_SOME])) + (", …" if items[_SOME:] else ""),
+    "of_model": lambda name: f"the model's `{name}`" if name else "the model's",
+    "reason": lambda text: REASONS.get(text, text),
     "or": lambda items: " or ".join(map(str, items)),
     "short": lambda text: short(broken(str(text))),
     "brief": lambda text: short(str(text).partition(": ")[0]),
@@ -88,7 +150,17 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 """`short` cuts what a library says, `brief` leaves out its details, `samples` lists the numbers of
 samples after a comma, `alone` is for notes that are the whole text."""
 
-_OF_TEXTS = ("short", "brief", "alone")
+_OF_TEXTS = (
+    "short",
+    "brief",
+    "alone",
+    "capital",
+    "forward",
+    "before",
+    "after",
+    "of_model",
+    "reason",
+)
 
 _TEMPLATE = _Template()
 
@@ -98,10 +170,9 @@ def _notes(notes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield _TEMPLATE.vformat(NOTES.get(note["code"], "{code}."), (), note)
 
 
-def _problems(problems: Sequence[Mapping[str, Any]]) -> str:
+def _problems(problems: Sequence[Mapping[str, Any]], table: Mapping[str, str] = PROBLEMS) -> str:
     return "; ".join(
-        _TEMPLATE.vformat(PROBLEMS.get(problem["code"], "{code}"), (), problem)
-        for problem in problems
+        _TEMPLATE.vformat(table.get(problem["code"], "{code}"), (), problem) for problem in problems
     )
 
 
@@ -111,9 +182,17 @@ def _beginning(text: str, problems: Sequence[Mapping[str, Any]]) -> str:
     return text if is_name else capital(text)
 
 
-def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"] = "text") -> str:
-    """Return what a check says, from the texts of `gate.decision.catalog`: one line without control
-    characters. `headline`: the sentence of a finding, without a full stop at its end."""
+def render_check(
+    check: CheckResult,
+    part: Literal["text", "headline", "remedy"] = "text",
+    *,
+    onnx_reference: bool = False,
+) -> str:
+    """Return the text of a check from `gate.decision.catalog`, without control characters.
+
+    It is one line. `headline`: the sentence of a finding, without a full stop at its end.
+    `onnx_reference`: the remedy is for a file whose reference is an ONNX file.
+    """
     code = code_for(check)
     if code is None:  # of a record before codes, or of a newer version
         stored = check.remedy if part == "remedy" else check.explanation
@@ -126,7 +205,9 @@ def render_check(check: CheckResult, part: Literal["text", "headline", "remedy"]
         if part == "headline" and code.headline is not None:
             template = code.headline
         elif part == "remedy":
-            template = code.remedy or row_for(check).remedy
+            spec = row_for(check)
+            cause = (code.cause if code.remedy else None) or spec.cause
+            template = remedy_for(code.remedy or spec.remedy, cause, onnx_reference=onnx_reference)
         if template.startswith("{problems}") or ". {problems}" in template:
             values["problems"] = _beginning(values["problems"], check.params.get("problems", []))
     text = _TEMPLATE.vformat(template, (), values)
@@ -140,6 +221,10 @@ def _values(check: CheckResult) -> dict[str, Any]:
     relation = "at least" if check.relation == ">=" else "at most"
     bound = f"{check.bound:.6g}" if isinstance(check.bound, float) else str(check.bound)
     notes, problems = check.params.get("notes", []), check.params.get("problems", [])
+    mismatch: dict[str, str] = {}
+    if check.params.get("mismatch") in MISMATCHES:  # a sentence in a record without codes
+        texts = render_mismatch(check.params["mismatch"], check.params)
+        mismatch = dict(zip(("mismatch", "advice"), texts, strict=True))
     values = {name: getattr(check, name) for name in CheckResult.model_fields}
     return {
         **values,
@@ -147,21 +232,224 @@ def _values(check: CheckResult) -> dict[str, Any]:
         "allowed": f"{relation} {bound}",
         "usage": format_bound_usage(check),
         **check.params,
+        "findings": [_finding(each) for each in check.params.get("findings", ())],
+        "weights": _weights(check.params.get("weights", "")),
+        **mismatch,
         "notes": "".join(f" {note}" for note in _notes(notes)),
         "problems": _problems(problems),
         "problem": _beginning(_problems(problems[:1]), problems),
     }
 
 
-def with_texts(decision: Decision) -> dict[str, Any]:
-    """Return a decision as JSON, each check with `explanation` and `remedy`, which are not
-    stored."""
-    plain = decision.to_plain()
-    for check, row in zip(decision.checks, plain["checks"], strict=True):
-        row |= {"explanation": render_check(check), "remedy": render_check(check, "remedy")}
-        if check.observed is None:
-            row["observed"] = observed(check) or None
+def render_mismatch(code: str, params: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how the outputs of a file differ from the model's, without a full stop, and the
+    remedy."""
+    spec = MISMATCHES[code]
+    return _TEMPLATE.vformat(spec.text, (), params), str(spec.remedy)
+
+
+def _finding(finding: str | Mapping[str, Any]) -> str:
+    """Return the text of a finding in the graph, without a full stop."""
+    if isinstance(finding, str):  # of a decision without codes
+        return finding
+    return f"{finding['place']}: {_finding_detail(finding)}"
+
+
+def _finding_detail(finding: Mapping[str, Any]) -> str:
+    text = _problems([finding], FINDINGS).rstrip(".")
+    if "more" in finding:
+        text = _TEMPLATE.vformat(FINDINGS["more"], (), {"text": text, "more": finding["more"]})
+    return make_printable(text)
+
+
+def _weights(report: Any) -> str:
+    """Return how many weights of the file are the model's, from a `WeightsReport` as JSON."""
+    if not isinstance(report, Mapping):  # of a decision without codes
+        return str(report)
+    matched = report.get("matched", {})
+    numbers = {name: report.get(name, 0) for name in ("constants", "unmatched", "absent")}
+    same = sum(matched.values())
+    ways = [f"{n} {'unchanged' if way == 'as it is' else way}" for way, n in matched.items()]
+    differ = numbers["constants"] - same - numbers["unmatched"]
+    shown = {
+        "all": same == numbers["constants"],
+        "some": same != numbers["constants"],
+        "ways": ways,
+        "differ": differ > 0,
+        "unmatched": numbers["unmatched"],
+        "absent": numbers["absent"],
+    }
+    template = "".join(WEIGHTS[part] for part, is_shown in shown.items() if is_shown)
+    values = {**report, "same": same, "ways": ", ".join(ways), "differ": differ}
+    return make_printable(f"{_TEMPLATE.vformat(template, (), values)}.")
+
+
+def with_texts(record: Record, *, onnx_reference: bool = False) -> dict[str, Any]:
+    """Return a record as JSON with the texts that are not stored: `explanation` and `remedy` of
+    each check, `detail` of each finding in the graph."""
+    plain = record.to_plain()
+    _add_texts(record, plain, onnx_reference)
     return plain
+
+
+def _add_texts(value: Any, plain: Any, onnx_reference: bool) -> None:
+    if isinstance(value, CheckResult):
+        remedy = render_check(value, "remedy", onnx_reference=onnx_reference)
+        plain |= {"explanation": render_check(value), "remedy": remedy}
+        if value.observed is None:
+            plain["observed"] = observed(value) or None
+    elif isinstance(value, GraphFinding):
+        plain["detail"] = _finding_detail(value.to_params())
+    elif isinstance(value, Record):
+        for name, item in plain.items():
+            _add_texts(getattr(value, name), item, onnx_reference)
+    elif isinstance(value, tuple):
+        for each, item in zip(value, plain, strict=True):
+            _add_texts(each, item, onnx_reference)
+
+
+def render_fault(code: str, params: Mapping[str, Any]) -> FaultSpec:
+    """Return the text of a fault, without a full stop, and its remedy."""
+    spec = fault_spec(code, params) or FaultSpec(f"the fault is {code}")
+    values = {**params, "details": _problems(params.get("details", ()), DETAILS)}
+    return spec._replace(text=make_printable(_TEMPLATE.vformat(spec.text, (), values)))
+
+
+def reference_runtime(evidence: Evidence) -> str:
+    """Return what computed the reference in float32."""
+    return "PyTorch, CPU" if not evidence.source.is_onnx else "ONNX Runtime, CPU"
+
+
+_OF_EXPORT: frozenset[Cause] = frozenset(
+    {
+        "layer", "weights", "graph", "training_mode", "batch", "baked_in", "beyond", "outputs",
+        "nonfinite", "cpu_optimized", "export", "numbers",
+    }
+)  # fmt: skip
+"""Causes whose remedies only help a user who exports a PyTorch model."""
+
+_OF_PRECISION: frozenset[FaultCode] = frozenset({"precision_cast", "int8", "tf32"})
+"""Faults whose remedies hold for any reference."""
+
+
+_Remedy = TypeVar("_Remedy", str, str | None)
+
+
+def remedy_for(
+    remedy: _Remedy,
+    cause: Cause = "layer",
+    *,
+    onnx_reference: bool,
+    fault: FaultCode | None = None,
+) -> _Remedy:
+    """Return the remedy; of an ONNX file as the reference, one that needs no PyTorch model."""
+    if not onnx_reference or not remedy or fault in _OF_PRECISION:
+        return remedy
+    if cause == "model":
+        return CHANGE_REFERENCE
+    return CONVERT_AGAIN if cause in _OF_EXPORT else remedy
+
+
+def render_account(code: str, /, **values: Any) -> str:
+    """Return a part of the sentence of a finding."""
+    return _TEMPLATE.vformat(ACCOUNTS[code], (), values)
+
+
+def render_optimizer(blame: OptimizerFault) -> FaultSpec:
+    """Return which optimizers of ONNX Runtime change the result, without a full stop, and how to
+    serve the file without them; a remedy only if it was tried."""
+    values = blame.model_dump() | {"reason": _reason(blame)}
+    codes = ["fails" if blame.raises else "changes"] if blame.names else ["none"]
+    if blame.names:
+        codes += ["level"] if blame.level else []
+        codes += ["nodes"] if blame.before or blame.after else []
+        codes += ["reason"] if values["reason"] else []
+    how = "disable" if blame.names else "lower" if blame.below else None
+    return FaultSpec(
+        make_printable("".join(_TEMPLATE.vformat(OPTIMIZERS[code], (), values) for code in codes)),
+        _TEMPLATE.vformat(OPTIMIZERS[how], (), values) if how else None,
+    )
+
+
+def _located(found: Localization) -> Iterator[FaultSpec]:
+    """Yield the sentences of a localization, each with its remedy."""
+    module = found.first_divergence or "The model itself"
+    values = {"module": module, "fault": found.fault, "seam": found.seam}
+    for item in found.outcome:
+        spec = OUTCOMES.get(item["code"], FaultSpec("{code}."))
+        text = make_printable(_TEMPLATE.vformat(spec.text, (), values | item))
+        yield spec._replace(text=text)
+    if found.blame is not None:
+        blame = render_optimizer(found.blame)
+        yield blame._replace(text=f"{capital(blame.text)}.")
+
+
+def with_fault_texts(found: Localization) -> Localization:
+    """Return a localization with its texts rendered; of version 1.0, which has no codes, with
+    those that are stored."""
+    try:
+        return _rendered(found) if found.outcome else found
+    except (AttributeError, KeyError, TypeError, ValueError):  # of a record that was edited
+        return found
+
+
+def _rendered(found: Localization) -> Localization:
+    update: dict[str, Any] = {}
+    remedies: list[str | None] = []
+    if found.seam_code is not None:
+        spec = SEAMS.get(found.seam_code, FaultSpec(found.seam_code))
+        update["seam"] = make_printable(_TEMPLATE.vformat(spec.text, (), found.seam_params))
+        remedies.append(spec.remedy)
+    if found.fault_code is not None:
+        update["fault"], remedy = render_fault(found.fault_code, found.fault_params)
+        remedies.append(remedy)
+    found = found.model_copy(update=update)
+    sentences = list(_located(found))
+    remedies += [sentence.remedy for sentence in sentences]
+    return found.model_copy(
+        update={
+            "cause": " ".join(sentence.text for sentence in sentences),
+            "remedy": next((one for one in reversed(remedies) if one), None),
+            "faults": tuple(map(_with_text, found.faults)),
+            "layers": tuple(map(_with_detail, found.layers)),
+            "blame": found.blame and _with_reasons(found.blame),
+        }
+    )
+
+
+def _with_text(fault: LayerFault) -> LayerFault:
+    text, remedy = render_fault(str(fault.code), fault.params)
+    return fault.model_copy(update={"text": text, "remedy": remedy or ""})
+
+
+def _with_detail(row: LayerRow) -> LayerRow:
+    if row.code is None:
+        return row
+    if row.code in DETAILS:
+        text = make_printable(_problems([{**row.params, "code": row.code}], DETAILS))
+    else:
+        text = render_fault(row.code, row.params).text
+    return row.model_copy(update={"detail": text})
+
+
+def _with_reasons(blame: OptimizerFault) -> OptimizerFault:
+    reasons = {name: _reason(blame, name) for name in ("reason", "nodes_unread")}
+    return blame.model_copy(update=reasons)
+
+
+def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
+    """Return the text of a field that has a code; of a record without codes, the stored one."""
+    code, params = (getattr(blame, f"{name}_{part}") for part in ("code", "params"))
+    if code is None:
+        stored: str | None = getattr(blame, name)
+        return stored
+    return make_printable(_TEMPLATE.vformat(OPTIMIZERS.get(code, code), (), params))
+
+
+def explained(explanation: Explanation) -> Explanation:
+    """Return an explanation with the texts of its localization."""
+    found = explanation.localisation
+    return explanation.model_copy(update={"localisation": found and with_fault_texts(found)})
 
 
 _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
@@ -172,8 +460,13 @@ def format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def nan_as_infinite(value: float | None) -> float:
+    """Return a number by which the worst can be sorted: 0 for none, infinity for NaN."""
+    return math.inf if value is not None and math.isnan(value) else value or 0.0
+
+
 def observed(check: CheckResult) -> str:
-    """What the check saw. A number that only rounds to its bound is written in full."""
+    """Return the observed value as text; in full if it only rounds to its bound."""
     if not isinstance(check.observed, float):
         code = code_for(check)
         return make_printable(check.observed or (code and code.observed) or "")
@@ -197,7 +490,7 @@ def allowed(check: CheckResult) -> str:
 
 
 def has_several_outputs(checks: Iterable[CheckResult]) -> bool:
-    """Whether the checks are of more than one output."""
+    """Return whether the checks are of more than one output."""
     return len({check.output for check in checks if check.output}) > 1
 
 
@@ -217,8 +510,11 @@ def cells(check: CheckResult) -> tuple[str, str, str, str]:
 def agreement_sentences(
     decision: Decision, evidence: Evidence, *, confidence: float
 ) -> Iterator[str]:
-    """What the top-1 agreement of each runtime proves, with the number of samples, where it was
-    judged; once an output, that none is claimed where a guess would have to."""
+    """Yield the top-1 agreement that is proven for each judged runtime and output.
+
+    The text has the number of samples. Yield once for an output that no agreement is claimed where
+    its role would have to be guessed.
+    """
     judged = {
         (c.runtime, c.output)
         for c in decision.checks
@@ -287,8 +583,7 @@ def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[st
 
 
 def code_sentences(evidence: Evidence) -> Iterator[str]:
-    """Where the model's code is another than the file was exported from, and what of it could not
-    be read."""
+    """Yield how the model's code differs from the code at export, and what could not be read."""
     code, exported = evidence.source.code, evidence.export.code if evidence.export else None
     if code is None:
         return
@@ -303,16 +598,23 @@ def code_sentences(evidence: Evidence) -> Iterator[str]:
 
 
 def weight_sentences(evidence: Evidence) -> Iterator[str]:
-    """How many weights of the file are the model's; nothing where they were not compared."""
+    """Yield how many weights of the file match the model's; nothing if they were not compared."""
     if evidence.graph is not None and evidence.graph.weights is not None:
-        yield make_printable(evidence.graph.weights.sentence)
+        yield _weights(evidence.graph.weights.to_plain())
+
+
+def graph_sentences(evidence: Evidence, code: GraphCode) -> Iterator[str]:
+    """Yield the texts of the findings of a kind on nodes or tensors."""
+    for finding in evidence.graph.findings if evidence.graph else ():
+        if finding.code == code:
+            yield _finding_detail(finding.to_params())
 
 
 def bound_usage(check: CheckResult) -> float | None:
-    """How much of its bound a check has used: 1 at the bound, infinite for what is no number.
+    """Return how much of its bound a check has used: 1 at the bound, infinite for NaN.
 
-    Of a share that must be large enough, its shortfall beside the one that is allowed. None: it has
-    no number, or no bound.
+    For a share that must be large enough, it is its shortfall relative to the allowed one. None:
+    the check has no number, or no bound.
     """
     value, bound = check.observed, check.bound
     if not isinstance(value, float) or not isinstance(bound, float):
@@ -328,12 +630,12 @@ def bound_usage(check: CheckResult) -> float | None:
 
 
 def is_about_samples(check: CheckResult) -> bool:
-    """Whether a check that holds says how many samples there are, and nothing of the file."""
+    """Return whether a check that holds only proves that there are enough samples."""
     return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
 def format_bound_usage(check: CheckResult, *, unit: bool = True) -> str:
-    """What a check saw and what is allowed, with its unit: `33.7 × rounding, allowed 1.67`."""
+    """Return the observed value and the bound with their unit: `33.7 × rounding, allowed 1.67`."""
     of = meaning_of(check.name).unit
     if not isinstance(check.observed, float) or not isinstance(check.bound, float):
         return ""

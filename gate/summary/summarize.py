@@ -27,11 +27,14 @@ from gate.summary.render import (
     bound_usage,
     check_sentences,
     code_sentences,
+    explained,
     format_bound_usage,
     format_number,
+    graph_sentences,
     has_several_outputs,
     imprecision_sentences,
     is_about_samples,
+    reference_runtime,
     render_check,
     short_name,
     weight_sentences,
@@ -51,38 +54,29 @@ COST_HEADINGS = (
     "runtime", "open", "first run", "one sample", "batch", "of PyTorch", "memory", "peak"
 )  # fmt: skip
 
-REFERENCE = "PyTorch, CPU"
-
 
 def costs_of(evidence: Evidence) -> tuple[CostRow, ...]:
     """One row for each runtime that ran; none where nothing but batches was timed."""
-    if not any(runtime.cost for runtime in evidence.runtimes):
-        return ()
-    return tuple(_rows(evidence))
-
-
-def _rows(evidence: Evidence) -> Iterator[CostRow]:
-    if evidence.reference_cost is not None:
-        yield _costs_row(REFERENCE, evidence.reference_cost, evidence.reference_latency)
-    for runtime in evidence.runtimes:
+    timed = [runtime for runtime in evidence.runtimes if runtime.cost]
+    rows = []
+    if timed and evidence.reference_cost is not None:
+        rows.append(
+            _costs_row(
+                reference_runtime(evidence), evidence.reference_cost, evidence.reference_latency
+            )
+        )
+    for runtime in timed:
         if runtime.measured and runtime.cost is not None:
             row = _costs_row(make_printable(runtime.runtime), runtime.cost, runtime.latency)
             ratio = largest_ratio(latency_ratios(evidence, runtime)[0])
-            yield row.model_copy(
-                update={"latency_ratio": ratio, "memory_bytes": runtime.memory_bytes}
-            )
+            update = {"latency_ratio": ratio, "memory_bytes": runtime.memory_bytes}
+            rows.append(row.model_copy(update=update))
+    return tuple(rows)
 
 
 def _costs_row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
-    return CostRow(
-        runtime=name,
-        open_ms=cost.open_ms,
-        first_ms=cost.first_ms,
-        single=cost.single,
-        batch=batch,
-        peak_bytes=cost.peak_bytes,
-        cuda_bytes=cost.cuda_bytes,
-    )
+    same = ("open_ms", "first_ms", "single", "peak_bytes", "cuda_bytes")
+    return CostRow(runtime=name, batch=batch, **{field: getattr(cost, field) for field in same})
 
 
 State = Literal["passed", "failed", "not judged", "waived", "not measured"]
@@ -134,8 +128,10 @@ def _proof_row(
 def _worst(
     checks: list[CheckResult], first: CheckGroup | None
 ) -> tuple[float | None, CheckResult | None]:
-    """The check that a row shows, with how much of its bound it has used: what the headline says of
-    this runtime, else what fails, else what is nearest to its bound."""
+    """Return the check that a row shows, with the used share of its bound.
+
+    It is the headline check of this runtime, else a failure, else the check nearest to its bound.
+    """
     if first is not None and bound_usage(first.headline_check) is not None:
         return bound_usage(first.headline_check), first.headline_check
     judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
@@ -145,7 +141,7 @@ def _worst(
 
 
 def _rank(used: float, check: CheckResult) -> tuple[bool, float]:
-    """What fails goes before what has used more of its bound."""
+    """Return a sort key that places failures above the largest used share of a bound."""
     return check.verdict is Verdict.FAIL, math.inf if math.isnan(used) else used
 
 
@@ -172,7 +168,7 @@ def _nodes(runtime: RuntimeEvidence | None) -> str | None:
 
 
 def _reason(checks: list[CheckResult], runtime: RuntimeEvidence | None) -> str | None:
-    """Why it has no numbers."""
+    """Return why a runtime has no numbers."""
     if runtime is not None and runtime.measured:
         return None
     why = next((render_check(check) for check in checks if check.name == "runtime"), None)
@@ -205,6 +201,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> tuple[Step
 
 def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Step]:
     release = bool(evidence.subject.parts)
+    exported = not evidence.source.is_onnx
     factory = shlex.quote(make_printable(evidence.source.factory))
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
@@ -223,7 +220,7 @@ def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Ste
     if cause in _OF_LAYERS or (release and cause == "runtime"):
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")
-    elif cause in ("baked_in", "batch", "export", "model"):
+    elif exported and cause in ("baked_in", "batch", "export", "model"):
         yield Step(label="See what the trace can't keep", command=f"gate lint {factory}")
     elif cause in ("device", "runtime", "evidence"):
         yield Step(label="See what this machine can prove", command="gate doctor")
@@ -232,10 +229,14 @@ def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Ste
             label="See the pictures side by side",
             command="gate preprocess compare PICTURES --spec SPEC",
         )
-    if not release and cause in _OF_EXPORT:
+    if exported and not release and cause in _OF_EXPORT:
         yield Step(
             label="Export again", command=f"gate export {factory}{weights} --example-input "
             f"X.npy --output {_MODEL}",
+        )  # fmt: skip
+        yield Step(
+            label="Search for an export that passes", command=f"gate mend --reference {factory}"
+            f"{weights} --inputs {_SAMPLES} --file {_MODEL} --output mended",
         )  # fmt: skip
     yield Step(
         label="Judge it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
@@ -243,7 +244,7 @@ def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Ste
 
 
 def _runtime(decision: Decision, cause: Cause) -> str:
-    """The option for the first runtime of ONNX Runtime whose numbers fail, or that an optimiser
+    """The option for the first runtime of ONNX Runtime whose numbers fail, or that an optimizer
     breaks; without it, `ort-cpu` is looked at."""
     broken = cause == "optimiser"
     failed = [
@@ -255,8 +256,8 @@ def _runtime(decision: Decision, cause: Cause) -> str:
     return "" if name == "ort-cpu" else f" --runtime {name}"
 
 
-def word(check: CheckResult, evidence: Evidence) -> CheckRow:
-    """One check in words, with why its bound is what it is here."""
+def check_row(check: CheckResult, evidence: Evidence) -> CheckRow:
+    """Describe one check in plain English, with the reason for its bound."""
     row = meaning_of(check.name)
     relative = check.params.get("metric") == "relative_diff"
     return CheckRow(
@@ -269,9 +270,9 @@ def word(check: CheckResult, evidence: Evidence) -> CheckRow:
     )
 
 
-def words(decision: Decision, evidence: Evidence) -> tuple[CheckRow, ...]:
+def check_rows(decision: Decision, evidence: Evidence) -> tuple[CheckRow, ...]:
     """All checks of the decision, in its order."""
-    return tuple(word(check, evidence) for check in decision.checks)
+    return tuple(check_row(check, evidence) for check in decision.checks)
 
 
 def _why(check: CheckResult, evidence: Evidence, why: str) -> str:
@@ -303,9 +304,12 @@ def summarize(
     change: Change | None = None,
     confidence: float = 0.95,
 ) -> Summary:
-    """The story. `explanation`: what localisation found; `change`: against the champion;
-    `confidence`: of what agreement proves."""
-    explanation = explanation or Explanation()
+    """Return the summary.
+
+    `explanation`: the localization; `change`: against the champion; `confidence`: of the agreement
+    that is proven.
+    """
+    explanation = explained(explanation or Explanation())
     groups = groups_of(decision, explanation)
     accounts = [account_of(group, evidence, explanation) for group in groups]
     findings = tuple(map(finding_of, groups, accounts))
@@ -324,7 +328,7 @@ def summarize(
         steps=steps_of(decision, evidence, headline.cause),
         warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
-        words=words(decision, evidence),
+        words=check_rows(decision, evidence),
     )
 
 
@@ -352,7 +356,7 @@ def _headline(
 
 
 def _passed(decision: Decision, evidence: Evidence, proof: tuple[RuntimeProof, ...]) -> str:
-    """On how many samples, where, and what came nearest to its bound: as the first row says."""
+    """Return the sentence on a pass: samples, runtimes, and the check nearest to its bound."""
     samples = evidence.dataset.samples
     text = f"Within every bound on {samples} sample{'' if samples == 1 else 's'}, on "
     text += ", ".join(decision.runtimes)
@@ -379,6 +383,7 @@ def _subject(decision: Decision, evidence: Evidence) -> SummarySubject:
         evidence_sha256=decision.evidence_sha256,
         data_sha256=evidence.dataset.sha256,
         checkpoint_sha256=evidence.source.checkpoint_sha256,
+        reference_sha256=evidence.source.onnx_sha256,
     )
 
 
@@ -388,21 +393,37 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
     yield from code_sentences(evidence)
     yield from check_sentences(decision, "float64")
     yield from imprecision_sentences(decision, evidence)
-    for finding in evidence.graph.findings if evidence.graph else ():
-        if finding.code == "checker":
-            yield make_printable(
-                f"onnx's checker rejects the file, and other runtimes may, too: {finding.detail}."
-            )
+    for finding in graph_sentences(evidence, "checker"):
+        yield f"onnx's checker rejects the file, and other runtimes may, too: {finding}."
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
 
 
 def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iterator[str]:
     yield from agreement_sentences(decision, evidence, confidence=confidence)
+    yield from _metric_sentences(evidence)
     yield from check_sentences(decision, "batch_axes", "inputs")
     yield from weight_sentences(evidence)
     for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
         yield make_printable(f"The tracer warned: {warning}")
+
+
+def _metric_sentences(evidence: Evidence) -> Iterator[str]:
+    """One sentence for each metric of the policy: the values on all samples, and the bounds."""
+    for metric in evidence.metrics:
+        for group in metric.groups[:1]:
+            sides = (
+                f"{name} {format_number(side.value)} (drop {format_number(side.change.drop)}, at "
+                f"most {format_number(side.change.bounds[0])})"
+                for name, side in group.runtimes.items()
+            )
+            slices = len(metric.groups) - 1
+            beside = f", and in {slices} slices" if slices else ""
+            reference = format_number(group.reference.value)
+            yield make_printable(
+                f"{metric.name} on {group.samples} samples{beside}: reference {reference}, "
+                f"{', '.join(sides)}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,17 +435,17 @@ class SummaryInputs:
     policy: Policy
     explanation: Explanation = field(default_factory=Explanation)
     change: Change | None = None
-    """Against the champion, where somebody compared."""
+    """The changes from the champion, where the two were compared."""
     model_name: str | None = None
     """Of the registered model."""
     steps: tuple[Step, ...] = ()
     """What to do next, where that is not what follows from the decision alone."""
     signed_by: str | None = None
-    """Name and short id of the key that signed the verdict; None: nobody did."""
+    """Name and short id of the key that signed the verdict; None: not signed."""
 
     @cached_property
     def story(self) -> Summary:
-        """What every surface prints."""
+        """The summary that all outputs render."""
         story = (
             summarize(
                 self.decision,

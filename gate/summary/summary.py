@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Literal, Self
 
 from gate.decision.catalog import Cause
@@ -17,7 +18,7 @@ _MB = 1e6
 
 
 class CostRow(Record):
-    """Of one runtime. None: not measured."""
+    """The cost of one runtime. None: not measured."""
 
     runtime: str
     open_ms: Measured | None = None
@@ -33,7 +34,7 @@ class CostRow(Record):
     cuda_bytes: Count | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """Below `COST_HEADINGS`; times as median / 95th percentile."""
+        """Return the cells below `COST_HEADINGS`; times as median / 95th percentile."""
         ratio = self.latency_ratio
         cuda = "" if self.cuda_bytes is None else f", CUDA {_memory(self.cuda_bytes)}"
         return (
@@ -55,7 +56,7 @@ def _time(milliseconds: float | None) -> str:
 
 
 def _both(latency: Latency | None) -> str:
-    """In one unit, that of the larger."""
+    """Return median and 95th percentile in one unit, that of the larger."""
     if latency is None:
         return ""
     median, p95 = latency.median_ms, latency.p95_ms
@@ -80,8 +81,8 @@ class Headline(Record):
     verdict: Verdict
     cause: Cause
     blamed: str | None = None
-    """What is to blame, by its name: `layer3.0.conv1.weight`, `ort-cpu-optimized`; None: nothing
-    is, or nothing with a name."""
+    """The name of the faulty part: `layer3.0.conv1.weight`, `ort-cpu-optimized`; None: no part, or
+    one without a name."""
     sentence: str
     """One sentence: the cause, with its number and the number that is allowed."""
     remedy: str | None = None
@@ -103,7 +104,7 @@ class Finding(Record):
 
 
 class CheckRow(Record):
-    """One check in plain words."""
+    """One check in plain English."""
 
     check: CheckResult
     meaning: str
@@ -138,14 +139,14 @@ class RuntimeProof(Record):
 
 
 class ChangeRow(Record):
-    """One thing beside the champion's."""
+    """One value, compared with the champion's."""
 
     name: str
     before: str
     now: str
     changed: bool
     sense: Literal["better", "worse"] | None = None
-    """None: neither, or nobody knows."""
+    """None: neither, or not known."""
 
 
 class Change(Record):
@@ -163,7 +164,7 @@ class Change(Record):
 
     @property
     def unmoved(self) -> str:
-        """What there is to say of a version that serves where no row changed."""
+        """The sentence on the serving version for a comparison in which no row changed."""
         if self.absent is not None:
             return f"not compared: {self.absent.rstrip('.')}"
         return (
@@ -173,7 +174,7 @@ class Change(Record):
 
 
 class Step(Record):
-    """What to do next: a command to paste, or an address to open."""
+    """A next step: a command to paste, or an address to open."""
 
     label: str
     command: str | None = None
@@ -181,7 +182,7 @@ class Step(Record):
 
 
 class SummarySubject(Record):
-    """What was judged, when, where, by whom."""
+    """The judged file, and when, where and by which key it was judged."""
 
     name: str | None = None
     """Of the registered model."""
@@ -191,24 +192,33 @@ class SummarySubject(Record):
     opset: int
     producer: str
     factory: str
-    """The callable that returns the PyTorch model."""
+    """The callable that returns the PyTorch model, or the ONNX file that is the reference."""
     samples: int
     measured_at: str
     decided_at: str
     machine: str
     """Processor, and the graphics card where there is one."""
     signed_by: str | None = None
-    """Name and short id of the key that signed the verdict; None: nobody whom the reader trusts."""
+    """Name and short id of the key that signed the verdict; None: no key that the reader trusts."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
     data_sha256: Sha256 | None = None
     checkpoint_sha256: Sha256 | None = None
     """None: the model was built by code alone."""
+    reference_sha256: Sha256 | None = added_field(None)
+    """Of the ONNX file that is the reference; None: it is a PyTorch model."""
+
+    @property
+    def is_onnx_reference(self) -> bool:
+        """True if the reference is an ONNX file."""
+        return self.reference_sha256 is not None
 
     @property
     def title(self) -> str:
-        """The registered model, else the factory."""
-        return self.name or self.factory
+        """The registered model, else what was judged against which reference."""
+        if self.name or self.reference_sha256 is None:
+            return self.name or self.factory
+        return f"file compared with {PurePath(self.factory).name}"
 
 
 class Summary(Record):
@@ -224,7 +234,8 @@ class Summary(Record):
     change: Change
     steps: tuple[Step, ...]
     warnings: tuple[str, ...] = ()
-    """What a reader must not miss, whatever the verdict: code that changed, a layer not found."""
+    """Notices that a reader must not miss with any verdict: code that changed, a layer not
+    found."""
     notes: tuple[str, ...] = ()
     """What else is to be known: what agreement proves, weights."""
     words: tuple[CheckRow, ...] = ()
@@ -236,21 +247,21 @@ class Summary(Record):
         return has_several_outputs(word.check for word in self.words)
 
     def about(self, *, name: str | None, version: str | None = None) -> Self:
-        """The same of a registered model, and of its version."""
+        """Return a copy for a registered model and its version."""
         subject = self.subject.model_copy(update={"name": name, "version": version})
         return self.model_copy(update={"subject": subject})
 
     def signed(self, signed_by: str | None) -> Self:
-        """The same of a verdict that this key signed, by its name and short id."""
+        """Return a copy for a verdict signed by this key, with its name and short id."""
         subject = self.subject.model_copy(update={"signed_by": signed_by})
         return self.model_copy(update={"subject": subject})
 
     def leading_to(self, *steps: Step) -> Self:
-        """The same with other next steps."""
+        """Return a copy with other next steps."""
         return self.model_copy(update={"steps": steps})
 
     def with_command(self, beginning: str, command: str) -> Self:
-        """The same with this command in the place of the one that begins so."""
+        """Return a copy with this command instead of the one that begins with `beginning`."""
         steps = [
             step.model_copy(update={"command": command})
             if step.command and step.command.startswith(beginning)
@@ -260,8 +271,10 @@ class Summary(Record):
         return self.leading_to(*steps)
 
     def with_files(self, names: Mapping[str, str]) -> Self:
-        """The same with these names in the place of words in capitals, such as `CHECKPOINT`, and of
-        `MODEL.onnx` in commands."""
+        """Return a copy with file names in its commands.
+
+        They replace words in capitals, such as `CHECKPOINT`, and `MODEL.onnx`.
+        """
         steps = [
             step.model_copy(update={"command": step.command and _filled(step.command, names)})
             for step in self.steps
@@ -270,6 +283,6 @@ class Summary(Record):
 
 
 def _filled(command: str, names: Mapping[str, str]) -> str:
-    """The command with names in the place of whole words, quoted for a shell."""
+    """Return the command with placeholders replaced by names, quoted for a shell."""
     words = command.split(" ")
     return " ".join(shlex.quote(names[word]) if word in names else word for word in words)
