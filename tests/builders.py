@@ -6,7 +6,7 @@ from typing import Any
 
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
-from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.records.evidence import (
     Dataset,
     Determinism,
@@ -190,7 +190,12 @@ def graph_report(**overrides: Any) -> GraphReport:
         "initializers": 42,
         "operators": {"Add": 8, "Conv": 20, "Relu": 17, "Gemm": 4},
         "findings": (
-            GraphFinding(code="opset", place="opset_import", detail="version 12 is older than 13"),
+            GraphFinding(
+                code="opset",
+                place="opset_import",
+                detail_code="old_opset",
+                detail_params={"version": 12, "oldest": 13},
+            ),
         ),
         "weights": WeightsReport(
             constants=42, matched={"as it is": 2, "folded": 40}, unmatched=0, absent=0
@@ -332,7 +337,7 @@ def incumbent(**overrides: Any) -> ChampionComparison:
         "data_sha256": digest("data"),
         "samples": SAMPLES,
         "outputs": (
-            AnswersBeside(
+            ChampionAnswers(
                 name="logits",
                 samples=SAMPLES,
                 disagreements=4,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -15,7 +19,7 @@ from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
 from benchmarks import install_size
-from tests.exhaustive import leave_out
+from tests.exhaustive import EXHAUSTIVE, leave_out, mark_further_rows
 
 # Two processes run the tests on two cores: more threads in each wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,24 +31,30 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
 # A check that a script starts in the background ignores Ctrl-C, and all that it starts would.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # How fast an example is, or is drawn, says something about the machine alone.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+)
+settings.register_profile("fewer examples", settings.get_profile("tests"), max_examples=20)
+settings.register_profile("exhaustive", settings.get_profile("tests"), max_examples=200)
+settings.load_profile("exhaustive" if EXHAUSTIVE else "tests")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Coverage is of the first row of each table, and not of proofs and laws, which it would make
     slower."""
-    measuring = Coverage.current()
-    is_law = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    uncounted = is_law or any(map(item.get_closest_marker, ("again", "proof")))
-    if measuring is None or not uncounted:
-        return (yield)
-    measuring.stop()
+    _reuse_torchlib()
+    uncounted = _is_law(item) or any(map(item.get_closest_marker, ("again", "proof")))
+    stopped: list[Coverage] = []
+    # In a worker of xdist, pytest-cov starts two: the one below goes on where the upper one stops.
+    while uncounted and (measuring := Coverage.current()):
+        measuring.stop()
+        stopped.append(measuring)
     try:
         return (yield)
     finally:
-        measuring.start()
+        for measuring in reversed(stopped):
+            measuring.start()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,17 +78,55 @@ def place() -> Iterator[Path]:
         yield Path(folder, "env")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples of a law in `make test`. Pause garbage collection until all tests are
+    collected: 1 200 000 objects stay."""
+    if "not further" in config.option.markexpr:
+        settings.load_profile("fewer examples")
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.set_threshold(20_000, 10, 10)
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests or proofs first, so that none of them is alone at the end of a run by
     several. A further row of a table is marked: it runs the lines that the first one ran."""
+    for law in filter(_is_law, items) if EXHAUSTIVE else ():
+        law.add_marker("proof")  # with more examples
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "proof")))}
     items.sort(key=lambda item: item.path not in slow)
     leave_out(items)
+    mark_further_rows(items)
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:
         rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
         if rows[test] > 1:
             item.add_marker("again")
+
+
+def _is_law(item: pytest.Item) -> bool:
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+def _reuse_torchlib() -> None:
+    """Let exports with dynamo share the table of ONNX functions, which PyTorch reads from the source
+    of onnxscript for each of them: 1.0 of 1.4 s of CPU time of a small export (torch 2.15)."""
+    module = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registry = getattr(module, "ONNXRegistry", None)
+    if registry is None or hasattr(registry, "read_torchlib"):
+        return
+    registry.read_torchlib = functools.cache(registry.from_torchlib)
+
+    def from_torchlib(**opset: int) -> object:
+        shared = registry.read_torchlib(**opset)
+        one = copy.copy(shared)  # an export adds the functions of its caller
+        one.functions = {target: [*all_of] for target, all_of in shared.functions.items()}
+        return one
+
+    registry.from_torchlib = staticmethod(from_torchlib)
 
 
 def _encodable(text: str) -> str:

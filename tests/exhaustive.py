@@ -1,7 +1,9 @@
-"""What takes an hour by itself: `make exhaustive` runs all of it, `make check` some rows of each table.
-And tables of which `make test` runs some rows, and `make check` all.
+"""Rows of tables that only some runs take, so that `make test` needs minutes.
 
-Which rows those are does not change from run to run, so that a red one is red again.
+`make exhaustive` runs every row: an hour. `make check` leaves out rows of the slowest tables. `make
+test` leaves out further rows of all tables in SLOW_FOLDERS. The choice depends on nothing but the
+order of the rows: a row that failed is run again. Of each law (a test of Hypothesis), `make test`
+draws 20 examples, `make check` 50 and `make exhaustive` 200 (conftest.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,30 @@ exhaustive = pytest.mark.skipif(
 
 FURTHER = 8
 """Of a table's rows that are proofs, `make check` runs the first and every so-manieth after it."""
+
+
+EVERY = 3
+"""`make test` runs the first, the last and every third row of a table in SLOW_FOLDERS."""
+
+SLOW_FOLDERS = {
+    "benchmarks", "commands", "data", "deploy", "export", "guesses", "lint", "localisation", "parity",
+    "parts", "pipelines", "registry", "report", "runtimes", "scale", "service", "tracking",
+}  # fmt: skip
+"""Each row measures a file, starts a process or writes to a server. 2 400 such rows took 290 s of CPU
+time of 2 480 s of the whole suite (2026-11)."""
+
+
+def mark_further_rows(items: Iterable[pytest.Item]) -> None:
+    """Mark the rows that `make test` leaves out with `further`."""
+    tables: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in SLOW_FOLDERS and not item.get_closest_marker("proof"):
+            tables.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for rows in tables.values():
+        for place, item in enumerate(rows[:-1]):
+            if place % EVERY:
+                item.add_marker("further")
 
 
 def leave_out(items: Iterable[pytest.Item]) -> None:

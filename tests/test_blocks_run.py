@@ -164,7 +164,7 @@ def of_quantized(folder: Path) -> None:
     np.save(folder / "labels.npy", answers.numpy())
     called(folder, "init")
     (folder / "gate.yaml").rename(folder / "exact.yaml")
-    (twin,) = (b.code for b in ALL if b.page.name == "quantized.md" and b.language == "yaml")
+    (twin,) = (b.code for b in ALL if b.page.name == "quantized.md" and "twin:" in b.code)
     yaml = YAML(typ="safe")
     exact, section = yaml.load(folder / "exact.yaml"), yaml.load(twin)["gate"]["twin"]
     yaml.dump({"gate": section}, folder / "twin.yaml")

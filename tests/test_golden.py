@@ -8,6 +8,7 @@ import pytest
 from gate.decision.decide import Decision
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.summary.render import with_texts
 from tests import builders
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,11 +57,20 @@ def test_old_records_are_read_forever(kind, name, digest):
 
 
 def test_the_golden_evidence_is_what_the_builders_make():
-    now = builders.evidence()
+    now = with_stored_details(builders.evidence())
     assert Evidence.load(GOLDEN / "evidence-v1-samples.json") == builders.with_single_samples(now)
     assert Evidence.load(GOLDEN / "evidence-v1-weights.json") == without_drawn_probes(now)
-    before = builders.evidence(graph=builders.graph_report(weights=None))
+    before = with_stored_details(builders.evidence(graph=builders.graph_report(weights=None)))
     assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == without_drawn_probes(before)
+
+
+def with_stored_details(evidence: Evidence) -> Evidence:
+    """As it was when findings in the graph had texts and no codes."""
+    plain = with_texts(evidence)
+    for finding in plain["graph"]["findings"]:
+        del finding["detail_code"]
+        finding.pop("detail_params", None)
+    return Evidence.from_json(json.dumps(plain))
 
 
 def without_drawn_probes(evidence: Evidence) -> Evidence:

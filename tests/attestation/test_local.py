@@ -47,7 +47,7 @@ def test_it_is_made_once_for_its_owner_alone_and_said_once(
     assert local.signing_key().public == key.public
     assert local.trust().measurers[0].key_id == key.public.key_id
     assert len(printed) == 1
-    assert local.is_own(key.public)
+    assert local.is_local_key(key.public)
 
 
 def test_it_is_trusted_in_each_role(local: LocalKeys) -> None:
@@ -84,7 +84,7 @@ def test_nothing_is_made_where_another_key_is_named(
     found = local.signing_key_if_any()
     assert found is not None
     assert found.public == mine.public
-    assert not local.is_own(mine.public)
+    assert not local.is_local_key(mine.public)
     assert local.trust().by == " by --key alone, without --trust"
     assert not local.folder.exists()
 

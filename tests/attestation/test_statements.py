@@ -40,7 +40,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "attestation"
 
 def test_what_was_signed_is_believed_after_a_way_over_the_disk(tmp_path: Path) -> None:
     signing.statements(EVIDENCE, DECISION).write(tmp_path)
-    beside = StatementPair.beside(tmp_path)
+    beside = StatementPair.from_folder(tmp_path)
     (who,) = beside.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
     assert who.key_id == key().public.key_id
 
@@ -56,7 +56,9 @@ def test_a_rejection_is_signed_too() -> None:
 def test_a_comparison_with_a_number_that_is_none_is_believed(tmp_path: Path) -> None:
     decision = decided(incumbent=builders.incumbent(noise_ratio=math.nan))
     signing.statements(EVIDENCE, decision).write(tmp_path)
-    assert StatementPair.beside(tmp_path).verify(EVIDENCE, decision, trust=signing.trust(), now=NOW)
+    assert StatementPair.from_folder(tmp_path).verify(
+        EVIDENCE, decision, trust=signing.trust(), now=NOW
+    )
 
 
 def decided(**fields: object) -> Decision:
@@ -182,12 +184,12 @@ def test_files_are_named_by_name_and_digest() -> None:
 
 def test_a_missing_statement_is_named(tmp_path: Path) -> None:
     with pytest.raises(Untrusted, match=r"no statement evidence\.dsse\.json"):
-        StatementPair.beside(tmp_path)
+        StatementPair.from_folder(tmp_path)
     signing.statements(EVIDENCE, DECISION).write(tmp_path)
     (tmp_path / "decision.dsse.json").unlink()
     (tmp_path / "decision.dsse.json").symlink_to(tmp_path / "evidence.dsse.json")
     with pytest.raises(Untrusted, match="it is a link"):
-        StatementPair.beside(tmp_path)
+        StatementPair.from_folder(tmp_path)
 
 
 def test_statements_of_the_first_version_still_verify() -> None:
@@ -195,7 +197,7 @@ def test_statements_of_the_first_version_still_verify() -> None:
     evidence = Evidence.load(GOLDEN / "evidence.json")
     decision = Decision.load(GOLDEN / "decision.json")
     Policy.from_json((GOLDEN / "policy.json").read_text())
-    found = StatementPair.beside(GOLDEN)
+    found = StatementPair.from_folder(GOLDEN)
     (who,) = found.verify(evidence, decision, trust=trust, now=NOW)
     assert who.name == "key 0"
     verify_files(found.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})

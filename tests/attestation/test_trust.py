@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.errors import PolicyError, Untrusted
@@ -320,7 +320,6 @@ def is_trusted(situation: dict[str, Any]) -> bool:
     return True
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_worse_is_never_better(data: st.DataObject) -> None:
     situation = data.draw(situations())

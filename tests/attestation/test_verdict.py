@@ -15,15 +15,15 @@ from gate.errors import StorageError
 from gate.policy.policy import Policy
 from gate.signing.subjects import verify_model
 from gate.signing.trust import Trust
-from gate.signing.verification import Beside, StatementPair, verify_verdict
+from gate.signing.verification import ComparedArtifacts, StatementPair, verify_verdict
 from gate.storage.digest import Digest
 from tests import builders
 from tests.attestation import signing
 from tests.attestation.released import NAME, REGISTRY, Released, release
 
 
-def beside(made: Released, **fields: Any) -> Beside:
-    everything = Beside(
+def beside(made: Released, **fields: Any) -> ComparedArtifacts:
+    everything = ComparedArtifacts(
         made.model,
         registered=(frozenset({REGISTRY}), NAME),
         evidence=made.evidence,
@@ -35,7 +35,7 @@ def beside(made: Released, **fields: Any) -> Beside:
     return replace(everything, **fields)
 
 
-def look(made: Released, things: Beside | None = None, **spoiled: Any):
+def look(made: Released, things: ComparedArtifacts | None = None, **spoiled: Any):
     given: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
     signed = spoiled.pop("signed", made.statements.decision)
     return verify_verdict(signed, things or beside(made), **given | spoiled)
@@ -56,7 +56,7 @@ def test_all_is_well(tmp_path: Path, data: bool) -> None:
 
 def test_what_nobody_brought_is_told(tmp_path: Path) -> None:
     made = release(tmp_path)
-    found = look(made, Beside(made.model))
+    found = look(made, ComparedArtifacts(made.model))
     assert found.trusted
     assert found.checked == ("signature", "result", "model")
     assert found.unchecked == ("golden/golden.json", "preprocessing")
@@ -178,7 +178,7 @@ def test_the_policy_of_a_twin_is_found_in_the_whole_one(tmp_path: Path) -> None:
     signed = signing.Signatory(signing.key(), signing.CODE).decided(
         decision, {"model.onnx": Digest.of_file(made.model)}, precision=twin.precision, resource="r"
     )
-    things = Beside(made.model, evidence=made.evidence, policy=whole)
+    things = ComparedArtifacts(made.model, evidence=made.evidence, policy=whole)
     found = look(made, things, signed=signed)
     assert {"policy", "decision"} <= set(found.checked)
 
@@ -200,6 +200,6 @@ def test_a_file_that_cannot_be_read_is_no_verdict_on_it(tmp_path: Path) -> None:
 
 def test_the_statements_survive_the_disk(tmp_path: Path) -> None:
     made = release(tmp_path)
-    again = StatementPair.beside(tmp_path)
+    again = StatementPair.from_folder(tmp_path)
     assert look(made, signed=again.decision).trusted
     assert verify_model(again.evidence, made.model, model=made.decision.subject_sha256)

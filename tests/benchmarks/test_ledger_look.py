@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger_look import Bench
+from tests.exhaustive import exhaustive
 from tests.ledger.rows import parsed_lines
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("lines", [120, pytest.param(6, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("lines", [6, pytest.param(120, marks=exhaustive)])
 def test_a_look_parses_what_came_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:

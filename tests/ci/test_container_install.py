@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from tests.ci.test_container import ROOT, STAGES
 from tests.end_to_end.stack import mlflow_server, stack, until
 from tests.end_to_end.test_events import served
 from tests.exhaustive import exhaustive
+from tests.free_ports import free_port
 from tests.small_project import made as small_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
@@ -161,9 +161,7 @@ def test_the_service_is_small_serves_and_writes_nothing_outside(root: Path, tmp_
 def test_the_registry_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
     made = image(root, "registry")
     assert {"mlflow", "psycopg"} <= made.packages.keys()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = json.loads(STAGES["registry"].last("CMD") or "[]")
     words[words.index("0.0.0.0")] = "127.0.0.1"
     words[words.index("5000")] = str(port)

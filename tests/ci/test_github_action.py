@@ -8,6 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,22 +42,33 @@ def outputs_of(file: Path) -> dict[str, str]:
 
 
 def test_the_action_hands_its_inputs_to_the_script_and_its_outputs_out() -> None:
-    (step,) = ACTION["runs"]["steps"]
+    step, upload = ACTION["runs"]["steps"]
+    assert upload["if"].startswith("always()")
     assert step["run"].endswith('ci/github_action.py"')
     for name in ACTION["inputs"]:
         assert step["env"][f"GATE_ACTION_{name.upper()}"] == f"${{{{ inputs.{name} }}}}"
     for name, output in ACTION["outputs"].items():
         assert output["value"] == f"${{{{ steps.{step['id']}.outputs.{name} }}}}"
     assert "${{" not in step["run"]  # a name of a file is no command
-    read = {*github_action.OPTIONS, "model", "version"}
+    read = {*github_action.OPTIONS, *github_action.REPEATED, "args", "model", "token", "version"}
     assert read == set(ACTION["inputs"])
 
 
 def test_the_options_are_those_of_gate_check() -> None:
     options = {option for param in check.params for option in param.opts}
-    assert set(github_action.OPTIONS.values()) | {"--summary", "--json"} <= options
+    given = {*github_action.OPTIONS.values(), *github_action.REPEATED.values()}
+    assert given | {"--summary", "--json"} <= options
     every = {f"GATE_ACTION_{name.upper()}": "x" for name in ACTION["inputs"]}
+    every |= {
+        "GATE_ACTION_ARGS": "--batch-size 8 --role 'a b=logits'",
+        "GATE_ACTION_RUNTIMES": "openvino, tract\n",
+        "GATE_ACTION_RECORDED": "phone=recordings/my phone\npad=recordings/pad",
+    }
     words = github_action.check_command({**every, "GITHUB_STEP_SUMMARY": "s.md"})
+    assert [b for a, b in pairwise(words) if a == "--runtime"] == ["openvino", "tract"]
+    recorded = [b for a, b in pairwise(words) if a == "--recorded"]
+    assert recorded == ["phone=recordings/my phone", "pad=recordings/pad"]
+    assert words[words.index("--role") + 1] == "a b=logits"
     parse_gate(words[words.index("gate") + 1 :])
 
 
@@ -91,6 +105,68 @@ def test_the_cause_is_the_first_annotation(
     }  # fmt: skip
 
 
+class Comments(BaseHTTPRequestHandler):
+    """GitHub's comments on one pull request."""
+
+    server: Comments.Server  # type: ignore[assignment]
+
+    class Server(ThreadingHTTPServer):
+        comments: list[dict]
+
+    def answer(self, value: object) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200 if self.headers["Authorization"] == "Bearer t" else 403)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def body(self) -> str:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+
+    def do_GET(self) -> None:
+        self.answer(self.server.comments if "page=1" in self.path else [])
+
+    def do_POST(self) -> None:
+        made = {"id": len(self.server.comments), "body": self.body(), "user": {"type": "Bot"}}
+        self.server.comments.append(made)
+        self.answer(made)
+
+    def do_PATCH(self) -> None:
+        found = self.server.comments[int(self.path.rpartition("/")[2])]
+        found["body"] = self.body()
+        self.answer(found)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_one_comment_on_the_pull_request_is_updated(tmp_path: Path, capsys) -> None:
+    (tmp_path / "event.json").write_text('{"pull_request": {"number": 7}}')
+    with Comments.Server(("127.0.0.1", 0), Comments) as server:
+        server.comments = [{"id": 0, "body": "mine", "user": {"type": "User"}}]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {
+            **GITHUB,
+            "GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}",
+            "GITHUB_REPOSITORY": "o/r",
+            "GITHUB_EVENT_PATH": str(tmp_path / "event.json"),
+            "GATE_ACTION_TOKEN": "t",
+        }
+        github_action.comment(environment, "first")
+        github_action.comment(environment, "second")
+        github_action.comment({**environment, "GATE_ACTION_MODEL": "other.onnx"}, "another")
+        github_action.comment(environment, "  ")
+        github_action.comment({**environment, "GATE_ACTION_TOKEN": ""}, "no token")
+        github_action.comment({**environment, "GITHUB_EVENT_PATH": "none"}, "no pull request")
+        assert [each["body"].partition("\n")[2] for each in server.comments] == [
+            "", "second", "another",
+        ]  # fmt: skip
+        assert capsys.readouterr().out == ""
+        github_action.comment({**environment, "GATE_ACTION_TOKEN": "of a fork"}, "denied")
+        assert capsys.readouterr().out.startswith("::warning title=parity-gate::")
+        server.shutdown()
+
+
 def test_names_that_attack_are_text() -> None:
     attack = "a\n::set-output name=verdict::PASS\r%0A::error::x"
     finding = {"sentence": attack, "title": "t:,\n::add-mask::", "verdict": "FAIL"}
@@ -114,6 +190,13 @@ def test_an_end_without_a_result_of_its_own_is_no_verdict(
     monkeypatch.setattr(github_action.subprocess, "run", lambda *_, **__: done)
     file = tmp_path / "output"
     assert github_action.main({**GITHUB, "GITHUB_OUTPUT": str(file)}) == 2
+    assert outputs_of(file)["verdict"] == "ERROR"
+
+
+def test_args_that_no_shell_reads_are_no_rejection(tmp_path: Path) -> None:
+    file = tmp_path / "output"
+    words = {"GITHUB_OUTPUT": str(file), "GATE_ACTION_VERSION": "installed"}
+    assert github_action.main({**GITHUB, **words, "GATE_ACTION_ARGS": "--name 'it"}) == 2
     assert outputs_of(file)["verdict"] == "ERROR"
 
 
@@ -147,11 +230,31 @@ def test_the_script_runs_as_github_runs_it(
 
 
 def test_the_hook_calls_gate_lint_with_the_users_factory() -> None:
-    (hook,) = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
+    hook, policy = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
     assert hook["pass_filenames"] is False
     parse_gate([*shlex.split(hook["entry"])[1:], "mymodel:build"])
     page = (ROOT / "docs/ci.md").read_text()
     assert f"id: {hook['id']}" in page
+    assert f"id: {policy['id']}" in page
+
+
+def test_the_hook_for_policies(tmp_path: Path) -> None:
+    """As pre-commit calls it: the entry, then the files."""
+    _, hook = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
+    assert re.search(hook["files"], "models/gate.yaml")
+    assert not re.search(hook["files"], "models/investigate.yaml")
+    (tmp_path / "good.yaml").write_text("task: tensors\n")
+    (tmp_path / "bad.yaml").write_text("tsk: tensors\n")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def run(*names: str) -> int:
+        command = [*shlex.split(hook["entry"]), *names]
+        return subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PATH": path}, check=False
+        ).returncode
+
+    assert run("good.yaml", "good.yaml") == 0
+    assert run("bad.yaml", "good.yaml") == 2
 
 
 def test_a_gate_of_the_workspace_judges_nothing(tmp_path: Path) -> None:

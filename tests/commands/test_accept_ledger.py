@@ -72,3 +72,21 @@ def test_a_reason_is_asked_for(ledger: Ledger, capsys, reason: list[str]) -> Non
     assert cli.main(["accept-ledger", *reason]) == 2
     assert "--reason" in capsys.readouterr().err
     assert rows(ledger.state) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--champion", "second", "--reason", "meant"),
+        ("--champion", "-1", "--reason", "meant"),
+        ("--champion", "1", "--reason", " "),
+        ("--champion", "1"),
+        ("--reason", "meant"),
+    ],
+)
+def test_an_override_names_a_version_and_a_reason(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["override", "digits", *words]) == 2
+    assert not (tmp_path / ".gate").exists()

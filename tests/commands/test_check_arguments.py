@@ -21,7 +21,7 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Path:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr("gate.api.measure", never)
+    monkeypatch.setattr("gate.api.MeasurementRun.open", never)
     return folder
 
 

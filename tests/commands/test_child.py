@@ -20,6 +20,8 @@ from gate.commands.result import (
     ExitCode,
     Line,
     Printed,
+    decode_options,
+    encode_options,
     limit_options,
     run_with_limits,
 )
@@ -134,11 +136,15 @@ def test_in_a_child_no_further_child_is_started(line: Line | None) -> None:
     assert isinstance(done, CommandResult)
 
 
-def test_the_child_gets_the_line_and_the_limits(monkeypatch) -> None:
+def test_the_child_gets_the_parsed_options_and_the_limits(monkeypatch) -> None:
     from gate.sandbox import process
 
     def call_here(function, arguments, *, limits, what):
-        assert (function, arguments) == ("gate.cli:in_child", {"arguments": ("check", "m")})
+        assert function == "gate.cli:in_child"
+        assert arguments["command"] == "check"
+        assert arguments["options"]["model"] == "m"
+        assert set(arguments["stated"]) == {"model", "memory_limit"}
+        assert arguments["arguments"] == ("check", "m")
         assert limits == SandboxLimits(5.0, 10**9)
         assert what.endswith(" m")
         return {"code": 1, "json": "{}"}
@@ -147,5 +153,46 @@ def test_the_child_gets_the_line_and_the_limits(monkeypatch) -> None:
     monkeypatch.setenv("GATE_TIME_LIMIT", "5s")
     arguments = ["m", "--memory-limit", "1GB"]
     line = Line(("check", "m"), child=True)
-    done = _command().main(arguments, standalone_mode=False, obj=line)
-    assert done == Printed(1, "{}")
+    with _command().make_context("check", arguments, obj=line) as context:
+        assert context.command.invoke(context) == Printed(1, "{}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        0.5,
+        "a\udcffb",
+        Path("a b/\udcff.npy"),
+        (),
+        ("x", ("y", Path("z")), (None, 1)),
+    ],
+)
+def test_options_reach_the_child_as_they_are(value) -> None:
+    sent = json.loads(json.dumps(encode_options({"option": value})))
+    got = decode_options(sent)["option"]
+    assert (got, type(got)) == (value, type(value))
+
+
+def test_an_option_that_can_not_be_sent_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        encode_options({"option": object()})
+
+
+def test_the_child_parses_nothing_again(folder: Path, monkeypatch, capsys) -> None:
+    """It runs with what it gets, even where a second reading of the command line would fail."""
+    from gate.sandbox import process
+
+    def call_here(_function, arguments, **_):
+        (folder / "labels.npy").unlink()
+        sent = json.loads(json.dumps(arguments))
+        return cli.in_child(**{**sent, "arguments": [*sent["arguments"], "--no-such-option"]})
+
+    monkeypatch.setattr(process, "run_in_child", call_here)
+    (folder / "model.onnx").write_bytes(b"no model")
+    np.save("labels.npy", np.zeros(8, np.int64))
+    names = ["model.onnx", "--reference", "foreign_models:build", "--inputs", "inputs.npy"]
+    assert cli.main(["check", *names, "--labels", "labels.npy", "--json"], child=True) == 2
+    assert "labels.npy" in json.loads(capsys.readouterr().out)["error"]["message"]

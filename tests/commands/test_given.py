@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "fields": ((*CHECK, "--inputs", "x.parquet#inputs=a&inputs=b"), "DataError", "each once"),
     "a file with fields": ((*CHECK, "--inputs", "y.parquet#inputs=a"), "DataError",
                            "y.parquet does not exist"),
-    "labels": ((*CHECK, "--labels", "y.npy"), "DataError", "one class index per sample"),
+    "labels": ((*CHECK, "--labels", "y.npy"), "DataError", "one label per sample"),
     "policy": ((*CHECK, "--policy", "p.yaml"), "PolicyError", "--policy: p.yaml does not exist"),
     "checkpoint": ((*CHECK, "--checkpoint", "w.pt"), "CheckpointError", ".safetensors file"),
     "spec": ((*CHECK, "--preprocessing", "s.yaml"), "PolicyError", "s.yaml does not exist"),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gate.commands.promote import hand_over, is_handed_in, refused
+from gate.commands.promote import is_handed_in, refused, submit_or_promote
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION
 from gate.registry.registered_model import RegisteredModel
+from gate.registry.verify_release import verify_release
 from gate.signing.keys import SigningKey
 from tests import builders
 from tests.registry.releases import NAME, onnx_file, release
@@ -34,7 +35,8 @@ def test_either_way_with_the_same_release(tmp_path: Path, policy, given, handed_
     of = Signing(key).signed(release(onnx_file(tmp_path / "model.onnx"), policy=policy), policy)
     assert is_handed_in(policy, given) is handed_in
     model, trust = RegisteredModel(registry, ledger, NAME), trust_in(key)
-    done = hand_over(model, of, policy=policy, trust=trust, handing_in=handed_in)
+    verified = verify_release(of, policy=policy, trust=trust, registries=model.identities())
+    done = submit_or_promote(model, verified, handing_in=handed_in)
     assert done.outcome == ("handed_in" if handed_in else "promoted")
     assert registry.aliases == {CANDIDATE: "1"} | ({} if handed_in else {CHAMPION: "1"})
     assert [line.action for line in ledger.entries()] == ([] if handed_in else ["promoted"])

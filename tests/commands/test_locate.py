@@ -67,7 +67,7 @@ class TestAnswer:
         assert (code, told.pop("exit_code")) == (1, 1)
         found = Localization.from_json(json.dumps(told))
         assert found.first_divergence == "4"
-        assert "`4.weight` differs from the model's in 1 of 720 elements" in found.cause
+        assert "4.weight differs from the model's in 1 of 720 elements" in found.cause
         assert [row.title for row in found.layers if row.verdict == "source"] == ["4"]
 
     def test_a_viewer_gets_the_layers_as_outputs(self, capsys, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ class TestAnswer:
         assert head.split() == ["layer", "type", "max", "diff", "mean", "diff", "noise", "ratio",
                                 "alone", "growth", "verdict"]  # fmt: skip
         (source,) = (row for row in rows if row.split()[:2] == ["4", "Linear"])
-        assert "source: `4.weight` differs from the model's" in source
+        assert "source: 4.weight differs from the model's" in source
         assert "First diverging layer: 4 (ort-cpu)." in rows
         assert any(row.startswith("Try: Export again from the checkpoint") for row in rows)
         assert "report" not in rows[-1]

@@ -101,6 +101,7 @@ def test_the_verdict_of_all_units(
     assert (report / "decision.dsse.json").exists()
 
 
+@pytest.mark.further
 def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
     assert gate(capsys, "merge", plan, *parts)[0] == 0
 
 
+@pytest.mark.further
 def test_what_sees_every_layer_has_the_precision_of_the_plan(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

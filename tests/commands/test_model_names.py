@@ -23,9 +23,9 @@ COMMANDS = {
     "promote": ["FILE", "--report", "report", "--name=NAME"],
     "check": ["FILE", "--reference", "small_models:build", "--inputs", "IMAGES", "--name=NAME"],
     "rollback": ["--yes", "--", "NAME"],
-    "absolve": ["--reason=why", "--", "NAME", "1"],
     "approve": ["--key=key.pem", "--", "NAME", "1"],
     "reject": ["--key=key.pem", "--", "NAME", "1"],
+    "override": ["--champion=1", "--reason=meant", "--", "NAME"],
     "reconcile": ["--", "NAME"],
     "serve": ["--secret-file=secrets", "--model=NAME"],
 }

@@ -81,7 +81,7 @@ def test_check_refuses_what_is_no_policy(
     [
         ("noise_ratio", ["rms(c - r64) / floor", "1.5 on CPU, 2 on CUDA", "ort-cpu.bounds.noise_ratio = 1.5"]),
         ("review", ["automatic | required | signed", 'default   "automatic"']),
-        ("required", ["preprocessing.required", "none: it has to be said"]),
+        ("required", ["preprocessing.required", "none: required"]),
         ("confidence_over_5_percent", ["share of |max softmax(c)"]),
         ("probe_zero", ["max|c - r| / max|r|"]),
     ],

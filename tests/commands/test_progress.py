@@ -166,7 +166,7 @@ def test_afterwards_nobody_listens(monkeypatch) -> None:
 def test_what_a_library_prints_is_captured_without_the_bar(capfd) -> None:
     from gate.export.export_warnings import captured
 
-    with progress._own_stderr() as stream, captured() as capture:
+    with progress._duplicated_stderr() as stream, captured() as capture:
         print("ours", file=stream, flush=True)
         os.write(2, b"the library's\n")
     assert capture.text == "the library's\n"
@@ -191,14 +191,14 @@ def test_without_a_terminal_a_line_tells_every_30_s_what_is_left() -> None:
 
 
 def test_more_jobs_than_cores_are_not_started(monkeypatch) -> None:
-    from gate.distributed import early
+    from gate.distributed import worker_pool
 
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
     free = SimpleNamespace(available=64 << 30)
-    monkeypatch.setattr(early.psutil, "virtual_memory", lambda: free)
-    assert early.most_processes(99)[0] == 4
-    assert early.most_processes(3)[0] == 3
+    monkeypatch.setattr(worker_pool.psutil, "virtual_memory", lambda: free)
+    assert worker_pool.most_processes(99)[0] == 4
+    assert worker_pool.most_processes(3)[0] == 3
     free.available = 1 << 30
-    assert early.most_processes(99)[0] == 2
+    assert worker_pool.most_processes(99)[0] == 2
     free.available = 0
-    assert early.most_processes(2)[0] == 1
+    assert worker_pool.most_processes(2)[0] == 1

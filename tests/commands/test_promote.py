@@ -80,7 +80,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     assert "Against the champion, version 1:" in told_of[1]
 
     assert cli.main(["rollback", "small"]) == 2  # nobody is there to confirm
-    assert "say --yes" in capsys.readouterr().err
+    assert "add --yes" in capsys.readouterr().err
     code, told = _json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, told["outcome"], told["version"]) == (0, "rolled_back", "1")
     assert (told["name"], told["digest"]) == ("small", str(Digest.of_file(made() / "good.onnx")))
@@ -175,6 +175,7 @@ def test_what_is_uploaded_is_rendered_from_the_records(place: Path, capsys, file
     assert not [path.name for path in uploaded if b"edited by hand" in path.read_bytes()]
 
 
+@pytest.mark.further
 def test_a_run_that_was_named_gets_the_version_and_keeps_its_own_words(place: Path, capsys) -> None:
     _report("good.onnx", "report", capsys)
     client = MlflowClient(f"sqlite:///{place}/mlflow.db")
@@ -214,6 +215,7 @@ class TestPromoteRefuses:
         code, told = _json(capsys, "history")
         assert [entry["action"] for entry in told["entries"]] == ["refused"]
 
+    @pytest.mark.further
     def test_an_edited_decision(self, place: Path, capsys) -> None:
         _report("bad.onnx", "report", capsys)
         decision = place / "report/decision.json"
@@ -224,6 +226,7 @@ class TestPromoteRefuses:
         (run,) = _runs(place)
         assert run.data.tags["gate.verdict"] == "FAIL"  # as evidence and policy say
 
+    @pytest.mark.further
     def test_a_policy_that_is_not_the_one_that_decided(self, place: Path, capsys) -> None:
         (place / "own.yaml").write_text(
             "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1, top1_agreement: 0}}}"
@@ -293,6 +296,7 @@ def test_rollback_without_a_previous_version(place: Path, capsys) -> None:
     assert (code, told["error"]["type"]) == (2, "RegistryError")
 
 
+@pytest.mark.further
 def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, capsys) -> None:
     _report("good.onnx", "report", capsys)
     monkeypatch.setenv("DVC_EXP_NAME", "trial")

@@ -19,7 +19,7 @@ def test_it_is_brought_once(monkeypatch, capsys, name):
     assert cli.main(["runtimes", "install", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["installed"] is True
     assert cli.main(["runtimes", "install", name]) == 0
-    assert f"{name} was installed before." in capsys.readouterr().out
+    assert f"{name} was already installed." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_it_is_brought_once(monkeypatch, capsys, name):
     [
         ("browser-wasn", "Did you mean 'browser-wasm'?"),
         ("ort-cpu", "has nothing to install but packages of Python"),
-        ("acme", "comes with acme-parity 1.2, which installs what it needs"),
+        ("acme", "belongs to the package acme-parity 1.2, which installs what it needs"),
         ("browser-wasm", "no registry answers"),
     ],
 )

@@ -269,7 +269,7 @@ def test_without_a_key_the_folders_own_signs_and_says_whose_word_that_is(
 
 def test_a_rejected_verdict_is_signed_too(place: Place) -> None:
     assert check(Path("report"), "--key", str(place.folder / "ci.pem"), file="bad.onnx") == 1
-    verdict = StatementPair.beside(Path("report")).decision
+    verdict = StatementPair.from_folder(Path("report")).decision
     assert verdict.signers([place.key.public]) == (place.key.public,)
     assert summary_in(verdict).verification_result == "FAILED"
     digest = Digest.of_file(made() / "bad.onnx")

@@ -17,7 +17,6 @@ from gate.ledger.database import DEFAULT
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
-from gate.registry.promotion import promote
 from gate.service.settings import write
 from gate.signing.keys import SigningKey, read_public
 from gate.signing.local_keys import LocalKeys
@@ -27,6 +26,7 @@ from tests.ledger.keys import Writers
 from tests.ledger.rows import rows
 from tests.ledger.test_signature import entry
 from tests.registry.conftest import _files_are_read_here, _no_dvc_experiment  # noqa: F401
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import make_run
 from tests.service.conftest import database as url  # noqa: F401
@@ -45,7 +45,6 @@ READING = {
 }
 WRITING = {
     "rollback": ["rollback", NAME, "--yes"],
-    "absolve": ["absolve", NAME, "1", "--reason", "a bad disk"],
     "accept-ledger": ["accept-ledger", "--reason", "it is meant"],
     "reconcile": ["reconcile", NAME, "--policy", "policy.yaml"],
     "serve": ["serve", "--model", NAME, "--secret-file", "secrets", "--port", "0"],

@@ -6,7 +6,7 @@ import ast
 import string
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,10 +14,29 @@ from gate.decision import catalog
 from gate.decision.catalog import CHECKS, NOTES, PROBLEMS, CodeSpec
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import decide
+from gate.decision.faults import (
+    ACCOUNTS,
+    DETAILS,
+    FAULTS,
+    FINDINGS,
+    OPTIMIZERS,
+    OUTCOMES,
+    SEAMS,
+)
 from gate.policy.policy import Policy
-from gate.summary.render import render_check
+from gate.records.instruments import GraphFinding
+from gate.records.localization import FaultCode, LayerRow, Localization, OptimizerFault
+from gate.summary.render import (
+    render_account,
+    render_check,
+    render_fault,
+    render_optimizer,
+    with_fault_texts,
+    with_texts,
+)
+from gate.summary.summarize import summarize
 from handbook import checks_page
-from tests.builders import evidence, policy
+from tests.builders import absent, digest, evidence, policy
 
 GATE = Path(__file__).parents[2] / "gate"
 
@@ -47,12 +66,14 @@ def examples(template: str) -> dict[str, Any]:
     }
 
 
-CODES = [(name, code, check.code(code)) for name, check in CHECKS.items() for code in check.codes]
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_code_has_a_text(name: str) -> None:
+    for code in CHECKS[name].codes:
+        for part in ("text", "headline", "remedy"):
+            _require_text(name, code, CHECKS[name].code(code), part)
 
 
-@pytest.mark.parametrize(("name", "code", "spec"), CODES, ids=lambda value: str(value)[:40])
-@pytest.mark.parametrize("part", ["text", "headline", "remedy"])
-def test_each_code_has_a_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
+def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     params: dict[str, Any] = {
         "problems": [{"code": "no_probe"}],
         "notes": [{"code": "by_rounding"}],
@@ -89,6 +110,156 @@ def test_each_problem_and_note_has_a_text(table: dict[str, str]) -> None:
         assert "unknown" not in render_check(check), code
 
 
+_OF_FAULTS = {
+    "nodes": "Conv /stem/Conv", "names": ["a", "b"], "inputs": ["a"], "modules": ["a"],
+    "places": ["2"], "parts": ["a"], "excluded": ["shape"], "before": "", "code_of": "",
+    "pairs": [["a", "b"]], "failure": "a", "fault": "a", "seam": "a",
+    "details": [{"code": "transposed", "name": "a.weight"}],
+}  # fmt: skip
+"""Values of parameters of faults; any other one is the number 3."""
+
+
+def _fault_params(template: str, **given: Any) -> dict[str, Any]:
+    values = {name: _OF_FAULTS.get(name, 3) for name, _ in fields(template)}
+    return {name: value for name, value in {**values, **given}.items() if value is not None}
+
+
+def _located(**fields: Any) -> Localization:
+    about = {"subject_sha256": digest("x"), "runtime": "ort-cpu", "samples": 3, "layers": ()}
+    return Localization(**{**about, "first_divergence": "stem", **fields})
+
+
+def _assert_rendered(text: str, code: str) -> None:
+    assert text, code
+    assert not {"unknown", "None"} & set(text.split()), text
+    assert "{" not in text, text
+
+
+@pytest.mark.parametrize("key", FAULTS)
+def test_each_fault_has_a_text(key: str) -> None:
+    code = max((c for c in get_args(FaultCode) if f"{key}_".startswith(f"{c}_")), key=len)
+    params = _fault_params(FAULTS[key].text, variant=key[len(code) + 1 :] or None)
+    record = _located(outcome=({"code": "source"},), fault_code=code, fault_params=params)
+    found = with_fault_texts(Localization.from_json(record.to_json()))
+    assert (found.cause, found.remedy) == (
+        f"stem is wrong although its inputs are right: {found.fault}.", FAULTS[key].remedy
+    )  # fmt: skip
+    _assert_rendered(found.cause, key)
+
+
+@pytest.mark.parametrize("code", ACCOUNTS)
+def test_each_part_of_a_finding_has_a_text(code: str) -> None:
+    params = {name: _OF_FAULTS.get(name, "x") for name, _ in fields(ACCOUNTS[code])}
+    _assert_rendered(render_account(code, **params), code)
+
+
+@pytest.mark.parametrize("code", DETAILS)
+def test_each_detail_of_a_fault_has_a_text(code: str) -> None:
+    detail = {**_fault_params(DETAILS[code]), "code": code}
+    text = render_fault("weights", {"details": [detail]}).text
+    _assert_rendered(text, code)
+    row = LayerRow(module="a", kind="Conv2d", verdict="ok", code=code, params=detail)
+    (shown,) = with_fault_texts(_located(outcome=({"code": "agrees"},), layers=(row,))).layers
+    assert shown.detail == text
+
+
+@pytest.mark.parametrize("code", OUTCOMES)
+def test_each_sentence_about_layers_has_a_text(code: str) -> None:
+    given = {**_fault_params(OUTCOMES[code].text), "code": code}
+    found = with_fault_texts(
+        _located(outcome=(given,), seam_code="misfit", seam_params={"reason": "a"})
+    )
+    _assert_rendered(found.cause, code)
+    assert found.cause.endswith(".")
+
+
+@pytest.mark.parametrize("code", SEAMS)
+def test_what_does_not_fit_between_parts_has_a_text(code: str) -> None:
+    seam = {"seam_code": code, "seam_params": {**_fault_params(SEAMS[code].text), "reason": "a"}}
+    found = with_fault_texts(_located(outcome=({"code": "seam"},), **seam))
+    assert found.diverges
+    assert found.remedy == SEAMS[code].remedy
+    _assert_rendered(found.cause, code)
+
+
+@pytest.mark.parametrize(
+    "code", [*list(OPTIMIZERS)[list(OPTIMIZERS).index("unoptimized_fails") :], None]
+)
+@pytest.mark.parametrize("names", [(), ("ConvActivationFusion",)])
+@pytest.mark.parametrize("raises", [None, "no kernel"])
+def test_an_optimizer_has_a_text(code: str | None, names: Any, raises: str | None) -> None:
+    if not names and code is None:
+        return
+    params = _fault_params(OPTIMIZERS[code]) if code else {}
+    nodes = {"before": ("Conv a", "Relu b"), "after": ("FusedConv c",)} if names else {}
+    blame = OptimizerFault(
+        names=names, raises=raises, reason_code=code, reason_params=params, level="basic",
+        below="none", **nodes,
+    )  # fmt: skip
+    text, remedy = render_optimizer(blame)
+    _assert_rendered(text, str(code))
+    assert str(remedy).startswith("Serve with ")
+
+
+@pytest.mark.parametrize("code", FINDINGS)
+def test_each_finding_in_the_graph_has_a_text(code: str) -> None:
+    lists: dict[str, Any] = {"name": "a.weight", "more": 2}
+    lists |= {key: ["a", "b"] for key in ("operators", "names", "stated", "versions")}
+    params = {name: lists.get(name, 3) for name, _ in fields(FINDINGS[code])}
+    found = GraphFinding(code="training_mode", place="a", detail_code=code, detail_params=params)
+    judged = evidence()
+    assert judged.graph is not None
+    graph = judged.graph.model_copy(update={"findings": (found,)})
+    judged = judged.model_copy(update={"graph": graph})
+    decision = decide(Policy.default(), judged, decided_at="now")
+    (check,) = [each for each in decision.checks if each.name == "graph_training_mode"]
+    text = render_check(CheckResult.from_json(check.to_json()))
+    _assert_rendered(text, code)
+    assert text.startswith("a: ")
+    assert with_texts(judged)["graph"]["findings"][0]["detail"] == text[3:-1]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_no_remedy_for_an_onnx_reference_is_about_an_export(name: str) -> None:
+    whole = f"{name}x" if name.endswith("_") else name
+    for code in CHECKS[name].codes:
+        params = {"problems": [], "notes": [], "advice": "a"}
+        check = CheckResult(name=whole, verdict=Verdict.FAIL, code=code, params=params)
+        text = render_check(check, "remedy", onnx_reference=True)
+        for word in ("eval mode", "Export again", "Export with", "forward", "model.eval", "TRC"):
+            assert word not in text, (name, code)
+
+
+def test_a_localization_of_version_1_0_keeps_its_texts() -> None:
+    old = _located(cause="`a` differs.", fault="`a` differs", remedy="Export again.")
+    assert with_fault_texts(Localization.from_json(old.to_json())) == old
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"outcome": ({"text": "a"},)},
+        {"fault_code": "weights", "fault_params": {"details": "a"}},
+        {"fault_code": "weights", "fault_params": {"details": [{"name": "a"}]}},
+        {"fault_code": "input_order", "fault_params": {"inputs": [1], "pairs": [[1]]}},
+        {"layers": (LayerRow(module="a", kind="a", verdict="ok", code="no such code"),)},
+        {"seam_code": "no such code"},
+    ],
+)
+def test_an_edited_localization_is_no_failure(edited: dict[str, Any]) -> None:
+    record = _located(**{"outcome": ({"code": "source"},), "cause": "a", **edited})
+    assert with_fault_texts(Localization.from_json(record.to_json())).cause
+
+
+def test_localization_builds_no_texts() -> None:
+    texts = {"cause", "fault", "remedy", "seam", "text"}
+    for file in sorted((GATE / "localize").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                named = texts & {keyword.arg for keyword in node.keywords}
+                assert not named, f"{file.name}:{node.lineno}"
+
+
 def test_the_page_of_all_texts_is_as_the_table() -> None:
     text = checks_page.PAGE.read_text(encoding="utf-8")
     assert text == checks_page.page(), "run python -m handbook.checks_page"
@@ -102,6 +273,27 @@ def test_no_wording_is_part_of_a_decision(monkeypatch: pytest.MonkeyPatch) -> No
     again = decide(policy(), evidence(), decided_at="now")
     assert again.digest() == decision.digest()
     assert again.conclusion() == decision.conclusion()
+
+
+def test_the_json_of_a_summary_has_the_texts_of_its_checks() -> None:
+    judged = evidence(runtimes=(absent("ort-cpu"),))
+    story = summarize(decide(policy(), judged, decided_at="now"), judged)
+    plain = with_texts(story)
+    shown = [*story.words, *story.findings]
+    rows = [*plain["words"], *plain["findings"]]
+    pairs = [
+        pair
+        for each, row in zip(shown, rows, strict=True)
+        for pair in zip(
+            getattr(each, "checks", ()) or (each.check,),
+            row.get("checks") or (row["check"],),
+            strict=True,
+        )
+    ]
+    assert len(pairs) > len(story.words)
+    for check, row in pairs:
+        assert row["explanation"] == render_check(check)
+        assert row["remedy"] == render_check(check, "remedy")
 
 
 def test_a_decision_of_before_codes_concludes_the_same() -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 from gate.ledger.entry import plain
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
-from gate.registry.promotion import submit
+from gate.registry.release import Release
 from gate.signing.keys import SigningKey
+from tests.registry.promoting import submit
 from tests.registry.releases import evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.signed import Signing
@@ -40,13 +41,22 @@ def main() -> None:
     run_id = make_run(uri)
     for line in sys.stdin:
         order = json.loads(line)
-        path = onnx_file(Path(f"release-{order['seed']}", "model.onnx"), seed=order["seed"])
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        made = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)
-        made = replace(made, model_name=order["model"], run_id=run_id)
-        signing = Signing(SigningKey.load(key), plain(registry.identity), order["model"])
-        done = submit(registry, signing.signed(made, POLICY), policy=POLICY)
+        made = signed_release(
+            registry, key, run_id=run_id, seed=order["seed"], model=order["model"]
+        )
+        done = submit(registry, made, policy=POLICY)
         print(json.dumps({"version": done.version, "reason": done.reason}), flush=True)
+
+
+def signed_release(
+    registry: MlflowRegistry, key: str, *, run_id: str, seed: int, model: str
+) -> Release:
+    """A release of a file that no other seed gives, in the current folder."""
+    path = onnx_file(Path(f"release-{seed}", "model.onnx"), seed=seed)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    made = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)
+    made = replace(made, model_name=model, run_id=run_id)
+    return Signing(SigningKey.load(key), plain(registry.identity), model).signed(made, POLICY)
 
 
 if __name__ == "__main__":

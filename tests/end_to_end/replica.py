@@ -4,7 +4,9 @@ or stopped before the step that an order names.
     python -m tests.end_to_end.replica SETTINGS
 
 An order: `at`, the number or name of a step (none: nothing happens to it), and `signal`; or
-`continue`, of the look that was stopped. The answer: `steps`, `done` and `failed`, or `killed`, or `stopped`.
+`continue`, of the look that was stopped. `promote`: a seed, of a release that is promoted instead of
+a look; `every_call`: steps are all calls of the registry and of the database; `lease_s`: of the lock.
+The answer: `steps`, `done` and `failed`, or `killed`, or `stopped`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,29 +26,35 @@ import onnxruntime
 
 import gate.ledger.lock
 from gate.ledger.database import StateDatabase
-from gate.ledger.journal import Journal
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.connection import quiet_process
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.service.monitoring import Failed
-from gate.service.reconciler import reconciler
+from gate.service.monitoring import Failed, StepResult
+from gate.service.reconciler import reconciler, written_ledger
 from gate.service.settings import ServiceSettings
+from gate.signing.trust import Trust
 from tests.bounded.here import always_read_here
+from tests.end_to_end.ci import POLICY, signed_release
+from tests.registry.promoting import promote
+from tests.registry.servers import make_run
 
 __all__ = ["main", "mlflow", "onnxruntime"]
 
 LEASE_S = 0.6
 LASTING = (
-    (os, "replace"), (os, "symlink"), (StateDatabase, "writing"), (Journal, "begin"), (Ledger, "append"),
+    (os, "replace"), (os, "symlink"), (StateDatabase, "writing"), (Ledger, "append"),
     (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
     (MlflowRegistry, "set_description"),
 )  # fmt: skip
 """Of the store there are more in tests/deploy/test_kills.py."""
+CALLS = (
+    (MlflowRegistry, "_using"), (StateDatabase, "reading"), (StateDatabase, "writing"),
+)  # fmt: skip
+"""All that any of the registry and of the database is read and written by."""
 
 
 def main() -> None:
     settings = ServiceSettings.of(**json.loads(sys.argv[1]))
-    gate.ledger.lock.LEASE_S = gate.ledger.lock.LEASE_S = LEASE_S
     quiet_process()
     always_read_here()
     stopped = 0
@@ -68,9 +76,13 @@ def main() -> None:
 
 
 def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
+    gate.ledger.lock.LEASE_S = order.get("lease_s", LEASE_S)
+    among = CALLS if order.get("every_call") else LASTING
+    steps: list[str] = []
     try:
-        with counted(order.get("at"), order.get("signal", signal.SIGKILL)) as steps:
-            done = reconciler(settings)(settings.models[0], cause="delivery 1")
+        act = _promotion(settings, order["promote"]) if "promote" in order else _look(settings)
+        with counted(order.get("at"), order.get("signal", signal.SIGKILL), among) as steps:
+            done = act()
         failed = [
             f"{type(one.error).__name__}: {one.error}" for one in done if isinstance(one, Failed)
         ]
@@ -81,17 +93,39 @@ def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
         os._exit(0)
 
 
+def _look(settings: ServiceSettings) -> Callable[[], Sequence[StepResult | Failed]]:
+    return lambda: reconciler(settings)(settings.models[0], cause="delivery 1")
+
+
+def _promotion(settings: ServiceSettings, seed: int) -> Callable[[], list[StepResult]]:
+    """What gate promote does in CI, with the ledger, of a release that was measured and signed."""
+    uri, model = settings.tracking_uri, settings.models[0]
+    trust = Trust.from_file(settings.trust)
+    made = signed_release(
+        MlflowRegistry(uri), "ci.pem", run_id=make_run(uri), seed=seed, model=model
+    )
+
+    def act() -> list[StepResult]:
+        registry, ledger = MlflowRegistry(uri), written_ledger(settings, trust)
+        done = promote(registry, made, policy=POLICY, ledger=ledger, trust=trust)
+        return [StepResult("hand_in", "promoted", done.version, done.outcome)]
+
+    return act
+
+
 def _answer(**answer: Any) -> None:
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
 @contextmanager
-def counted(at: int | str | None, number: int) -> Iterator[list[str]]:
+def counted(
+    at: int | str | None, number: int, among: Sequence[tuple[Any, str]]
+) -> Iterator[list[str]]:
     """Keep the names of the lasting steps of this thread, and not of the one that renews the lease;
     before that one a signal comes."""
     steps: list[str] = []
     ours = threading.get_ident()
-    kept = [(owner, name, getattr(owner, name)) for owner, name in LASTING]
+    kept = [(owner, name, getattr(owner, name)) for owner, name in among]
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.service import settings
 from gate.signing.trust import Trust
+from tests import plain_http
 from tests.end_to_end.hands import SERVICE, Keys, acting_as
 from tests.end_to_end.stack import Stack
 from tests.registry.servers import ADMIN
@@ -36,7 +37,7 @@ class SignedStack(Stack):
     wrapper: Path | None = None
 
     def __post_init__(self) -> None:
-        self._client = httpx.Client(timeout=30)
+        self._client = plain_http.client(timeout=30)
 
     @property
     def operators(self) -> Ledger:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow import MlflowClient
 
-from gate.ledger.journal import Journal
 from gate.records.layout import PREPROCESSING, SPEC
 from gate.registry.interface import CHAMPION, PREVIOUS, Tag
 from tests.end_to_end.proxy import PAGE
 from tests.end_to_end.stack import Stack
 from tests.golden_vectors.test_pictures import EPS
-from tests.ledger.rows import spoil_note
+from tests.ledger.rows import put_pending
 from tests.storage.test_foreign import DEEP, YAML_BOMB
 
 SPEC_JSON, GOLDEN_JSON, MODEL = f"{PREPROCESSING}/{SPEC}", "golden/golden.json", "model.onnx"
@@ -124,28 +120,11 @@ def _renamed(victim: Victim) -> None:
     victim.client.rename_registered_model(victim.name, f"{victim.name} elsewhere")
 
 
-def _journal(text: str) -> Spoil:
+def _pending(text: str) -> Spoil:
     def spoil(victim: Victim) -> None:
-        uri, ledger = victim.stack.registry.identity, victim.stack.ledger
-        name = Journal(ledger, model=victim.name, registry=uri).name
-        spoil_note(ledger.state, name, text)
+        put_pending(victim.stack.ledger.state, text)
 
     return spoil
-
-
-def _inbox(victim: Victim) -> None:
-    """Rows of nobody, and of this model."""
-    rows = [
-        (f"row {victim.number} {number}", model, "?" * 64, "0" * 64, time.time(), 0.0, 0)
-        for number, model in enumerate([victim.name, "nobody's", "x" * 256, ""] * 50)
-    ]
-    with closing(sqlite3.connect(victim.stack.folder / "state.db", timeout=30)) as database:
-        database.executemany(
-            "INSERT INTO gate_inbox (delivery_id, model, event, body_sha256, received_at, due_at,"
-            " attempts) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            rows,
-        )
-        database.commit()
 
 
 def _manifest(victim: Victim) -> None:
@@ -211,9 +190,8 @@ SPOILS: dict[str, Spoil] = {
     "files of a store of somebody's": _source("s3://nobodys/models"),
     "files of no kind": _source("gopher://127.0.0.1/0"),
     # mishaps of the service's own files
-    "half a journal": _journal('{"schema_version": 1, "operat'),
-    "nested journal": _journal(DEEP.decode()),
-    "rows in the inbox": _inbox,
+    "pending moves of nobody": _pending('{"operat ion'),
+    "a long pending move": _pending(DEEP.decode()),
     "nested manifest": _manifest,
     "link out of the store": _live_link,
 }  # fmt: skip

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 from ruamel.yaml import YAML
 
 from gate import cli
@@ -27,12 +26,12 @@ from gate.mlflow_client.connection import lent
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
-from gate.registry.promotion import promote
 from gate.registry.release import GoldenFolder, PromotionResult
 from gate.service import settings
 from pipelines.stack import encryption_key
-from tests import builders
+from tests import builders, plain_http
 from tests.golden_vectors import vectors
+from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import Server, make_run, serving
 
@@ -116,7 +115,7 @@ class Stack:
 
     def deployed(self) -> str | None:
         """The digest that the service serves, as a client sees it."""
-        answer = httpx.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
+        answer = plain_http.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
         if answer.status_code == 404:
             return None
         slots = answer.raise_for_status().json()["slots"]

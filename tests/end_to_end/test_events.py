@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 from mlflow import MlflowClient
 
@@ -38,7 +37,7 @@ def test_approval_promotes_and_deploys(whole: Stack) -> None:
     # The last is written after it serves.
     done = [("passed", number), ("promoted", number), ("deployed", number)]
     assert until(lambda: whole.lines() == done), whole.lines()
-    assert all(e.cause and e.cause.startswith("delivery ") for e in whole.entries()[1:])
+    assert all(e.cause and e.cause in ("webhook", "timer") for e in whole.entries()[1:])
     assert whole.service is not None
     loaded = Path(f"/proc/{whole.service.pid}/maps").read_text()
     assert "onnxruntime" not in loaded  # which children of the service load
@@ -76,7 +75,6 @@ def test_an_artifact_that_is_overwritten_after_the_promotion_is_never_deployed(
     for path in artifacts:
         path.write_bytes(path.read_bytes() + b"\0")
     whole.approve(number)
-    assert until(lambda: ("violation", number) in whole.lines())
     assert until(lambda: ("refused", number) in whole.lines())
     assert whole.serves() == good
     assert whole.deployed() == whole.digest(good)
@@ -95,9 +93,6 @@ def test_a_deleted_version_that_waited_keeps_no_other_from_service(whole: Stack)
     assert until(lambda: whole.deployed() == whole.digest(good))
     assert whole.serves() == good
     assert ("refused", gone) in whole.lines()
-    assert until(
-        lambda: "parity_gate_inbox_depth 0.0" in httpx.get(f"{whole.address}/metrics").text
-    )
 
 
 @exhaustive
@@ -116,7 +111,6 @@ def test_while_no_fallback_can_be_had_nothing_serves(whole: Stack) -> None:
     assert whole.stop() == 0
     whole.launch(interval=1)
     assert until(lambda: whole.serves() == good, 15)
-    assert not [line for line in whole.lines() if line[0] == "violation"]
     assert whole.deployed() == whole.digest(good)
 
 

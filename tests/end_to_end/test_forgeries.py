@@ -44,7 +44,7 @@ BEGINNINGS = {
 }
 TURNS = 4
 """Forgeries that are tried on one model."""
-FORBIDDEN = {"promoted", "passed", "deployed", "not_deployed", "rolled_back", "violation"}
+FORBIDDEN = {"promoted", "passed", "deployed", "not_deployed", "rolled_back"}
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gate.ledger.entry import Row
 from gate.registry.interface import Tag
+from tests import plain_http
 from tests.end_to_end.proxy import Proxy, proxy
 from tests.end_to_end.stack import Stack, stack, until
 from tests.end_to_end.test_events import served
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 def ledger_state(whole: Stack) -> str:
-    return str(httpx.get(f"{whole.address}/readyz", timeout=10).json()["ledger"])
+    return str(plain_http.get(f"{whole.address}/readyz", timeout=10).json()["ledger"])
 
 
 def looks(whole: Stack) -> int:
     """That the service ended, for whatever cause."""
-    lines = httpx.get(f"{whole.address}/metrics", timeout=10).text.splitlines()
+    lines = plain_http.get(f"{whole.address}/metrics", timeout=10).text.splitlines()
     counts = [line for line in lines if line.startswith("parity_gate_reconcile_seconds_count")]
     return int(sum(float(line.split()[-1]) for line in counts))
 
@@ -85,7 +85,7 @@ def test_a_minute_of_wrong_downloads_condemns_nothing(under: Stack, sky: Proxy, 
         under.launch(interval=0.3)  # the first look downloads and hashes what serves
         before = looks(under)
         assert until(lambda: looks(under) > before + 3, 30)
-        assert "MismatchUnconfirmed" in httpx.get(f"{under.address}/metrics", timeout=10).text
+        assert "MismatchUnconfirmed" in plain_http.get(f"{under.address}/metrics", timeout=10).text
     before = looks(under)
     assert until(lambda: looks(under) > before + 2, 90)
     assert under.lines() == served_lines

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from ruamel.yaml import YAML
 
@@ -30,11 +31,12 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
 from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust, TrustedKey
-from tests import small_project
+from tests import plain_http, small_project
 from tests.end_to_end.ci import POLICY
 from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
 from tests.end_to_end.stack import until, webhooks_allowed
 from tests.exhaustive import exhaustive
+from tests.ledger.rows import pending_in
 from tests.registry.servers import ADMIN, Server, add_user, let_edit, serving
 from tests.registry.signed import save, trust_in
 from tests.service.postgres import MISSING, Postgres, postgres, program
@@ -93,6 +95,10 @@ class World:
     def lines(self, model: str) -> list[tuple[str, str | None, str]]:
         return [(e.action, e.version, e.actor) for e in self.entries(model)]
 
+    def pending(self) -> str:
+        """Ids of moves that are not finished."""
+        return pending_in(self.database.url)
+
     def champion(self, model: str) -> str | None:
         return MlflowRegistry(self.server.uri).alias(model, CHAMPION)
 
@@ -133,6 +139,7 @@ def _equip(world: World, folder: Path) -> None:
     trust = save(trust_in(measurer, writers=known), folder / "trust.yaml").read_text()
     YAML(typ="safe").dump({"gate": POLICY.to_plain()}, folder / "policy.yaml")
     for host in world.replicas:
+        host.write("ci.pem", (folder / "ci.pem").read_text())  # where gate promote runs, too
         host.write("service.pem", (folder / f"{host.name}.pem").read_text())
         host.write("trust.yaml", trust)
         host.write("policy.yaml", (folder / "policy.yaml").read_text())
@@ -197,7 +204,7 @@ class Service:
     def serves(self) -> str | None:
         """The digest of what it has deployed, as a client sees it."""
         with contextlib.suppress(httpx.HTTPError, KeyError):
-            answer = httpx.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
+            answer = plain_http.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
             return str(answer.raise_for_status().json()["slots"][EXACT]["sha256"])
         return None
 
@@ -232,6 +239,116 @@ def wait_until_all_serve(world: World, number: str, *services: Service) -> None:
         return world.champion("digits") == number and serving == {str(e.sha256) for e in lines}
 
     assert until(is_so, WAIT_S), world.lines("digits")
+
+
+KILLED = "killed"
+PARTS = 15
+"""Of a look or a promotion: a kill at the begin of each."""
+VICTIMS = ("promoter", "service", "mlflow", "postgresql", "stopped", "clock")
+
+
+@pytest.fixture(scope="module")
+def killed(world: World) -> Iterator[list[Program]]:
+    """A promoter and a replica that are killed, or whose servers are, and a replica that reconciles
+    afterwards."""
+    one, two = world.replicas
+    world.model(KILLED)
+    _let_clock_jump(world.database.url)
+    made = [
+        Program(
+            host, "-m", "tests.end_to_end.replica", json.dumps(world.settings(host, KILLED)),
+            environment=user,
+        )
+        for host, user in ((one, world.as_ci()), (one, world.as_service()), (two, world.as_service()))
+    ]  # fmt: skip
+    yield made
+    for each in made:
+        each.end()
+
+
+def _let_clock_jump(url: str, hours: int = 0) -> None:
+    """Have the database's own clock, by which leases end, be so many hours ahead."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in (
+            "CREATE SCHEMA IF NOT EXISTS jumping",
+            "CREATE OR REPLACE FUNCTION jumping.clock_timestamp() RETURNS timestamptz AS $$ "
+            f"SELECT pg_catalog.clock_timestamp() + interval '{hours:d} hours' $$ LANGUAGE sql",
+            "ALTER ROLE gate SET search_path = public, jumping, pg_catalog",
+        ):
+            connection.execute(statement.encode())
+
+
+@pytest.fixture(scope="module")
+def calls(world: World, ci: Program, killed: list[Program]) -> dict[str, int]:
+    """How many calls of the registry and the database a look and a promotion make, that replace a
+    champion."""
+    promoter, *replicas = killed
+    counts = {}
+    for _ in range(2):
+        ci.ask(seed=next(SEEDS), model=KILLED)
+        look = replicas[0].ask(every_call=True)
+        done = promoter.ask(promote=next(SEEDS), every_call=True)
+        assert look["failed"] == done["failed"] == []
+        counts = {"look": len(look["steps"]), "promotion": len(done["steps"])}
+        for each in replicas:
+            each.ask()
+    return counts
+
+
+@pytest.mark.rows(19)  # one of five victims, in five parts of a move
+@pytest.mark.parametrize(
+    ("part", "victim"), [(part, victim) for part in range(PARTS) for victim in VICTIMS]
+)
+def test_whatever_is_killed_one_reconcile_puts_champion_where_the_ledger_says(
+    world: World,
+    ci: Program,
+    killed: list[Program],
+    calls: dict[str, int],
+    part: int,
+    victim: str,
+) -> None:
+    """`part`: of all calls of the registry and the database, before one of which it happens. MLflow
+    and PostgreSQL are away then, until the promotion or the look that made the call has ended."""
+    promoter, replica, two = killed
+    is_promotion = victim == "promoter" or (victim != "service" and part % 2 == 1)
+    one, number = promoter if is_promotion else replica, None
+    if is_promotion:
+        order: dict[str, Any] = {"promote": next(SEEDS)}
+    else:
+        number, order = ci.ask(seed=next(SEEDS), model=KILLED)["version"], {}
+    at = part * calls["promotion" if is_promotion else "look"] // PARTS
+    order |= {"at": at, "every_call": True}
+    if victim in ("promoter", "service"):
+        assert one.ask(**order, signal=signal.SIGKILL) == {"killed": True}
+    else:
+        hours = {"clock": 24 if part % 4 < 2 else -24}.get(victim, 0)
+        # By its lease the lock is still held after the short time of a jump, and not after a stop.
+        lease = {"lease_s": 15.0} if hours else {}
+        assert one.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
+        if victim == "mlflow":
+            world.server.kill()
+        elif victim == "postgresql":
+            world.database.stop()
+        elif victim == "clock":
+            _let_clock_jump(world.database.url, hours)
+            two.ask()
+        else:
+            two.ask()
+        one.ask(**{"continue": True})
+        if victim == "mlflow":
+            world.server.start()
+        elif victim == "postgresql":
+            world.database.start()
+    assert two.ask(lease_s=15.0)["failed"] == []
+    champion = world.champion(KILLED)
+    moves = [e for e in world.entries(KILLED) if e.operation and e.action != "conflict"]
+    assert champion == moves[-1].version
+    assert world.pending() == ""
+    assert number is None or champion == number
+    assert world.live(two.host, KILLED) == champion
+    assert two.ask()["done"] == 0
+    moved = Counter(e.version for e in moves)
+    assert set(moved.values()) == {1}, moved
 
 
 def test_ci_on_its_host_hands_in_and_replicas_on_two_others_deploy(

@@ -65,12 +65,12 @@ class Trial:
         """Wait until what was delivered is acted on, and nothing more comes."""
 
         def counts() -> list[float]:
-            names = ("parity_gate_inbox_depth", "parity_gate_deliveries_total")
+            names = ("parity_gate_deliveries_total", "parity_gate_reconcile_seconds_count")
             return [stack.metric(name) for stack in self._stacks for name in names]
 
         def are_at_rest() -> bool:
             before = counts()
-            time.sleep(0.7)
-            return not any(before[::2]) and counts() == before
+            time.sleep(2.0)
+            return counts() == before
 
         assert until(are_at_rest, SETTLED_S)

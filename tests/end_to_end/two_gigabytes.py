@@ -23,9 +23,9 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Source
 from gate.records.export import ExportSettings
-from gate.registry.promotion import promote
 from gate.registry.release import Release
 from gate.storage.digest import Digest
+from tests.registry.promoting import promote
 from tests.registry.servers import make_run
 
 WORDS, WIDTH = 540_000, 1024

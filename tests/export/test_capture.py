@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.export.export_warnings import captured, place
+from gate.export.export_warnings import captured, warning_location
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +102,7 @@ def test_a_place_has_no_path_of_this_machine(tmp_path: Path) -> None:
         warnings.warn("here", UserWarning, stacklevel=1)
         warnings.warn_explicit("there", UserWarning, str(tmp_path / "net.py"), 7)
         warnings.warn_explicit("in a package", UserWarning, pytest.__file__, 3)
-    here, there, package = (place(warning) for warning in capture.warnings)
+    here, there, package = (warning_location(warning) for warning in capture.warnings)
     assert here.startswith("tests/export/test_capture.py:")
     assert there == "net.py:7"
     assert package == "pytest/__init__.py:3"

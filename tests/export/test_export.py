@@ -412,7 +412,7 @@ torch_export = torch.onnx.export
         (half_a_file, ExportError, "only a part of one"),
         (another_opset, ExportError, "opset 17, expected opset 13"),
         (other_names, ExportError, r"has the outputs \['scores'\]"),
-        (fixed_batch, ExportError, "expected a dynamic first axis"),
+        (fixed_batch, ExportError, "expected a dynamic axis 0"),
         (nothing, ExportError, "is missing"),
     ],
 )

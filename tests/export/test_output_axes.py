@@ -84,7 +84,7 @@ def test_an_axis_that_depends_on_the_data(tmp_path: Path) -> None:
     fixed: dict[str, Any] = {"dynamic_batch": False, "output_names": ("found",)}
     (notice,) = export(tmp_path, Positive(), {}, **fixed).record.notices
     assert notice.startswith("axis 0 of found has no fixed size in the file (")
-    assert notice.endswith("nobody asked for that: it depends on the data, or the exporter lost "
+    assert notice.endswith("the settings do not ask for that: it depends on the data, or the exporter lost "
                            "its size")  # fmt: skip
     exported = export(tmp_path, Positive(), {"found": {0: "count"}}, **fixed)
     assert exported.subject.outputs[0].shape == ("count", 1)

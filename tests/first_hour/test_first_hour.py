@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.install_size import Installation
+from tests.exhaustive import some
 from tests.installed import run
 from tests.test_readme import README, _blocks, _lines
 
@@ -39,7 +40,7 @@ NETS = {
         "nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4),"
         " nn.Flatten(), nn.Linear(128, 10))",
         "rng.normal(size=(64, 3, 32, 32)).astype('float32')",
-        ("export", "check", "promote", "verify-release", "history", "init", "policy"),
+        ("export", "check", "promote", "verify-release", "history", "init", "policy", "locate"),
     ),
     "token model": Net(
         "nn.Sequential(nn.Embedding(100, 16), nn.TransformerEncoderLayer(16, 2, 32,"
@@ -98,7 +99,7 @@ def test_the_wheel_is_what_runs(installed: Installation, tmp_path: Path) -> None
     assert Path(done.stdout.strip()).is_relative_to(installed.folder), done.stderr
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", some(NETS, 3))
 def test_the_commands_of_the_readme_run(installed: Installation, tmp_path: Path, name: str) -> None:
     net = NETS[name]
     blocks = _blocks("python")

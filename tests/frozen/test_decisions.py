@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gate.decision.check_result import CheckResult
 from gate.decision.decide import Decision, decide
-from gate.mlflow_client.runs import headline_tags, judged_name, status_of
+from gate.mlflow_client.runs import headline_tags, run_name, status_of
 from gate.policy.policy import Policy
 from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
@@ -153,7 +153,7 @@ def terminal(story: Summary, *, verbose: bool = False) -> str:
 
 def mlflow(decision: Decision, story: Summary) -> str:
     verdict, headline = decision.verdict, story.headline
-    name = judged_name(verdict, decision.subject_sha256, headline)
+    name = run_name(verdict, decision.subject_sha256, headline)
     return _json({"name": name, "status": status_of(verdict), "tags": headline_tags(headline)})
 
 

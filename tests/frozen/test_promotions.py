@@ -131,7 +131,7 @@ def outcome(folder: Path, scenario: Callable[[Model], Act], strike: Strike) -> l
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_promotion(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_here(monkeypatch)
-    monkeypatch.setattr("gate.registry.doubts.PAUSE_S", 0.0)
+    monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
     strike = Strike()
     rows = [["uninterrupted", *outcome(tmp_path / "whole", SCENARIOS[name], strike)]]
     writes = strike.writes or []

@@ -84,7 +84,7 @@ def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path: Path, mask: in
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
     assert seen.evidence.dataset.model_only == ("mask",)
     [line] = [one for one in seen.decision.checks if one.name == "inputs"]
-    assert "takes mask, the file does not" in render_check(line)
+    assert "has the inputs mask, the file does not" in render_check(line)
     ran = [
         one for runtime in seen.evidence.runtimes for one in runtime.probes if one.kind == "size"
     ]

@@ -15,11 +15,12 @@ from gate.api import EvaluationResult, check
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
 from gate.export.export import export_model
-from gate.measure.job import EvaluationData, Reference, keeps_double
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.evidence import Source, Subject, TensorSpec
 from gate.records.export import ExportSettings
+from gate.reference.torch_reference import TorchReference
 from gate.summary.render import render_check
 from tests import builders
 
@@ -157,7 +158,7 @@ def test_when_the_reference_keeps_float64(own, takes, gives, keeps) -> None:
             "outputs": (TensorSpec(name="y", dtype=gives, shape=("b",)),),
         }
     )
-    assert keeps_double(model, subject) is keeps
+    assert TorchReference(model).keeps_double(subject) is keeps
 
 
 class Clock(nn.Module):

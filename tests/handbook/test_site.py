@@ -78,7 +78,7 @@ def test_there_are_subcommands_of_groups_and_of_commands_that_do_something() -> 
 
 @pytest.mark.parametrize("field", policy_fields(), ids=lambda field: field.place)
 def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
-    section = field.place.rpartition(".")[0].removesuffix(".<runtime>")
+    section = field.place.rpartition(".")[0].removesuffix(".<runtime>").removesuffix("[]")
     heading = f"\n## `{section}`\n" if section else "\n## The policy itself\n"
     below = POLICY.partition(heading)[2].partition("\n## ")[0]
     rows = [row for row in below.splitlines() if row.startswith(f"| <code>{field.name}</code> |")]

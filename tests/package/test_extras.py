@@ -30,9 +30,11 @@ LINES = {
     "measure": ("plan.json", "--unit", "0", "-o", "new.json"),
     "merge": ("plan.json", "part.json"),
     "locate": CHECK,
+    "reproduce": (".", "--model", "model.onnx", "--inputs", "samples.npy", "--output", "bug.zip"),
     "lint": ("mine:build",),
     "export": ("mine:build", "--example-input", "samples.npy", "--output", "new.onnx"),
     "export compare": ("mine:build", "--example-input", "samples.npy"),
+    "mend": ("--reference", "mine:build", "--inputs", "samples.npy", "--output", "new"),
     "preprocess compare": ("photos",),
     "quantize": ("model.onnx", "--calibration", "samples.npy", "--output", "twin.onnx"),
     "samples export": ("model.onnx", "--inputs", "samples.npy", "-o", "there"),
@@ -40,11 +42,11 @@ LINES = {
     "approve": ("mine", "1", "--key", "ci.pem"),
     "reject": ("mine", "1", "--key", "ci.pem"),
     "rollback": ("mine", "--yes"),
-    "absolve": ("mine", "1", "--reason", "a bad disk"),
     "history": (),
     "history export": (),
     "history checkpoint": (),
     "accept-ledger": ("--reason", "meant"),
+    "override": ("mine", "--champion", "1", "--reason", "meant"),
     "verify-release": ("model.onnx", "--golden", "golden"),
     "deploy": ("mine", "--store", "store", "--file", "model.onnx"),
     "serve": ("--model", "mine"),
@@ -73,7 +75,7 @@ def test_commands_that_need_nothing_are_those_of_the_core() -> None:
     first = {command.split()[0] for command in installation.COMMANDS}
     assert set(cli.COMMANDS) - first == {
         "report", "verify-verdict", "keys", "deployed", "runtimes", "record", "doctor",
-        "init", "policy",
+        "init", "policy", "schema",
     }  # fmt: skip
 
 

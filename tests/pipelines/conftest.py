@@ -187,7 +187,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder, env=clean_environment() | environment, capture_output=True, text=True,
-        timeout=300, check=False,
+        timeout=900, check=False,
     )  # fmt: skip
 
 

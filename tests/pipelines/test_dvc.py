@@ -26,7 +26,7 @@ from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import clean_environment, clone, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.proof]
+pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
 
 UP_TO_DATE = "Data and pipelines are up to date."
 

@@ -23,8 +23,8 @@ from pipelines.children import started
 from pipelines.override import override
 from pipelines.service_trust import ServiceTrust
 from tests.end_to_end.stack import until
+from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
-from tests.pipelines.test_ui import free_port
 
 
 def test_secrets_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:

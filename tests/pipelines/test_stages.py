@@ -248,7 +248,7 @@ def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> N
 def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) -> None:
     assert promote.main() == ExitCode.DONE
     key = LocalKeys(Path(".gate"), print).signing_key().public
-    both = StatementPair.beside(paths.REPORTS)
+    both = StatementPair.from_folder(paths.REPORTS)
     evidence, decision = Evidence.load(paths.EVIDENCE), Decision.load(paths.DECISION)
     trust = Trust.from_file(Path(".gate/trust.yaml"))
     assert (
@@ -303,6 +303,7 @@ def test_what_nobody_vouches_for_is_refused_and_not_signed(
     assert client().search_registered_models() == []
 
 
+@pytest.mark.further
 def test_what_is_measured_is_uploaded_once(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run of `parity` goes on in `promote`."""
     uploaded: list[str] = []
@@ -394,6 +395,7 @@ def test_against_the_version_that_serves(measured: Path) -> None:
     assert str(champion().version) == "1"
 
 
+@pytest.mark.further
 def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,6 +577,7 @@ def test_the_version_carries_golden_vectors(measured: Path, tmp_path: Path) -> N
     assert {path.name for path in golden.iterdir()} == {p.name for p in paths.GOLDEN.iterdir()}
 
 
+@pytest.mark.further
 def test_another_policy_gives_the_vectors_its_own_tolerances(
     measured: Path, tmp_path: Path
 ) -> None:

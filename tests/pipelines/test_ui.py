@@ -18,13 +18,8 @@ from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
 from pipelines.run import known_run
 from tests.exhaustive import exhaustive
+from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((ui.HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def test_links_before_the_first_run(project: Path) -> None:

@@ -224,4 +224,4 @@ def test_worse_values_never_come_nearer(values: Any) -> None:
         more.update(one * np.float32(2.0), reference)
     assert more.max >= less.max
     assert more.mean >= less.mean
-    assert more.over_one_step >= less.over_one_step
+    assert more.share_over_step >= less.share_over_step

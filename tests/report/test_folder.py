@@ -10,6 +10,9 @@ from gate.records.evidence import Evidence
 from gate.report.folder import write_report
 from gate.summary.summarize import summarize
 from tests.report.samples import failed, passed
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
 
 
 def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def unfold(page: Page) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
 
 
+@pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("size", [TELEPHONE, LAPTOP])
 @pytest.mark.parametrize("name", CASES)
@@ -134,6 +135,7 @@ CLIPPED = """() => Array.from(document.querySelectorAll("figure")).flatMap(figur
 })"""
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("size", [TELEPHONE, (1440, 900)])
 def test_no_text_of_a_chart_is_clipped(browser: Browser, size: tuple[int, int]) -> None:
     case = stories.rejected()

@@ -76,6 +76,18 @@ def test_what_changed_comes_first() -> None:
     ]  # fmt: skip
 
 
+def test_another_reference_file_is_a_change() -> None:
+    def measured(name: str) -> Evidence:
+        source = builders.evidence().source
+        update = {"factory": "old.onnx", "onnx_sha256": builders.digest(name)}
+        return builders.evidence(source=source.model_copy(update=update))
+
+    old, new = measured("a"), measured("b")
+    assert row(change(champion(old), new), "reference file").changed
+    assert not row(change(champion(old), old), "reference file").changed
+    assert "reference file" not in {each.name for each in change(champion()).rows}
+
+
 def test_numbers_of_other_samples_are_not_compared() -> None:
     old = old_evidence()
     dataset = old.dataset.model_copy(update={"sha256": builders.digest("other samples")})

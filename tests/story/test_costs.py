@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gate.records.evidence import Cost, Latency
-from gate.summary.summarize import COST_HEADINGS, REFERENCE, costs_of
+from gate.summary.summarize import COST_HEADINGS, costs_of
 from gate.summary.summary import CostRow
 from tests.builders import absent, evidence, runtime_evidence
 
@@ -29,7 +29,7 @@ def test_pytorch_comes_first_and_who_did_not_run_has_no_row() -> None:
         )
     )
     assert [row.cells() for row in rows] == [
-        (REFERENCE, "", "9 ms", "2 / 4 ms", "40 / 80 ms (32)", "", "", ""),
+        ("PyTorch, CPU", "", "9 ms", "2 / 4 ms", "40 / 80 ms (32)", "", "", ""),
         ("ort-cpu", "12 ms", "4 ms", "1 / 2 ms", "10 / 20 ms (32)", "0.5 ×",
          "30 MB, CUDA 512 MB", "700 MB"),
     ]  # fmt: skip

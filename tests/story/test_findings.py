@@ -10,6 +10,7 @@ from gate.decision.decide import Decision, decide
 from gate.records.localization import Explanation, LayerRow, Localization, OptimizerFault
 from gate.summary.explanations import account_of
 from gate.summary.grouping import CheckGroup, groups_of
+from gate.summary.render import explained
 from tests.builders import digest, evidence, policy
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
@@ -42,7 +43,7 @@ def grouped(
 
 
 def located(
-    fault: str | None = "`a.weight` differs from the model's", **fields: object
+    fault: str | None = "a.weight differs from the model's", **fields: object
 ) -> Explanation:
     values: dict[str, object] = {
         "subject_sha256": digest("x"),
@@ -93,6 +94,32 @@ def test_a_localisation_may_blame_something_else_than_a_layer(
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
     (group,) = grouped(noisy, explanation=located(fault_code=code, **fields))
     assert group.cause == cause
+
+
+_TURNED = {"details": [{"code": "transposed", "name": "a.weight"}]}
+_OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["shape"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "blamed", "sentence"),
+    [
+        ({"fault": "`a.weight` differs"}, "a.weight", "a.weight differs: 9"),
+        ({"fault": "it differs"}, "a", "a: it differs: 9"),
+        ({"fault_code": "weights", "fault_params": _TURNED}, "a.weight", "a.weight is transposed"),
+        ({"fault_code": "operators", "fault_params": _OPERATORS}, "a", "a: Gemm x computes"),
+        ({"fault_code": "weights", "fault_params": {"details": "edited"}}, "a", "a"),
+    ],
+)
+def test_a_fault_blames_a_tensor_or_its_module(
+    fields: dict[str, object], blamed: str, sentence: str
+) -> None:
+    codes = {"outcome": ({"code": "source"},)} if "fault_code" in fields else {}
+    found = located(**{"fault": "a", **codes, **fields})
+    explanation = explained(Explanation.from_json(found.to_json()))
+    (group,) = grouped(check("noise_ratio"), explanation=explanation)
+    account = account_of(group, evidence(), explanation)
+    assert account.blamed == blamed
+    assert account.sentence.startswith(sentence)
 
 
 CODE = "code in the model's own forward differs in the file"
@@ -150,8 +177,8 @@ def test_a_runtime_that_an_optimiser_breaks_is_told_with_it() -> None:
     account = account_of(group, evidence(), explanation)
     assert account.blamed == "FuseReluClip"
     assert account.sentence == (
-        "ONNX Runtime's FuseReluClip makes the session fail from ORT_ENABLE_BASIC on; with "
-        "optimisations off the file agrees: no float64"
+        "With FuseReluClip enabled, ONNX Runtime fails from level ORT_ENABLE_BASIC on; with "
+        "optimizations off the file agrees: no float64"
     )
     assert account.remedy is not None
     assert account.remedy.startswith('Serve with disabled_optimizers=["FuseReluClip"]')
@@ -181,12 +208,12 @@ def test_numbers_of_the_very_runtime_that_was_located_are_the_optimisers() -> No
 def test_an_account_says_that_no_optimiser_is_named() -> None:
     explanation = blamed(names=(), reason="32 sessions did not tell")
     found = explanation.localisation.model_copy(  # type: ignore[union-attr]
-        update={"fault": "`a.weight` computes something else"}
+        update={"fault": "a.weight computes something else"}
     )
     explanation = Explanation(localisation=found)
     (group,) = grouped(check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation)
     account = account_of(group, evidence(), explanation)
-    assert account.sentence.endswith("No optimiser is named: 32 sessions did not tell")
+    assert account.sentence.endswith("No optimizer is identified: 32 sessions did not tell")
 
 
 def test_numbers_with_optimisations_on_only_are_the_optimisers() -> None:
@@ -238,6 +265,12 @@ def test_a_runtime_that_breaks_explains_that_nothing_was_measured() -> None:
             {"mismatch": "ort-cpu returned (29, 4)", "advice": "Look there."},
             "outputs",
             ("(29, 4)", "Look there."),
+        ),
+        (
+            "wrong_outputs",
+            {"mismatch": "shape", "tensor": "y", "got": "float32 (29, 4)", "want": "a"},
+            "outputs",
+            ("float32 (29, 4) for output 'y'", "the samples' shape"),
         ),
         (
             "only_batches",

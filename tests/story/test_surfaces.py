@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gate.mlflow_client.runs import headline_tags, judged_name, status_of
+from gate.mlflow_client.runs import headline_tags, run_name, status_of
 from gate.report.html_page import render_page
 from gate.report.markdown import summary_markdown
 from gate.report.terminal import print_summary
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
 from tests.report import stories
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "story"
 CASES = {"passed": stories.passed, "rejected": stories.rejected, "unjudged": stories.unjudged}
@@ -60,7 +63,7 @@ def html(_story: Summary, case: stories.Case) -> str:
 def mlflow(story: Summary, case: stories.Case) -> str:
     headline, verdict = story.headline, case.decision.verdict
     shown = {
-        "name": judged_name(verdict, case.decision.subject_sha256, headline),
+        "name": run_name(verdict, case.decision.subject_sha256, headline),
         "status": status_of(verdict),
         "tags": headline_tags(headline),
     }

@@ -68,8 +68,8 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     lacking = evidence(dataset=dataset)
     decision = decide(policy(), lacking, decided_at="now")
     (sentence,) = render.check_sentences(decision, "inputs")
-    assert sentence.startswith("The model takes mask, the file does not")
-    assert "The model takes mask" in summary_markdown(summarize(decision, lacking), {})
+    assert sentence.startswith("The model has the inputs mask, the file does not")
+    assert "The model has the inputs mask" in summary_markdown(summarize(decision, lacking), {})
     assert (
         list(render.check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
     )

@@ -11,7 +11,7 @@ from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import decide
 from gate.records.instruments import NoiseParity
 from gate.summary.render import bound_usage, format_bound_usage
-from gate.summary.summarize import word, words
+from gate.summary.summarize import check_row, check_rows
 from tests.builders import (
     evidence,
     noise_parity,
@@ -37,7 +37,7 @@ def test_every_check_has_its_words(name: str) -> None:
 
 def test_no_word_of_a_whole_decision_is_lacking() -> None:
     measured = evidence(runtimes=(runtime_evidence(probes=(probe_parity(),)),))
-    for entry in words(decide(policy(), measured, decided_at="now"), measured):
+    for entry in check_rows(decide(policy(), measured, decided_at="now"), measured):
         assert entry.meaning.endswith("?"), entry.check.name
         assert "None" not in f"{entry.meaning} {entry.formula or ''} {entry.unit or ''} {entry.why}"
 
@@ -89,7 +89,7 @@ def of_noise(parity: NoiseParity) -> str:
     measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
     decision = decide(policy(), measured, decided_at="now")
     noisy = next(c for c in decision.checks if c.name == "noise_ratio")
-    return word(noisy, measured).why
+    return check_row(noisy, measured).why
 
 
 def test_a_widened_bound_says_so() -> None:

@@ -12,7 +12,7 @@ from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision, decide
 from gate.mlflow_client import log_evaluation as numbers
 from gate.mlflow_client.log_evaluation import log_evaluation, write_promotion, write_twin
-from gate.mlflow_client.runs import RunLogger, Runs, judged_name, unjudged_name
+from gate.mlflow_client.runs import RunLogger, Runs, run_name, unjudged_name
 from gate.records.evidence import Cost, Evidence, Latency
 from gate.records.outputs import Crossing
 from gate.registry.release import PromotionResult
@@ -134,7 +134,7 @@ def test_names(headline: dict[str, Any], name: str) -> None:
     verdict, _, blamed = name.removeprefix("gate ").partition(" ")
     told = Headline.model_validate({**headline, "sentence": "x"}, strict=False)
     expected = f"gate {verdict} {SHORT} {blamed}".rstrip()
-    assert judged_name(told.verdict, digest("model.onnx"), told) == expected
+    assert run_name(told.verdict, digest("model.onnx"), told) == expected
     assert unjudged_name("exported", digest("model.onnx")) == f"gate exported {SHORT}"
 
 

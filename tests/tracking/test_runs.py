@@ -106,6 +106,7 @@ def test_a_server_that_is_down_is_told_at_once() -> None:
         Runs("http://127.0.0.1:1")
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_the_signals_of_a_forked_process_are_its_own() -> None:

@@ -13,7 +13,7 @@ from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision, decide
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
-from gate.records.champion_comparison import AnswersBeside, ChampionComparison
+from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.summary.render import render_check
 from tests import builders
 
@@ -184,7 +184,7 @@ def test_a_second_output_of_classes_is_compared_too() -> None:
     assert {c.output for c in decision.problems} == {"more"}
     whole = good.model_copy(
         update={
-            "outputs": (*good.outputs, AnswersBeside(
+            "outputs": (*good.outputs, ChampionAnswers(
                 name="more", samples=400, disagreements=0, champion_accuracy=0.9, accuracy=0.9
             ))
         }

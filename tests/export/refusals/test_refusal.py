@@ -87,12 +87,12 @@ OPERATORS = st.builds(
                 "Only tuples, lists and Variables are supported as JIT inputs/outputs. Here, "
                 "received an input of unsupported type: Config"
             ),
-            "a trace takes tensors only, it was given Config",
-            "into the model's constructor",
+            "a trace takes only tensors; it was called with Config",
+            "settings to the model's constructor",
         ),
         (
             ValueError("Constraints violated (batch)! For more information, run with x."),
-            "forward fixes an axis that was to be dynamic: ValueError: Constraints violated",
+            "forward fixes an axis that should be dynamic: ValueError: Constraints violated",
             "Use the tensor's own shape there",
         ),
         (ValueError(""), "the exporter failed: ValueError: no message", "Simplify"),
