@@ -82,11 +82,11 @@ PYTEST := $(BIN)/python -m pytest -q --instafail -n $(WORKERS) --max-worker-rest
 ALONE := grep -rl 'mark\.alone' tests --include='test_*.py' | xargs -n 1 $(BIN)/python -m pytest -q -m alone
 FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
-test: $(READY) packages browser  ## Run the tests but for the slow proofs
-	@$(PYTEST) -m "not alone and not proof" || { $(FAILED); }
-	@echo "What happened: all tests passed. Left out: the slow proofs (the marks 'proof' and 'alone'), which make check runs. Where to look: make repro, then make ui."
+test: $(READY) packages browser  ## Run the tests but for slow proofs and further rows of slow tables
+	@$(PYTEST) -m "not alone and not proof and not further" || { $(FAILED); }
+	@echo "What happened: all tests passed. Left out: slow proofs and further rows of slow tables (the marks 'proof', 'alone' and 'further'), which make check runs. Where to look: make repro, then make ui."
 
-exhaustive: $(READY) packages browser  ## Every row of every proof, of which check runs some: an hour or more
+exhaustive: $(READY) packages browser  ## Every row of every proof and more examples of laws: an hour or more
 	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(ALONE) || { $(FAILED); }
 	@echo "What happened: all proofs passed, with every row. Where to look: tests/exhaustive.py says what make check leaves out."
 

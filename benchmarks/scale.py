@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale --samples 2000 --jobs 2
 
-`gate check` on a resnet18 with one single-thread process, with so many, and with so many actors of
+`gate check` on a resnet18 with one single-thread process, with so many, and with so many workers of
 Ray: ratios of the times on the wall, and whether all numbers are the same. Then the units of many
 workers, simulated: what each costs its worker beside computing (statistics as JSON) and the driver
 (reading and folding), for an output of a thousand classes; and the driver's share if units take as

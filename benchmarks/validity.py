@@ -35,7 +35,7 @@ from gate.policy.policy import Policy
 from gate.records.evidence import Subject, TensorSpec
 from gate.reference.environment import deterministic
 from gate.reference.float64 import Truth
-from gate.reference.torch_session import copy_model
+from gate.reference.torch_reference import TorchReference
 from gate.reference.validity import MOST_ERROR
 from gate.storage import files
 from gate.storage.digest import Digest
@@ -93,10 +93,10 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
     subject = Subject(
         sha256=Digest.of_bytes(b""), size_bytes=0, opset=18, producer="", inputs=(), outputs=()
     )
-    own = copy_model(model, device="cpu")
+    own = TorchReference(model).copy()
     stand = MeasurementContext(
         own,
-        ReferencePass(own, binding),
+        ReferencePass(own.session(binding)),
         Truth(own, binding, samples=SAMPLES),
         binding,
         samples,

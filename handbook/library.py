@@ -8,10 +8,9 @@ PAGE = "reference/library.md"
 _HEAD = """\
 # The library
 
-All that is public; all else is private and may change without notice. Nothing is imported before it
-is used, so `import gate` costs nothing. `Reference` and `EvaluationData` are what is compared.
-`check` measures, decides and explains, and returns an `EvaluationResult`. `collect_evidence` only
-measures.
+The public API; everything else is private and may change. Modules are imported on first use, so
+`import gate` is cheap. `Reference` and `EvaluationData` are the inputs. `check` measures, decides
+and explains, and returns an `EvaluationResult`; `collect_evidence` only measures.
 """
 _FIRST = ("check", "Reference", "EvaluationData", "EvaluationResult", "Policy", "Decision")
 

@@ -14,18 +14,16 @@ _BOUNDS = f"runtimes.{RUNTIME}.bounds"
 _HEAD = f"""\
 # The policy
 
-What must hold before a file is promoted: the section `gate:` of `params.yaml`, of the `gate.yaml`
-that `gate init` writes, or a file of its own. It is read strictly: a field that is not here, a text
-for a number, a bound that is negative or not finite, and a policy that can refuse nothing are all
-refused with their line. `gate policy show` prints what is in force and where it is said,
-`gate policy explain NAME` what stands here.
+What must hold before a file is promoted: the section `gate:` of `params.yaml`, the `gate.yaml` that
+`gate init` writes, or a separate file. Unknown fields, text in place of numbers, negative or
+infinite bounds, and policies that cannot refuse a file are errors that name the line.
+`gate policy show` prints the values in effect and their source, `gate policy explain NAME` one of
+the entries below.
 
-How a file is made is said in other sections: `export:` has its [settings](../export.md), with a
-sentence each, and the parts of a [release of several files](../releases.md) stand in the release
-file, or in `release:`.
+[Export settings](../export.md) and the parts of a
+[release of several files](../releases.md) are not part of the policy.
 
-`{RUNTIME}` is the name of a [runtime](../runtimes.md). This page is made from the models that read
-the policy.
+`{RUNTIME}` is the name of a [runtime](../runtimes.md). This page is generated from the code.
 """
 
 
@@ -42,7 +40,7 @@ def policy_page() -> str:
         table = _bounds if is_bounds else _table
         parts.append(table(_of(fields, section.place)))
     text = policy_text(Policy.default(), name="gate.yaml")
-    parts += ["## The built-in one", "As `gate init` writes it.", f"```yaml\n{text}```"]
+    parts += ["## The built-in policy", "As `gate init` writes it.", f"```yaml\n{text}```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,6 +48,8 @@ def _of(fields: tuple[PolicyField, ...], section: str) -> tuple[PolicyField, ...
     """The fields of a section, without those of sections in it."""
     above = f"{section}." if section else ""
     above = f"runtimes.{RUNTIME}." if section == "runtimes" else above
+    if any(each.place.startswith(f"{section}[].") for each in fields):
+        above = f"{section}[]."
     return tuple(
         each
         for each in fields
@@ -59,7 +59,7 @@ def _of(fields: tuple[PolicyField, ...], section: str) -> tuple[PolicyField, ...
 
 def _table(fields: tuple[PolicyField, ...]) -> str:
     return _rows(
-        ("field", "takes", "default", "what it means"),
+        ("field", "type", "default", "meaning"),
         (
             (_code(field.name), field.takes, _default(field), _escaped(field.sentence))
             for field in fields
@@ -70,7 +70,7 @@ def _table(fields: tuple[PolicyField, ...]) -> str:
 def _bounds(fields: tuple[PolicyField, ...]) -> str:
     """By their names: their places are long. [The metrics](../metrics.md) say more."""
     rows = _rows(
-        ("bound", "takes", "formula", "what it asks"),
+        ("bound", "type", "formula", "meaning"),
         (
             (
                 _code(field.name),
@@ -81,8 +81,8 @@ def _bounds(fields: tuple[PolicyField, ...]) -> str:
             for field in fields
         ),
     )
-    said = "`null`, the default: not asked for. `c` is an output of the file, `r` the model's in "
-    return f"{said}float32, `r64` in float64; in full: [the metrics](../metrics.md).\n\n{rows}"
+    head = "`null`, the default: not bounded. `c` is an output of the file, `r` the model's in "
+    return f"{head}float32, `r64` in float64 ([metrics](../metrics.md)).\n\n{rows}"
 
 
 def _built_in(field: PolicyField) -> list[str]:
@@ -105,7 +105,7 @@ def _rows(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 def _default(field: PolicyField) -> str:
     if field.required:
-        return "has to be said"
+        return "required"
     return "" if field.takes.startswith("section") else _code(json.dumps(field.default))
 
 

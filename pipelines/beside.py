@@ -13,7 +13,7 @@ from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import ComparedWith
 from gate.ledger.history import ModelHistory
 from gate.measure.champion import Compared, measure_incumbent
-from gate.measure.job import Opener
+from gate.measure.job import Opener, SamplesOrigin, open_annotations
 from gate.onnx_file.release_file import ReleaseFile, is_release_file
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
@@ -53,7 +53,9 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Champio
     onnx, size = ReleaseParams.load().path, ParityParams.load().batch_size
     candidate = TestedFile(onnx, evidence.subject)
     opener = _opener(onnx, samples, size) if is_release_file(onnx) else None
-    beside = Compared(candidate, samples, labels, size, policy, opener)
+    origin = SamplesOrigin(str(paths.EVAL_IMAGES), paths.EVAL_LABELS)
+    annotations = open_annotations(origin, policy.metrics, len(samples))
+    beside = Compared(candidate, samples, labels, size, policy, opener, annotations)
     return measure_incumbent(champion, beside=beside, evidence=evidence)
 
 

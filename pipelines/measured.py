@@ -35,6 +35,7 @@ def measured_part(policy: Policy) -> dict[str, Any]:
     instruments = policy.instruments.to_plain()
     return {
         **{part: whole.get(part) for part in _PARTS},
+        "metrics": [[each.name, str(each.definition())] for each in policy.metrics],
         "instruments": {name: instruments.get(name) for name in _INSTRUMENTS},
         "runtimes": {
             name: {"kind": runtime.kind or name, "options": runtime.options}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gate.api import measure_files, parity_of_preprocessing
 from gate.commands.progress import progress_bar
-from gate.data.array_files import open_labels
 from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError
 from gate.golden.folder import GOLDEN_JSON, add_pictures
@@ -44,13 +43,11 @@ def measured(
     code = collect_code(model, factory=params.name)
     used = source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code})
     samples = SampleSet.open(paths.EVAL_IMAGES)
-    labels = (
-        open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
-    )
-    origin = SamplesOrigin(str(paths.EVAL_IMAGES), None if labels is None else paths.EVAL_LABELS)
-    workload = EvaluationData(
-        samples, labels, source.labels_sha256, ParityParams.load().batch_size, origin=origin
-    )
+    origin = SamplesOrigin(str(paths.EVAL_IMAGES))
+    workload = EvaluationData(samples, batch_size=ParityParams.load().batch_size, origin=origin)
+    if policy.task != "tensors" or policy.metrics:
+        workload = workload.with_labels(paths.EVAL_LABELS, metrics=policy.metrics)
+        workload = replace(workload, labels_sha256=source.labels_sha256)
     with shared_out(onnx, workload, policy) as shared, progress_bar(title) as progress:
         return measure_files(
             onnx,
@@ -58,7 +55,7 @@ def measured(
             data=shared,
             policy=policy,
             progress=progress,
-        )
+        )[:3]
 
 
 def with_records(

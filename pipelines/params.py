@@ -109,7 +109,7 @@ class ParityParams(_Section):
     batch_size: Positive
     engine: Literal["processes", "ray"] = "processes"
     jobs: Positive | None = None
-    """Processes, or actors of Ray; None: as many as pay, or as the cluster has room for."""
+    """Processes, or workers of Ray; None: as many as pay, or as the cluster has room for."""
 
 
 _WRITTEN = {
@@ -198,7 +198,7 @@ def load_export(path: Path = paths.PARAMS) -> ExportSettings:
 
 def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
     """The settings of the quantizer in params.yaml. Raises PolicyError."""
-    return load_section(QuantizeSettings, path, "quantize")
+    return QuantizeSettings.load(path)
 
 
 def check_release(

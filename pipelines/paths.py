@@ -66,5 +66,5 @@ def state() -> Path:
 
 
 def database() -> Path:
-    """The state of the gate: ledger and inbox."""
+    """The state of the gate: the ledger."""
     return state() / "state.db"

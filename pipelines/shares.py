@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from gate.distributed.cluster_early import Cluster, EarlyActors
-from gate.distributed.worker_pool import CheckedFile, worth_a_trial
+from gate.distributed.worker_pool import CheckedFile, Cluster, RayPool, worth_a_trial
 from gate.measure.job import EvaluationData, Reference
 from gate.onnx_file.release_file import is_release_file
 from gate.policy.policy import Policy
@@ -30,8 +29,8 @@ def shared_out(onnx: Path, workload: EvaluationData, policy: Policy) -> Iterator
         return
     with contextlib.ExitStack() as held:
         if params.engine == "ray":
-            early = held.enter_context(EarlyActors.started(Cluster(workers=params.jobs)))
-            crew = _checked(onnx, workload, policy).by_cluster(early)
+            pool = held.enter_context(RayPool.open(Cluster(workers=params.jobs)))
+            crew = _checked(onnx, workload, policy).by_cluster(pool)
         else:
             crew = _checked(onnx, workload, policy).by_processes(params.jobs)
         yield held.enter_context(crew)

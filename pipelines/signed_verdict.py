@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gate.commands.promote import hand_over, is_handed_in, refused
+from gate.commands.promote import is_handed_in, refused, submit_or_promote
 from gate.errors import Untrusted
 from gate.ledger.entry import plain
 from gate.policy.policy import Policy
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release
-from gate.registry.verify_release import MeasuredFile, VerdictSigning
+from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_release
 from gate.signing.subjects import resource_uri
 from gate.signing.trust import Trust
 from gate.storage import files
@@ -59,16 +59,25 @@ class SignedVerdict:
         assert signed.statements is not None  # by sign
         files.write_bytes(paths.DECISION_STATEMENT, signed.statements.decision.data)
         key = who.key.public
-        word = local.word_of(key) if local.is_own(key) else f"signed by {key.label}"
+        word = (
+            local.describe_signature(key) if local.is_local_key(key) else f"signed by {key.label}"
+        )
         return cls(model, signed, policy, trust, signed_by=key.label, word=word)
 
     def promote(self, *, run_id: str, description: str) -> PromotionResult:
         """Put it into service, hand it in, or refuse it, as the policy says. Raises as
-        `gate.commands.promote.hand_over`."""
-        release = replace(self.release, run_id=run_id, description=description)
+        `gate.commands.promote.submit_or_promote`."""
         handing_in = is_handed_in(self.policy, None)
+        release = replace(self.release, run_id=run_id, description=description)
         if self.refusal is not None:
             return refused(self.model, release, self.refusal, handing_in=handing_in)
-        return hand_over(
-            self.model, release, policy=self.policy, trust=self.trust, handing_in=handing_in
-        )
+        try:
+            verified = verify_release(
+                release,
+                policy=self.policy,
+                trust=self.trust,
+                registries=self.model.identities(),
+            )
+        except Untrusted as error:
+            return refused(self.model, release, str(error), handing_in=handing_in)
+        return submit_or_promote(self.model, verified, handing_in=handing_in)

@@ -1,6 +1,6 @@
 """`make stack`: MLflow's server, the service with its webhook, all on this machine, until Ctrl-C.
 
-What they need to keep lies in `.gate/`: the database of ledger and inbox, deployed files, secrets,
+What they need to keep lies in `.gate/`: the database of the ledger, deployed files, secrets,
 the service's key and whom it trusts.
 """
 

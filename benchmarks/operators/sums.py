@@ -152,24 +152,86 @@ def long_sums() -> Iterator[Case]:
                 (x.reshape(1, rows, 10, n // 10),),
                 (("AveragePool", ("x0",), {"kernel_shape": [10, n // 10]}),),
             )  # fmt: skip
-            if n <= 102_400:
-                yield from _norms(label, x[:, None].repeat(2, 1).reshape(-1, n))
+            sixteen = x.repeat(16 // rows, 0)
+            yield from _norms(label, sixteen)
+            yield from _group_norms(label, sixteen)
+            yield from _other_norms(label, x)
             yield from _softmax(label, x)
             yield Case(
                 "matmul", label, torch.matmul, (x, x[:2].T.copy()),
                 (("MatMul", ("x0", "x1"), {}),),
             )  # fmt: skip
+            for columns in (24, 100):
+                yield Case(
+                    "matmul", f"{label}, {columns} columns", torch.matmul,
+                    (x, x[:1].repeat(columns, 0).T.copy()), (("MatMul", ("x0", "x1"), {}),),
+                )  # fmt: skip
             weight = torch.from_numpy(x[:2].copy())
             yield Case(
                 "linear", label, lambda x, w=weight: functional.linear(x, w.to(x.dtype)), (x,),
                 (("Gemm", ("x0", "w"), {"transB": 1}),), {"w": x[:2].copy()},
             )  # fmt: skip
             for shape, sides in (((n, 1, 1), "1 x 1"), ((n // 100, 10, 10), "10 x 10")):
+                pictures, kernels = x.reshape(-1, *shape), x[:2].reshape(-1, *shape)
                 yield Case(
-                    "conv2d", f"{label}, {sides}", functional.conv2d,
-                    (x.reshape(-1, *shape), x[:2].reshape(-1, *shape)),
+                    "conv2d", f"{label}, {sides}", functional.conv2d, (pictures, kernels),
                     (("Conv", ("x0", "x1"), {}),),
                 )  # fmt: skip
+                weight = torch.from_numpy(kernels)
+                yield Case(
+                    "conv2d", f"{label}, {sides}, constant weights",
+                    lambda x, w=weight: functional.conv2d(x, w.to(x.dtype)), (pictures,),
+                    (("Conv", ("x0", "w"), {}),), {"w": kernels},
+                )  # fmt: skip
+            yield Case(
+                "conv_transpose2d", label, functional.conv_transpose2d,
+                (x.reshape(-1, n, 1, 1), x[:2].T.reshape(n, 2, 1, 1)),
+                (("ConvTranspose", ("x0", "x1"), {}),),
+            )  # fmt: skip
+
+
+def _other_norms(label: str, x: Array) -> Iterator[Case]:
+    yield Case(
+        "linalg_vector_norm", f"{label}, absolute values",
+        lambda x: x.norm(p=1, dim=-1, keepdim=True), (x,), _reduced("ReduceL1"), _LAST,
+    )  # fmt: skip
+    yield Case(
+        "linalg_vector_norm", f"{label}, cubes", lambda x: x.norm(p=3, dim=-1, keepdim=True), (x,),
+        (
+            ("Abs", ("x0",), {}), ("Pow", ("n0", "three"), {}),
+            ("ReduceSum", ("n1", "last"), {"keepdims": 1}), ("Pow", ("n2", "third"), {}),
+        ),
+        {**_LAST, "three": floats(3.0), "third": floats(1.0 / 3.0)},
+    )  # fmt: skip
+    few = floats(1.0 + 1e-6 * x)
+    yield Case(
+        "prod", label, lambda x: x.prod(-1, keepdim=True), (few,), _reduced("ReduceProd"), _LAST,
+        opset=18,
+    )  # fmt: skip
+
+
+def _group_norms(label: str, x: Array) -> Iterator[Case]:
+    """Of two pictures with eight groups of four channels: as one operator, and as it was written
+    before opset 21."""
+    n, weights = x.shape[-1], {"w": np.ones(32, np.float32), "b": np.zeros(32, np.float32)}
+    pictures, attributes = x.reshape(2, 32, n // 4), {"epsilon": 1e-5, "num_groups": 8}
+    if "constant" not in label:  # NaN in ONNX Runtime 1.31, whose variance is negative there
+        yield Case(
+            "group_norm", label, lambda x: functional.group_norm(x, 8), (pictures,),
+            (("GroupNormalization", ("x0", "w", "b"), attributes),), weights, opset=21,
+        )  # fmt: skip
+    yield Case(
+        "group_norm", f"{label}, reshaped", lambda x: functional.group_norm(x, 8), (pictures,),
+        (
+            ("Reshape", ("x0", "groups"), {}),
+            ("InstanceNormalization", ("n0", "w", "b"), {"epsilon": 1e-5}),
+            ("Reshape", ("n1", "channels"), {}),
+        ),
+        {
+            "groups": np.array([2, 8, -1]), "channels": np.array([2, 32, -1]),
+            "w": np.ones(8, np.float32), "b": np.zeros(8, np.float32),
+        },
+    )  # fmt: skip
 
 
 def products() -> Iterator[Case]:

@@ -45,7 +45,7 @@ README = {
 
 
 def write_small(folder: Path, docs: Path) -> None:
-    """Write the pictures of the README, with few colours, so that they are small."""
+    """Write the pictures of the README and the pages, with few colors, so that they are small."""
     for name, (taken, height) in README.items():
         with Image.open(folder / f"{taken}.png") as whole:
             part = whole.convert("RGB").crop((0, 0, whole.width, height))
