@@ -319,7 +319,7 @@ class MeasurementContext:
         itself, because rounding changes no decision."""
         if not self.truth.validity.record.own_choices:
             return None
-        return ChoiceReplay(self.reference_choices(batch))
+        return ChoiceReplay(self.reference_choices(batch), own=True)
 
     def replayed(
         self, runtime: RuntimeName, batch: Batch, *, scale: float = 1.0

@@ -43,6 +43,10 @@ than the result does."""
 _FRACTIONS = 2.0**23
 """From here on, every float32 is a whole number."""
 
+_JUMP, _JUMP_RELATIVE = 0.125, 1e-4
+"""Of a float that is made whole or an integer: moved by more, absolutely and of its value, it is
+behind a decision that is not recorded, such as `fmod`; rounding does not move it so far."""
+
 _MOST_BOXES = 4096
 """Boxes whose overlaps are compared in pairs."""
 
@@ -114,10 +118,14 @@ class Call:
 
 
 class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which operators return what the file decided, instead of their own result."""
+    """A mode in which operators return what the file decided, instead of their own result.
 
-    def __init__(self, choices: Sequence[Choice]) -> None:
+    `own`: the choices are the model's own, without rounding. One whose operand jumps is made anew.
+    """
+
+    def __init__(self, choices: Sequence[Choice], *, own: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._has_own = own
         self._left = {
             operator: [c for c in choices if c.operator == operator]
             for operator in {c.operator for c in choices}
@@ -163,6 +171,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             chosen, node = self._counterpart(step, operator, own)
             if node is not None:
                 break
+        chosen = self._unless_moved(chosen, own, step.operand, node)
         call = Call(name, (step.operand,), own, chosen, node=node, step=step)
         self.calls.append(call)
         if not call.differs:
@@ -197,7 +206,19 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         limit = float(stated.get("iou_threshold", 0.0))
         node = of_node if name == "to" else None
         operands = operands[:1] if name == "to" else operands
+        chosen = self._unless_moved(chosen, own, operands[0], node)
         return Call(name, operands, own, chosen, axis, limit, node)
+
+    def _unless_moved(
+        self, chosen: NDArray[Any], own: NDArray[Any], operand: Floats, node: Choice | None
+    ) -> NDArray[Any]:
+        """The recorded choices, but those of this run where an operand is another one."""
+        if not self._has_own or node is None or node.operand is None:
+            return chosen
+        with np.errstate(invalid="ignore"):
+            moved = np.abs(operand - node.operand.reshape(operand.shape))
+            jumped = moved > np.maximum(_JUMP, _JUMP_RELATIVE * np.abs(operand))
+        return np.where(jumped, own, chosen) if jumped.any() else chosen
 
     def _next(
         self, name: str, own: NDArray[Any], *, boxes: int

@@ -268,8 +268,8 @@ def test_late_samples_have_the_floor_of_rounding_too(tmp_path):
 
 
 class Picture(nn.Module):
-    """Cut to bytes: of a hundred thousand levels some lie on an edge. No node of a file has this
-    decision alone, so that it is not replayed."""
+    """Cut to bytes: of a hundred thousand levels some lie on an edge. `fmod` is not among the
+    decisions that are replayed; the conversion is."""
 
     def __init__(self):
         super().__init__()
