@@ -172,7 +172,7 @@ def test_which_bounds_moved() -> None:
 @pytest.mark.parametrize(
     ("old", "reason"),
     [
-        (None, "nobody asked"),
+        (None, "--against"),
         (Champion(state="first", absent="no version of digits serves yet"), "serves yet"),
         (Champion(state="unvouched", version="3", absent="no line of the ledger"), "no line"),
         (Champion(state="unrecorded", version="3", absent="it has none"), "none"),
