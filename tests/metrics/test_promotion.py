@@ -10,10 +10,11 @@ import pytest
 from mlflow import MlflowClient
 
 from gate import cli
+from tests.metrics.detector import Detector, detector
 from tests.metrics.project import Project, project
 from tests.registry.servers import empty_database
 
-__all__ = ["project"]
+__all__ = ["detector", "project"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
@@ -25,6 +26,11 @@ pytestmark = [
 def gate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
     code = cli.main([*arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
+
+
+def failures(report: str) -> set[tuple[str, str]]:
+    checks = json.loads((Path(report) / "decision.json").read_text())["checks"]
+    return {(check["name"], check["point"]) for check in checks if check["verdict"] == "FAIL"}
 
 
 def test_a_text_classifier_is_refused_for_one_slice(
@@ -61,8 +67,7 @@ def test_a_text_classifier_is_refused_for_one_slice(
 
     code, said = promote("worse.onnx", "second")
     assert (code, said["outcome"]) == (1, "refused")
-    checks = json.loads((Path("second") / "decision.json").read_text())["checks"]
-    failed = {(check["name"], check["point"]) for check in checks if check["verdict"] == "FAIL"}
+    failed = failures("second")
     assert ("metric_drop", "hit, language=b") in failed
     assert ("metric_champion_drop", "hit, language=b") in failed
     assert ("metric_drop", "hit") not in failed
@@ -76,3 +81,34 @@ def test_a_text_classifier_is_refused_for_one_slice(
     here = f"sqlite:///{Path('mlflow.db').resolve()}"
     runs = MlflowClient(here).search_runs(["1"])
     assert {run.data.metrics.get("ort-cpu/metric/hit") for run in runs} >= {1.0}
+
+
+def test_a_detector_is_refused_for_one_slice_and_promoted_within_the_bound(
+    detector: Detector, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    empty_database(Path("mlflow.db"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def promote(file: str, report: str) -> tuple[int, str]:
+        gate(
+            capsys, "check", file, "--reference", "squares:build", "--inputs", "images.npy",
+            "--labels", "labels.jsonl", "--policy", "policy.yaml", "--report", report, "--track",
+            "--against", "squares",
+        )  # fmt: skip
+        code, answer = gate(
+            capsys, "promote", file, "--name", "squares", "--report", report, "--policy",
+            "policy.yaml",
+        )  # fmt: skip
+        return code, answer["outcome"]
+
+    assert promote("model.onnx", "first") == (0, "promoted")
+    assert promote("misses-dim.onnx", "second") == (1, "refused")
+    assert failures("second") == {
+        (name, "map50, camera=rear") for name in ("metric_drop", "metric_champion_drop")
+    }
+    assert promote("misses-few.onnx", "third") == (0, "promoted")
+    code, answer = gate(capsys, "history", "--model", "squares", "--metric", "map50")
+    assert code == 0
+    assert [row["value"] for row in answer["versions"]] == pytest.approx(
+        [detector.map50_of("model.onnx"), detector.map50_of("misses-few.onnx")], abs=1e-9
+    )
