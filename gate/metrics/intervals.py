@@ -103,19 +103,43 @@ def rare_change_bounds(
     return DropBounds("rule_of_three", tuple(upper))
 
 
-def bca_limits(
-    statistic: Statistic, blocks: int, levels: Sequence[float], *, resamples: int = RESAMPLES
-) -> tuple[Array, Array] | None:
+class Distribution(NamedTuple):
+    """The values of a statistic that BCa needs."""
+
+    observed: float
+    drawn: Array
+    """On resamples, shape (resamples,)."""
+    jackknife: Array
+    """Without each block, shape (blocks,)."""
+
+    def minus(self, other: Distribution, *, sign: float) -> Distribution:
+        """Return the distribution of `sign` times the difference on the same resamples."""
+        return Distribution(
+            sign * (self.observed - other.observed),
+            sign * (self.drawn - other.drawn),
+            sign * (self.jackknife - other.jackknife),
+        )
+
+
+def resample(statistic: Statistic, blocks: int, *, resamples: int = RESAMPLES) -> Distribution:
+    """Return a statistic on all blocks, on resamples with a fixed seed, and without each block."""
+    return Distribution(
+        float(statistic(np.ones((1, blocks)))[0]),
+        statistic(_weights(blocks, resamples)),
+        statistic(1.0 - np.eye(blocks)),
+    )
+
+
+def bca_limits(found: Distribution, levels: Sequence[float]) -> tuple[Array, Array] | None:
     """Return one-sided lower and upper limits by the BCa bootstrap, shape (levels,) each.
 
-    Efron, Journal of the American Statistical Association 82 (1987), with a fixed seed; equal to
+    Efron, Journal of the American Statistical Association 82 (1987); equal to
     `scipy.stats.bootstrap` but for the resamples, without its n x n jackknife per level. None: the
     statistic is the same in all resamples or without any one block, so there is no interval. NaN
     where the statistic has no finite value on one of them.
     """
-    observed = float(statistic(np.ones((1, blocks)))[0])
-    drawn = np.sort(statistic(_weights(blocks, resamples)))
-    jackknife = statistic(1.0 - np.eye(blocks))
+    observed, drawn, jackknife = found.observed, np.sort(found.drawn), found.jackknife
+    resamples = len(drawn)
     if not (np.isfinite(drawn).all() and np.isfinite(jackknife).all() and math.isfinite(observed)):
         return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
     apart = jackknife.mean() - jackknife

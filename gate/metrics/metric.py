@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from gate.errors import DataError, PolicyError
 from gate.metrics import intervals
-from gate.metrics.intervals import Array, DropBounds, Statistic
+from gate.metrics.intervals import Array, Distribution, DropBounds, Statistic
 from gate.policy.metrics import MetricPolicy
 from gate.records.metrics import MetricDrop, MetricGroup, MetricSide, MetricValue
 
@@ -317,6 +318,34 @@ class Slice:
     mask: NDArray[np.bool_]
 
 
+class Side:
+    """A metric on the samples of one side; what takes a bootstrap is computed once, when needed."""
+
+    def __init__(self, metric: Metric, state: State) -> None:
+        self.metric, self.state = metric, state
+
+    @cached_property
+    def distribution(self) -> Distribution:
+        """The metric on all samples, on resamples and without each block."""
+        blocks = min(self.state.samples, intervals.MOST_BLOCKS)
+        statistic = self.metric.statistic(self.state)
+        return intervals.resample(statistic, blocks, resamples=self.metric.resamples)
+
+    @property
+    def is_binary_mean(self) -> bool:
+        """Whether it is the mean of values of 0 and 1."""
+        if not isinstance(self.metric, PerSample) or self.metric.total:
+            return False
+        return bool(((self.state.rows == 0.0) | (self.state.rows == 1.0)).all())
+
+    @property
+    def value(self) -> float:
+        """On all samples."""
+        if self.is_binary_mean:
+            return float(self.state.rows.mean())
+        return self.distribution.observed
+
+
 def drop_between(
     metric: Metric, reference: State, state: State, *, sign: float, levels: Sequence[float]
 ) -> MetricDrop:
@@ -324,74 +353,64 @@ def drop_between(
 
     `sign`: 1.0 if higher is better, else -1.0. `levels`: of the bounds.
     """
-    ours, theirs = metric.statistic(state), metric.statistic(reference)
+    return _drop(Side(metric, reference), Side(metric, state), sign=sign, levels=levels)
 
-    def drop_of(weights: Array) -> Array:
-        return sign * (theirs(weights) - ours(weights))
 
-    samples = state.samples
-    blocks = min(samples, intervals.MOST_BLOCKS)
-    whole = np.ones((1, blocks))
-    drop = float(drop_of(whole)[0])
-    differs = reference.differs(state)
-    changed, scale = int(differs.sum()), _scale(metric, reference, state)
-    mean = isinstance(metric, PerSample) and not metric.total
-    if mean and _is_binary(reference.rows) and _is_binary(state.rows):
-        moved = sign * (reference.rows[:, 0] - state.rows[:, 0])
+def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) -> MetricDrop:
+    samples = side.state.samples
+    drop = sign * (reference.value - side.value)
+    changed = int(reference.state.differs(side.state).sum())
+    scale = _scale(reference, side)
+    if reference.is_binary_mean and side.is_binary_mean:
+        moved = sign * (reference.state.rows[:, 0] - side.state.rows[:, 0])
         worse, better = int((moved > 0).sum()), int((moved < 0).sum())
-        found: DropBounds | None = intervals.binary_bounds(worse, better, samples, levels)
+        found: DropBounds = intervals.binary_bounds(worse, better, samples, levels)
     elif not changed:
         found = intervals.rare_change_bounds(0.0, samples, levels, scale=scale)
     else:
         expanded = [intervals.expanded_level(level, changed) for level in levels]
-        limits = intervals.bca_limits(drop_of, blocks, expanded, resamples=metric.resamples)
+        difference = reference.distribution.minus(side.distribution, sign=sign)
+        limits = intervals.bca_limits(difference, expanded)
         found = (
             intervals.rare_change_bounds(drop, samples, levels, scale=scale)
             if limits is None
             else DropBounds("bca", tuple(map(float, limits[1])))
         )
-    assert found is not None
     return MetricDrop(
         drop=drop, changed=changed, method=found.method, bounds=found.upper, scale=scale
     )
 
 
-def _is_binary(rows: Array) -> bool:
-    return bool(((rows == 0.0) | (rows == 1.0)).all())
-
-
-def _scale(metric: Metric, *states: State) -> float:
+def _scale(*sides: Side) -> float:
     """Return the largest drop that a sample can have, as far as the samples show it: of a mean the
     range of its values; of another metric what one more or less sample does to it, times their
     number. At least the largest value, and 1 where all of them are 0."""
+    metric = sides[0].metric
     if isinstance(metric, PerSample):
-        rows = np.concatenate([state.rows for state in states])
+        rows = np.concatenate([side.state.rows for side in sides])
         scale = float(max(np.ptp(rows), np.abs(rows).max()))
-        samples = states[0].samples if metric.total else 1
+        samples = sides[0].state.samples if metric.total else 1
         return (scale or 1.0) * samples
     found = [1e-300]
-    for state in states:
-        statistic, blocks = metric.statistic(state), min(state.samples, intervals.MOST_BLOCKS)
-        value = float(statistic(np.ones((1, blocks)))[0])
+    for side in sides:
+        value, _, without = side.distribution
         found += [abs(value)]
-        if blocks > 1:
-            without = statistic(1.0 - np.eye(blocks))
-            found += [blocks * float(np.nanmax(np.abs(without - value), initial=0.0))]
+        if len(without) > 1:
+            found += [len(without) * float(np.nanmax(np.abs(without - value), initial=0.0))]
     return max(found) if max(found) > 1e-300 else 1.0
 
 
-def value_of(metric: Metric, state: State, *, level: float) -> MetricValue:
-    """Return the value on all samples of a state, with one-sided limits at `level`."""
-    statistic, blocks = metric.statistic(state), min(state.samples, intervals.MOST_BLOCKS)
-    value = float(statistic(np.ones((1, blocks)))[0])
-    if isinstance(metric, PerSample) and not metric.total and _is_binary(state.rows):
-        low, high = intervals.share_limits(int(state.rows.sum()), state.samples, level)
-        return MetricValue(value=value, low=low, high=high)
-    limits = intervals.bca_limits(statistic, blocks, [level], resamples=metric.resamples)
+def _value(side: Side, *, level: float) -> MetricValue:
+    """Return the value on all samples, with one-sided limits at `level`."""
+    rows, samples = side.state.rows, side.state.samples
+    if side.is_binary_mean:
+        low, high = intervals.share_limits(int(rows.sum()), samples, level)
+        return MetricValue(value=side.value, low=low, high=high)
+    limits = intervals.bca_limits(side.distribution, [level])
     if limits is None:  # all samples alike: at most a share of 3 / n is otherwise
-        room = _scale(metric, state) * -np.expm1(np.log1p(-level) / state.samples)
-        return MetricValue(value=value, low=value - room, high=value + room)
-    return MetricValue(value=value, low=float(limits[0][0]), high=float(limits[1][0]))
+        room = _scale(side) * -np.expm1(np.log1p(-level) / samples)
+        return MetricValue(value=side.value, low=side.value - room, high=side.value + room)
+    return MetricValue(value=side.value, low=float(limits[0][0]), high=float(limits[1][0]))
 
 
 def groups_of(
@@ -411,17 +430,17 @@ def groups_of(
     family = intervals.holm_levels(policy.confidence, len(slices))
     groups = []
     for part in (whole, *slices):
-        taken = {side: state.take(part.mask) for side, state in states.items()}
+        taken = {name: Side(metric, state.take(part.mask)) for name, state in states.items()}
         levels = family if part.column is not None else (policy.confidence,)
         sides = {}
-        values = {s: value_of(metric, t, level=policy.confidence) for s, t in taken.items()}
+        values = {name: _value(side, level=policy.confidence) for name, side in taken.items()}
         for side, value in values.items():
             if not np.isfinite(value.value):
                 where = "" if part.column is None else f" on {part.column}={part.label}"
                 raise DataError(f"the value of {side}{where} is {value.value}, expected a number")
             if side == reference:
                 continue
-            change = drop_between(metric, taken[reference], taken[side], sign=sign, levels=levels)
+            change = _drop(taken[reference], taken[side], sign=sign, levels=levels)
             sides[side] = MetricSide(**value.model_dump(), change=change)
         groups.append(
             MetricGroup(

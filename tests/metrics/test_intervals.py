@@ -13,6 +13,7 @@ from gate.metrics.intervals import (
     holds_by_holm,
     holm_levels,
     rare_change_bounds,
+    resample,
     samples_needed,
     share_limits,
     unpaired_bounds,
@@ -57,7 +58,7 @@ def test_bca_is_that_of_scipy(kind: str):
         "rare": np.where(rng.random(300) < 0.05, 0.5, 0.0),
     }[kind]
     mean, blocks = linear(values)
-    limits = bca_limits(mean, blocks, [0.95, 0.99])
+    limits = bca_limits(resample(mean, blocks), [0.95, 0.99])
     assert limits is not None
     for place, level in enumerate((0.95, 0.99)):
         peer = stats.bootstrap(
@@ -71,7 +72,7 @@ def test_bca_is_that_of_scipy(kind: str):
 def test_blocks_keep_the_interval_of_single_samples():
     values = np.random.default_rng(5).exponential(size=20_000)
     mean, blocks = linear(values)
-    limits = bca_limits(mean, blocks, [0.95])
+    limits = bca_limits(resample(mean, blocks), [0.95])
     assert limits is not None
     error = values.std() / math.sqrt(len(values))
     assert limits[1][0] - values.mean() == pytest.approx(1.645 * error, rel=0.1)
@@ -80,7 +81,7 @@ def test_blocks_keep_the_interval_of_single_samples():
 
 def test_what_never_varies_has_no_bootstrap():
     for values in (np.zeros(200), np.full(200, 0.1), np.full(2000, 0.1)):
-        assert bca_limits(*linear(values), [0.95]) is None
+        assert bca_limits(resample(*linear(values)), [0.95]) is None
 
 
 def test_holm_is_a_step_down_procedure():
