@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from playwright.sync_api import expect
 
 from gate import cli
 from gate.ledger.entry import LedgerEntry
@@ -23,6 +24,7 @@ from gate.registry.promotion import rollback
 from gate.signing.keys import SigningKey
 from gate.storage.workspace import working_in
 from tests import builders
+from tests.browser import chromium
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import ADMIN, make_run, serving
@@ -181,6 +183,25 @@ def test_moves_around_the_gate(
         assert WAYS["version deleted"](place).status_code == 503
         place.client.set_registered_model_alias(NAME, "shadow", "2")
         assert place.champion() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_the_alias_dialog_shows_the_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site(tmp_path, UVICORN, monkeypatch) as place, chromium() as browser:
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(f"{place.uri}/#/models/{NAME}/versions/1?workspace=default")
+        page.get_by_text("@ previous").locator("xpath=following::button[1]").click()
+        dialog = page.get_by_role("dialog").filter(has_text="alias for model version 1")
+        aliases = dialog.get_by_role("combobox")
+        aliases.fill(CHAMPION)
+        aliases.press("Enter")
+        dialog.get_by_role("button", name="Save aliases").click()
+        expect(dialog).to_contain_text(f"/#/models/{NAME}/versions/2", timeout=120_000)
+        assert place.champion() == "2"
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables
