@@ -1,135 +1,175 @@
-"""Write docs/checks.md: what every check asks, and what each of its codes says."""
+"""Write docs/checks.md: the question of every check, what its codes say, and what to do."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
+import string
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 
 from gate.decision.catalog import (
     CHECKS,
     COMMON,
     MISMATCHES,
-    NOTES,
     PROBLEMS,
-    REASONS,
     TITLES,
     CheckSpec,
     CodeSpec,
 )
-from gate.decision.faults import (
-    ACCOUNTS,
-    DETAILS,
-    FAULTS,
-    FINDINGS,
-    OPTIMIZERS,
-    OUTCOMES,
-    SEAMS,
-    WEIGHTS,
-    FaultSpec,
-)
+from gate.decision.faults import FAULTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
+
+HOLDS = (
+    "compared", "enough", "few", "holds", "matches", "measured", "no_findings", "no_worse",
+    "proven", "ran", "same", "same_file", "within",
+)  # fmt: skip
+"""Codes of a check that holds. Their texts are not listed."""
 
 _INTRODUCTION = """\
 # Checks
 
-A decision is a list of checks. Each has a name, a verdict, its numbers and a *code*: what was
-found. Names and codes are stable; texts may change. This page lists every text, with `<...>` in
-the place of values. `gate check --json` prints them as `explanation` and `remedy`.
-[Metrics](metrics.md) has the formulas in full.
+Every check, the texts of its codes, and what to do. `gate check --json` prints `name`, `code`,
+`explanation` and `remedy`; names and codes are stable.
+Formulas and bounds: [metrics](metrics.md). Terms: [glossary](glossary.md).
 
-## Terms
-
-- `c`, `r`, `r64`: the output of the ONNX file, of the model in float32, and of the model in float64
-  (the float64 reference). `a`, `b`: two runs of one runtime on the same samples.
-- floor: the float32 rounding error of the model itself. `× rounding`: an error in units of it; a
-  correct file has about 1.
-- random rounding: PyTorch with each operation rounded up or down at random, which shows what
-  rounding alone changes.
-- spread: the standard deviation of the output over the samples.
-- provider: an execution provider of ONNX Runtime, such as `CUDAExecutionProvider`.
-- probe: an input that is not among the samples, such as zeros, other signs, another batch size.
-- baked in: a value or a branch of the traced example that the exporter wrote as a constant.
-- release, part, chain: a model of several ONNX files, one of these files, and the Python code that
-  connects them.
-- champion: the version that serves now.
-- consumer: a program other than the training code that turns pictures into tensors.
-- waived: the policy does not require it, so the check does not refuse the file.
-
-`python -m handbook.checks_page` writes this page from `gate/decision/catalog.py` and
-`gate/decision/faults.py`.
+- The headings are the titles of findings. `<...>` is a value, `…` stands for the words above.
+- The text in *italics* is the remedy of a code. Without one, the check's applies.
+- Codes that are not in the row of a check are in
+  [Codes of several checks](#codes-of-several-checks). Not listed are `..._waived` (the policy does
+  not require it), codes whose text is only its [problems](#problems) or findings, such as
+  `violated`, and codes of a check that holds: {holds}.
 """
 
 _FAULTS = """\
 ## Faults
 
-If a check fails, `gate check` compares the layers of the file with those of the model and names the
-first layer that is wrong although its inputs are right. The code is `fault_code` of the
-localization, with `variant` of its `fault_params`; `<details>` are listed below. The texts are in
-`cause` and `remedy` of `--json`.
+The first layer that is wrong although its inputs are right: `fault_code` of the localization, with
+`variant` of its `fault_params`.
 """
+
+Codes = tuple[tuple[str, CodeSpec], ...]
 
 
 def page() -> str:
     """Return the page in Markdown."""
-    lines, shown = [_INTRODUCTION], dict[str, CheckSpec]()
-    for name, spec in CHECKS.items():
-        same = next((other for other, one in shown.items() if one.codes == spec.codes), None)
-        shown.setdefault(same or name, spec)
-        lines += [f"## {name}{'…' if name.endswith('_') else ''}", "", *_check(spec, same)]
-    common = {code: spec.text for code, spec in COMMON.items()}
-    lines += ["## All checks with a number", "", *_list(common), ""]
-    lines += ["## Problems", "", "What a text lists as problems:", "", *_list(PROBLEMS), ""]
-    lines += ["## Notes", "", "Sentences that follow a text:", "", *_list(NOTES), ""]
-    lines += ["## Outputs that do not match", "", "What `wrong_outputs` of `runtime` says:", ""]
-    lines += _specs(MISMATCHES)
-    lines += ["", "## Reasons", "", "What a text has as its reason:", "", *_list(REASONS), ""]
-    lines += ["## Nodes and tensors", "", "What a finding in the graph says of its node or tensor:"]
-    lines += ["", *_list(FINDINGS), ""]
-    lines += ["Parts of the sentence about the weights:", "", *_list(WEIGHTS), ""]
-    lines += [_FAULTS, *_specs(FAULTS), "", "### Details of faults", "", *_list(DETAILS), ""]
-    lines += ["### Sentences about layers", "", *_specs(OUTCOMES), ""]
-    lines += ["### Parts of a release", "", *_specs(SEAMS), ""]
-    lines += ["### Optimizers of ONNX Runtime", "", *_list(OPTIMIZERS), ""]
-    lines += ["## Findings", "", "Parts of the sentences of findings:", "", *_list(ACCOUNTS)]
+    lines = [_INTRODUCTION.format(holds=", ".join(f"`{code}`" for code in HOLDS))]
+    shown: dict[Codes, str] = {}
+    for cause, specs in itertools.groupby(_checks(), lambda check: check[1].cause):
+        lines += [f"## {TITLES[cause]}", "", *_table(dict(specs), shown), ""]
+    lines += ["## Codes of several checks", "", *_list({**_shared(), **COMMON})]
+    problems = {code: CodeSpec(text) for code, text in PROBLEMS.items()}
+    lines += ["## Problems", "", *_list(problems)]
+    lines += ["## Outputs that do not match", "", "`wrong_outputs` of `runtime`:", ""]
+    lines += [*_list(MISMATCHES), _FAULTS, *_faults()]
     return "\n".join(lines) + "\n"
 
 
-def _check(spec: CheckSpec, same: str | None) -> Iterator[str]:
-    """Yield the lines of a check. `same`: the one above that has the same codes."""
-    yield f"{spec.meaning} Cause: *{TITLES[spec.cause]}*."
-    yield ""
-    if spec.formula is not None:
-        unit = f" ({spec.unit})" if spec.unit else ""
-        yield f"Number: `{spec.formula}`{unit}. {spec.why}"
-        yield ""
-    yield f"What to do: {_plain(spec.remedy)}"
-    yield ""
-    if same is not None:
-        yield f"Its codes are those of `{same}`."
-        yield ""
-        return
-    yield from _specs({name: each for name in spec.codes if (each := spec.code(name))})
-    yield ""
+def _checks() -> list[tuple[str, CheckSpec]]:
+    """Return the checks, those with the same cause together."""
+    causes = [*dict.fromkeys(spec.cause for spec in CHECKS.values())]
+    return sorted(CHECKS.items(), key=lambda check: causes.index(check[1].cause))
 
 
-def _specs(specs: Mapping[str, CodeSpec | FaultSpec]) -> Iterator[str]:
-    for code, spec in specs.items():
-        remedy = f" What to do: {_plain(spec.remedy)}" if spec.remedy else ""
-        yield f"- `{code}`: {_plain(spec.text)}{remedy}"
+def _codes(spec: CheckSpec) -> dict[str, CodeSpec]:
+    """Return text and remedy of the codes of a check that need a line."""
+    codes = {
+        name: CodeSpec(each.text.removesuffix("{notes}"), remedy=each.remedy)
+        for name in spec.codes
+        if (each := spec.code(name)) and name not in HOLDS
+        if each.remedy is not None or not re.fullmatch(r"(\{\w+(:\w+)?\}\.?)+", each.text)
+    }
+    return {n: each for n, each in codes.items() if n.removesuffix("_waived") not in {*codes} - {n}}
 
 
-def _list(texts: Mapping[str, str]) -> Iterator[str]:
-    for code, text in texts.items():
-        yield f"- `{code}`: {_plain(text)}"
+@functools.cache
+def _shared() -> dict[str, CodeSpec]:
+    """Return the codes of several checks, with the text that most of them have."""
+    sets = {id(spec.codes): spec for spec in CHECKS.values()}.values()
+    in_sets = Counter(pair for spec in sets for pair in _codes(spec).items())
+    in_checks = Counter(pair for spec in CHECKS.values() for pair in _codes(spec).items())
+    shared = dict[str, CodeSpec]()
+    for (name, spec), count in in_checks.most_common():
+        if in_sets[name, spec] > 1 or count > 5:  # the five checks of probes share one set
+            shared.setdefault(name, spec)
+    return shared
+
+
+def _row_codes(spec: CheckSpec) -> Codes:
+    """Return the codes in the row of a check."""
+    return tuple((n, each) for n, each in _codes(spec).items() if _shared().get(n) != each)
+
+
+@functools.cache
+def _owners() -> dict[str, str]:
+    """Return the check whose row shows a remedy, by remedy."""
+    owners = {spec.remedy: name for name, spec in reversed(_checks())}
+    for name, spec in _checks():
+        for _, each in _row_codes(spec):
+            if each.remedy is not None:
+                owners.setdefault(each.remedy, name)
+    return owners
+
+
+def _table(specs: Mapping[str, CheckSpec], shown: dict[Codes, str]) -> Iterator[str]:
+    """Yield a row for each check. `shown`: codes in rows above, and their check."""
+    groups: dict[str, dict[tuple[str, Codes], list[str]]] = {}
+    for name, spec in specs.items():
+        group = groups.setdefault(spec.remedy, {})
+        group.setdefault((spec.meaning, _row_codes(spec)), []).append(name)
+    yield from ("| check | what to do |", "|---|---|")
+    question = ""
+    for remedy, rows in groups.items():
+        advice = _plain(remedy)
+        for (meaning, codes), names in rows.items():
+            titles = ", ".join(f"`{name}{'…' if name.endswith('_') else ''}`" for name in names)
+            asks = f"<br>{_plain(meaning)}" if meaning != question else ""
+            first = shown.setdefault(codes, names[0])
+            lines = _lines(dict(codes), first) if first == names[0] else [f"codes as `{first}`"]
+            yield f"| {titles}{asks} | {'<br>'.join([advice, *(lines if codes else ())])} |"
+            question, advice = meaning, "as above"
+
+
+def _lines(specs: Mapping[str, CodeSpec], check: str | None = None) -> Iterator[str]:
+    """Yield codes by text, with `…` for the words that begin the last full text, too."""
+    full: list[str] = []
+    for code, spec in sorted(specs.items(), key=lambda item: item[1].text):
+        words = _plain(spec.text).split()
+        pairs = zip(full, words, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if same < 4 or same == len(words) - 1:
+            full, same = words, 0
+        advice = [f"*{_advice(spec.remedy, check)}*"] if spec.remedy else []
+        yield " ".join([f"`{code}`:", *(["…"] if same else []), *words[same:], *advice])
+
+
+def _advice(remedy: str, check: str | None) -> str:
+    owner = _owners().get(remedy, check)
+    return _plain(remedy) if owner == check else f"as in `{owner}`"
+
+
+def _list(specs: Mapping[str, CodeSpec]) -> list[str]:
+    return [*(f"- {line}" for line in _lines(specs)), ""]
+
+
+def _faults() -> Iterator[str]:
+    """Yield a table of the faults, those with the same remedy in one row."""
+    yield from ("| codes | what to do |", "|---|---|")
+    for remedy in dict.fromkeys(spec.remedy for spec in FAULTS.values()):
+        texts = {c: CodeSpec(spec.text) for c, spec in FAULTS.items() if spec.remedy == remedy}
+        yield f"| {'<br>'.join(_lines(texts))} | {_plain(remedy or '')} |"
 
 
 def _plain(template: str) -> str:
     """Return a text with `<name>` for its fields."""
-    text = re.sub(r"\{(\w+)(?::[^{}]*)?\}", r"<\1>", template.replace("<", "&lt;"))
-    text = text.replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace("{{", "{").replace("}}", "}")
+    parts = string.Formatter().parse(template)
+    return "".join(
+        escape(text + (f"<{field}>" if field else ""), quote=False) for text, field, *_ in parts
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -263,6 +264,22 @@ def test_localization_builds_no_texts() -> None:
 def test_the_page_of_all_texts_is_as_the_table() -> None:
     text = checks_page.PAGE.read_text(encoding="utf-8")
     assert text == checks_page.page(), "run python -m handbook.checks_page"
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_page_has_each_check_with_its_codes_and_remedies(name: str) -> None:
+    text, spec = checks_page.page(), CHECKS[name]
+    assert f"`{name}{'…' if name.endswith('_') else ''}`" in text
+    texts = [spec.meaning, spec.remedy]
+    for code in {*spec.codes} - {*checks_page.HOLDS}:
+        found = spec.code(code)
+        assert found is not None
+        texts.append(found.remedy or "")
+        has_words = any(literal.strip(" .") for literal, *_ in string.Formatter().parse(found.text))
+        if has_words and not code.endswith("_waived"):
+            assert f"`{code}`: " in text
+    for literal in (part for each in texts for part, *_ in string.Formatter().parse(each)):
+        assert html.escape(literal, quote=False) in text
 
 
 def test_no_wording_is_part_of_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
