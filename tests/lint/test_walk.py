@@ -291,8 +291,7 @@ def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
     for code, rule in RULES.items():
         page = (DOCS / f"{code}.md").read_text()
         assert page.startswith(f"# {code}: {rule.title}\n")
-        assert f"# noqa: {code}" in page
-        for heading in ("## The wrong file", "## Instead", "## Silence it"):
+        for heading in ("## The wrong file", "## Instead"):
             assert heading in page
         assert f"| [{code}]({code}.md) | {rule.title} | {rule.level} |" in table
 
