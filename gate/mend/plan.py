@@ -70,8 +70,8 @@ class Winner:
     result: EvaluationResult
     """Of the half that verified it."""
     rounded_ratio: float | None = None
-    """Of a float16 file: the worst ratio of a copy that rounds each float16 value (docs/
-    mixed-precision.md), on the same half."""
+    """Of a float16 file: the worst ratio of a copy that rounds each float16 value
+    (docs/mend.md), on the same half."""
 
 
 @dataclass(frozen=True)
