@@ -169,7 +169,7 @@ def test_extras_install_what_is_said_to_come_with_them() -> None:
 
 
 def test_only_two_extras_bring_an_onnx_runtime_and_none_both() -> None:
-    """The packages overwrite each other's files (docs/adr/0027-packages.md)."""
+    """The packages overwrite each other's files (docs/install.md)."""
     runtimes = re.compile(r"onnxruntime(-[a-z]+)?$")
     assert not [name for name in _names_of(PROJECT["dependencies"]) if runtimes.match(name)]
     brings = {
