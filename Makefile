@@ -12,7 +12,7 @@ SERVICE_PORT ?= 8400
 # Each collects all tests, which takes 40 s: one more than there are cores, as tests wait for servers.
 WORKERS ?= 3
 
-.PHONY: help install constraints dist packages browser repro ui stack screens docs lint fix test check exhaustive frozen
+.PHONY: help install constraints dist release packages browser repro ui stack screens docs lint fix test check exhaustive frozen
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -32,6 +32,9 @@ constraints: $(READY)  ## Pin the whole dependency tree again (UPGRADE=1: the ne
 dist: $(READY)  ## sdist and wheel, into dist
 	@$(BIN)/python pipelines/one_line.py $(VENV)/dist.log $(BIN)/python -m build
 	@ls -1 dist
+
+release: $(READY)  ## Build, check and tag the version of gate/__init__.py
+	@$(BIN)/python -m pipelines.release
 
 browser: $(READY)  ## Install onnxruntime-web for the runtime browser-wasm, where npm can bring it
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { echo "No Chromium here: the runtime browser-wasm is absent"; exit 0; }; \

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gate.records.localization import Localization
     from gate.storage.digest import Digest
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckResult",

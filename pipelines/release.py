@@ -1,0 +1,70 @@
+"""Build a release, check it in empty environments, and tag it: `make release`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from benchmarks.install_size import install
+from gate import __version__
+
+
+def main(root: Path) -> int:
+    """Return 0 if the release is tagged, 2 if something is missing; print what happened."""
+    tag = f"v{__version__}"
+    if reason := _missing(root, tag):
+        print(f"error: {reason}", file=sys.stderr)
+        return 2
+    dist = root / "dist"
+    _run(sys.executable, "-m", "build", "--outdir", str(dist), str(root))
+    built = sorted(dist.glob(f"parity_gate-{__version__}*"))
+    (wheel,) = (path for path in built if path.suffix == ".whl")
+    with tempfile.TemporaryDirectory() as folder:
+        checker = Path(folder, "checker")
+        venv.create(checker, with_pip=True)
+        python = str(checker / "bin" / "python")
+        _run(python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "twine")
+        _run(python, "-m", "twine", "check", "--strict", *map(str, built))
+        made = install(Path(folder, "installed"), wheel, "")
+        answer = subprocess.run(
+            [made.gate, "--version"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+    if __version__ not in answer:
+        print(f"error: the installed gate is {answer.strip()}, expected {__version__}. Remove "
+              "build/ and dist/, and build again", file=sys.stderr)  # fmt: skip
+        return 2
+    _run("git", "-C", str(root), "tag", "-a", tag, "-m", f"parity-gate {__version__}")
+    print(
+        f"What happened: {tag} was built, passed twine check, was installed in an empty "
+        f"environment, and is tagged. Where to look: {dist}. Next: git push origin {tag}, then "
+        f"twine upload {' '.join(path.name for path in built)}"
+    )
+    return 0
+
+
+def _missing(root: Path, tag: str) -> str | None:
+    """Return what keeps this checkout from being released."""
+    if _git(root, "status", "--porcelain"):
+        return "there are uncommitted changes. Commit them first"
+    if _git(root, "tag", "--list", tag):
+        return f"the tag {tag} exists. Raise __version__ in gate/__init__.py"
+    changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    if f"\n## [{__version__}]" not in changes:
+        return f"CHANGELOG.md has no section '## [{__version__}]'. Rename '[Unreleased]'"
+    return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path.cwd()))
