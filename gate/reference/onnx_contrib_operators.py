@@ -138,7 +138,7 @@ def _attend(call: OperatorCall, qkv: tuple[Tensor, Tensor, Tensor], bias: Tensor
     if call.get("unidirectional", 0):
         length, total = scores.shape[-2:]
         later = torch.ones(length, total, dtype=torch.bool).triu(total - length + 1)
-        scores = scores.masked_fill(later, call.get("mask_filter_value", -10000.0))
+        scores = scores.masked_fill(later, torch.finfo(torch.float32).min)
     return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from gate.reference.onnx_operators import (
     OperatorCall,
@@ -77,10 +78,11 @@ def _imputer(call: OperatorCall, x: Tensor) -> Tensor:
 @_ml("FeatureVectorizer")
 def _feature_vectorizer(call: OperatorCall, *values: Tensor) -> Tensor:
     sizes = call.get("inputdimensions") or [value.shape[-1] for value in values]
-    parts = [
-        value.reshape(len(value), -1)[:, :size] for value, size in zip(values, sizes, strict=True)
-    ]
-    return torch.cat([_floats(part) for part in parts], 1)
+    parts = []
+    for value, size in zip(values, sizes, strict=True):
+        part = _floats(value.reshape(len(value), -1))[:, :size]
+        parts.append(functional.pad(part, (0, size - part.shape[1])))
+    return torch.cat(parts, 1)
 
 
 @_ml("OneHotEncoder")
@@ -97,7 +99,11 @@ def _onehot_encoder(call: OperatorCall, x: Value) -> Tensor:
 
 
 def _probit(p: Tensor) -> Tensor:
-    return 1.41421356 * torch.erfinv(2 * p - 1)
+    """By ONNX Runtime's approximation of the inverse error function, which is off by up to 2e-3."""
+    x = 2 * p - 1
+    log = torch.log((1 - x) * (1 + x))
+    half = 2 / (3.14159 * 0.147) + log / 2
+    return 1.41421356 * torch.sign(x) * torch.sqrt(torch.sqrt(half * half - log / 0.147) - half)
 
 
 def _transformed(scores: Tensor, how: str) -> Tensor:
@@ -111,8 +117,19 @@ def _transformed(scores: Tensor, how: str) -> Tensor:
     return _probit(scores) if how == "PROBIT" else scores
 
 
+def _of_one(scores: Tensor, how: str) -> Tensor:
+    """Return the scores of a regressor. ONNX Runtime transforms one target by PROBIT only."""
+    return scores if scores.shape[1] == 1 and how != "PROBIT" else _transformed(scores, how)
+
+
+def _of_both(score: Tensor, how: str, *, shares: bool) -> Tensor:
+    """Return the scores of two classes from that of the second one. `shares`: they add up to 1."""
+    pair = torch.stack([1 - score if shares and how != "LOGISTIC" else -score, score], 1)
+    return torch.sigmoid(pair) if how == "LOGISTIC" else pair
+
+
 def _named(call: OperatorCall, places: Tensor) -> Value:
-    texts = call.get("classlabels_strings") or call.get("classlabels_strings")
+    texts = call.get("classlabels_strings")
     if texts:
         return np.array(texts, object)[places.numpy()]
     numbers = call.get("classlabels_int64s") or call.get("classlabels_ints")
@@ -126,7 +143,7 @@ def _linear_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     made = x @ weight.T
     if call.get("intercepts"):
         made = made + x.new_tensor(call.get("intercepts"))
-    return _transformed(made, call.get("post_transform", "NONE"))
+    return _of_one(made, call.get("post_transform", "NONE"))
 
 
 @_ml("LinearClassifier")
@@ -140,8 +157,7 @@ def _linear_classifier(call: OperatorCall, x: Tensor) -> Value:
     how = call.get("post_transform", "NONE")
     if rows == 1:
         places = (scores[:, 0] > 0).to(torch.int64)
-        positive = _transformed(scores, how if how != "SOFTMAX" else "LOGISTIC")
-        return _named(call, places), torch.cat([1 - positive, positive], 1)
+        return _named(call, places), _of_both(scores[:, 0], how, shares=True)
     return _named(call, scores.argmax(1)), _transformed(scores, how)
 
 
@@ -203,35 +219,41 @@ def _forest(call: OperatorCall) -> _Forest:
     return made
 
 
-def _votes(call: OperatorCall, x: Tensor, prefix: str, count: int) -> tuple[Tensor, Tensor]:
-    """Sums of the weights of leaves by target, and which targets have any: (samples, targets)."""
+def _weights(call: OperatorCall, kind: str) -> Tensor:
+    stored = call.get(f"{kind}_weights_as_tensor")
+    if stored is None:
+        return torch.tensor(list(call.get(f"{kind}_weights")), dtype=torch.float64)
+    made: Tensor = tensor_from_proto(stored).double()
+    return made
+
+
+def _votes(call: OperatorCall, x: Tensor, kind: str, count: int) -> tuple[Tensor, Tensor]:
+    """Return the weights of leaves, aggregated over the trees, and which targets have any, both of
+    shape (samples, targets). `kind`: `class` or `target`."""
     forest, get = _forest(call), call.get
-    kind = "class" if prefix == "class" else "target"
-    stored = get(f"{kind}_weights_as_tensor")
-    weights = (
-        torch.tensor(list(get(f"{kind}_weights")), dtype=torch.float64)
-        if stored is None
-        else tensor_from_proto(stored).double()
-    )
     owners = [
         forest.place[pair]
         for pair in zip(get(f"{kind}_treeids"), get(f"{kind}_nodeids"), strict=True)
     ]
+    where = torch.tensor(owners), torch.tensor(get(f"{kind}_ids"))
     table = torch.zeros(len(forest.leaf), count, dtype=torch.float64)
-    table.index_put_((torch.tensor(owners), torch.tensor(get(f"{kind}_ids"))), weights, True)
+    table.index_put_(where, _weights(call, kind), True)
     held = torch.zeros(len(forest.leaf), count, dtype=torch.bool)
-    held[torch.tensor(owners), torch.tensor(get(f"{kind}_ids"))] = True
+    held[where] = True
     at = forest.leaves(x)
-    return _gathered(call, table.to(x.dtype)[at]), held[at].any(1)
+    return _aggregated(call, table.to(x.dtype)[at], held[at]), held[at].any(1)
 
 
-def _gathered(call: OperatorCall, votes: Tensor) -> Tensor:
+def _aggregated(call: OperatorCall, votes: Tensor, held: Tensor) -> Tensor:
+    """Return one vote of all trees. Of the smallest or largest, trees without a weight for a target
+    have no part."""
     how = call.get("aggregate_function", "SUM")
-    if how == "MIN":
-        return votes.amin(1)
-    if how == "MAX":
-        return votes.amax(1)
-    return votes.mean(1) if how == "AVERAGE" else votes.sum(1)
+    if how not in ("MIN", "MAX"):
+        return votes.mean(1) if how == "AVERAGE" else votes.sum(1)
+    none = votes.new_tensor(torch.inf if how == "MIN" else -torch.inf)
+    least = torch.where(held, votes, none)
+    best = least.amin(1) if how == "MIN" else least.amax(1)
+    return torch.where(held.any(1), best, torch.zeros_like(best))
 
 
 def _base(call: OperatorCall, x: Tensor) -> Tensor | None:
@@ -248,35 +270,52 @@ def _tree_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     x = _floats(x)
     scores, _ = _votes(call, x, "target", call.get("n_targets"))
     base = _base(call, x)
-    return _transformed(scores if base is None else scores + base, call.get("post_transform"))
+    return _of_one(scores if base is None else scores + base, call.get("post_transform"))
 
 
 @_ml("TreeEnsembleClassifier")
 def _tree_classifier(call: OperatorCall, x: Tensor) -> Value:
     x = _floats(x)
-    labels = call.get("classlabels_strings") or call.get("classlabels_int64s")
-    count = len(labels)
+    count = len(call.get("classlabels_strings") or call.get("classlabels_int64s"))
     scores, held = _votes(call, x, "class", count)
     base, how = _base(call, x), call.get("post_transform", "NONE")
-    used = sorted(set(call.attributes["class_ids"]))
-    weights = call.attributes.get("class_weights")
-    positive = weights is None or all(weight >= 0 for weight in weights)
-    if count == 2 and len(used) == 1:
-        score = scores[:, used[0]]
-        if base is not None:
-            score = score + base[-1]
-        places = (score > (0.5 if positive else 0.0)).to(torch.int64)
-        column = score.unsqueeze(1)
-        if positive:
-            pair = torch.cat([1 - column, column], 1)
-        elif how == "LOGISTIC":
-            pair = torch.sigmoid(torch.cat([-column, column], 1))
-        else:
-            pair = torch.cat([-column, column], 1)
-        return _named(call, places), pair
+    if count <= 2:
+        return _binary(call, scores, held, base)
     scores = scores if base is None else scores + base
     ranked = torch.where(held, scores, scores.new_tensor(-torch.inf)) if base is None else scores
     return _named(call, ranked.argmax(1)), _transformed(scores, how)
+
+
+def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | None) -> Value:
+    """Return labels and scores of two classes, or one, by ONNX Runtime's rules.
+
+    ONNX has none. If all leaves are of one class, its score decides: positive weights are
+    probabilities, others are compared with 0. A sample without a leaf of the second class has the
+    score of the first one for both, unless there are two base values.
+    """
+    how, zero = call.get("post_transform", "NONE"), torch.zeros_like(scores[:, 0])
+    single = scores.shape[1] == 2 and len(set(call.get("class_ids"))) == 1
+    shares = single and bool((_weights(call, "class") >= 0).all())
+    first, has_first = scores[:, 0], held[:, 0]
+    second, has_second = (scores[:, 1], held[:, 1]) if scores.shape[1] == 2 else (zero, zero > 0)
+    if base is not None and len(base) == 2:
+        alone = zero > 0
+        total = base[1] + first
+        first = torch.where(has_second, -total, first + base[0])
+        second, has_first = torch.where(has_second, total, zero), has_first | ~has_second
+    else:
+        alone = ~has_second
+        first = first if base is None else first + base[0]
+    decisive = torch.where(has_second, second, first)
+    places = (decisive > (0.5 if shares else 0.0)).to(torch.int64)
+    labels = _named(call, places) if single or call.get("classlabels_strings") else places
+    if scores.shape[1] == 1:
+        return labels, first.unsqueeze(1)
+    both = torch.stack(
+        [torch.where(has_first, first, zero), torch.where(has_second, second, zero)], 1
+    )
+    own = _of_both(first, how, shares=shares)
+    return labels, torch.where(alone.unsqueeze(1), own, _transformed(both, how))
 
 
 @_ml("SVMRegressor")
@@ -292,7 +331,7 @@ def _svm_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     made = (made + x.new_tensor(call.get("rho"))[0]).unsqueeze(1)
     if call.get("one_class", 0):
         return torch.where(made > 0, torch.ones_like(made), -torch.ones_like(made))
-    return _transformed(made, call.get("post_transform", "NONE"))
+    return made  # ONNX Runtime ignores post_transform
 
 
 def _kernel(call: OperatorCall, x: Tensor, vectors: Tensor) -> Tensor:

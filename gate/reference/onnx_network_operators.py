@@ -21,6 +21,7 @@ from gate.reference.onnx_operators import (
     integers,
     operator,
     scalar,
+    softplus,
 )
 
 # Padding.
@@ -375,7 +376,9 @@ def _batch_norm(
 
 @operator("InstanceNormalization")
 def _instance_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return functional.instance_norm(x, None, None, scale, bias, eps=call.get("epsilon", 1e-5))
+    # PyTorch's function, other than its operator, refuses samples of a single element.
+    epsilon = call.get("epsilon", 1e-5)
+    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, False)
 
 
 @operator("LayerNormalization")
@@ -672,7 +675,8 @@ def _roi_align_max(x: Tensor, rois: Tensor, batch: Tensor, plan: Any) -> Tensor:
                     left + cell[1] * (j + (b + 0.5) / columns),
                 )
             ]
-            made[number, :, i, j] = torch.stack(parts).amax(0)
+            if parts:  # a cell without extent has none
+                made[number, :, i, j] = torch.stack(parts).amax(0)
     return made
 
 
@@ -726,7 +730,7 @@ def _non_max_suppression(
 _ACTIVATIONS: dict[str, Callable[[Tensor, float | None, float | None], Tensor]] = {
     "sigmoid": lambda x, _a, _b: torch.sigmoid(x), "tanh": lambda x, _a, _b: torch.tanh(x),
     "relu": lambda x, _a, _b: torch.relu(x), "softsign": lambda x, _a, _b: x / (1 + x.abs()),
-    "softplus": lambda x, _a, _b: functional.softplus(x, threshold=1e9),
+    "softplus": lambda x, _a, _b: softplus(None, x),
     "affine": lambda x, a, b: (1.0 if a is None else a) * x + (b or 0.0),
     "leakyrelu": lambda x, a, _b: functional.leaky_relu(x, 0.01 if a is None else a),
     "thresholdedrelu": lambda x, a, _b: torch.where(x > (1.0 if a is None else a), x, x * 0),

@@ -183,8 +183,9 @@ _enter_plain()
 
 
 @operator("Softplus")
-def _softplus(_call: OperatorCall, x: Tensor) -> Tensor:
-    return functional.softplus(x, threshold=1e9)  # PyTorch's default returns x beyond 20
+def softplus(_call: OperatorCall | None, x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)), which is x beyond 40, also in float64; from 89 on exp overflows."""
+    return functional.softplus(x, threshold=40.0)
 
 
 @operator("Equal")
@@ -444,7 +445,7 @@ def axes_of(call: OperatorCall, axes: Value) -> list[int] | None:
 def _squeeze(call: OperatorCall, x: Value, axes: Tensor | None = None) -> Value:
     taken = axes_of(call, axes)
     rank = len(x.shape)
-    wanted = [i for i in range(rank) if x.shape[i] == 1] if taken is None else taken
+    wanted = taken or [i for i in range(rank) if x.shape[i] == 1]
     gone = {axis % rank for axis in wanted}
     return x.reshape([size for i, size in enumerate(x.shape) if i not in gone])
 
@@ -733,9 +734,11 @@ def _pad(
             return functional.pad(x.to(torch.uint8), flat, value=int(filling)).bool()
         return functional.pad(x, flat, value=filling)
     for axis in range(rank):
-        size = x.shape[axis]
         if before[axis] or after[axis]:
-            wanted = _padded(np.arange(-before[axis], size + after[axis]), size, mode)
+            first, last = max(-before[axis], 0), x.shape[axis] - max(-after[axis], 0)
+            size = last - first
+            wanted = np.arange(-max(before[axis], 0), size + max(after[axis], 0))
+            wanted = first + _padded(wanted, size, mode)
             x = torch.index_select(x, axis, torch.from_numpy(wanted))
     return x
 

@@ -458,7 +458,7 @@ def _scanned(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: En
     into = call.get("scan_output_axes") or [0] * len(rows)
     behind = call.get("scan_output_directions") or [0] * len(rows)
     stacked = [
-        _stacked(row[::-1] if flip else row, body, kept + i, axis if axis >= 0 else -1)
+        _stacked(row[::-1] if flip else row, body, kept + i, axis)
         for i, (row, axis, flip) in enumerate(zip(rows, into, behind, strict=True))
     ]
     return _as_outputs([*states, *stacked])

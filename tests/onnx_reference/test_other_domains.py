@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import helper
+from onnx import TensorProto, helper
 
 from gate.reference.onnx_operators import from_numpy, to_numpy
 from gate.reference.onnx_reference import OnnxReference, open_plain
@@ -91,6 +91,10 @@ ROWS: dict[str, Row] = {
     "rotary": (MS, "RotaryEmbedding",
                lambda i: [i.f(1, 3, 8), np.array([[0, 1, 2]]), i.f(4, 2), i.f(4, 2)],
                {"num_heads": 2}, 1),
+    "causal attention of what is padded in front": (
+        MS, "Attention",
+        lambda i: [i.f(2, 3, 8), i.f(8, 24), i.f(24), np.array([3, 2, 0, 1], np.int32)],
+        {"num_heads": 2, "unidirectional": 1}, 1),
     "grouped attention": (MS, "GroupQueryAttention",
                           lambda i: [i.f(2, 3, 32), i.f(2, 3, 16), i.f(2, 3, 16), None, None,
                                      n(2, 2), n(3)],
@@ -160,6 +164,52 @@ ROWS: dict[str, Row] = {
     "forest of shares": (ML, "TreeEnsembleClassifier", lambda i: [i.f(6, 3)],
                          trees("class", class_ids=[0, 0, 0, 0], classlabels_int64s=[0, 1],
                                class_weights=[0.1, 0.5, 0.2, 0.4]), 2),
+    "boosted classifier with two base values": (
+        ML, "TreeEnsembleClassifier", lambda i: [i.f(6, 3)],
+        trees("class", class_ids=[0, 0, 0, 0], classlabels_int64s=[3, 7], base_values=[0.2, -0.4],
+              class_weights=[1.0, -0.5, 0.75, -0.25], post_transform="LOGISTIC"), 2),
+    "forest of two classes": (
+        ML, "TreeEnsembleClassifier", lambda i: [i.f(6, 3)],
+        trees("class", class_ids=[0, 1, 0, 1], classlabels_int64s=[0, 1],
+              class_weights=[0.9, 0.2, 0.3, 0.4]), 2),
+    "leaves of both classes and two base values": (
+        ML, "TreeEnsembleClassifier", lambda i: [i.f(6, 3)],
+        trees("class", class_ids=[0, 1, 0, 1], classlabels_strings=["a", "b"],
+              base_values=[0.3, 0.1], class_weights=[0.9, -0.2, 0.3, 0.4]), 2),
+    "shares by a logistic function": (
+        ML, "TreeEnsembleClassifier", lambda i: [i.f(6, 3)],
+        trees("class", class_ids=[0, 0, 0, 0], classlabels_int64s=[0, 1], post_transform="LOGISTIC",
+              class_weights=[0.1, 0.5, 0.2, 0.4]), 2),
+    "weights in float64": (
+        ML, "TreeEnsembleClassifier", lambda i: [i.f(6, 3).astype(np.float64)],
+        trees("class", class_ids=[0, 0, 0, 0], classlabels_int64s=[0, 1], class_weights=None,
+              class_weights_as_tensor=helper.make_tensor("w", TensorProto.DOUBLE, [4],
+                                                         [1.0, -0.5, 0.75, -0.25])), 2),
+    "a single target is not transformed": (
+        ML, "TreeEnsembleRegressor", lambda i: [i.f(6, 3)],
+        trees("target", target_ids=[0, 0, 0, 0], n_targets=1, post_transform="LOGISTIC",
+              target_weights=[1.0, 2.0, -1.5, 0.25]), 1),
+    "a quantile of a single target": (
+        ML, "TreeEnsembleRegressor", lambda i: [i.f(6, 3)],
+        trees("target", target_ids=[0, 0, 0, 0], n_targets=1, post_transform="PROBIT",
+              target_weights=[0.1, 0.3, 0.2, 0.55]), 1),
+    "the least of two targets": (
+        ML, "TreeEnsembleRegressor", lambda i: [i.f(6, 3)],
+        trees("target", target_ids=[0, 1, 1, 1], n_targets=2, aggregate_function="MIN",
+              target_weights=[1.0, 2.0, 1.5, 0.25]), 1),
+    "linear classifier by one score": (
+        ML, "LinearClassifier", lambda i: [i.f(4, 3)],
+        {"coefficients": [0.1, -0.2, 0.3], "intercepts": [0.5], "classlabels_ints": [7, 8],
+         "post_transform": "SOFTMAX"}, 2),
+    "linear regressor of one target": (
+        ML, "LinearRegressor", lambda i: [i.f(4, 3)],
+        {"coefficients": [0.1, -0.2, 0.3], "post_transform": "SOFTMAX"}, 1),
+    "support vectors by a logistic function": (
+        ML, "SVMRegressor", lambda i: [i.f(4, 3)],
+        {"kernel_type": "LINEAR", "coefficients": [1.5, -0.7, 0.1], "rho": [0.2],
+         "kernel_params": [0.0, 0.0, 0.0], "post_transform": "LOGISTIC"}, 1),
+    "features that are filled up": (
+        ML, "FeatureVectorizer", lambda i: [i.f(2, 3), i.f(2, 2)], {"inputdimensions": [4, 2]}, 1),
     "support vectors": (ML, "SVMRegressor", lambda i: [i.f(4, 3)],
                         {"kernel_type": "RBF", "kernel_params": [0.3, 0.0, 3.0], "n_supports": 2,
                          "support_vectors": [0.1, 0.2, 0.3, -0.4, 0.5, 0.6],
