@@ -14,6 +14,7 @@ from gate.measure.runtime_measurement import RuntimeMeasurement
 from gate.measure.stability import StabilityReference
 from gate.records.instruments import ConcurrentLoad
 from gate.records.runtime import SERVER
+from gate.reference.random_rounding import seed
 from gate.storage.arrays import OutputArray
 
 _REQUESTS = 96
@@ -78,7 +79,7 @@ class ConcurrencyInstrument:
         assert runtime.runner is not None
         batches = reference.batches
         times = math.ceil(max(_REQUESTS, 4 * connections) / len(batches))
-        random = np.random.default_rng(self._context.policy.determinism.seed + connections)
+        random = np.random.default_rng(seed(self._context.policy.determinism, connections))
         order = random.permutation(len(batches) * times) % len(batches)
         found, seconds, whole = runtime.runner.run_at_once(
             [batches[place].batch for place in order], connections, rate

@@ -39,48 +39,67 @@ class Lookup(NamedTuple):
 
 
 class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records the readings of tables and the comparisons of integers while a model runs."""
+    """Records the readings of tables and the comparisons of inputs while a model runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Batch | None = None) -> None:
+        """`inputs`: those of integers of the batch that is run."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Lookup] = []
-        self.compared: list[tuple[OutputArray, OutputArray]] = []
-        """Both sides of each comparison of integers."""
+        self._inputs = inputs or {}
+        self.bounds: dict[str, list[OutputArray]] = {name: [] for name in self._inputs}
+        """The numbers that each element of an input is compared with, in its shape."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        if name in _COMPARISONS and len(self.compared) < _COMPARED:
+        if name in _COMPARISONS:
             self._compare(*args[:2])
         for size, indices in _readings(name, args):
             flat = indices.detach().cpu().numpy().ravel()
             self.found.append(Lookup(size, flat.astype(np.int64)))
         return func(*args, **(kwargs or {}))
 
-    def _compare(self, one: Any, other: Any) -> None:
-        left, right = _integers(one), _integers(other)
-        if left is not None and right is not None:
-            self.compared.append((left, right))
+    def _compare(self, *sides: Any) -> None:
+        for side, other in (sides, sides[::-1]):
+            if not isinstance(side, torch.Tensor) or side.is_complex():
+                continue
+            for name, array in self._inputs.items():
+                known = self.bounds[name]
+                if len(known) < _BOUNDS and _is_input(side, array):
+                    bound = _floor_of(other, side.shape, array.shape)
+                    if bound is not None and not any(np.array_equal(bound, b) for b in known):
+                        known.append(bound)
 
 
-def _integers(side: Any) -> OutputArray | None:
-    """Return one side of a comparison; None if it has no integers."""
-    if isinstance(side, torch.Tensor):
-        kind = side.dtype
-        if kind == torch.bool or kind.is_floating_point or kind.is_complex:
-            return None
-        array: OutputArray = side.detach().cpu().numpy()
-        return array
-    return np.asarray(side) if isinstance(side, int) and not isinstance(side, bool) else None
+def _is_input(side: torch.Tensor, array: OutputArray) -> bool:
+    """Return True if one side of a comparison is the input, as it is or cast to floats."""
+    if side.dtype == torch.bool or side.numel() != array.size:
+        return False
+    return np.array_equal(side.detach().cpu().double().numpy().ravel(), array.ravel())
+
+
+def _floor_of(
+    other: Any, compared: tuple[int, ...], shape: tuple[int, ...]
+) -> NDArray[np.float64] | None:
+    """Return the whole numbers at or below the other side, in the shape of the input; infinite
+    where that is not finite. None: several for each element."""
+    wide = other.detach().cpu().double() if isinstance(other, torch.Tensor) else other
+    bound = np.asarray(wide, np.float64)
+    bound = np.where(np.isfinite(bound), np.floor(bound), np.inf)
+    try:
+        return np.broadcast_to(bound, compared).reshape(shape)
+    except ValueError:
+        return None
 
 
 def observe_lookups(context: MeasurementContext, batch: Batch) -> Lookups:
     """Return the lookups and comparisons of the reference for this batch; none if it can't run."""
-    watch = Lookups()
+    inputs = {name: array for name, array in batch.items() if array.dtype.kind in "iu"}
+    watch = Lookups(inputs)
     try:
         with watch:
             context.reference.run(batch)
     except GateError:
-        return Lookups()
+        return Lookups(inputs)
     return watch
 
 
@@ -114,8 +133,8 @@ def _is_choice(indices: torch.Tensor) -> bool:
 # and below it; 8 bits have no beyond. What is constant 1, as a mask is, becomes 0 in places.
 
 
-_COMPARED = 64
-"""Comparisons of which the sides are kept."""
+_BOUNDS = 8
+"""Numbers with which an input is compared, that are kept."""
 
 _STEPS = (0, -1, 1)
 """From what an integer is compared with: there `<` and `<=` differ, and a bound that is off."""
@@ -177,48 +196,43 @@ def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iter
                 filled = np.full(shape, value, array.dtype)
                 yield from _probes(observed, f"{title}_{name}", name, filled, emptied=True)
         if array.dtype.kind in "iu":
-            for title, changed in _of_input(_Column(context, observed, name), read):
+            column = _Column(context, observed, name)
+            for title, changed in _of_input(column, read):
                 beyond = title in _BEYOND
                 yield from _probes(observed, f"{title}_{name}", name, changed, beyond=beyond)
-            bounds = _bounds(watch.compared, array)
-            if bounds is not None and not _is_mask(observed, name):
+            bounds = watch.bounds.get(name, [])[: column.most // (len(_STEPS) + 1)]
+            if bounds and not _is_mask(observed, name):
                 at = _at_bounds(bounds, observed, name)
                 yield from _probes(observed, f"bounds_{name}", name, at)
 
 
-def _bounds(
-    compared: Sequence[tuple[OutputArray, OutputArray]], array: OutputArray
-) -> OutputArray | None:
-    """Return what the model compares each element of the input with, in its shape."""
-    pairs = (pair for left, right in compared for pair in ((left, right), (right, left)))
-    for one, other in pairs:
-        if np.array_equal(one.ravel(), array.ravel()):
-            try:
-                return np.broadcast_to(other, one.shape).reshape(array.shape)
-            except ValueError:  # several bounds for each element
-                continue
-    return None
-
-
-def _at_bounds(bounds: OutputArray, observed: SampleProfile, name: str) -> OutputArray:
-    """Return batches with each element at, just below and just above what it is compared with.
+def _at_bounds(bounds: Sequence[OutputArray], observed: SampleProfile, name: str) -> OutputArray:
+    """Return samples with each element at, just below and just above what it is compared with.
 
     In a fourth of the places the sampled value stays, because what is nothing but padding has no
-    answer. It also stays where the new value is outside of the samples' range.
+    answer. It also stays where the new value is outside of the samples' range. The samples are
+    those next to which `_probes` sets them: a bound may be another input of the same sample.
     """
-    array = observed.rows[name]
-    rows = len(array) if observed.fixed else 1
-    sampled, bounds = array[:rows].astype(object), bounds[:rows].astype(object)
-    places = np.arange(sampled.size).reshape(sampled.shape)
-    made = []
-    for turn in range(len(_STEPS) + 1):
-        changed = sampled
-        for number, step in enumerate(_STEPS):
-            chosen = (places + turn) % (len(_STEPS) + 1) == number
-            changed = np.where(chosen, bounds + step, changed)
-        outside = (changed < int(observed.low[name])) | (changed > int(observed.high[name]))
-        made.append(np.where(outside, sampled, changed))
+    array, low, high = observed.rows[name], int(observed.low[name]), int(observed.high[name])
+    made: list[OutputArray] = []
+    for bound in bounds:
+        for turn in range(len(_STEPS) + 1):
+            taken = slice(None)
+            if not observed.fixed:
+                taken = slice(0, 1) if name in observed.shared else _row(len(made), len(array))
+            sampled = array[taken].astype(object)
+            places = np.arange(sampled.size).reshape(sampled.shape)
+            changed = sampled
+            for number, step in enumerate(_STEPS):
+                chosen = (places + turn) % (len(_STEPS) + 1) == number
+                changed = np.where(chosen, bound[taken].astype(object) + step, changed)
+            outside = (changed < low) | (changed > high)
+            made.append(np.where(outside, sampled, changed))
     return np.concatenate(made).astype(array.dtype)
+
+
+def _row(number: int, rows: int) -> slice:
+    return slice(number % rows, number % rows + 1)
 
 
 class _Column:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, inliner, numpy_helper
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -20,14 +20,12 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy with float32 in place of float16 and bfloat16.
 
     Weights keep their values, which float32 holds exactly. Inputs, outputs, casts and all values
-    between them become float32.
+    between them become float32. Functions are inlined: their attributes may be element types under
+    any name.
     """
     made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
     _widen_graph(made.graph)
-    for function in made.functions:
-        _widen_nodes(function.node)
-        _widen_values(function.value_info)
     return made
 
 

@@ -167,6 +167,26 @@ def test_equal_whole_floats_are_no_tie(tmp_path: Path, operator: str) -> None:
     assert gate.check(comparing(4.0), old, samples).decision.verdict.value == "FAIL"
 
 
+def test_a_comparison_of_floats_is_probed_at_each_of_its_bounds(tmp_path: Path) -> None:
+    def comparing(name: str, operator: str) -> Path:
+        proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 16]>
+            g (int64[n,5] x) => (bool[n,5] y, bool[n,5] z) {{
+                real = Cast <to = 1> (x)
+                low = Constant <value_float = 11011.0> ()
+                high = Constant <value_float = 29029.0> ()
+                y = Less (real, low) z = {operator} (real, high) }}""")
+        proto.producer_name = name
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+        return tmp_path / f"{name}.onnx"
+
+    samples = np.random.default_rng(0).choice([0, 90000], (8, 5))  # more than are tried
+    old = comparing("old", "Less")
+    assert gate.check(comparing("same", "Less"), old, samples).decision.verdict.value == "PASS"
+    assert (
+        gate.check(comparing("new", "LessOrEqual"), old, samples).decision.verdict.value == "FAIL"
+    )
+
+
 def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
     def two(*names: str) -> Path:
         node = helper.make_node("Sub", ["a", "b"], ["y"], "apart")
@@ -386,6 +406,19 @@ def test_subgraphs_and_casts_of_16_bits_become_float32(old: Path) -> None:
         for take, right in ((True, 2 * x), (False, np.exp(x))):
             made = module(torch.from_numpy(x), torch.tensor(take))
             assert np.allclose(made.numpy(), right, rtol=1e-6)  # float16: 1e-3
+
+
+def test_an_element_type_that_a_function_takes_becomes_float32(old: Path) -> None:
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[n,4] x) => (float[n,4] y) {
+            h = own.as <kind = 10> (x) k = Exp (h) y = Cast <to = 1> (k) }
+        <domain: "own", opset_import: ["" : 17]>
+        as <kind> (a) => (b) { b = Cast <to : int = @kind> (a) }""")
+    onnx.save(proto, old)
+    x = SAMPLES[:, 0, 0, :4].astype(np.float64) + 1 / 3
+    with torch.no_grad():
+        made = Reference.of(old).module(torch.from_numpy(x))
+    assert np.allclose(made.numpy(), np.exp(x), rtol=1e-6)  # float16: 1e-3
 
 
 LABELS = ("ash", "birch", "cedar")

@@ -101,6 +101,7 @@ def policy(url: str, *, probes: bool = False, **options: Any) -> Policy:
     plain["runtimes"] = {SERVER: plain["runtimes"][SERVER]}
     plain["runtimes"][SERVER]["options"] |= options
     plain["instruments"] = {"probes": probes, "search_inputs": 0, "graph": False}
+    plain["determinism"]["seed"] = -3  # no seed of a generator
     return Policy.from_json(json.dumps(plain))
 
 

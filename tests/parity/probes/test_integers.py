@@ -273,3 +273,33 @@ def test_one_constant_number_a_sample_is_the_other_for_one_of_two(value):
             return x + task[:, None]
 
     assert found(Tasks(), arrays)["masked_task"].batch["task"].tolist() == [value, 1 - value]
+
+
+class Compares(nn.Module):
+    def __init__(self, *bounds, dtype=torch.int64):
+        super().__init__()
+        self.bounds, self.dtype = bounds, dtype
+
+    def forward(self, x):
+        return sum((x.to(self.dtype) < bound).float() for bound in self.bounds)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("bounds", [(9,), (7, 15), (9.5, 15.0)])
+def test_every_number_that_an_input_is_compared_with_is_tried(dtype, bounds):
+    tried = values(Compares(*bounds, dtype=dtype), TOKENS, "bounds_x")
+    for bound in bounds:
+        for column in tried.T:
+            assert {int(bound) - 1, int(bound), int(bound) + 1} <= set(column)
+
+
+def test_a_bound_is_that_of_the_same_sample():
+    class Within(nn.Module):
+        def forward(self, x, last):
+            return (x <= last[:, None]).float()
+
+    last = np.arange(6, 18)
+    batch = found(Within(), {"x": TOKENS, "last": last})["bounds_x"].batch
+    for x, bound in zip(batch["x"], batch["last"], strict=True):
+        assert {bound - 1, bound, bound + 1} <= set(x)
+    assert len(set(batch["last"])) == 4
