@@ -226,7 +226,7 @@ class DeterminismPolicy(PolicyRecord):
     """cuDNN takes only algorithms that give the same answer twice."""
     cudnn_benchmark: bool = False
     """cuDNN picks algorithms by timing: other ones, and so another rounding, in each run."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] = 0
     """Of PyTorch's random numbers, and of the inputs that the gate makes."""
     threads: Annotated[int, Field(ge=1)] | None = added_field(None)
     """Threads of PyTorch and of each session of ONNX Runtime; None: as PyTorch has them."""

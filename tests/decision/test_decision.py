@@ -192,6 +192,12 @@ def test_spoiled_evidence_never_passes(evidence, name, verdict):
     assert all(render_check(c, "remedy") for c in problems)
 
 
+def test_a_negative_seed_is_what_pytorch_makes_of_it():
+    for seed, problems in ((2**64 - 3, set()), (3, {"determinism"})):
+        decision = judge(with_determinism(seed=seed), determinism={"seed": -3})
+        assert {check.name for check in decision.problems} == problems
+
+
 def test_cuda_that_fell_back_fails_even_where_it_is_optional():
     fallback = runtime_evidence("ort-cuda", providers_active=(CPU_PROVIDER,))
     partly = runtime_evidence("ort-cuda", fallback_nodes=("Conv:conv1",))

@@ -50,6 +50,7 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
             "it never runs the file",
         ),
         ({"min_samples": 0}, "greater than or equal to 1"),
+        ({"determinism": {"seed": 10**20}}, "less than"),  # torch.manual_seed takes no such
         ({"precision": "sloppy"}, "precision"),
         ({"instruments": Instruments(noise_samples=0)}, "noise needs instruments.noise_samples"),
         ({"instruments": Instruments(stability_samples=0)}, "needs instruments.stability_samples"),
