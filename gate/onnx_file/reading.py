@@ -482,7 +482,10 @@ def _check_whole(data: bytes, path: Path, files: tuple[str, ...], *, changed: bo
 def _opset(model: onnx.ModelProto, path: Path) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not versions:
-        raise OnnxFileError(f"{path} names no opset of the ONNX domain. Export it again.")
+        raise OnnxFileError(
+            f"{path} names no opset of the ONNX domain. If no node has that domain, any version "
+            "will do: model.opset_import.append(onnx.helper.make_opsetid('', 17))."
+        )
     return int(versions[0])
 
 
