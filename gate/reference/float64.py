@@ -159,6 +159,8 @@ class Float64Reference:
         try:
             with in_double(), mode or nullcontext():
                 outputs = self._runner.run(batch)
+        except ModelError as error:  # with a remedy of its own
+            raise ModelError(f"the model can't run in float64: {error}") from error
         except Exception as error:
             raise ModelError(
                 f"the model can't run in float64: {type(error).__name__}: {first_line(error)}. "

@@ -363,6 +363,22 @@ def test_steps_and_remedies_need_no_model_of_pytorch(old: Path) -> None:
     assert not [r for r in remedies if r and ("Export" in r or "checkpoint" in r)]
 
 
+def test_a_reference_that_draws_is_not_called_a_forward(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
+            g (float[n,4] x) => (float[n,4] y) {
+                r = Constant <value_float = 0.5> () t = Constant <value = bool {1}> ()
+                y = Dropout (x, r, t) }""")
+        proto.producer_name = name
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+    samples = RANDOM.standard_normal((16, 4)).astype(np.float32)
+    found = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples)
+    assert found.decision.verdict.value != "PASS"
+    assert found.evidence.noise_unmeasured
+    assert "Dropout" in found.evidence.noise_unmeasured
+    assert "forward" not in found.evidence.noise_unmeasured
+
+
 def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
     """The network with inputs, weights and outputs in float16."""
     model = network(**{k: a.astype(np.float16) for k, a in (TENSORS | changed).items()})
