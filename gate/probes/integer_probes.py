@@ -59,15 +59,22 @@ class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _compare(self, *sides: Any) -> None:
-        for side, other in (sides, sides[::-1]):
-            if not isinstance(side, torch.Tensor) or side.is_complex():
+        for side, other in (sides, sides[::-1]) if all(map(_is_plain, sides)) else ():
+            if not isinstance(side, torch.Tensor):
                 continue
             for name, array in self._inputs.items():
-                known = self.bounds[name]
-                if len(known) < _BOUNDS and _is_input(side, array):
+                kept = self.bounds[name]
+                if len(kept) < _BOUNDS and _is_input(side, array):
                     bound = _floor_of(other, side.shape, array.shape)
-                    if bound is not None and not any(np.array_equal(bound, b) for b in known):
-                        known.append(bound)
+                    if bound is not None and not any(np.array_equal(bound, b) for b in kept):
+                        kept.append(bound)
+
+
+def _is_plain(side: Any) -> bool:
+    """Return True for what can be an array of real numbers."""
+    if isinstance(side, torch.Tensor):
+        return side.layout == torch.strided and not side.is_complex()
+    return isinstance(side, int | float)
 
 
 def _is_input(side: torch.Tensor, array: OutputArray) -> bool:

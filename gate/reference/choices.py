@@ -253,10 +253,10 @@ def model_choices(run: Run) -> list[Choice]:
     mode = ChoiceReplay(())
     with mode:
         run()
-    return [choice for call in mode.calls if (choice := _own(call)) is not None]
+    return [choice for call in mode.calls if (choice := _choice_of(call)) is not None]
 
 
-def _own(call: Call) -> Choice | None:
+def _choice_of(call: Call) -> Choice | None:
     x = call.operands[0]
     if call.name == "to" and not (np.abs(x) < _FRACTIONS).any():
         return None

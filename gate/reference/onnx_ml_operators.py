@@ -99,7 +99,7 @@ def _onehot_encoder(call: OperatorCall, x: Value) -> Tensor:
 
 
 def _probit(p: Tensor) -> Tensor:
-    """By ONNX Runtime's approximation of the inverse error function, which is off by up to 2e-3."""
+    """Return quantiles of the normal distribution, as ONNX Runtime approximates them (to 2e-3)."""
     x = 2 * p - 1
     log = torch.log((1 - x) * (1 + x))
     half = 2 / (3.14159 * 0.147) + log / 2
@@ -117,12 +117,12 @@ def _transformed(scores: Tensor, how: str) -> Tensor:
     return _probit(scores) if how == "PROBIT" else scores
 
 
-def _of_one(scores: Tensor, how: str) -> Tensor:
+def _regressor_scores(scores: Tensor, how: str) -> Tensor:
     """Return the scores of a regressor. ONNX Runtime transforms one target by PROBIT only."""
     return scores if scores.shape[1] == 1 and how != "PROBIT" else _transformed(scores, how)
 
 
-def _of_both(score: Tensor, how: str, *, shares: bool) -> Tensor:
+def _paired_scores(score: Tensor, how: str, *, shares: bool) -> Tensor:
     """Return the scores of two classes from that of the second one. `shares`: they add up to 1."""
     pair = torch.stack([1 - score if shares and how != "LOGISTIC" else -score, score], 1)
     return torch.sigmoid(pair) if how == "LOGISTIC" else pair
@@ -143,7 +143,7 @@ def _linear_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     made = x @ weight.T
     if call.get("intercepts"):
         made = made + x.new_tensor(call.get("intercepts"))
-    return _of_one(made, call.get("post_transform", "NONE"))
+    return _regressor_scores(made, call.get("post_transform", "NONE"))
 
 
 @_ml("LinearClassifier")
@@ -157,7 +157,7 @@ def _linear_classifier(call: OperatorCall, x: Tensor) -> Value:
     how = call.get("post_transform", "NONE")
     if rows == 1:
         places = (scores[:, 0] > 0).to(torch.int64)
-        return _named(call, places), _of_both(scores[:, 0], how, shares=True)
+        return _named(call, places), _paired_scores(scores[:, 0], how, shares=True)
     return _named(call, scores.argmax(1)), _transformed(scores, how)
 
 
@@ -270,7 +270,7 @@ def _tree_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     x = _floats(x)
     scores, _ = _votes(call, x, "target", call.get("n_targets"))
     base = _base(call, x)
-    return _of_one(scores if base is None else scores + base, call.get("post_transform"))
+    return _regressor_scores(scores if base is None else scores + base, call.get("post_transform"))
 
 
 @_ml("TreeEnsembleClassifier")
@@ -314,7 +314,7 @@ def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | Non
     both = torch.stack(
         [torch.where(has_first, first, zero), torch.where(has_second, second, zero)], 1
     )
-    own = _of_both(first, how, shares=shares)
+    own = _paired_scores(first, how, shares=shares)
     return labels, torch.where(alone.unsqueeze(1), own, _transformed(both, how))
 
 
