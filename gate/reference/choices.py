@@ -70,6 +70,9 @@ _BY_CLASS, _AT_ONCE = "_batched_nms_vanilla", "_batched_nms_coordinate_trick"
 
 _COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 
+_FIRST = frozenset({"argmax", "argmin", "max", "min"})
+"""Operators of which PyTorch and ONNX define which of equal elements they return: the first one."""
+
 CONVERSIONS = frozenset({"to", "_to_copy", "type_as"})
 """Operators of ATen that convert a tensor to another type."""
 
@@ -504,6 +507,8 @@ def _picks(call: Call, error: Floats) -> bool:
     room = np.take_along_axis(error, own, axis) + np.take_along_axis(error, chosen, axis)
     with np.errstate(all="ignore"):
         near = (one == other) | (np.abs(one - other) <= room)
+    if call.name in _FIRST:  # of whole numbers, which have no rounding, equal ones are no tie
+        near &= room > 0.0
     return bool((near | (own == chosen)).all())
 
 

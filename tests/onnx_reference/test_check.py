@@ -187,6 +187,22 @@ def test_a_comparison_of_floats_is_probed_at_each_of_its_bounds(tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
+def test_the_last_of_equal_whole_numbers_is_not_the_first(tmp_path: Path, operator: str) -> None:
+    def picking(name: str, last: int) -> Path:
+        proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 13]>
+            g (float[n,5] x) => (int64[n] y) {{
+                y = {operator} <axis = 1, keepdims = 0, select_last_index = {last}> (x) }}""")
+        proto.producer_name = name
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+        return tmp_path / f"{name}.onnx"
+
+    samples = np.random.default_rng(0).integers(0, 3, (16, 5)).astype(np.float32)
+    old = picking("old", 0)
+    assert gate.check(picking("same", 0), old, samples).decision.verdict.value == "PASS"
+    assert gate.check(picking("new", 1), old, samples).decision.verdict.value == "FAIL"
+
+
 def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
     def two(*names: str) -> Path:
         node = helper.make_node("Sub", ["a", "b"], ["y"], "apart")
