@@ -297,7 +297,7 @@ class _Finder:
         setup = self._limits.setup
         plain = self._computed(measured, setup.plain)
         if plain is not None and setup != setup.plain and not measured.differs(plain):
-            return self._optimizer(measured.places(self._graph))
+            return self._optimizer(measured.node_indices(self._graph))
         excluded = ["runtime"] if plain is not None and setup != setup.plain else []
         evaluated = self._evaluated(measured)
         if evaluated is not None and not measured.differs(evaluated[measured.tensor]):
@@ -344,19 +344,19 @@ class _Finder:
         computed = {name: array for name, array in evaluated.items() if name in varying}
         values = {**measured.inputs_by_tensor(), **computed}
         return self._fewest(
-            "runtime", measured.places(self._graph), values, setup=self._limits.setup, first=()
+            "runtime", measured.node_indices(self._graph), values, setup=self._limits.setup, first=()
         )
 
-    def _optimizer(self, places: Sequence[int] | None = None) -> ReducedFailure | None:
+    def _optimizer(self, indices: Sequence[int] | None = None) -> ReducedFailure | None:
         """The fewest nodes that optimizations change."""
         setup = self._limits.setup.optimised
         for batch in self._batches():
             values = self._plain_values(batch, setup.plain)
             if values is None:
                 return None
-            everything = self._computing(values) if places is None else list(places)
+            everything = self._computing(values) if indices is None else list(indices)
             reduced = self._fewest(
-                "optimizer", everything, values, setup=setup, first=self._blamed_places()
+                "optimizer", everything, values, setup=setup, first=self._replaced_nodes()
             )
             if reduced is not None:
                 return reduced
@@ -372,25 +372,26 @@ class _Finder:
 
     def _computing(self, values: Mapping[str, OutputArray]) -> list[int]:
         return [
-            place
-            for place, node in enumerate(self._graph.nodes)
+            index
+            for index, node in enumerate(self._graph.nodes)
             if any(name in values for name in node.output)
         ]
 
-    def _blamed_places(self) -> tuple[int, ...]:
-        """Places of the nodes that the optimizer at fault replaces, as far as the file has them."""
+    def _replaced_nodes(self) -> tuple[int, ...]:
+        """Return the indices of the nodes that the optimizer at fault replaces, as far as the file
+        has them."""
         blame = self._compared.localization.blame
         named = set() if blame is None else set(blame.before)
         return tuple(
-            place
-            for place, node in enumerate(self._graph.nodes)
+            index
+            for index, node in enumerate(self._graph.nodes)
             if f"{node.op_type} {node.name}".strip() in named
         )
 
     def _fewest(
         self,
         kind: Kind,
-        places: Sequence[int],
+        indices: Sequence[int],
         values: Mapping[str, OutputArray],
         *,
         setup: OrtSetup,
@@ -399,7 +400,7 @@ class _Finder:
         dtypes = {name: array.dtype for name, array in values.items()}
         blame = self._compared.localization.blame
         names = blame.names if kind == "optimizer" and blame is not None else ()
-        whole = self._graph.part(places, dtypes)
+        whole = self._graph.part(indices, dtypes)
         raises = None if whole is None else self._compare_piece(whole, values, setup)[0]
 
         def differs(some: tuple[int, ...]) -> bool:
@@ -411,7 +412,7 @@ class _Finder:
                 return False
             return kind != "optimizer" or self._is_right(piece, values, setup, without=names)
 
-        start = tuple(places)
+        start = tuple(indices)
         if not differs(start):
             return None
         if first and differs(first):
@@ -420,13 +421,13 @@ class _Finder:
         if piece is None:
             return None
         _, off = self._compare_piece(piece, values, setup)
-        piece = self._one_output(piece, off, values, setup)
+        piece = self._with_single_output(piece, off, values, setup)
         return self._of_piece(kind, piece, values, setup=setup, raises=raises)
 
-    def _one_output(
+    def _with_single_output(
         self, piece: Piece, off: Sequence[str], values: Mapping[str, OutputArray], setup: OrtSetup
     ) -> Piece:
-        """The piece with the first output that differs only, where it still does."""
+        """Return the piece with only the first output that differs, if that still differs alone."""
         if len(piece.outputs) < 2 or not off:
             return piece
         model = onnx.ModelProto()
@@ -540,8 +541,8 @@ class _Measured:
     def differs(self, actual: OutputArray) -> bool:
         return is_beyond(actual, self.expected, self.tolerance)
 
-    def places(self, graph: Any) -> list[int]:
-        """Places of its nodes that compute something from its inputs."""
+    def node_indices(self, graph: Any) -> list[int]:
+        """Return the indices of its nodes that compute something from its inputs."""
         names = {name for node in self.piece.model.graph.node for name in node.output if name}
         return sorted({graph.producer[name] for name in names & set(graph.tensors)})
 

@@ -51,14 +51,14 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file with few layers in float32."""
+class SmallestConversion:
+    """The settings of a conversion that passes with the fewest layers in float32."""
 
     settings: Float16Settings | QuantizeSettings
     layers: Float32Layers
 
 
-Smallest = Callable[[Path, Search, Policy, EvaluationData], Found | None]
+Smallest = Callable[[Path, Search, Policy, EvaluationData], SmallestConversion | None]
 """Search the conversion of a float32 file that passes a policy on samples with the fewest layers in
 float32."""
 
@@ -208,7 +208,7 @@ def _reduced(
 
 def smallest_float16(
     exact: Path, search: Search, policy: Policy, data: EvaluationData
-) -> Found | None:
+) -> SmallestConversion | None:
     """Return the float16 file with the smallest set of nodes in float32 that passes the policy on
     these samples, each float16 value rounded as on a device; None: no set passes.
 
@@ -245,12 +245,12 @@ def smallest_float16(
         return None
     kept = conversion.float32_nodes(conversion.convert(chosen))
     layers = Float32Layers.of(kept, conversion.nodes, {})
-    return Found(Float16Settings(float32_nodes=chosen), layers)
+    return SmallestConversion(Float16Settings(float32_nodes=chosen), layers)
 
 
 def smallest_int8(
     exact: Path, search: Search, policy: Policy, data: EvaluationData
-) -> Found | None:
+) -> SmallestConversion | None:
     """Return the int8 file with the fewest layers in float32 that passes the policy on these
     samples, among those with scales per channel or per tensor and symmetric or asymmetric ranges;
     None: no set passes.
@@ -298,4 +298,4 @@ def smallest_int8(
         return None
     settings = settings.model_copy(update={"exclude": chosen})
     ratios_alone = {each.layer: each.ratio for each in ranked}
-    return Found(settings, Float32Layers.of(chosen, layers, ratios_alone))
+    return SmallestConversion(settings, Float32Layers.of(chosen, layers, ratios_alone))
