@@ -232,6 +232,18 @@ def _log_sigmoid(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     return write.form(result, [inner.output[0], node.output[0]])
 
 
+def _log_sigmoid_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
+    """Log(Sigmoid(x)), which ONNX Runtime rounds to -inf below -18, as -Log(1 + Exp(-x)), which
+    overflows where log(sigmoid(x)) of PyTorch does."""
+    inner = graph.node(node.input[0], "Sigmoid") if node.op_type == "Log" else None
+    if inner is None or not graph.is_float32(node.output[0]):
+        return None
+    write = _Writer(graph, node.output[0])
+    total = write.add("Add", write.add("Exp", write.add("Neg", inner.input[0])), write.constant(1))
+    result = write.add("Neg", write.add("Log", total))
+    return write.form(result, [inner.output[0], node.output[0]])
+
+
 def _softplus(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     """Log(1 + Exp(x)), which overflows, as Softplus(x)."""
     total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
@@ -433,6 +445,7 @@ REWRITES: dict[str, Find] = {
     "log_softmax": _log_softmax,
     "log_sum_exp": _log_sum_exp,
     "log_sigmoid": _log_sigmoid,
+    "log_sigmoid_exp": _log_sigmoid_exp,
     "softplus": _softplus,
     "log_add_exp": _log_add_exp,
     "log1p": _log1p,
@@ -550,6 +563,16 @@ def _attention(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
     return torch.softmax(scores, -1) @ value
 
 
+def _multi_head_attention(*arguments: Any, **options: Any) -> Any:
+    """Compute nn.MultiheadAttention without the fused operator, by `_attention`."""
+    fused = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = _attention
+    try:
+        return functional.multi_head_attention_forward(*arguments, **options)
+    finally:
+        functional.scaled_dot_product_attention = fused
+
+
 def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.maximum(a, b) + functional.softplus(-(a - b).abs())
 
@@ -568,8 +591,9 @@ def _expm1_of(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(0.5 * x) * (torch.exp(x) + 1.0)
 
 
-FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., torch.Tensor]]] = {
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "scaled_dot_product_attention": ((functional.scaled_dot_product_attention,), _attention),
+    "multi_head_attention": ((functional.multi_head_attention_forward,), _multi_head_attention),
     "logaddexp": ((torch.logaddexp, torch.Tensor.logaddexp), _logaddexp),
     "logsigmoid": ((functional.logsigmoid,), _logsigmoid),
     "log1p": ((torch.log1p, torch.Tensor.log1p, torch.special.log1p), _log1p_of),
