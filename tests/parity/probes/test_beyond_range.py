@@ -125,6 +125,21 @@ def test_what_no_limit_of_range_explains_is_refused(tmp_path, mode, function, of
     assert decision.verdict is Verdict.FAIL
 
 
+def log_of_sigmoid(x):
+    """Finite in float64, and -inf in float32 where the exponential overflows."""
+    return torch.log(torch.sigmoid(x.clamp(-300.0, 300.0)))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
+def test_the_value_of_float64_counts_where_float32_overflows(tmp_path, factor, verdict):
+    def of_file(x):
+        exact = -SOFTPLUS(-x.clamp(-300.0, 300.0))
+        return torch.where(x < -90.0, exact * factor, exact)
+
+    decision = judged(Columns(log_of_sigmoid), Columns(of_file), tmp_path)
+    assert decision.verdict is verdict, failed(decision)
+
+
 def test_a_correct_file_has_no_warning(tmp_path):
     decision = judged(Of(SOFTPLUS), Of(SOFTPLUS), tmp_path)
     assert decision.verdict is Verdict.PASS
