@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gate.errors import DataError, PackageMissing, PolicyError
 from gate.metrics import intervals
 from gate.metrics.intervals import Array, Statistic
-from gate.metrics.metric import Metric, OfRows, OfSums, PerSample, State
+from gate.metrics.metric import Metric, OfSums, PerSample, State
 
 _MOST_PSNR = 100.0
 """dB, of equal images."""
@@ -163,32 +163,49 @@ def _cosine() -> Metric:
     return PerSample(values)
 
 
-class _F1:
-    """F1 of class counts: `macro` (mean over the classes that occur), `micro`, or `binary`."""
+class _F1(Metric):
+    """F1 of class counts: `macro` (mean over the classes that occur), `micro`, or `binary`.
+
+    `threshold`: of outputs with one score; above it they are positive. None: 0, of logits.
+    """
 
     resamples = 1_999
 
-    def __init__(self, average: str = "macro", positive: int = 1) -> None:
+    def __init__(
+        self, average: str = "macro", positive: int = 1, threshold: float | None = None
+    ) -> None:
         if average not in ("macro", "micro", "binary"):
             raise ValueError(f"average is {average!r}, expected macro, micro or binary")
         self._average, self._positive = average, positive
+        self._threshold = _threshold(threshold)
 
     def update(self, outputs: Any, labels: Any) -> State:
-        """Predicted class and label."""
+        """Predicted class, label, and the range of one score."""
         array = _scores(outputs)
+        ranges = np.zeros((len(array), 2))
         if array.dtype.kind == "f" and (array.ndim == 1 or array.shape[1:] == (1,)):
-            found = (array.reshape(-1) > 0).astype(np.int64)  # one logit
+            found = (array.reshape(-1) > (self._threshold or 0.0)).astype(np.int64)
+            ranges = _ranges(array)
             classes: int | None = 2
         else:
             found, classes = _classes(array), _number_of_classes(array)
         target = _class_labels(labels, found.shape, classes)
         if found.ndim != 1:
             raise DataError(f"outputs have shape {array.shape}, expected one class per sample")
-        return State(np.column_stack([found, target]).astype(np.float64))
+        return State(np.column_stack([found, target, ranges]).astype(np.float64))
+
+    def check_reference(self, state: State) -> None:
+        """Raise DataError for probabilities without a threshold: all would be positive."""
+        if self._threshold is None:
+            _require_logits(state.rows[:, 2:])
+
+    def differing(self, one: State, other: State) -> NDArray[np.bool_]:
+        """Return which samples have another class: the range of their scores is no value."""
+        return State(one.rows[:, :2]).differs(State(other.rows[:, :2]))
 
     def statistic(self, state: State) -> Statistic:
         """Return the metric as a function of block weights, from counts by block and class."""
-        found, target = state.rows.astype(np.int64).T
+        found, target = state.rows[:, :2].astype(np.int64).T
         blocks = intervals.block_of(state.samples)
         size, count = int(max(found.max(), target.max())) + 1, int(blocks.max()) + 1
 
@@ -216,7 +233,39 @@ class _F1:
         return value
 
 
-class _Auroc:
+def _threshold(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"threshold is {value!r}, expected a number")
+    return None if value is None else float(value)
+
+
+def _ranges(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return by sample how many elements are between 0 and 1, and how many are beyond: shape
+    (samples, 2)."""
+    flat = array.reshape(len(array), -1)
+    between = ((flat > 0.0) & (flat < 1.0)).sum(axis=1)
+    return np.column_stack([between, ((flat < 0.0) | (flat > 1.0)).sum(axis=1)]).astype(np.float64)
+
+
+def _require_logits(ranges: NDArray[np.float64]) -> None:
+    """Raise DataError where all outputs seem to be probabilities."""
+    between, beyond = ranges.sum(axis=0)
+    if between and not beyond:
+        raise DataError(
+            "all outputs of the reference are between 0 and 1, as probabilities are, and the "
+            "threshold of logits is 0. Set options: {threshold: 0.5}, or 0.0 for logits"
+        )
+
+
+def _are_probabilities(array: NDArray[Any]) -> bool:
+    """Return whether the elements along the last axis are at least 0 and add up to about 1, as
+    also those of a float16 or int8 file do."""
+    return bool(
+        array.size and (array >= 0.0).all() and (np.abs(array.sum(axis=-1) - 1.0) < 0.05).all()
+    )
+
+
+class _Auroc(Metric):
     """Area under the ROC curve: the share of pairs of a positive and a negative sample in which the
     positive one has the larger score; ties count half."""
 
@@ -233,6 +282,8 @@ class _Auroc:
         target = _class_labels(labels, (len(array),), classes) == self._positive
         if array.shape[1] == 1:
             score = array[:, 0]
+        elif 0 <= self._positive < array.shape[1] and _are_probabilities(array):
+            score = array[:, self._positive]
         elif 0 <= self._positive < array.shape[1]:
             rest = np.delete(array, self._positive, axis=1)
             top = rest.max(axis=1)
@@ -270,34 +321,65 @@ class _Auroc:
         return value
 
 
-def _iou(ignore: int | None = None, positive: int = 1) -> Metric:
-    """Mean over classes of intersection by union; of masks without a class axis of `positive`."""
+class _Iou(OfSums):
+    """Mean over classes of intersection by union; of masks without a class axis of `positive`.
 
-    def counts(outputs: Any, labels: Any) -> Any:
-        array = _scores(outputs)
+    `threshold`: of masks of floats; above it a pixel is positive. None: 0, of logits.
+    """
+
+    def __init__(
+        self, ignore: int | None = None, positive: int = 1, threshold: float | None = None
+    ) -> None:
+        self._ignore, self._positive = ignore, positive
+        self._threshold = _threshold(threshold)
+        super().__init__(self._counts, self._value, vectorized=True)
+
+    def _counts(self, outputs: Any, labels: Any) -> Any:
+        """Intersection and union by class, pixels with a label among the classes, and the range of
+        floats."""
+        array, positive = _scores(outputs), self._positive
         scored = array.dtype.kind == "f" and array.ndim >= 3 and array.shape[1] >= 2
+        count, ranges = None, np.zeros((len(array), 2))
         if scored:
-            found, classes = array.argmax(axis=1), range(array.shape[1])
+            count = array.shape[1]
+            found, classes = array.argmax(axis=1), range(count)
         else:
-            mask = array > 0 if array.dtype.kind == "f" else array == positive
+            floats = array.dtype.kind == "f"
+            mask = array > (self._threshold or 0.0) if floats else array == positive
+            ranges = _ranges(array) if floats else ranges
             mask = mask[:, 0] if mask.ndim >= 3 and mask.shape[1] == 1 else mask
             found, classes = np.where(mask, positive, positive - 1), range(positive, positive + 1)
-        target = _class_labels(labels, found.shape)
-        valid = np.ones(target.shape, dtype=bool) if ignore is None else target != ignore
+        target = _class_labels(labels, found.shape, count, ignore=self._ignore)
+        valid = np.ones(target.shape, dtype=bool)
+        valid = valid if self._ignore is None else target != self._ignore
         axes = tuple(range(1, found.ndim))
-        columns = []
+        columns, labeled = [], np.zeros(len(array))
         for one in classes:
             ours, theirs = (found == one) & valid, (target == one) & valid
             columns += [(ours & theirs).sum(axis=axes), (ours | theirs).sum(axis=axes)]
-        return np.stack(columns, axis=1)
+            labeled = labeled + theirs.sum(axis=axes)
+        return np.stack([*columns, labeled, *ranges.T], axis=1)
 
-    def value(sums: Array) -> Array:
-        inter, union = sums[:, ::2], sums[:, 1::2]
+    def _value(self, sums: Array) -> Array:
+        inter, union = sums[:, :-3:2], sums[:, 1:-3:2]
         occurs = union > 0
         shares = np.divide(inter, union, out=np.zeros_like(inter), where=occurs)
         return np.asarray(shares.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1))
 
-    return OfSums(counts, value, vectorized=True)
+    def check_reference(self, state: State) -> None:
+        """Raise DataError for labels of which none is a class of the outputs, and for probabilities
+        without a threshold: all would be positive."""
+        if not state.rows[:, -3].any():
+            raise DataError(
+                "no label is a class of the outputs. Of masks, set options: positive to the value "
+                "of the labels, such as 255"
+            )
+        if self._threshold is None:
+            _require_logits(state.rows[:, -2:])
+
+    def differing(self, one: State, other: State) -> NDArray[np.bool_]:
+        """Return which samples have other masks: the range of the outputs is no value."""
+        return State(one.rows[:, :-3]).differs(State(other.rows[:, :-3]))
 
 
 def _perplexity(ignore: int = -100) -> Metric:
@@ -305,6 +387,11 @@ def _perplexity(ignore: int = -100) -> Metric:
         logits = np.asarray(outputs, dtype=np.float64)
         if logits.ndim != 3:
             raise DataError(f"outputs have shape {logits.shape}, expected (samples, tokens, words)")
+        if _are_probabilities(logits):
+            raise DataError(
+                "the outputs of each token add up to 1, as probabilities do, expected logits or "
+                "logarithms of probabilities"
+            )
         target = _class_labels(labels, logits.shape[:2], logits.shape[2], ignore=ignore)
         valid = target != ignore
         top = logits.max(axis=2, keepdims=True)
@@ -400,7 +487,7 @@ def _map(
         ]
         return State(np.concatenate(per_image), np.array([len(rows) for rows in per_image]))
 
-    return OfDetections(update)
+    return _MeanPrecision(update)
 
 
 def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Array) -> Array:
@@ -445,11 +532,25 @@ def _overlaps(one: Array, other: Array) -> Array:
     return share
 
 
-class OfDetections(OfRows):
+class _MeanPrecision(Metric):
     """Mean average precision of stored matches; sorted once, weighed for each resample."""
 
+    resamples = 999
+
     def __init__(self, update: Callable[..., State]) -> None:
-        super().__init__(update, lambda _state, _weights: np.nan)
+        self._update = update
+
+    def update(self, outputs: Any, labels: Any) -> State:
+        """Detections and objects of each image."""
+        return self._update(outputs, labels)
+
+    def check_reference(self, state: State) -> None:
+        """Raise DataError where no detection matches an object: the value can't fall."""
+        if not state.rows[:, 3:].any():
+            raise DataError(
+                "no detection of the reference matches an object of the labels. Boxes are x1, y1, "
+                "x2, y2 in the units of the outputs, and classes are those of the outputs"
+            )
 
     def statistic(self, state: State) -> Statistic:
         """Return the metric as a function of block weights, which are those of their images."""
@@ -502,7 +603,7 @@ _MAKERS: dict[str, Callable[..., Metric]] = {
     "cosine": _cosine,
     "exact_match": _exact_match,
     "f1": _F1,
-    "iou": _iou,
+    "iou": _Iou,
     "mae": _error(1),
     "map": _map,
     "mse": _error(2),

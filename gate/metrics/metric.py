@@ -80,8 +80,16 @@ class Metric(Protocol):
         """Return the function from weights of blocks to values: shape (resamples, blocks) to
         (resamples,)."""
 
+    def check_reference(self, state: State) -> None:
+        """Raise DataError where the states of the reference, over all samples, show that the
+        outputs or labels are of another kind, so that no drop could show."""
 
-class PerSample:
+    def differing(self, one: State, other: State) -> NDArray[np.bool_]:
+        """Return which samples have different values: shape (samples,)."""
+        return one.differs(other)
+
+
+class PerSample(Metric):
     """The mean or the sum of a value per sample."""
 
     resamples = intervals.RESAMPLES
@@ -111,7 +119,7 @@ class PerSample:
         return value
 
 
-class OfSums:
+class OfSums(Metric):
     """A function of the sums of a state per sample: F1 of counts, WER of edits and words."""
 
     def __init__(
@@ -147,26 +155,6 @@ class OfSums:
             return np.array([float(self._compute(each)) for each in totals])
 
         return value
-
-
-class OfRows:
-    """A function of weighted rows, such as ranks of scores."""
-
-    resamples = 999
-
-    def __init__(
-        self,
-        update: Callable[..., State],
-        compute: Callable[[State, Array], float],
-    ) -> None:
-        """`compute(state, weights)`: weights of the samples, shape (samples,)."""
-        self._compute = compute
-        self.update = update
-
-    def statistic(self, state: State) -> Statistic:
-        """Return the metric as a function of block weights, which are those of their samples."""
-        blocks = intervals.block_of(state.samples)
-        return lambda weights: np.array([self._compute(state, each[blocks]) for each in weights])
 
 
 def count_of(outputs: Any) -> int:
@@ -359,7 +347,7 @@ def drop_between(
 def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) -> MetricDrop:
     samples = side.state.samples
     drop = sign * (reference.value - side.value)
-    changed = int(reference.state.differs(side.state).sum())
+    changed = int(side.metric.differing(reference.state, side.state).sum())
     scale = _scale(reference, side)
     if reference.is_binary_mean and side.is_binary_mean:
         moved = sign * (reference.state.rows[:, 0] - side.state.rows[:, 0])
@@ -428,6 +416,7 @@ def groups_of(
     sign = 1.0 if policy.is_higher_better else -1.0
     whole = Slice(None, None, np.ones(states[reference].samples, dtype=bool))
     family = intervals.holm_levels(policy.confidence, len(slices))
+    metric.check_reference(states[reference])
     groups = []
     for part in (whole, *slices):
         taken = {name: Side(metric, state.take(part.mask)) for name, state in states.items()}

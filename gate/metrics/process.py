@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -115,11 +116,13 @@ class _Server:
     def _update(self, policy: MetricPolicy, metric: Metric, start: int) -> dict[str, Any]:
         found: dict[str, State] = {}
         for side, outputs in self._sides.items():
-            given = outputs_for(policy, outputs)
+            given, labels = outputs_for(policy, outputs), self._labels
+            if not policy.is_builtin:  # it may write into them, and the next side has the same
+                given, labels = copy.deepcopy((given, labels))
             try:
-                state = metric.update(given, self._labels)
+                state = metric.update(given, labels)
             except Exception as error:
-                raise DataError(_at_sample(metric, given, self._labels, start, error)) from error
+                raise DataError(_at_sample(metric, given, labels, start, error)) from error
             bad = np.flatnonzero(~np.isfinite(state.rows).all(axis=1))
             if len(bad):
                 place = bad[0]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gate.errors import DataError
+from gate.errors import DataError, PolicyError
 from gate.metrics.builtin import built_in
 from gate.metrics.metric import State
 
@@ -178,6 +178,86 @@ def test_labels_that_no_output_can_equal_are_refused(name: str, options: dict[st
             metric.update(LOGITS, labels)
     for right in (CLASSES.tolist(), CLASSES.astype(float), CLASSES.astype(np.uint8), CLASSES > 0):
         assert metric.update(LOGITS, right).samples == N
+
+
+def refused(name: str, outputs: Any, labels: Any, **options: Any) -> bool:
+    """Whether a reference with these outputs is refused, because no drop could show."""
+    metric = built_in(name, options)
+    try:
+        metric.check_reference(metric.update(outputs, labels))
+    except DataError:
+        return True
+    return False
+
+
+LOGIT = rng.normal(size=N)
+SHARE = 1.0 / (1.0 + np.exp(-3.0 * LOGIT))
+BINARY = (LOGIT + rng.normal(size=N) > 0).astype(int)
+MASKS = rng.normal(size=(N, 1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "labels", "options"),
+    [
+        ("f1", SHARE, BINARY, {}),
+        ("iou", 1.0 / (1.0 + np.exp(-MASKS)), MASKS[:, 0] > 0.5, {}),
+        ("iou", MASKS, (MASKS[:, 0] > 0.5) * 255, {}),
+        ("perplexity", SHARE[:, None, None] * [1, 0] + [0, 1] * (1 - SHARE)[:, None, None],
+         BINARY[:, None], {}),
+    ],
+)  # fmt: skip
+def test_outputs_on_which_no_drop_could_show_are_refused(name, outputs, labels, options):
+    assert refused(name, outputs, labels, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "labels", "options"),
+    [
+        ("f1", SHARE, BINARY, {"threshold": 0.5}),
+        ("f1", SHARE, BINARY, {"threshold": 0.0}),
+        ("f1", LOGIT, BINARY, {}),
+        ("f1", (SHARE > 0.5).astype(np.float32), BINARY, {}),
+        ("iou", 1.0 / (1.0 + np.exp(-MASKS)), MASKS[:, 0] > 0.5, {"threshold": 0.5}),
+        ("iou", MASKS, (MASKS[:, 0] > 0.5) * 255, {"positive": 255}),
+        ("iou", MASKS, MASKS[:, 0] > 0.5, {}),
+    ],
+)
+def test_outputs_with_their_threshold_are_measured(name, outputs, labels, options):
+    assert not refused(name, outputs, labels, **options)
+
+
+def test_the_threshold_of_probabilities_is_that_of_their_logits():
+    by_logit = value("f1", LOGIT, BINARY, average="binary")
+    assert value("f1", SHARE, BINARY, average="binary", threshold=0.5) == by_logit
+    for threshold in ("0.5", True):
+        with pytest.raises(PolicyError, match="threshold"):
+            built_in("f1", {"threshold": threshold})
+
+
+def test_another_range_of_scores_is_no_change():
+    metric = built_in("f1", {})
+    one, other = (metric.update(LOGIT * factor, BINARY) for factor in (1.0, 5.0))
+    assert one.differs(other).any()
+    assert not metric.differing(one, other).any()
+
+
+def test_auroc_of_probabilities_is_that_of_their_class():
+    from sklearn.metrics import roc_auc_score
+
+    shares = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    peer = roc_auc_score(CLASSES == 1, shares[:, 1])
+    assert value("auroc", shares, CLASSES) == pytest.approx(peer)
+    assert value("auroc", LOGITS, CLASSES) == pytest.approx(peer)
+
+
+def test_a_detector_that_finds_no_object_is_refused():
+    outputs = {"boxes": np.array([[[4, 4, 16, 27.0]]]), "scores": np.ones((1, 1)),
+               "classes": np.ones((1, 1))}  # fmt: skip
+    for box, kind, expected in (
+        ([4, 4, 16, 27], 1, False), ([4, 4, 16, 27], 2, True), ([4, 4, 12, 23], 1, True),
+    ):  # fmt: skip
+        labels = [{"boxes": [box], "classes": [kind]}]
+        assert refused("map", outputs, labels, thresholds=[0.75]) is expected
 
 
 @pytest.mark.parametrize(("name", "options"), SCORED[:-1])
