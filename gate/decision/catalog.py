@@ -1522,6 +1522,8 @@ PROBLEMS: dict[str, str] = {
     "metric_slices": "the digest of the file with the columns of its slices is not recorded",
     "metric_source": "the digest of the function's source is not recorded",
     "metric_values": "the digest of its values per sample is not recorded",
+    "metric_samples": "its groups do not have all samples of the data set, each of them once",
+    "metric_numbers": "its drops are not the differences of its values",
     "metric_no_side": "it was not evaluated on {runtime}",
     # costs
     "not_timed": "it was not timed beside PyTorch; a recording has no times, nor has older "

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.metrics import MetricPolicy
 from gate.policy.policy import Policy
 from gate.records.champion_comparison import ChampionComparison
-from gate.records.evidence import Evidence, RuntimeEvidence, Source
-from gate.records.metrics import ChampionMetric, MetricDrop, MetricEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.metrics import (
+    ChampionMetric,
+    ChampionMetricGroup,
+    MetricDrop,
+    MetricEvidence,
+    MetricGroup,
+)
 
 Change = tuple[str | None, int, MetricDrop]
 """Title of the group, its samples, the drop."""
+
+_ROUNDING = 1e-9
+"""Of the larger value, by which a drop may differ from the difference of the values."""
 
 
 def measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """One check for each metric: whether this evidence has it, as the policy defines it."""
     for metric in policy.metrics:
-        problem = _problem(metric, _of(evidence, metric), evidence.source)
+        problem = _problem(metric, _of(evidence, metric), evidence)
         check = statement("metric", [problem] if problem else [], verdict=Verdict.ERROR)
         yield check.model_copy(update={"point": metric.name})
 
@@ -30,7 +40,7 @@ def runtime_metric_checks(
     """Yield the checks of one runtime; none for a metric that was not measured (see `measured`)."""
     for metric in policy.metrics:
         found = _of(evidence, metric)
-        if found is None or _problem(metric, found, evidence.source) is not None:
+        if found is None or _problem(metric, found, evidence) is not None:
             continue
         sides = [(group, group.runtimes.get(runtime.runtime)) for group in found.groups]
         drops = [(group.title, group.samples, side.change) for group, side in sides if side]
@@ -56,7 +66,7 @@ def champion_metric_checks(
         if limit is None:
             continue
         found = next((each for each in incumbent.metrics if each.name == metric.name), None)
-        problem = _problem(metric, found, evidence.source)
+        problem = _problem(metric, found, evidence)
         if problem is not None or found is None:
             check = statement(
                 "metric_champion_drop",
@@ -76,7 +86,7 @@ def _of(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence | None:
 
 
 def _problem(
-    metric: MetricPolicy, found: MetricEvidence | ChampionMetric | None, source: Source
+    metric: MetricPolicy, found: MetricEvidence | ChampionMetric | None, evidence: Evidence
 ) -> Problem | None:
     """Return why the numbers of a metric do not count; None: they do."""
     if found is None:
@@ -89,11 +99,45 @@ def _problem(
     wrong = {
         "metric_other": found.definition_sha256 != metric.definition(),
         "metric_groups": not whole or columns != set(metric.slices),
-        "metric_slices": bool(metric.slices) and source.slices_sha256 is None,
+        "metric_slices": bool(metric.slices) and evidence.source.slices_sha256 is None,
         "metric_source": not (metric.is_builtin or found.source),
         "metric_values": isinstance(found, MetricEvidence) and found.values_sha256 is None,
+        "metric_samples": not _covers(found.groups, evidence.dataset.samples),
+        "metric_numbers": any(
+            _contradicts(*drop, metric=metric) for group in found.groups for drop in _sides(group)
+        ),
     }
     return next(({"code": code} for code, holds in wrong.items() if holds), None)
+
+
+def _covers(groups: Sequence[MetricGroup] | Sequence[ChampionMetricGroup], samples: int) -> bool:
+    """Return whether the first group has so many samples, and the slices of each column, too."""
+    counts = Counter[str | None]()
+    for group in groups:
+        counts[group.column] += group.samples
+    return all(count == samples for count in counts.values())
+
+
+def _sides(
+    group: MetricGroup | ChampionMetricGroup,
+) -> Iterator[tuple[int, float, float, MetricDrop]]:
+    """Yield samples, the value before, the value after, and the drop between them."""
+    if isinstance(group, ChampionMetricGroup):
+        yield group.samples, group.champion.value, group.value.value, group.change
+        return
+    for side in group.runtimes.values():
+        yield group.samples, group.reference.value, side.value, side.change
+
+
+def _contradicts(
+    samples: int, before: float, after: float, change: MetricDrop, *, metric: MetricPolicy
+) -> bool:
+    """Return whether a drop is not the one between two finite values, or more samples changed than
+    there are."""
+    drop = before - after if metric.is_higher_better else after - before
+    rounding = _ROUNDING * max(abs(before), abs(after))
+    off = math.isfinite(drop) and not abs(drop - change.drop) <= rounding
+    return off or (change.changed or 0) > samples
 
 
 def _limits(

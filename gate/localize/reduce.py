@@ -344,7 +344,11 @@ class _Finder:
         computed = {name: array for name, array in evaluated.items() if name in varying}
         values = {**measured.inputs_by_tensor(), **computed}
         return self._fewest(
-            "runtime", measured.node_indices(self._graph), values, setup=self._limits.setup, first=()
+            "runtime",
+            measured.node_indices(self._graph),
+            values,
+            setup=self._limits.setup,
+            first=(),
         )
 
     def _optimizer(self, indices: Sequence[int] | None = None) -> ReducedFailure | None:

@@ -15,6 +15,7 @@ from gate.decision.decide import decide
 from gate.measure.job import EvaluationData
 from gate.metrics.process import values_digest
 from gate.policy.policy import Policy
+from gate.records.metrics import MetricEvidence
 from gate.storage.digest import Digest
 from gate.summary.render import render_check
 from tests.metrics.detector import Detector, detector
@@ -113,6 +114,43 @@ def test_values_per_sample_are_bound_by_digest(project: Project, tmp_path: Path)
         assert values_digest(own) == metric.values_sha256
         assert list(metric.source) == ["mymetrics"]
     assert of(result, "metric_limit")["m"].code == "within"
+
+
+def edited(metric: MetricEvidence, group: int, **changed: Any) -> MetricEvidence:
+    """The metric with other fields of one group, or of its drop on ort-cpu."""
+    groups = list(metric.groups)
+    side = groups[group].runtimes["ort-cpu"]
+    change = side.change.model_copy(
+        update={n: v for n, v in changed.items() if n in ("drop", "changed")}
+    )
+    runtimes = {"ort-cpu": side.model_copy(update={"change": change})}
+    own = {name: value for name, value in changed.items() if name == "samples"}
+    groups[group] = groups[group].model_copy(update={"runtimes": runtimes, **own})
+    return metric.model_copy(update={"groups": tuple(groups)})
+
+
+@pytest.mark.parametrize(
+    ("group", "changed", "code"),
+    [
+        (0, {"samples": 5}, "metric_samples"),
+        (1, {"samples": 5}, "metric_samples"),
+        (2, {"drop": 0.0}, "metric_numbers"),
+        (2, {"drop": float("nan")}, "metric_numbers"),
+        (1, {"changed": 100_000}, "metric_numbers"),
+    ],
+)
+def test_numbers_that_contradict_each_other_prove_nothing(
+    project: Project, group: int, changed: dict[str, Any], code: str
+):
+    policy = Policy.from_file(project.policy(f"{HIT}, max_drop: 1.5"))
+    evidence = checked(project, f"{HIT}, max_drop: 1.5", file="worse.onnx").evidence
+    assert decide(policy, evidence, decided_at=NOW).passed
+    (metric,) = evidence.metrics
+    wrong = evidence.model_copy(update={"metrics": (edited(metric, group, **changed),)})
+    decision = decide(policy, wrong, decided_at=NOW)
+    assert decision.verdict is Verdict.ERROR
+    (problem,) = [each for each in decision.checks if each.verdict is Verdict.ERROR]
+    assert code in json.dumps(problem.to_plain())
 
 
 def test_the_decision_is_bound_to_the_files_of_labels_and_slices(project: Project):

@@ -78,6 +78,22 @@ def test_a_metric_that_breaks_says_where_and_spoils_no_other():
             assert word in failure
 
 
+def test_a_function_that_writes_into_its_arguments_changes_nothing_else(folder: Path):
+    (folder / "writes.py").write_text(
+        "def f(outputs, labels):\n"
+        "    hit = outputs.argmax(axis=1) == labels\n"
+        "    outputs *= -1.0\n"
+        "    labels[:] = 0\n"
+        "    return hit\n"
+    )
+    run = feed(run_of(policies("function: 'writes:f'", "function: accuracy")))
+    found, _ = run.evidence(samples=80)
+    run.close()
+    for metric in found:
+        (group,) = metric.groups
+        assert (group.reference.value, group.runtimes["ort-cpu"].value) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
