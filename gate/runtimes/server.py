@@ -46,7 +46,7 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 _MOST_BYTES = 1 << 31
 """Of one response: a server that sends without end is cut off."""
 
-_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 
 _DIGEST_KEYS = ("sha256", "model_sha256", "content_sha256")
 """Parameters of a model's metadata that may hold the digest of its file."""
@@ -112,7 +112,8 @@ class _Client:
     """Requests to one server, each within a deadline."""
 
     def __init__(self, options: ServerOptions) -> None:
-        """Raises RuntimeUnusable for a variable that is not set."""
+        """Raises RuntimeUnusable for a variable that is not set or can't be a header, and for
+        certificates that can't be loaded."""
         import httpx
 
         self._options = options
@@ -120,7 +121,13 @@ class _Client:
         if options.ca is not None:
             import ssl
 
-            verify = ssl.create_default_context(cafile=options.ca)
+            try:
+                verify = ssl.create_default_context(cafile=options.ca)
+            except OSError as error:  # also of ssl
+                raise RuntimeUnusable(
+                    f"the certificates of ca: {options.ca} can't be loaded: "
+                    f"{error.strerror or error}. Expected a file in PEM format."
+                ) from error
         most = max((1, *options.connections))
         # Connecting again is safe; a request that was sent may have been computed.
         transport = httpx.HTTPTransport(
@@ -224,7 +231,13 @@ def _from_environment(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         variable = value.removeprefix(_ENVIRONMENT)
         if variable not in os.environ:
             raise RuntimeUnusable(f"the variable {variable} of the header {name} is not set.")
-        yield name, os.environ[variable]
+        text = os.environ[variable]
+        if not (text.isascii() and text.isprintable() and text == text.strip()):  # it is a secret
+            raise RuntimeUnusable(
+                f"the variable {variable} of the header {name} has a line break, a space at an end "
+                "or a character beyond ASCII, expected printable ASCII."
+            )
+        yield name, text
 
 
 def _refusal(url: str, status: int, body: bytes) -> str:
@@ -424,7 +437,7 @@ class ServerSession(Session):
         if isinstance(parameters, Mapping):
             for key in _DIGEST_KEYS:
                 if match := _DIGEST.fullmatch(str(parameters.get(key, ""))):
-                    yield "the metadata", match[1]
+                    yield "the metadata", match[1].lower()
                     break
         if self._options.digest_url is not None:
             found = set(_digests_in(self._client.get(self._options.digest_url)))
@@ -438,6 +451,8 @@ class ServerSession(Session):
         self._strict = True
         batch = {name: array[..., np.newaxis, np.newaxis] for name, array in self._example.items()}
         status, headers, body = self._send(batch, "shape")
+        if status in _TRANSIENT:
+            self._infer(self._example)  # raises if the server refuses every request
         if status == 200:
             try:
                 outputs = self._parsed(headers, body, "shape")
@@ -501,6 +516,8 @@ class ServerSession(Session):
                 size = (tensor.get("parameters") or {}).get("binary_data_size")
                 if size is not None and not 0 <= size <= len(rest):
                     raise ValueError(f"{len(rest)} bytes are left of {size}")
+                if tensor["name"] in found:
+                    raise ValueError(f"the output '{tensor['name']}' is there twice")
                 found[tensor["name"]] = _tensor(tensor, None if size is None else rest[:size])
                 rest = rest[size or 0 :]
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -544,7 +561,7 @@ def _digests_in(value: Any) -> Iterator[str]:
         for key, inner in value.items():
             match = _DIGEST.fullmatch(inner) if isinstance(inner, str) else None
             if key in _DIGEST_KEYS and match:
-                yield match[1]
+                yield match[1].lower()
             yield from _digests_in(inner)
     elif isinstance(value, list):
         for inner in value:
@@ -555,6 +572,8 @@ def _tensor(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:
     """Return one output. Raises KeyError, TypeError or ValueError for an invalid tensor."""
     dtype = np.dtype(_DATATYPES[tensor["datatype"]])
     shape = tuple(int(size) for size in tensor["shape"])
+    if any(size < 0 for size in shape):  # NumPy would infer it
+        raise ValueError(f"its shape is {tensor['shape']}")
     if raw is None:
         flat = np.array(tensor["data"], dtype=dtype)
         if dtype.kind in "biu" and not np.array_equal(flat, np.array(tensor["data"])):

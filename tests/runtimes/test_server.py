@@ -176,6 +176,7 @@ def test_a_server_that_lies_or_hangs_never_passes(
     "fault",
     [
         "redirect", "busy", "silent", "no_json", "half_open", "other_dtype", "other_name",
+        "open_shape", "twice",
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
@@ -190,6 +191,31 @@ def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: 
 def test_truncated_binary_is_no_answer(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="truncated", binary=True) as server:
         assert judged(files, server.url).decision.verdict is Verdict.ERROR
+
+
+def test_a_digest_in_upper_case_is_the_same(files: dict[str, Path]) -> None:
+    with serving(files["model"], fault="upper_case") as server:
+        opened(files, url=server.url).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "token"),
+    [
+        ({"ca": "missing.pem"}, "right"),
+        ({"ca": __file__}, "right"),
+        ({}, "Bearer hushed\n"),
+        ({}, "Bearer hush\u00e9d"),
+    ],
+)
+def test_what_no_request_can_be_made_with_is_an_unusable_server(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], token: str
+) -> None:
+    monkeypatch.setenv("SERVER_TOKEN", token)
+    headers = {"Authorization": "env:SERVER_TOKEN"}
+    with serving(files["model"]) as server:
+        result = judged(files, server.url, headers=headers, connections=[], **options)
+    assert ("runtime", "unusable_server") in codes(result, Verdict.ERROR)
+    assert "hush" not in result.evidence.to_json()
 
 
 def test_an_unreachable_server_is_an_error(files: dict[str, Path]) -> None:

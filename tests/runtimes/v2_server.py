@@ -54,7 +54,8 @@ class V2Server(ThreadingHTTPServer):
     def metadata(self) -> dict[str, Any]:
         session = self.sessions[0]
         sha256 = hashlib.sha256(b"other" if self.fault == "other_digest" else self.data).hexdigest()
-        parameters = {} if self.fault == "no_digest" else {"sha256": sha256}
+        stated = sha256.upper() if self.fault == "upper_case" else sha256
+        parameters = {} if self.fault == "no_digest" else {"sha256": stated}
         return {
             "name": "net",
             "versions": ["1"],
@@ -164,7 +165,8 @@ class Handler(BaseHTTPRequestHandler):
             outputs = [o.astype(np.float64) for o in outputs]
         tensors, data = [], []
         for name, array in zip(names, outputs, strict=True):
-            tensor = {"name": name, "shape": list(array.shape), "datatype": TYPES[array.dtype.name]}
+            shape = [-1, *array.shape[1:]] if fault == "open_shape" else list(array.shape)
+            tensor = {"name": name, "shape": shape, "datatype": TYPES[array.dtype.name]}
             if fault == "other_name":
                 tensor["name"] += "_"
             if self.server.binary:
@@ -175,6 +177,8 @@ class Handler(BaseHTTPRequestHandler):
                 flat = array.reshape(-1).tolist()
                 tensor["data"] = flat[:-1] if fault in ("truncated", "wrong_length") else flat
             tensors.append(tensor)
+        times = 2 if fault == "twice" else 1
+        tensors, data = tensors * times, data * times
         answer = {
             "id": "stray" if fault == "other_id" else request.get("id"),
             "model_name": "net",
