@@ -18,7 +18,7 @@ from gate.commands.result import TIME, CommandResult, ExitCode, machine_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.mend.plan import MendPlan, Outcome, Winner
+    from gate.mend.plan import MendPlan, Outcome
     from gate.mend.recipe import Recipe, Steps
     from gate.mend.search import MendRecord, Search, Trial
     from gate.policy.policy import Policy
@@ -122,7 +122,14 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         from gate import __version__
         from gate.measure.job import Reference
         from gate.mend.plan import MendPlan, names_of
-        from gate.mend.recipe import Builder, Inputs, example_of, halves, record_of
+        from gate.mend.recipe import (
+            Builder,
+            Inputs,
+            calibration_of,
+            example_of,
+            halves,
+            record_of,
+        )
         from gate.mend.search import Search, TrialLog
         from gate.onnx_file.reading import read_subject
         from gate.records.export import ExportSettings
@@ -181,11 +188,12 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         budget,
         deadline=begun + request.time_s if request.time_s else float("inf"),
         progress=_print_progress,
+        note=_print_note,
         log=log,
     )
     plan = MendPlan(
         search,
-        Builder(reference, example_of(data.samples, settings), file, samples[0]),
+        Builder(reference, example_of(data.samples, settings), file, calibration_of(samples[0])),
         settings,
         names_of(file, settings) if file is not None and path is None else None,
     )
@@ -217,7 +225,7 @@ def versions() -> dict[str, str]:
 
 
 def _exit_code(record: MendRecord) -> ExitCode:
-    if record.ended_by == "interrupt":
+    if record.ended_by == "interrupt" and record.winner is None:
         return ExitCode.INTERRUPTED
     return ExitCode.of_verdict(record.verdict)
 
@@ -233,6 +241,10 @@ def _print_progress(search: Search) -> None:
     click.echo(make_printable(line), err=True)
 
 
+def _print_note(text: str) -> None:
+    click.echo(f"  {text}", err=True)
+
+
 def _write(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> Recipe | None:
     """Write the file that passed and its recipe; where none passes, remove those of an earlier
     search, unless this one was not finished.
@@ -244,7 +256,7 @@ def _write(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> 
     output, winner = request.output, outcome.winner
     if winner is None and outcome.ended_by in ("interrupt", "time"):
         return None
-    recipe = None if winner is None else _recipe(request, plan, winner, inputs)
+    recipe = None if winner is None else _recipe(request, plan, outcome, inputs)
     for name in (*_WRITTEN, _RECIPE):
         (output / name).unlink(missing_ok=True)
     if winner is None or recipe is None:
@@ -310,10 +322,12 @@ def _write_settings(plan: MendPlan, steps: Steps, output: Path) -> None:
     write_yaml(output / _SETTINGS, {"quantize": steps.quantize.to_plain()})
 
 
-def _recipe(request: _Request, plan: MendPlan, winner: Winner, inputs: Any) -> Recipe:
+def _recipe(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> Recipe:
     from gate.mend.recipe import Recipe, SearchRecord, Verification
     from gate.mend.search import worst_ratio
 
+    winner = outcome.winner
+    assert winner is not None
     evidence, decision = winner.result.evidence, winner.result.decision
     assert winner.steps is not None  # each candidate of the plan has them
     return Recipe(
@@ -338,7 +352,7 @@ def _recipe(request: _Request, plan: MendPlan, winner: Winner, inputs: Any) -> R
             budget=plan.search.budget,
             forwards=plan.search.spent,
             time_limit_s=request.time_s,
-            ended_by="passed",
+            ended_by=outcome.ended_by,
         ),
         versions=versions(),
     )
@@ -391,6 +405,12 @@ _ENDS = {
 }
 
 
+_SHORTENED = {
+    "budget": "the budget ended the search for fewer float32 layers: give a larger --budget",
+    "time": "the time limit ended the search for fewer float32 layers: the same command continues",
+    "interrupt": "Ctrl-C ended the search for fewer float32 layers: the same command continues",
+}
+
 _UNVERIFIED = "passes on the half of the search, and was not verified on the other"
 
 
@@ -432,8 +452,16 @@ def _passed_lines(request: _Request, recipe: Recipe) -> list[str]:
         f"recipe  gate export --recipe {_quoted(output / 'recipe.yaml')} --output model.onnx",
     ]
     if recipe.float32 is not None:
+        kind = "nodes" if recipe.steps.quantize is None else "layers"
         lines.append(
-            f"float32 {recipe.float32.count} nodes stay in float32, {recipe.float32.share:.1%}"
+            f"float32 {recipe.float32.count} {kind} stay in float32, {recipe.float32.share:.1%}"
+        )
+    if recipe.search.ended_by != "passed":
+        lines.append(f"early   {_SHORTENED[recipe.search.ended_by]}")
+    if recipe.steps.quantize is not None:
+        lines.append(
+            f"int8    gate quantize {_quoted(output / _EXACT)} --calibration SAMPLES --settings "
+            f"{_quoted(output / _SETTINGS)} --output twin.onnx"
         )
     if recipe.float32 is not None and recipe.verified.not_measured:
         absent = ", ".join(recipe.verified.not_measured)

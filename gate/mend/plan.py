@@ -12,7 +12,7 @@ import onnx
 from pydantic import ValidationError
 
 from gate.api import EvaluationResult
-from gate.errors import GateError, first_line
+from gate.errors import GateError, describe_failure, first_line
 from gate.export.quantize import QuantizeSettings
 from gate.measure.job import EvaluationData
 from gate.mend.mixed_precision import is_float32, round_as_device, save_model
@@ -43,7 +43,15 @@ _CONVERTED = 2
 """How many float32 files are converted at most: one more if the result of the first is refused on
 the half that verifies it."""
 
-_CONVERSIONS: Mapping[Precision, tuple[Stage, Float16Settings | QuantizeSettings, Smallest]] = {
+_ATTEMPTS = 2
+"""How often a float32 file is converted at most: once more with a margin."""
+
+_LEAST_TARGET, _MOST_TARGET = 0.1, 0.8
+"""Of the second search: the share of the bound up to which a file passes."""
+
+Conversion = tuple[Stage, Float16Settings | QuantizeSettings, Smallest]
+
+_CONVERSIONS: Mapping[Precision, Conversion] = {
     "reduced": ("mixed_precision", Float16Settings(), smallest_float16),
     "quantized": ("quantization", QuantizeSettings(), smallest_int8),
 }
@@ -106,20 +114,43 @@ class MendPlan:
             for candidate, trial in self._tried(samples[0]):
                 if not trial.passed:
                     continue
-                found: Candidate | None = candidate
-                if conversion is not None and not self._is_converted(candidate):
-                    if str(trial.graph) in converted or len(converted) == _CONVERTED:
-                        continue
+                if conversion is None or self._is_converted(candidate):
+                    winner = self._verified(candidate, samples[1], folder)
+                elif len(converted) == _CONVERTED and self._starts_in_float32:
+                    break  # whatever else passes is float32, too
+                elif str(trial.graph) in converted or len(converted) == _CONVERTED:
+                    continue
+                else:
                     converted.add(str(trial.graph))
-                    found = self._converted(candidate, samples, *conversion)
-                if found is not None and (winner := self._verified(found, samples[1], folder)):
-                    return Outcome(winner, "passed")
-                self.search.is_late = False
+                    winner = self._smallest_verified(candidate, samples, folder, *conversion)
+                if winner is not None:
+                    return Outcome(winner, self.search.cut_short or "passed")
         except BudgetSpent as spent:
             return Outcome(None, spent.by)
         except KeyboardInterrupt:
             return Outcome(None, "interrupt")
         return Outcome(None, "candidates")
+
+    def _smallest_verified(
+        self,
+        candidate: Candidate,
+        samples: tuple[EvaluationData, EvaluationData],
+        folder: Path,
+        *conversion: *Conversion,
+    ) -> Winner | None:
+        """Convert a float32 file. If the result is refused on the half that verifies it, search
+        once more with a margin: that of the first was used up by chance."""
+        target, before = 1.0, None
+        for _ in range(_ATTEMPTS):
+            found = self._converted(candidate, samples, *conversion, target=target)
+            if found is None or found.settings == before:
+                return None
+            before, passed = found.settings, self.search.trials[-1].worst_ratio
+            if (winner := self._verified(found, samples[1], folder)) is not None:
+                return winner
+            target = _with_margin(passed, self.search.trials[-1].worst_ratio)
+            self.search.is_late, self.search.cut_short = False, None
+        return None
 
     def _verified(
         self, candidate: Candidate, samples: EvaluationData, folder: Path
@@ -154,6 +185,10 @@ class MendPlan:
             rounded = save_model(round_as_device(onnx.load(str(path))), Path(folder, MODEL))
             return evaluator(self.search, policy, samples)(rounded)
 
+    @property
+    def _starts_in_float32(self) -> bool:
+        return self.builder.file is None or is_float32(self.builder.file)
+
     def _is_converted(self, candidate: Candidate) -> bool:
         if candidate.steps is None:
             return True
@@ -167,6 +202,8 @@ class MendPlan:
         stage: Stage,
         plain: Float16Settings | QuantizeSettings,
         smallest: Smallest,
+        *,
+        target: float,
     ) -> Candidate | None:
         """Return the file with the fewest layers in float32 that passes on the first samples."""
         assert candidate.steps is not None
@@ -178,9 +215,13 @@ class MendPlan:
         try:
             with temporary_folder() as folder:
                 exact = self.builder.build(candidate.steps, Path(folder))
-                found = smallest(exact, search, policy, samples[0])
+                found = smallest(exact, search, policy, samples[0], target=target)
+        except BudgetSpent:
+            raise
         except GateError as error:
             why = first_line(error)
+        except Exception as error:  # of ONNX Runtime, without a common base
+            why = describe_failure(error)
         finally:
             search.reserved = 0
         settings = plain if found is None else found.settings
@@ -315,6 +356,13 @@ class MendPlan:
                     kept = tuple(one.model_copy(update={"before": None, "after": None})
                                  for one in steps.edits)  # fmt: skip
                     yield steps.model_copy(update={"edits": (*kept, added)})
+
+
+def _with_margin(passed: float | None, refused: float | None) -> float:
+    """Return the target of the second search: the share of the bound that would have passed on both
+    halves, as far as they grow alike."""
+    share = passed / refused if passed and refused and refused > 1.0 else _MOST_TARGET
+    return min(max(share, _LEAST_TARGET), _MOST_TARGET)
 
 
 def _touches(paths: Sequence[str], layer: str | None) -> bool:

@@ -86,8 +86,8 @@ class Steps(Record):
     float16: Float16Settings | None = added_field(None)
     """None: it is not converted."""
     quantize: QuantizeSettings | None = added_field(None)
-    """None: it is not quantized. Else it is calibrated on every other of the samples of the inputs,
-    from the first on."""
+    """None: it is not quantized. Else it is calibrated on every fourth of the samples of the
+    inputs, from the first on (`calibration_of`)."""
 
     @property
     def text(self) -> str:
@@ -336,6 +336,13 @@ def halves(data: EvaluationData, *, min_samples: int = 1) -> tuple[EvaluationDat
     return _taken(data, range(0, count, 2)), _taken(data, range(1, count, 2))
 
 
+def calibration_of(searched: EvaluationData) -> EvaluationData:
+    """Return every other sample of the half of the search, on which int8 files are calibrated: the
+    search measures the others as well, so that values beyond the calibrated ranges count."""
+    count = len(searched.samples)
+    return _taken(searched, range(0, count, 2)) if count > 1 else searched
+
+
 def _taken(data: EvaluationData, places: Sequence[int]) -> EvaluationData:
     annotations, rows = data.annotations, list(places)
     labels = annotations.labels
@@ -380,7 +387,9 @@ def rebuild(recipe: Recipe, output: Path) -> ExportNote | None:
         reference,
         example_of(samples, settings),
         Path(inputs.file) if inputs.file else None,
-        halves(EvaluationData.of(samples))[0] if recipe.steps.quantize is not None else None,
+        calibration_of(halves(EvaluationData.of(samples))[0])
+        if recipe.steps.quantize is not None
+        else None,
     )
     with files.scratch(output) as folder:
         path = builder.build(recipe.steps, folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import time
@@ -26,6 +28,9 @@ from gate.records.localization import Localization
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import Count, Measured, Record, Sha256
+
+_NOTED_EVERY = 20
+"""Conversions between two lines of progress."""
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The cheapest first."""
@@ -124,12 +129,25 @@ class Trial(Record):
         return order, math.inf if math.isnan(ratio) else ratio
 
 
+CutShort = Literal["budget", "time", "interrupt"]
+"""What ends a search before all candidates were tried."""
+
+
 class BudgetSpent(Exception):
     """The forward passes or the time of a search are used up."""
 
     def __init__(self, by: Literal["budget", "time"]) -> None:
         super().__init__(by)
         self.by: Literal["budget", "time"] = by
+
+
+class ConversionRatio(Record):
+    """The ratio of one conversion of a file, as the log keeps it."""
+
+    key: Sha256
+    """The digest of the graph, the samples and the policy."""
+    ratio: Measured
+    """The largest ratio of a deviation to its bound; at most 1: it passes."""
 
 
 @dataclass
@@ -148,6 +166,8 @@ class Search:
     """Of `time.monotonic`; it only ends the search earlier."""
     progress: Callable[[Search], None] = lambda _search: None
     """Called after each trial."""
+    note: Callable[[str], None] = lambda _text: None
+    """Called with a line of text on the search for layers in float32."""
     log: TrialLog | None = None
     """Where trials are kept, so that a search that was interrupted goes on; None: nowhere."""
     trials: list[Trial] = field(default_factory=list)
@@ -158,6 +178,10 @@ class Search:
     """Forward passes that are held back for the file that a longer search finds."""
     is_late: bool = False
     """Whether what was found is still measured after the deadline."""
+    cut_short: CutShort | None = None
+    """What ended the search for the layers in float32 before the smallest set was certain."""
+    conversions: int = 0
+    """How many conversions of files were measured."""
 
     def spend(self, forwards: int) -> None:
         """Take forward passes from the budget. Raises BudgetSpent."""
@@ -166,6 +190,12 @@ class Search:
         if self.spent + forwards + self.reserved > self.budget:
             raise BudgetSpent("budget")
         self.spent += forwards
+
+    def end_early(self, by: CutShort) -> None:
+        """Record that the search for a smaller set ends here: what it found is still verified."""
+        self.cut_short = by
+        if by == "interrupt":
+            self.note("interrupted: the smallest set so far is verified; Ctrl-C ends that, too")
 
     def judge(
         self, candidate: Candidate, samples: EvaluationData, *, into: Path | None = None
@@ -188,6 +218,31 @@ class Search:
             self.log.add(trial)
         self.progress(self)
         return trial
+
+    def conversion_ratio(
+        self, path: Path, question: Digest, measure: Callable[[], float | None]
+    ) -> float:
+        """Return the ratio of a converted file: that of the log, else what `measure` returns.
+
+        `question`: the digest of the samples and the policy. None from `measure` means that the
+        file could not be measured: infinite, and not kept in the log.
+        """
+        self.conversions += 1
+        if self.conversions % _NOTED_EVERY == 0:
+            self.note(f"{self.conversions} conversions measured")
+        graph = None if self.log is None else _graph_digest(path)
+        if self.log is None or graph is None:
+            ratio = measure()
+            return math.inf if ratio is None else ratio
+        key = Digest.of_json({"graph": str(graph), "question": str(question)})
+        earlier = self.log.ratios.get(str(key))
+        if earlier is not None:
+            return earlier.ratio
+        ratio = measure()
+        if ratio is None:
+            return math.inf
+        self.log.add_ratio(ConversionRatio(key=key, ratio=ratio))
+        return ratio
 
     def refuse(self, candidate: Candidate, samples: EvaluationData, why: str) -> None:
         """Add the trial of a candidate of which there is no file."""
@@ -278,6 +333,8 @@ class TrialLog:
 
     path: Path
     earlier: Mapping[str, Trial]
+    ratios: dict[str, ConversionRatio] = field(default_factory=dict)
+    """By `ConversionRatio.key`."""
 
     @classmethod
     def open(cls, path: Path, inputs: Digest) -> TrialLog:
@@ -285,25 +342,41 @@ class TrialLog:
         `inputs`. Trials of other inputs, those that could not be measured, and a last line that
         is not whole are dropped. Raises OSError."""
         earlier: dict[str, Trial] = {}
+        ratios: dict[str, ConversionRatio] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if lines and lines[0] == _first_line(inputs):
-            for line in lines[1:]:
-                try:
-                    trial = Trial.from_json(line)
-                except EvidenceError:
-                    break
-                if trial.half == "search" and trial.verdict != "ERROR":
-                    earlier[str(trial.key)] = trial
+            for record in itertools.takewhile(lambda one: one is not None, map(_logged, lines[1:])):
+                if isinstance(record, ConversionRatio):
+                    ratios[str(record.key)] = record
+                elif record.half == "search" and record.verdict != "ERROR":
+                    earlier[str(record.key)] = record
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [_first_line(inputs), *(trial.to_json() for trial in earlier.values())]
+        records = [*earlier.values(), *ratios.values()]
+        kept = [_first_line(inputs), *(record.to_json() for record in records)]
         path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        return cls(path, earlier)
+        return cls(path, earlier, ratios)
 
     def add(self, trial: Trial) -> None:
         """Add a trial, unless it comes from this log. Raises OSError."""
         if str(trial.key) not in self.earlier and trial.half == "search":
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(f"{trial.to_json()}\n")
+            self._write(trial)
+
+    def add_ratio(self, ratio: ConversionRatio) -> None:
+        """Add the ratio of a conversion. Raises OSError."""
+        self.ratios[str(ratio.key)] = ratio
+        self._write(ratio)
+
+    def _write(self, record: Record) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(f"{record.to_json()}\n")
+
+
+def _logged(line: str) -> Trial | ConversionRatio | None:
+    """Return what a line of the log says; None for a line that is not whole."""
+    for kind in (Trial, ConversionRatio):
+        with contextlib.suppress(EvidenceError):
+            return kind.from_json(line)
+    return None
 
 
 def _first_line(inputs: Digest) -> str:
@@ -404,6 +477,8 @@ class MendRecord(Record):
     """PASS: a file passed on both halves of the samples. FAIL: none did, and at least one was
     measured. ERROR: no candidate was measured."""
     ended_by: Literal["passed", "budget", "time", "interrupt", "candidates"]
+    """`passed`: a candidate passed, and none that costs less was left. Otherwise of a PASS: the
+    search for a smaller set of layers in float32 was cut short."""
     budget: Count
     """Forward passes at most."""
     forwards: Count

@@ -7,23 +7,30 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gate.api import collect_evidence
 from gate.decision.decide import decide
-from gate.errors import GateError, NothingQuantized
+from gate.errors import ExportError, GateError, NothingQuantized
 from gate.export.quantize import QuantizerTrials, QuantizeSettings, quantized_layers
 from gate.installation import onnx_runtime
 from gate.measure.job import EvaluationData
 from gate.mend.mixed_precision import Float16Conversion, round_as_device, save_model
-from gate.mend.recipe import Feed, Float16Settings, Float32Layers, feeds_of
-from gate.mend.search import BudgetSpent, Search, worst_ratio
+from gate.mend.recipe import (
+    Feed,
+    Float16Settings,
+    Float32Layers,
+    calibration_of,
+    feeds_of,
+)
+from gate.mend.search import BudgetSpent, CutShort, Search, worst_ratio
 from gate.onnx_file.sessions import open_on_cpu
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
+from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 
 Evaluate = Callable[[Path], float]
@@ -58,14 +65,29 @@ class SmallestConversion:
     layers: Float32Layers
 
 
-Smallest = Callable[[Path, Search, Policy, EvaluationData], SmallestConversion | None]
-"""Search the conversion of a float32 file that passes a policy on samples with the fewest layers in
-float32."""
+class Smallest(Protocol):
+    """Search the conversion of a float32 file that passes a policy on samples with the fewest
+    layers in float32."""
+
+    def __call__(
+        self,
+        exact: Path,
+        search: Search,
+        policy: Policy,
+        data: EvaluationData,
+        *,
+        target: float = 1.0,
+    ) -> SmallestConversion | None:
+        """Return it; None: no set of layers passes."""
 
 
-def evaluator(search: Search, policy: Policy, data: EvaluationData) -> Evaluate:
+_CPU = ("ort-cpu-optimized", "ort-cpu")
+
+
+def evaluator(search: Search, policy: Policy, data: EvaluationData, *, most: int = 1) -> Evaluate:
     """Return a function that measures a file on these samples by the bounds of a policy alone, in
-    one runtime on the CPU, and takes its forward passes from the budget of the search."""
+    at most so many runtimes on the CPU, and takes its forward passes from the budget of the search.
+    """
     instruments = Instruments.none().model_copy(
         update={
             "noise_samples": policy.instruments.noise_samples,
@@ -74,16 +96,22 @@ def evaluator(search: Search, policy: Policy, data: EvaluationData) -> Evaluate:
         }
     )
     runtimes = policy.runtimes
-    on_cpu = [name for name in runtimes if name in ("ort-cpu-optimized", "ort-cpu")][:1]
+    on_cpu = [name for name in runtimes if name in _CPU][:most]
     update = {"runtimes": {name: runtimes[name] for name in on_cpu or runtimes}}
     policy = policy.model_copy(update={**update, "instruments": instruments})
+    question = Digest.of_json(
+        {"samples": str(data.samples.digest()), "policy": str(policy.digest())}
+    )
 
     def evaluate(path: Path) -> float:
         search.spend(len(data.samples))
+        return search.conversion_ratio(path, question, lambda: measured(path))
+
+    def measured(path: Path) -> float | None:
         try:
             evidence = collect_evidence(path, search.reference, data, policy)
         except GateError:
-            return math.inf
+            return None
         decision = decide(policy, evidence, decided_at=_NEVER)  # without locating what is off
         ratio = worst_ratio(decision.checks)
         if decision.passed:
@@ -153,14 +181,19 @@ def measure_sensitivity(
 
 
 def smallest_set(
-    ranked: Sequence[str], order: Sequence[str], passes: Callable[[Sequence[str]], bool]
+    ranked: Sequence[str],
+    order: Sequence[str],
+    passes: Callable[[Sequence[str]], bool],
+    *,
+    cut_short: Callable[[CutShort], None] = lambda _by: None,
 ) -> tuple[str, ...] | None:
     """Return a set that passes and of which no single member can be left out, in the order of
     `order`; None: not even all of `ranked` pass.
 
     First the shortest start of `ranked` (the most harmful first) that passes is found by doubling
     and halving, then delta debugging removes blocks of neighbors in `order`. If the budget is spent
-    meanwhile, the smallest set so far is returned. Raises BudgetSpent before a set passed.
+    or Ctrl-C comes meanwhile, the smallest set so far is returned and `cut_short` is called. Raises
+    BudgetSpent or KeyboardInterrupt before a set passed.
     """
     place = {name: at for at, name in enumerate(order)}
 
@@ -182,8 +215,10 @@ def smallest_set(
                 low = middle
         for smaller in _reduced(best, passes):
             best = smaller
-    except BudgetSpent:
-        pass
+    except BudgetSpent as spent:
+        cut_short(spent.by)
+    except KeyboardInterrupt:
+        cut_short("interrupt")
     return best
 
 
@@ -206,13 +241,33 @@ def _reduced(
         size = max(1, size // 2)
 
 
+def _noting(
+    search: Search, passes: Callable[[Sequence[str]], bool]
+) -> Callable[[Sequence[str]], bool]:
+    """Return `passes`, which then reports each set that passes as progress."""
+
+    def noted(some: Sequence[str]) -> bool:
+        passed = passes(some)
+        if passed:
+            search.note(f"passes with {len(some)} layers chosen for float32")
+        return passed
+
+    return noted
+
+
 def smallest_float16(
-    exact: Path, search: Search, policy: Policy, data: EvaluationData
+    exact: Path,
+    search: Search,
+    policy: Policy,
+    data: EvaluationData,
+    *,
+    target: float = 1.0,
 ) -> SmallestConversion | None:
     """Return the float16 file with the smallest set of nodes in float32 that passes the policy on
     these samples, each float16 value rounded as on a device; None: no set passes.
 
-    Raises GateError, and BudgetSpent if it is spent before a set passes.
+    `target`: the ratio of a deviation to its bound up to which a file passes. Raises GateError, and
+    BudgetSpent if it is spent before a set passes.
     """
     onnx_runtime()
     conversion = Float16Conversion(exact)
@@ -232,15 +287,17 @@ def smallest_float16(
             return error(rounded([name for name in conversion.nodes if name != node]))
 
         chosen: tuple[str, ...] | None = ()
-        if (plain := ratio(())) > 1.0:
+        if (plain := ratio(())) > target:
             order = conversion.overflowing(feeds_of(exact, data))
-            if not order or ratio(order) > 1.0:
+            if not order or ratio(order) > target:
                 few = data.samples.take(range(min(SENSITIVITY_SAMPLES, len(data.samples))))
                 error = OutputError(exact, feeds_of(exact, replace(data, samples=few)))
                 rest = [node for node in conversion.nodes if node not in order]
                 sensitivity = measure_sensitivity(rest, alone, error=math.nan, ratio=plain)
                 order = (*order, *(each.layer for each in sensitivity))
-            chosen = smallest_set(order, conversion.nodes, lambda some: ratio(some) <= 1.0)
+            passes = _noting(search, lambda some: ratio(some) <= target)
+            ends = search.end_early
+            chosen = smallest_set(order, conversion.nodes, passes, cut_short=ends)
     if chosen is None:
         return None
     kept = conversion.float32_nodes(conversion.convert(chosen))
@@ -249,29 +306,47 @@ def smallest_float16(
 
 
 def smallest_int8(
-    exact: Path, search: Search, policy: Policy, data: EvaluationData
+    exact: Path,
+    search: Search,
+    policy: Policy,
+    data: EvaluationData,
+    *,
+    target: float = 1.0,
 ) -> SmallestConversion | None:
     """Return the int8 file with the fewest layers in float32 that passes the policy on these
     samples, among those with scales per channel or per tensor and symmetric or asymmetric ranges;
     None: no set passes.
 
-    Calibrated on the same samples. Raises GateError, and BudgetSpent if it is spent before a set
-    passes.
+    Calibrated on some of them (`calibration_of`). `target`: the ratio of a deviation to its bound
+    up to which a file passes. Raises GateError, and BudgetSpent if it is spent before a set passes.
     """
-    evaluate, feeds = evaluator(search, policy, data), feeds_of(exact, data)
-    base = QuantizeSettings(samples=max(1, len(data.samples)), batch_size=data.batch_size)
+    # With optimizations, ONNX Runtime computes in int8, and without them in float32.
+    evaluate = evaluator(search, policy, data, most=len(_CPU))
+    feeds = feeds_of(exact, data)
+    calibration = calibration_of(data)
+    base = QuantizeSettings(samples=len(calibration.samples), batch_size=data.batch_size)
     with temporary_folder() as folder:
-        trials, path = QuantizerTrials(exact, feeds, Path(folder)), Path(folder, "int8.onnx")
+        trials, path = (
+            QuantizerTrials(exact, feeds_of(exact, calibration), Path(folder)),
+            Path(folder, "int8.onnx"),
+        )
 
         def ratio(settings: QuantizeSettings) -> float:
-            return evaluate(trials.write(path, settings))
+            try:
+                return evaluate(trials.write(path, settings))
+            except ExportError as error:  # scales per channel need opset 13
+                failed.append(error)
+                return math.inf
 
+        failed: list[ExportError] = []
         variants = [
             base.model_copy(update={"per_channel": channel, "symmetric_activations": symmetric})
             for symmetric in (False, True)
             for channel in (True, False)
         ]
         found = [ratio(settings) for settings in variants]
+        if len(failed) == len(variants):
+            raise failed[0]
         best, settings = min(zip(found, variants, strict=True), key=lambda pair: pair[0])
         layers = quantized_layers(trials.write(path, settings))
         if not layers:
@@ -281,21 +356,33 @@ def smallest_int8(
             )
         chosen: tuple[str, ...] | None = ()
         ranked: tuple[Sensitivity, ...] = ()
-        if best > 1.0:
-            error = OutputError(exact, feeds[: max(1, SENSITIVITY_SAMPLES // data.batch_size)])
+        if best > target:
+            few = feeds[: max(1, SENSITIVITY_SAMPLES // data.batch_size)]
+            error = OutputError(exact, few)
+            samples = min(len(data.samples), len(few) * data.batch_size)
+
+            def alone(layer: str) -> float:
+                search.spend(samples)
+                return error(trials.write(path, settings, only=(layer,)))
+
             ranked = measure_sensitivity(
                 layers,
-                lambda layer: error(trials.write(path, settings, only=(layer,))),
+                alone,
                 error=error(trials.write(path, settings)),
                 ratio=best,
             )
 
-            def passes(some: Sequence[str]) -> bool:
-                return ratio(settings.model_copy(update={"exclude": tuple(some)})) <= 1.0
+            def excluding(some: Sequence[str]) -> bool:
+                return ratio(settings.model_copy(update={"exclude": tuple(some)})) <= target
 
-            chosen = smallest_set([each.layer for each in ranked], layers, passes)
-    if chosen is None:
-        return None
-    settings = settings.model_copy(update={"exclude": chosen})
+            chosen = smallest_set(
+                [each.layer for each in ranked],
+                layers,
+                _noting(search, excluding),
+                cut_short=search.end_early,
+            )
+        settings = settings.model_copy(update={"exclude": chosen or ()})
+        if chosen is None or not quantized_layers(trials.write(path, settings)):
+            return None
     ratios_alone = {each.layer: each.ratio for each in ranked}
     return SmallestConversion(settings, Float32Layers.of(chosen, layers, ratios_alone))

@@ -80,17 +80,23 @@ def test_the_set_is_the_smallest_whatever_the_ranking(needed: set[int]) -> None:
     assert smallest_set(order, order, lambda _some: False) is None
 
 
-def test_a_spent_budget_ends_with_the_best_set_so_far() -> None:
+@pytest.mark.parametrize(
+    ("end", "by"), [(BudgetSpent("budget"), "budget"), (BudgetSpent("time"), "time"),
+                    (KeyboardInterrupt(), "interrupt")],
+)  # fmt: skip
+def test_what_ends_the_search_leaves_the_best_set_so_far(end: BaseException, by: str) -> None:
     order, left = [str(number) for number in range(8)], [5]
+    ends: list[str] = []
 
     def passes(some: object) -> bool:
         left[0] -= 1
         if left[0] < 0:
-            raise BudgetSpent("budget")
+            raise end
         return "3" in some  # type: ignore[operator]
 
-    assert "3" in (smallest_set(order, order, passes) or ())
-    with pytest.raises(BudgetSpent):
+    assert "3" in (smallest_set(order, order, passes, cut_short=ends.append) or ())
+    assert ends == [by]
+    with pytest.raises(type(end)):
         smallest_set(order, order, passes)
 
 

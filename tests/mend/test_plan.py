@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from gate.api import check
 from gate.measure.job import EvaluationData, Reference
 from gate.mend.mixed_precision import is_float32
 from gate.mend.plan import MendPlan, Outcome
-from gate.mend.recipe import Builder, example_of, halves
+from gate.mend.recipe import Builder, calibration_of, example_of, halves
 from gate.mend.search import Search, TrialLog, with_disabled
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
@@ -77,8 +78,18 @@ def searched(
     reference = Reference.of(model.eval())
     data = EvaluationData.of(samples)
     search = Search(reference, policy or Policy.default(), budget, log=log)
-    builder = Builder(reference, example_of(data.samples, settings), file)
-    return search, MendPlan(search, builder, settings).run(halves(data), folder)
+    plan = MendPlan(search, builder_of(reference, data, settings, file), settings)
+    return search, plan.run(halves(data), folder)
+
+
+def builder_of(
+    reference: Reference,
+    data: EvaluationData,
+    settings: ExportSettings = TRACED,
+    file: Path | None = None,
+) -> Builder:
+    calibration = calibration_of(halves(data)[0])
+    return Builder(reference, example_of(data.samples, settings), file, calibration)
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
@@ -200,6 +211,77 @@ class TestAFloat16File:
         assert winner.rounded_ratio <= 1.0
         (tmp_path / "again").mkdir()
         reference, samples = Reference.of(Overflows().eval()), EvaluationData.of(floats(24, 6))
-        again = Builder(reference, example_of(samples.samples, TRACED))
+        again = builder_of(reference, samples)
         made = again.build(winner.steps, tmp_path / "again")
         assert made.read_bytes() == winner.path.read_bytes()
+
+    def test_is_searched_again_without_measuring_again(self, tmp_path):
+        path, inputs = tmp_path / "trials.jsonl", Digest.of_bytes(b"inputs")
+        runs = []
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            log = TrialLog.open(path, inputs)
+            policy = Policy.reduced(task="tensors")
+            before = len(log.ratios)
+            _, outcome = searched(
+                Overflows(), floats(24, 6), tmp_path / name, policy=policy, log=log
+            )
+            runs.append((outcome.winner.steps, before, len(log.ratios)))
+        (steps, none, measured), again = runs
+        assert none == 0 < measured
+        assert again == (steps, measured, measured)
+
+
+class Uneven(nn.Module):
+    """One value between two layers is far larger than the others."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.third, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        with torch.no_grad():
+            self.second.weight[0] *= factor
+            self.third.weight[:, 0] /= factor
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.third(self.second(torch.tanh(self.first(x))))))
+
+
+def quantized(bound: float) -> Policy:
+    runtimes = {"ort-cpu-optimized": {"required": "always", "bounds": {"scaled_diff": bound}}}
+    plain = {**Policy.quantized().to_plain(), "task": "tensors", "runtimes": runtimes}
+    return Policy.from_json(json.dumps(plain))
+
+
+def evenly(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, size=shape).astype(np.float32)
+
+
+class TestAnInt8File:
+    def test_excludes_the_layers_that_lose_most_and_is_built_again(self, tmp_path):
+        data = evenly(64, 6)
+        _, outcome = searched(Uneven(300.0), data, tmp_path, policy=quantized(0.1))
+        winner = outcome.winner
+        assert winner.candidate.stage == "quantization"
+        assert {"/second/Gemm", "/third/Gemm"} <= set(winner.steps.quantize.exclude)
+        layers = winner.candidate.float32
+        assert layers.count == len(winner.steps.quantize.exclude) < len(layers.sensitivity)
+        ranked = sorted(layers.sensitivity, key=layers.sensitivity.__getitem__)
+        assert set(ranked[-2:]) == {"/second/Gemm", "/third/Gemm"}
+        assert not is_float32(winner.path)
+        (tmp_path / "again").mkdir()
+        again = builder_of(Reference.of(Uneven(300.0).eval()), EvaluationData.of(data))
+        made = again.build(winner.steps, tmp_path / "again")
+        assert made.read_bytes() == winner.path.read_bytes()
+
+    def test_that_is_refused_on_the_other_half_gets_a_margin(self, tmp_path):
+        search, outcome = searched(Uneven(1.0), evenly(64, 6), tmp_path, policy=quantized(0.1))
+        verified = [trial for trial in search.trials if trial.half == "verify"]
+        assert [trial.verdict for trial in verified] == ["FAIL", "PASS"]
+        assert outcome.winner.candidate.float32.count == 1
+
+    def test_that_nothing_can_pass_ends_with_the_reason(self, tmp_path):
+        search, outcome = searched(Uneven(1.0), evenly(16, 6), tmp_path, policy=quantized(1e-6))
+        assert outcome == Outcome(None, "candidates")
+        assert "no set" in next(t.failure for t in search.trials if t.stage == "quantization")
