@@ -118,6 +118,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     """Search, and write the folder. Raises GateError where nothing can be searched."""
     begun = time.monotonic()
     _require_free(request)
+    _require_own_runtimes(policy)
     with loading():
         from gate import __version__
         from gate.measure.job import Reference
@@ -269,6 +270,24 @@ def _write(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> 
         _write_settings(plan, recipe.steps, output)
     copy_file(winner.path, output / _MODEL)
     return recipe
+
+
+def _require_own_runtimes(policy: Policy) -> None:
+    """Raise UsageError where the policy requires answers that no new file can have."""
+    from gate.policy.runtime_options import is_recorded, is_server
+
+    for name, runtime in policy.runtimes.items():
+        if is_server(policy, name):
+            kind, demanded = "a model server", runtime.required != "never"
+        else:
+            kind = "a recording"
+            demanded = is_recorded(policy, name) and runtime.required == "always"
+        if demanded:
+            raise click.UsageError(
+                f"the policy requires '{name}', {kind}, which has no answers of a new file. Search "
+                f"without it (--set runtimes.{name}.required=never), deploy the result, then run "
+                "gate check with this policy."
+            )
 
 
 def _require_free(request: _Request) -> None:

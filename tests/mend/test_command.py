@@ -10,6 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gate.onnx_file.reading import read_subject
+from gate.policy.policy import Policy
 from tests import small_project
 from tests.commands.running import runner
 
@@ -96,6 +97,20 @@ def test_a_candidate_that_was_not_verified_is_no_error(project, capsys):
     code, found = mend(capsys, *question(project, "--budget", "40"))
     assert [(trial["half"], trial["verdict"]) for trial in found["trials"]] == [("search", "PASS")]
     assert (code, found["verdict"], found["ended_by"]) == (1, "FAIL", "budget")
+
+
+@pytest.mark.parametrize("kind", ["server", "recorded"])
+def test_a_policy_with_answers_from_elsewhere_is_refused_at_once(project, capsys, kind):
+    options = {"server": {"url": "http://127.0.0.1:9/v2/models/net"}, "recorded": {}}[kind]
+    plain = Policy.default(task="tensors").to_plain()
+    plain["runtimes"]["there"] = {
+        "required": "always", "kind": kind, "options": options, "bounds": {"max_abs_diff": 1.0},
+    }  # fmt: skip
+    policy = project / "policy.json"
+    policy.write_text(json.dumps(plain))
+    code, _, err = run_mend(capsys, *question(project, "--policy", str(policy)))
+    assert (code, (project / "mended").exists()) == (2, False)
+    assert "--set runtimes.there.required=never" in err
 
 
 def test_one_sample_is_refused(project, capsys):
