@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -313,8 +314,10 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _is_champion(alias: str) -> bool:
-    """Return whether a database might take the alias for `champion`; some ignore case."""
-    return alias.strip().casefold() == CHAMPION
+    """Return whether a database might take the alias for `champion`: some ignore case, accents and
+    width, as MySQL's default collation does."""
+    letters = unicodedata.normalize("NFKD", alias.strip().casefold())
+    return "".join(one for one in letters if not unicodedata.combining(one)) == CHAMPION
 
 
 def _number(version: str) -> str:

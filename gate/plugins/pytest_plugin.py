@@ -102,13 +102,13 @@ def _write(item: pytest.Item, result: EvaluationResult, number: int) -> str:
     root: Path | None = item.config.getoption("--parity-report")
     if root is None:
         return ""
-    from gate.errors import StorageError
+    from gate.errors import describe_failure
 
     digest = hashlib.sha256(f"{item.nodeid}\0{number}".encode()).hexdigest()[:8]
     folder = root / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', item.nodeid)[-80:].strip('-.')}-{digest}"
     try:
         result.write_report(folder)
-    except StorageError as error:
-        return f"no report was written: {error}"
+    except Exception as error:
+        return f"no report was written: {describe_failure(error)}"
     item.user_properties.append(("parity_report", str(folder / "report.html")))
     return f"report: {folder / 'report.html'}"

@@ -101,6 +101,9 @@ WAYS: dict[str, Callable[[Site], httpx.Response]] = {
     "other spellings": lambda s: s.send(
         "POST", f"{API}/registered-models/alias", name=NAME, alias="Champion", version="01"
     ),
+    "an accent that MySQL ignores": lambda s: s.send(
+        "POST", f"{API}/registered-models/alias", name=NAME, alias="ch\u00e1mpion", version="1"
+    ),
     "alias deleted": lambda s: s.send(
         "DELETE", f"{API}/registered-models/alias", name=NAME, alias=CHAMPION
     ),
