@@ -133,7 +133,7 @@ class Verification(Record):
     policy_sha256: Sha256
     runtimes: tuple[str, ...]
     """The runtimes that were measured. In another one the file is not proven."""
-    worst_ratio: float | None = None
+    worst_ratio: Measured | None = None
     rounded_ratio: Measured | None = added_field(None)
     """The worst ratio of a copy of a float16 file on the CPU that rounds each float16 value, as a
     device does; None: it is no such file."""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
+from gate.export.quantize import QuantizeSettings
+from gate.mend.recipe import (
+    Float32Layers,
+    Inputs,
+    Recipe,
+    SearchRecord,
+    Steps,
+    Verification,
+)
 from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
+from gate.storage.digest import Digest
 from tests import small_project
 from tests.commands.running import runner
 
@@ -139,3 +150,20 @@ def test_a_recipe_goes_with_an_output_alone(project, capsys, arguments, word):
     code, _, err = run_export(capsys, *placed)
     assert code == 2
     assert word in err
+
+
+def test_a_recipe_with_infinite_numbers_is_read_again(project):
+    digest = Digest.of_bytes(b"any")
+    recipe = Recipe(
+        stage="quantization",
+        inputs=Inputs(factory="a:b", samples="x.npy", samples_sha256=digest),
+        steps=Steps(quantize=QuantizeSettings(exclude=("last",))),
+        float32=Float32Layers(count=1, share=0.5, sensitivity={"last": math.inf}),
+        sha256=digest,
+        verified=Verification(
+            samples=3, policy_sha256=digest, runtimes=("ort-cpu",), worst_ratio=math.inf
+        ),
+        search=SearchRecord(budget=9, forwards=8, ended_by="time"),
+    )
+    recipe.write(project / "recipe.yaml")
+    assert Recipe.read(project / "recipe.yaml") == recipe
