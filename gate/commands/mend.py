@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ _MODEL, _RECIPE = "model.onnx", "recipe.yaml"
 
 _WRITTEN = (_MODEL, f"{_MODEL}.export.json", _POLICY, _SETTINGS, _EXACT)
 """The files that a search writes in addition to its trials and the recipe."""
+
+_NOT_SEARCHED = ("incumbent", "preprocessing")
+"""Sections of the policy that no other export can meet or miss: the search leaves them out."""
 
 _CANDIDATES, _CONVERTED = 60, 600
 """The number of candidates that the default budget covers: by a policy of exact precision, and by
@@ -155,6 +159,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     axes = dict(request.batch_axes)
     settings = settings.model_copy(update={"batch_axes": {**settings.batch_axes, **axes}})
     file = request.file
+    searched = policy.model_copy(update=dict.fromkeys(_NOT_SEARCHED))
     inputs = Inputs(
         factory=request.reference,
         checkpoint=None if request.checkpoint is None else str(request.checkpoint),
@@ -174,7 +179,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         "slices": None if slices is None else str(slices),
         "export_record": None if stated is None else stated.to_plain(),
         "inputs": inputs.to_plain(),
-        "policy": policy.to_plain(),
+        "policy": searched.to_plain(),
         "settings": settings.to_plain(),
         "labels": None if data.labels_sha256 is None else str(data.labels_sha256),
         "batch_size": request.batch_size,
@@ -185,7 +190,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     budget = request.budget or count * len(samples[0].samples) + len(samples[1].samples)
     search = Search(
         reference,
-        policy,
+        searched,
         budget,
         deadline=begun + request.time_s if request.time_s else float("inf"),
         progress=_print_progress,
@@ -200,8 +205,9 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     )
     with scratch(request.output / "model.onnx") as folder:
         outcome = plan.run(samples, folder)
-        recipe = _write(request, plan, outcome, inputs)
+        recipe = _write(request, plan, outcome, inputs, policy)
     record = _record(search, outcome)
+    unsearched = [name for name in _NOT_SEARCHED if getattr(policy, name) is not None]
     _write_trials(request.output, record)
     plain = {
         **record.to_plain(),
@@ -211,7 +217,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     return CommandResult(
         _exit_code(record),
         plain,
-        lambda console: _show(request, record, recipe, console),
+        lambda console: _show(request, record, recipe, console, unsearched),
     )
 
 
@@ -246,13 +252,16 @@ def _print_note(text: str) -> None:
     click.echo(f"  {text}", err=True)
 
 
-def _write(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> Recipe | None:
+def _write(
+    request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any, policy: Policy
+) -> Recipe | None:
     """Write the file that passed and its recipe; where none passes, remove those of an earlier
     search, unless this one was not finished.
 
     Raises StorageError, OSError.
     """
     from gate.mend.recipe import copy_file
+    from gate.mend.search import with_disabled
 
     output, winner = request.output, outcome.winner
     if winner is None and outcome.ended_by in ("interrupt", "time"):
@@ -265,7 +274,7 @@ def _write(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> 
     # The recipe is written first: files next to one are recognized as those of an earlier search,
     # also after a crash.
     recipe.write(output / _RECIPE)
-    winner.result.policy.save(output / _POLICY)
+    with_disabled(policy, winner.candidate.disabled_optimizers).save(output / _POLICY)
     if recipe.steps.quantize is not None:
         _write_settings(plan, recipe.steps, output)
     copy_file(winner.path, output / _MODEL)
@@ -433,7 +442,13 @@ _SHORTENED = {
 _UNVERIFIED = "passes on the half of the search, and was not verified on the other"
 
 
-def _show(request: _Request, record: MendRecord, recipe: Recipe | None, console: Console) -> None:
+def _show(
+    request: _Request,
+    record: MendRecord,
+    recipe: Recipe | None,
+    console: Console,
+    unsearched: Sequence[str],
+) -> None:
     from rich.text import Text
 
     from gate.report.terminal import add_row, print_table
@@ -443,7 +458,11 @@ def _show(request: _Request, record: MendRecord, recipe: Recipe | None, console:
     for trial in record.trials:
         add_row(shown, _cells(trial), style=_STYLES[trial.verdict])
     console.print(shown)
-    lines = _passed_lines(request, recipe) if recipe is not None else list(_failed_lines(record))
+    lines = (
+        _passed_lines(request, recipe, unsearched)
+        if recipe is not None
+        else list(_failed_lines(record))
+    )
     for line in lines:
         console.print(Text(make_printable(line)))
 
@@ -463,7 +482,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
     )
 
 
-def _passed_lines(request: _Request, recipe: Recipe) -> list[str]:
+def _passed_lines(request: _Request, recipe: Recipe, unsearched: Sequence[str]) -> list[str]:
     output = request.output
     lines = [
         f"PASS    {output / 'model.onnx'}, verified on {recipe.verified.samples} samples that the "
@@ -490,6 +509,8 @@ def _passed_lines(request: _Request, recipe: Recipe) -> list[str]:
         lines.append(
             f"serve   open {runtime} with disabled_optimizers {names}; {output / _POLICY} has them"
         )
+    if unsearched:
+        lines.append(f"not yet {', '.join(unsearched)}: sections of the policy for gate check")
     lines.append(f"next    {_check_command(request)}")
     return lines
 

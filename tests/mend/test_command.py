@@ -110,6 +110,20 @@ def test_a_candidate_that_was_not_verified_is_no_error(project, capsys):
     assert (code, found["verdict"], found["ended_by"]) == (1, "FAIL", "budget")
 
 
+def test_a_comparison_with_what_serves_is_left_to_gate_check(project, capsys):
+    plain = Policy.default(task="classification").to_plain()
+    plain["incumbent"] = {"first_release": "allow", "min_agreement": 0.9}
+    policy = project / "policy.json"
+    policy.write_text(json.dumps(plain))
+    code, out, _ = run_mend(
+        capsys, *question(project, "--file", "good.onnx", "--policy", str(policy))
+    )
+    assert code == 0, out
+    assert "incumbent" in out
+    written = Policy.from_file(project / "mended" / "policy.json")
+    assert written.incumbent == Policy.from_file(policy).incumbent
+
+
 @pytest.mark.parametrize("kind", ["server", "recorded"])
 def test_a_policy_with_answers_from_elsewhere_is_refused_at_once(project, capsys, kind):
     options = {"server": {"url": "http://127.0.0.1:9/v2/models/net"}, "recorded": {}}[kind]
