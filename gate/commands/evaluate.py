@@ -172,7 +172,7 @@ def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summa
     }
     story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
     line, first = click.get_current_context().obj, story.steps[0].command or ""
-    if first.startswith("gate promote "):
+    if first.startswith("gate promote ") and "--twin" not in first:  # that names its own policy
         story = story.with_command("gate promote ", " ".join([first, *_of_promote(request)]))
     commands = [step.command for step in story.steps if step.command]
     looking = [command for command in commands if command.startswith("gate locate ")]

@@ -211,6 +211,14 @@ def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Ste
             command=f"gate check {reference} --inputs {_SAMPLES} --policy POLICY --report DIR",
         )
         return
+    findings = evidence.graph.findings if evidence.graph is not None else ()
+    if decision.verdict is Verdict.PASS and any(one.code == "quantized" for one in findings):
+        yield Step(
+            label="Put it into service beside the exact file",
+            command="gate promote EXACT.onnx --name NAME --report EXACT_DIR --policy EXACT_POLICY "
+            f"--twin {_MODEL} --twin-report DIR",
+        )
+        return
     if decision.verdict is Verdict.PASS:
         yield Step(
             label="Put it into service",

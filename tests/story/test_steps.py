@@ -9,6 +9,7 @@ import pytest
 
 from gate.cli import COMMANDS, main
 from gate.decision.catalog import TITLES
+from gate.records.instruments import GraphFinding
 from gate.summary.summarize import steps_of, summarize
 from tests.report.samples import failed, passed
 
@@ -40,6 +41,17 @@ def test_every_command_takes_the_options_that_it_is_given(
 def test_what_passed_is_promoted_next() -> None:
     (step,) = summarize(*passed()).steps
     assert step.command == "gate promote MODEL.onnx --name NAME --report DIR"
+
+
+def test_a_quantized_file_is_promoted_beside_the_exact_one() -> None:
+    decision, evidence = passed()
+    assert evidence.graph is not None
+    finding = GraphFinding(code="quantized", place="node", detail="8 nodes compute in integers")
+    graph = evidence.graph.model_copy(update={"findings": (finding,)})
+    (step,) = steps_of(decision, evidence.model_copy(update={"graph": graph}), "passed")
+    assert step.command is not None
+    assert "gate promote EXACT.onnx" in step.command
+    assert "--twin MODEL.onnx --twin-report DIR" in step.command
 
 
 def test_the_command_that_judged_judges_again() -> None:
