@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import time
@@ -345,7 +344,10 @@ class TrialLog:
         ratios: dict[str, ConversionRatio] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if lines and lines[0] == _first_line(inputs):
-            for record in itertools.takewhile(lambda one: one is not None, map(_logged, lines[1:])):
+            for line in lines[1:]:
+                record = _logged(line)
+                if record is None:
+                    break
                 if isinstance(record, ConversionRatio):
                     ratios[str(record.key)] = record
                 elif record.half == "search" and record.verdict != "ERROR":
