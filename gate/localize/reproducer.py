@@ -285,7 +285,8 @@ class Reproducer:
         )
         lines += ["", "## What is not in this zip", ""]
         lines.append(
-            "- The original weights: random ones of the same distribution take their place."
+            "- The original weights: random ones of the same distribution take their place. "
+            "Constants of one element stay."
             if failure.random_weights
             else "- The weights of all other layers."
         )

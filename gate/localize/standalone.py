@@ -266,9 +266,12 @@ def random_like(array: OutputArray, seed: int) -> OutputArray:
         finite = wide[np.isfinite(wide)]
         if not finite.size:
             finite = np.zeros(1)
+        least, most = finite.min(), finite.max()
         drawn = random.normal(finite.mean(), finite.std(), array.shape)
-        made: OutputArray = np.clip(drawn, finite.min(), finite.max()).astype(array.dtype)
-        return made
+        # Not clipped: the least and the largest are values of the original.
+        inside = random.uniform(least, most, array.shape)
+        made: OutputArray = np.where((drawn < least) | (drawn > most), inside, drawn)
+        return made.astype(array.dtype)
     low, high = int(array.min()), int(array.max())
     drawn = random.integers(low, high, array.shape, array.dtype, endpoint=True)
     return np.asarray(drawn)

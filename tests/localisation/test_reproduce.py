@@ -198,6 +198,8 @@ def test_random_numbers_stay_in_the_range_of_the_finite_ones() -> None:
     assert drawn.min() >= 2**63
     floats = random_like(np.array([np.nan, 1.0, 2.0, np.inf], np.float32), 0)
     assert ((floats >= 1.0) & (floats <= 2.0)).all()
+    few = np.array([0.1, 7.3], np.float32)  # each is an end of the range
+    assert not any(np.isin(random_like(few, seed), few).any() for seed in range(50))
 
 
 def test_layer_in_bfloat16_has_no_script() -> None:
