@@ -31,6 +31,7 @@ from gate.probes.value_probes import (
     column_probes,
     nearer_probe,
     nonfinite_probes,
+    sum_probes,
     value_probes,
 )
 from gate.records.instruments import TraceSearch
@@ -107,6 +108,7 @@ class ProbeInstrument:
         """Yield the probes that are made from running the model and recording its operations."""
         yield from integer_probes(self._context, self._observed)
         yield from nonfinite_probes(self._context, self._observed)
+        yield from sum_probes(self._context, self._observed)
         yield from length_probes(self._context, self._axes)
         named = {probe.name for probe in self.probes}
         for probe in condition_probes(self._context, self._axes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.probes.probe import LEAST_RATIO, Probe, SampleProfile
+from gate.reference.error_models import bare, error_model_for
+from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
 # Other models give no basis for a judgment: NaN goes through PyTorch's relu and max pooling, and a
@@ -302,6 +304,57 @@ _CHANGES: dict[str, dict[str, Change]] = {
     "bright": {"f": _bright},
 }
 """By name of the probe, then by kind of dtype; a kind that is missing stays as it is."""
+
+
+# A long sum of terms that repeat is rounded by as much as a variance changes that divides by n in
+# the place of n - 1. Of numbers of one magnitude and both signs it is exact, whatever its order.
+
+
+_MANY = 10_000
+"""Terms of a long sum."""
+
+_SUMS = ("reduced", "squares")
+"""`ErrorModel.terms` of means, variances and norms."""
+
+
+class LongSums(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether a model reduces many numbers to one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_used = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        model = error_model_for(bare(func._schema.name))
+        if model is not None and model.terms in _SUMS and isinstance(args[0], torch.Tensor):
+            result = returned[0] if isinstance(returned, tuple) else returned
+            self.is_used = self.is_used or args[0].numel() >= _MANY * max(result.numel(), 1)
+        return returned
+
+
+def sum_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+    """Yield a probe of powers of two with alternating signs, if the model has a long sum."""
+    names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
+    watch = LongSums()
+    try:
+        with watch:
+            context.reference.run(observed.batch(observed.small))
+    except GateError:
+        return
+    if names and watch.is_used:
+        build = partial(_alternating, observed, names)
+        yield Probe("alternating", "value", observed.small, build)
+
+
+def _alternating(observed: SampleProfile, names: Sequence[str]) -> Batch:
+    batch = observed.batch(observed.small)
+    for name in names:
+        peak = max(abs(float(observed.low[name])), abs(float(observed.high[name]))) or 1.0
+        places = np.indices(batch[name].shape[1:]).sum(axis=0)
+        signs = np.where(places % 2, -1.0, 1.0) * np.ones(batch[name].shape)
+        batch[name] = within(signs * 2.0 ** np.floor(np.log2(peak)), batch[name])
+    return batch
 
 
 # A model of rows (recommender, fraud, forecaster) treats single columns: a threshold, a category

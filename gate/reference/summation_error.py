@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -229,6 +229,17 @@ _SHARE = 4.0
 """Units that softmax may be off anyway."""
 
 
+_EXACT_ORDERS = tuple(_in_lanes(lanes) for lanes in (1, 2, 4, 8, 64))
+"""So many terms have the same sum in each of them only if no partial sum is rounded."""
+
+
+class _OrderError(NamedTuple):
+    error: torch.Tensor
+    """Of the order farthest from float64, in units of `EPSILON`, one number a result."""
+    is_exact: torch.Tensor
+    """True where no order rounds, such as for whole numbers."""
+
+
 def _farthest_error(
     compute: Callable[[_Rows, _Add], _Rows], rows: _Rows, orders: Sequence[_Add]
 ) -> torch.Tensor:
@@ -241,14 +252,20 @@ def _farthest_error(
 
 
 def _biased(
-    error: torch.Tensor, usual: torch.Tensor, own: torch.Tensor | None, *, beyond: float = _BIASED
+    error: torch.Tensor, usual: torch.Tensor, own: torch.Tensor, *, beyond: float = _BIASED
 ) -> torch.Tensor:
     """Return the error of a walk of rms `usual`, and the terms' `own` error where it exceeds
-    `beyond` rms. `own`: None where it is not known."""
-    if own is None:
-        return error
+    `beyond` rms."""
     own = own.reshape(usual.shape)
     return torch.where(own.abs() > beyond * usual, own, error)
+
+
+def _or_in_order(error: torch.Tensor, usual: torch.Tensor, own: _OrderError | None) -> torch.Tensor:
+    """Return `_biased`, but 0 for sums that are exact. `own`: None where it is not known."""
+    if own is None:
+        return error
+    error = _biased(error, usual, own.error)
+    return error.masked_fill(own.is_exact.reshape(usual.shape), 0.0)
 
 
 def _axes(operation: Operation) -> list[int] | None:
@@ -267,8 +284,9 @@ def _sum_error(
     operation: Operation,
     compute: Callable[[_Rows, _Add], _Rows],
     orders: Sequence[_Add] = (),
-) -> torch.Tensor | None:
-    """`_farthest_error` of a reduction, one number a result; None where nothing is added up."""
+) -> _OrderError | None:
+    """Return the error of a reduction in the order of the kernels; None where nothing is added
+    up."""
     x, axes = operation.argument, _axes(operation)
     if axes is None or not x.numel():
         return None
@@ -276,7 +294,26 @@ def _sum_error(
     n = math.prod(x.shape[axis] for axis in axes)
     last = [*kept, *axes] == list(range(x.dim()))
     orders = orders or (_LAST_AXES if last else _OTHER_AXES)
-    return _farthest_error(compute, x.detach().permute(*kept, *axes).reshape(-1, n).numpy(), orders)
+    rows = x.detach().permute(*kept, *axes).reshape(-1, n).numpy()
+    return _OrderError(_farthest_error(compute, rows, orders), _are_exact(compute, rows))
+
+
+def _are_exact(compute: Callable[[_Rows, _Add], _Rows], rows: _Rows) -> torch.Tensor:
+    """Return which results of many terms are the same in any order, shape (results,)."""
+    exact = np.zeros(len(rows), np.bool_)
+    if rows.shape[-1] < MANY_TERMS:
+        return torch.from_numpy(exact)
+    left = np.arange(len(rows))
+    first, *orders = _EXACT_ORDERS
+    with np.errstate(all="ignore"):
+        of_first = compute(rows, first)
+        for add in orders:
+            same = compute(rows[left], add) == of_first[left]
+            left = left[same]
+            if not len(left):
+                break
+    exact[left] = True
+    return torch.from_numpy(exact)
 
 
 def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -285,8 +322,8 @@ def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     total = n if operation.name != "sum" else 1.0
     usual = walk(total * y, total * squares, n, last=True).div_(total)
     own = _sum_error(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
-    error = usual * draw(y.shape)
-    return _cancelled(_biased(error, usual, own), y, lambda: squares, operation.argument)
+    error = _or_in_order(usual * draw(y.shape), usual, own)
+    return _cancelled(error, y, lambda: squares, operation.argument)
 
 
 def _cancelled(
@@ -326,10 +363,10 @@ def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     else:
         power = named.get("ord", named.get("p", 2))
         own = _norm_error(operation, 2.0 if power is None else power)
-    return _biased(error, usual, own)
+    return _or_in_order(error, usual, own)
 
 
-def _norm_error(operation: Operation, power: object) -> torch.Tensor | None:
+def _norm_error(operation: Operation, power: object) -> _OrderError | None:
     if not isinstance(power, int | float) or not 0.0 < power < math.inf:
         return None
 
@@ -359,8 +396,7 @@ def _exponentials(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Te
         return logarithm
 
     own = _sum_error(operation, compute, _ONE_BY_ONE)
-    error = usual * draw(y.shape)
-    return _biased(error, usual, own)
+    return _or_in_order(usual * draw(y.shape), usual, own)
 
 
 def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | None:
@@ -412,7 +448,8 @@ def _factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
         return product
 
     own = _sum_error(operation, compute, _ONE_BY_ONE)
-    return _biased(usual * draw(y.shape), usual, own)
+    error = usual * draw(y.shape)
+    return error if own is None else _biased(error, usual, own.error)
 
 
 def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:

@@ -206,6 +206,38 @@ def test_a_fault_in_a_long_sum_is_refused(name, tmp_path):
     assert noise(Computed(right), Computed(wrong), x, tmp_path).ratio > 1.5
 
 
+class Repeated(nn.Module):
+    """The variance of numbers that repeat, so that the roundings of each add up."""
+
+    def __init__(self, correction):
+        super().__init__()
+        self.correction = correction
+
+    def forward(self, x):
+        return x.repeat(1, 1000).var(-1, correction=self.correction, keepdim=True)
+
+
+@pytest.mark.parametrize(("correction", "is_right"), [(1, True), (0, False)])
+def test_n_for_n_minus_1_is_seen_where_sums_are_exact(correction, is_right, tmp_path):
+    """ONNX Runtime is farther off on the samples than n for n - 1 is."""
+    x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
+    file = benches.export(Repeated(correction), tmp_path / "model.onnx", {"x": x})
+    measured = benches.measured(Repeated(1), file, {"x": x}, stability_samples=0)
+    (runtime,) = measured.runtimes
+    assert runtime.outputs[0].noise.ratio <= 1.5
+    (probe,) = [probe for probe in runtime.probes if probe.name == "alternating"]
+    assert (probe.noise_ratio <= 4.0) is is_right
+    assert (probe.noise_ratio > 64.0) is not is_right
+
+
+def test_sums_of_few_numbers_need_no_probe_of_their_own(tmp_path):
+    x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
+    model = Computed(last("var"))
+    file = benches.export(model, tmp_path / "model.onnx", {"x": x})
+    (runtime,) = benches.measured(model, file, {"x": x}, stability_samples=0).runtimes
+    assert "alternating" not in {probe.name for probe in runtime.probes}
+
+
 class Group(nn.Module):
     def __init__(self, eps=1e-5, correction=0):
         super().__init__()
