@@ -155,6 +155,7 @@ def build_localization(
         cuda=limits.setup.cuda,
         reduced=limits.reduced,
         quantized=limits.quantized,
+        fake_quantized=limits.fake_quantized,
         loose=lambda: findings.loose(model),
     )
     causes = _causes(findings, limits, detective)

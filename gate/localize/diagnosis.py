@@ -15,7 +15,7 @@ from onnx import helper
 from torch import nn
 
 from gate.localize import layer_weights
-from gate.localize.file_graph import FileGraph
+from gate.localize.file_graph import STEPPED, FileGraph
 from gate.localize.layer_deviations import Deviation
 from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_around, tensors_of
 from gate.localize.model_runner import ComputedValue, class_name
@@ -255,11 +255,13 @@ class Diagnoser:
         cuda: bool,
         reduced: bool = False,
         quantized: bool = False,
+        fake_quantized: bool = False,
         loose: Callable[[], Mapping[str, Floats]] = dict,
     ) -> None:
         """`cuda`: the file ran there. `reduced`: what 16 bits lose is no cause. `quantized`: the
-        policy knows that the file is quantized. `loose`: finds the tensors that code may use
-        anywhere, where that is asked."""
+        policy knows that the file is quantized. `fake_quantized`: the model rounds floats to the
+        steps of a quantized type, which is then no cause. `loose`: finds the tensors that code may
+        use anywhere, where that is asked."""
         self._model = model
         self._loose = cache(loose)
         self._names = tensor_names(model)
@@ -269,6 +271,7 @@ class Diagnoser:
         self._cuda = cuda
         self._reduced = reduced
         self._quantized = quantized
+        self._fake_quantized = fake_quantized
 
     def cause(self, suspect: DivergentValue) -> LayerFault:
         """The first explanation that the evidence gives, from the most certain to the least."""
@@ -525,10 +528,30 @@ class Diagnoser:
         if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
-            differences = list(differing(self._model.get_submodule(path), nodes))
+            module = self._model.get_submodule(path)
+            differences = [*differing(module, nodes), *self._differing_steps(module, nodes)]
             if differences:
                 return _fault(path, "settings", details=differences)
         return None
+
+    def _differing_steps(
+        self, module: nn.Module, nodes: Sequence[onnx.NodeProto]
+    ) -> Iterator[Detail]:
+        """Yield the scale and the zero point of fake quantization that the file has otherwise."""
+        for place, name in enumerate(("scale", "zero_point"), 1):
+            want = getattr(module, name, None)
+            for node in nodes if isinstance(want, torch.Tensor) else ():
+                if node.op_type not in STEPPED or len(node.input) <= place:
+                    continue
+                got, expected = self._graph.constant(node.input[place]), want.detach().numpy()
+                if got is None or got.size != expected.size:
+                    continue
+                pairs = zip(got.ravel().tolist(), expected.ravel().tolist(), strict=True)
+                differing = [(a, b) for a, b in pairs if not math.isclose(a, b, rel_tol=1e-6)]
+                if differing:
+                    first, right = differing[0]
+                    yield _setting(f"{name} of {node.op_type}", _short(first), name, _short(right))
+                    break
 
     def _shape(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> LayerFault | None:
         mismatch = suspect.alone.mismatch
@@ -565,7 +588,7 @@ class Diagnoser:
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
         quantized = [node for node in nodes if _QUANTIZED.search(node.op_type)]
-        if not quantized:
+        if not quantized or (self._fake_quantized and not any(map(self._has_integers_only, nodes))):
             return None
         few = any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
         error = suspect.alone.relative

@@ -47,7 +47,7 @@ class Piece:
 _READ_VALUES = {"Shape": 0, "Size": 0, "CastLike": 1}
 """Number of inputs, from the first, of which an operator reads values; others: all."""
 
-_STEPPED = ("QuantizeLinear", "DequantizeLinear")
+STEPPED = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class FileGraph:
             for place in places
             for name in (
                 self._needs[place][:1]
-                if self.nodes[place].op_type in _STEPPED
+                if self.nodes[place].op_type in STEPPED
                 else self._needs[place]
             )
         ]
@@ -191,7 +191,7 @@ class FileGraph:
                 found[name] = self.weights[name]
             elif name in self.producer and name not in self._computed:
                 node = self.nodes[self.producer[name]]
-                if node.op_type in _STEPPED:
+                if node.op_type in STEPPED:
                     # Scales and zero points are no weights.
                     stepped = self.dequantized(name)
                     found.update({} if stepped is None else {name: stepped.values})
@@ -200,6 +200,15 @@ class FileGraph:
                 ahead += node.input
                 found.update(_constant(node))
         return found
+
+    def constant(self, name: str) -> OutputArray | None:
+        """Return an initializer or the value of a Constant; None for other tensors."""
+        while name not in self.weights:
+            node = self.nodes[self.producer[name]] if name in self.producer else None
+            if node is None or node.op_type != "Identity":
+                return None if node is None else dict(_constant(node)).get(name)
+            name = node.input[0]
+        return self.weights[name]
 
     def dequantized(self, name: str) -> DequantizedConstant | None:
         """Return the constant that DequantizeLinear makes of a stored integer tensor; None if the

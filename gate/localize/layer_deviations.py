@@ -410,6 +410,8 @@ class DeviationLimits:
     """True if these are those of bfloat16."""
     quantized: bool = False
     """True if the file is quantized on purpose, by its policy."""
+    fake_quantized: bool = False
+    """True if the model itself rounds floats to the steps of a quantized type."""
     plain_refused: bool = False
     """True if the same providers with optimizations off were refused: then no optimizer is at fault
     alone."""

@@ -42,6 +42,7 @@ from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.instruments import ProbeResult
 from gate.records.localization import Explanation, Localization, OptimizerFault
 from gate.records.runtime import RUNTIMES, RuntimeName, traits_of
+from gate.reference.discretization import FakeQuantization
 from gate.reference.environment import deterministic
 from gate.statistics.accumulators import distances
 from gate.storage.arrays import Batch, OutputArray, text_digests
@@ -106,7 +107,8 @@ def compare_layers(
         own = case.reference.copy(double=binding.double)
         side = ModelRunner(own.module, binding, original=case.reference.module)
         first = {name: array[:size] for name, array in taken.items()}
-        survey = side.survey(first)
+        with FakeQuantization() as watch:
+            survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)
         last = 0 if binding.fixed else 1
         edges = [*range(size, _count(taken) - last, step), _count(taken)]
@@ -134,6 +136,7 @@ def compare_layers(
                 reduced=policy.precision == "reduced",
                 bfloat16=candidate.subject.has_bfloat16,
                 quantized=policy.precision == "quantized",
+                fake_quantized=watch.is_used,
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
             finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))

@@ -32,6 +32,7 @@ from gate.policy.runtime_options import ort_setup
 from gate.records.runtime import RuntimeName
 from gate.reference.cache import ReferenceCache, agree
 from gate.reference.choices import ChoiceReplay, ReplayedReference, Run, model_choices, replay
+from gate.reference.discretization import FakeQuantization
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
 from gate.reference.reference import ReferenceModel, ReferenceSession
@@ -301,6 +302,12 @@ class MeasurementContext:
         models = (onnx.load(path, load_external_data=False) for path in files)
         return any(n.op_type == "GroupNormalization" for model in models for n in nodes_of(model))
 
+    def _fake_quantizes(self) -> bool:
+        """Return whether the reference rounds floats to the steps of a quantized type."""
+        with FakeQuantization() as watch:
+            self.reference.run(self.example)
+        return watch.is_used
+
     def reference_choices(self, batch: Batch) -> list[Choice]:
         """Return the decisions of the reference on a batch, kept for the last one. Raises
         EvidenceError."""
@@ -359,6 +366,7 @@ class MeasurementContext:
                     setup,
                     threads=torch.get_num_threads(),
                     deterministic=torch.are_deterministic_algorithms_enabled(),
+                    quantizes=self._fake_quantizes,
                 )
         return self._choice_sessions[runtime]
 

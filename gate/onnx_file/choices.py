@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,10 @@ _CHOOSERS = {
 }
 """Operators that decide by comparing floats: which of their outputs holds the decision."""
 
-MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Cast"})
+MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Cast", "QuantizeLinear"})
 """Operators that make floats whole (Cast: to a type of integers)."""
+
+_COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 _INDICES = frozenset({"TopK", "ArgMax", "ArgMin", "NonMaxSuppression"})
 """Those whose decision is of int64; of the others it is of bools."""
@@ -42,9 +44,12 @@ class Choice:
     operator: str
     """ONNX operator type."""
     chosen: NDArray[Any]
-    """Indices (int64), the bools of a comparison, the integers of a conversion, or whole floats."""
+    """Indices (int64), the bools of a comparison, the integers of a conversion, or whole floats;
+    those of QuantizeLinear less its zero point."""
     operand: NDArray[Any] | None = None
-    """The floats that are converted (`Cast`) or made whole."""
+    """The floats that are converted (`Cast`) or made whole, those of QuantizeLinear divided by its
+    scale; what a comparison compares, the left side less the right one; the threshold of
+    NonMaxSuppression. None where the file does not show it."""
     tensor: str = ""
     """The name of the decision in the file."""
 
@@ -57,23 +62,39 @@ class ChoiceSession:
     """
 
     def __init__(
-        self, candidate: TestedFile, setup: OrtSetup, *, threads: int, deterministic: bool
+        self,
+        candidate: TestedFile,
+        setup: OrtSetup,
+        *,
+        threads: int,
+        deterministic: bool,
+        quantizes: Callable[[], bool],
     ) -> None:
+        """`quantizes`: whether the model decides what QuantizeLinear does."""
         file = EditableFile(candidate)
         model = file.model
-        self._operands = {
-            node.output[0]: node.input[0] for node in model.graph.node if _makes_whole(node)
-        }
-        """What is converted to integers or made whole, by the result."""
-        self._operators = _expose(model.graph)
+        nodes = {node.output[0]: node for node in model.graph.node if _has_operands(node)}
+        """By the decision."""
+        operators = _expose(model.graph)
+        if "QuantizeLinear" in operators.values() and not quantizes():
+            operators = {name: of for name, of in operators.items() if of != "QuantizeLinear"}
+        self._operators = operators
         """By the name of the tensor, in the order of the nodes."""
         self._session: Any = None
         if not self._operators:
             return
-        produced = {name for node in model.graph.node for name in node.output}
-        self._names = list(
-            dict.fromkeys([*self._operators, *(produced & set(self._operands.values()))])
-        )
+        self._nodes = {name: nodes[name] for name in self._operators if name in nodes}
+        self._constants = {tensor.name for tensor in model.graph.initializer}
+        # The result of a convolution is no tensor of the file in a runtime that computes the
+        # convolution and the quantization in integers, unless it is an output.
+        hidden = {
+            node.input[0]
+            for node in self._nodes.values()
+            if node.op_type == "QuantizeLinear" and setup != setup.plain
+        }
+        read = {name for node in self._nodes.values() for name in _read(node) if name}
+        inputs = {value.name for value in model.graph.input}
+        self._names = list(dict.fromkeys([*self._operators, *sorted(read - inputs - hidden)]))
         stated = {value.name for value in model.graph.output}
         model.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in self._names if name not in stated
@@ -89,17 +110,53 @@ class ChoiceSession:
         returned = self._session.run(self._names, dict(feed))
         arrays = {**feed, **dict(zip(self._names, returned, strict=True))}
         return [
-            Choice(
-                operator, np.asarray(arrays[name]), arrays.get(self._operands.get(name, "")), name
-            )
+            choice
             for name, operator in self._operators.items()
-            if arrays[name].size
-            and (name not in self._operands or self._is_of_floats(name, arrays))
+            if arrays[name].size and (choice := self._choice(name, operator, arrays)) is not None
         ]
 
-    def _is_of_floats(self, name: str, arrays: Mapping[str, OutputArray]) -> bool:
-        operand = arrays.get(self._operands[name])
-        return operand is not None and operand.dtype.kind == "f"
+    def _choice(self, name: str, operator: str, arrays: Mapping[str, OutputArray]) -> Choice | None:
+        """Return the decision of one node; None where integers are converted, or a constant is."""
+        chosen, node = np.asarray(arrays[name]), self._nodes.get(name)
+        if node is None:
+            return Choice(operator, chosen, None, name)
+        read = [arrays.get(one) for one in _read(node)]
+        if operator == "QuantizeLinear":
+            return _quantized(node, chosen, *read)
+        if operator in _COMPARISONS:
+            left, right = read
+            if left is None or right is None or left.dtype.kind != "f":
+                return Choice(operator, chosen, None, name)
+            with np.errstate(all="ignore"):
+                return Choice(operator, chosen, left.astype(np.float64) - right, name)
+        (operand,) = read
+        if _makes_whole(node) and (
+            operand is None or operand.dtype.kind != "f" or node.input[0] in self._constants
+        ):
+            return None
+        return Choice(operator, chosen, operand, name)
+
+
+def _quantized(
+    node: onnx.NodeProto,
+    chosen: OutputArray,
+    x: OutputArray | None,
+    scale: OutputArray | None = None,
+    zero_point: OutputArray | None = None,
+) -> Choice | None:
+    if scale is None:
+        return None
+    shape = [1] * chosen.ndim
+    if scale.size > 1:  # one for each channel
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        if scale.size != chosen.shape[axis]:
+            return None
+        shape[axis] = -1
+    steps = chosen.astype(np.float64)
+    if zero_point is not None:
+        steps = steps - zero_point.astype(np.float64).reshape(shape)
+    operand = None if x is None else x.astype(np.float64) / scale.astype(np.float64).reshape(shape)
+    return Choice(node.op_type, steps, operand, node.output[0])
 
 
 _INTEGERS = frozenset({
@@ -113,6 +170,22 @@ def _makes_whole(node: onnx.NodeProto) -> bool:
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i in _INTEGERS for a in node.attribute)
     return node.op_type in MAKE_WHOLE and node.domain in ("", "ai.onnx")
+
+
+def _has_operands(node: onnx.NodeProto) -> bool:
+    """Return True if what a node decides on is in its inputs."""
+    return _makes_whole(node) or node.op_type in (*_COMPARISONS, "NonMaxSuppression")
+
+
+def _read(node: onnx.NodeProto) -> list[str]:
+    """Return the inputs of a node by which its decision is proven; see `Choice.operand`."""
+    if node.op_type == "NonMaxSuppression":
+        return [*node.input[3:4]] or [""]
+    if node.op_type in _COMPARISONS:
+        return list(node.input[:2])
+    if node.op_type == "QuantizeLinear":
+        return [name for name in node.input if name]
+    return list(node.input[:1])
 
 
 def _expose(graph: onnx.GraphProto, *, whole: bool = True) -> dict[str, str]:

@@ -93,7 +93,7 @@ class Call:
     threshold: float = 0.0
     """Of the overlaps (`nms`)."""
     node: Choice | None = None
-    """The node of the file that converts floats to integers (`to`), or makes them whole (steps)."""
+    """The counterpart in the file; None where none was found."""
     step: Discretization | None = None
 
     @property
@@ -181,7 +181,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             return returned
         values = np.where(call.same, result, step.result_of(chosen))
         replaced = torch.from_numpy(values).to(returned.device, returned.dtype)
-        return returned.copy_(replaced) if func._schema.is_mutable else replaced
+        return returned.copy_(replaced)  # in place, because a mode below may track the tensor
 
     def _counterpart(
         self, step: Discretization, operator: str, own: NDArray[Any]
@@ -190,10 +190,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         left = self._left.get(operator, [])
         for place, choice in enumerate(left):
             chosen = step.chosen_by(operator, choice.chosen)
-            has_operand = step.buckets is not None or (
-                choice.operand is not None and step.is_near(choice.operand)
-            )
-            if chosen is not None and has_operand:
+            if chosen is not None and _can_be_counterpart(step, choice, own):
                 del left[place]
                 return chosen.astype(own.dtype), choice
         return own, None
@@ -207,10 +204,9 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
         chosen, of_node = self._next(name, own, boxes=len(operands[0]) if name == "nms" else 0)
         limit = float(stated.get("iou_threshold", 0.0))
-        node = of_node if name == "to" else None
         operands = operands[:1] if name == "to" else operands
-        chosen = self._unless_moved(chosen, own, operands[0], node)
-        return Call(name, operands, own, chosen, axis, limit, node)
+        chosen = self._unless_moved(chosen, own, operands[0], of_node if name == "to" else None)
+        return Call(name, operands, own, chosen, axis, limit, of_node)
 
     def _unless_moved(
         self, chosen: NDArray[Any], own: NDArray[Any], operand: Floats, node: Choice | None
@@ -244,6 +240,16 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         return own, None
 
 
+def _can_be_counterpart(step: Discretization, choice: Choice, own: NDArray[Any]) -> bool:
+    """Return True if the node that made a choice may be that of a step which the model made."""
+    if step.buckets is not None:
+        return True
+    if choice.operand is not None:
+        return step.is_near(choice.operand)
+    near = np.abs(choice.chosen.reshape(own.shape) - own) <= 1.0
+    return step.is_quantized and bool(near.all())
+
+
 def _are_integers_of_floats(operand: torch.Tensor, result: torch.Tensor) -> bool:
     to = result.dtype
     integers = not (to.is_floating_point or to.is_complex or to == torch.bool)
@@ -264,7 +270,7 @@ def _choice_of(call: Call) -> Choice | None:
     if call.name == "to" and not (np.abs(x) < _FRACTIONS).any():
         return None
     if call.step is None or call.step.buckets is None:
-        return Choice(call.operator, call.own, x)
+        return Choice(call.operator, call.own, x if call.makes_whole else None)
     places = np.arange(call.step.buckets).reshape(-1, *[1] * x.ndim)
     return Choice(call.operator, call.own > places)
 
@@ -434,8 +440,24 @@ def is_open(call: Call, errors: Sequence[Floats]) -> bool:
             error = errors[0] + errors[1]
             # Whole numbers, also as floats, have no rounding: equal ones are no tie.
             near = (np.abs(left - right) <= error) & (error > 0.0)
+            near &= _is_tie_of_file(call, error)
         return bool((near | (call.own == call.chosen)).all())
     return _picks(call, errors[0])
+
+
+def _is_tie_of_file(call: Call, error: Floats) -> NDArray[np.bool_]:
+    """Return where both sides of the file's own comparison are within rounding of each other. All
+    True where the file does not show them."""
+    margin = None if call.node is None else call.node.operand
+    if margin is None:
+        return np.ones(call.own.shape, np.bool_)
+    if call.step is None:
+        return np.asarray(np.abs(margin.reshape(call.own.shape)) <= error)
+    # of the edges between the model's bucket and the file's
+    first, last = np.minimum(call.own, call.chosen), np.maximum(call.own, call.chosen)
+    places = np.arange(len(margin)).reshape(-1, *[1] * call.own.ndim)
+    between = (first <= places) & (places < last)
+    return np.asarray(((np.abs(margin) <= error) | ~between).all(axis=0))
 
 
 def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
@@ -445,20 +467,24 @@ def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
     """
     is_bucket = call.step is not None and call.step.buckets is not None
     of_file = _floats_of_file(call)
-    if of_file is None and not is_bucket:
+    is_shown = of_file is not None or (call.step is not None and call.step.is_quantized)
+    if not (is_bucket or is_shown):
         return call.same
     (x, *_), chosen = call.operands, call.chosen.astype(np.float64)
     decide = np.trunc if call.step is None else call.step.decide
     with np.errstate(all="ignore"):
         near = (chosen >= decide(x - error)) & (chosen <= decide(x + error))
-        if of_file is not None:
+        if is_bucket:
+            near &= _is_tie_of_file(call, error)
+        elif of_file is not None:
             near &= np.abs(of_file - x) <= error
     return np.asarray(near | call.same)
 
 
 def _floats_of_file(call: Call) -> Floats | None:
     """Return what the file converts; None where that is not known."""
-    if call.node is None or call.node.operand is None:
+    is_bucket = call.step is not None and call.step.buckets is not None
+    if is_bucket or call.node is None or call.node.operand is None:
         return None
     of_file = np.asarray(call.node.operand, np.float64).reshape(call.own.shape)
     # Sign(x) * Floor(Abs(x))
@@ -520,6 +546,9 @@ def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
     """
     boxes, scores = call.operands[:2]
     kept = call.chosen
+    limit = None if call.node is None else call.node.operand
+    if limit is not None and np.abs(limit - call.threshold).max() > EPSILON:
+        return False
     if kept.size and not 0 <= int(kept.min()) <= int(kept.max()) < len(boxes):
         return False
     if len(np.unique(kept)) != len(kept):

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gate.reference.error_models import bare
+from gate.reference.torch_session import DispatchMode
+
 Floats = NDArray[np.float64]
 
 _WHOLE: Mapping[str, Callable[[Floats], Floats]] = {
@@ -32,11 +35,28 @@ _NODES: Mapping[Callable[[Floats], Floats], tuple[str, ...]] = {
 }
 """What the exporters make of each."""
 
+FAKE_QUANTIZERS = frozenset({"fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"})
+"""Operators of ATen that round floats to the steps of a quantized type, and return floats."""
+
 _NEAR = 1e-3
 """A node whose operand differs by more, of the largest value, is no counterpart of a call."""
 
-STEPS = frozenset({*_WHOLE, "div", "floor_divide", "remainder", "bucketize", "searchsorted"})
+STEPS = frozenset(
+    {*_WHOLE, *FAKE_QUANTIZERS, "div", "floor_divide", "remainder", "bucketize", "searchsorted"}
+)
 """Names of ATen. `div`: with a rounding mode."""
+
+
+class FakeQuantization(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether the model rounds floats to the steps of a quantized type."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_used = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.is_used = self.is_used or bare(func._schema.name) in FAKE_QUANTIZERS
+        return func(*args, **(kwargs or {}))
 
 
 def _unchanged(values: Floats) -> Floats:
@@ -64,6 +84,8 @@ class Discretization:
     """Returns the result of the operator for whole numbers."""
     buckets: int | None = None
     """Number of boundaries that the operand is compared with; None: it is made whole."""
+    is_quantized: bool = False
+    """True for `FAKE_QUANTIZERS`. A runtime that computes in integers does not show the operand."""
 
     def chosen_by(self, operator: str, chosen: NDArray[Any]) -> NDArray[Any] | None:
         """Return the whole numbers that a node of the file decides, in the shape of the operand;
@@ -80,6 +102,8 @@ class Discretization:
 
     def is_near(self, operand: NDArray[Any]) -> bool:
         """Return True if a node may have this operand in place of the model's."""
+        if bare_shape(operand.shape) != bare_shape(self.operand.shape):
+            return False
         x, y = self.operand, operand.astype(np.float64).reshape(self.operand.shape)
         if self.decide is np.trunc:
             x, y = np.abs(x), np.abs(y)
@@ -92,8 +116,8 @@ def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | 
 
     `name`: in ATen, bare; `stated`: arguments by their names in the schema.
     """
-    if name in ("bucketize", "searchsorted"):
-        return _bucket_of(stated)
+    if name in FAKE_QUANTIZERS or name in ("bucketize", "searchsorted"):
+        return _quantized(stated) if name in FAKE_QUANTIZERS else _bucket_of(stated)
     x, mode = stated.get("self"), stated.get("rounding_mode")
     if name not in STEPS or not _is_float(x) or (name == "div" and mode is None):
         return None
@@ -127,6 +151,26 @@ def _bucket_of(stated: Mapping[str, Any]) -> Discretization | None:
     side = "right" if stated.get("right") or stated.get("side") == "right" else "left"
     decide: Any = partial(np.searchsorted, _wide(edges), side=side)
     return Discretization(_wide(x), decide, ("Greater", "Less"), buckets=len(edges))
+
+
+def _quantized(stated: Mapping[str, Any]) -> Discretization | None:
+    x = stated["self"]
+    if not _is_float(x):
+        return None
+    scale, zero_point = _wide(stated["scale"]), _wide(stated["zero_point"])
+    shape = [1] * x.ndim
+    if "axis" in stated:
+        shape[stated["axis"]] = -1
+        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+    ends = stated["quant_min"] - zero_point, stated["quant_max"] - zero_point
+    return Discretization(
+        np.asarray(_wide(x) / scale),
+        lambda steps: np.asarray(np.clip(np.rint(steps), *ends)),
+        ("QuantizeLinear",),
+        lambda y: y / scale,
+        lambda whole: whole * scale,
+        is_quantized=True,
+    )
 
 
 def _is_float(value: object) -> bool:

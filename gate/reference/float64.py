@@ -16,6 +16,7 @@ from gate.data.reader import length
 from gate.errors import ModelError, first_line
 from gate.records.instruments import CodeLocation
 from gate.reference.code_location import where_they_part
+from gate.reference.discretization import discretization_of
 from gate.reference.environment import default_dtype
 from gate.reference.reference import ReferenceModel
 from gate.reference.torch_session import DispatchMode, TorchSession, copy_model, run_in_parts
@@ -197,9 +198,22 @@ class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
         small = None if kwargs else Convolution.of(func, args)
         if small is not None:
             return small.run()
+        if func is torch.ops.aten.fake_quantize_per_channel_affine.default:
+            return _in_steps(func, args, kwargs or {})
         narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
         wide = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
         return func(*(_wider(value, narrow) for value in args), **wide)
+
+
+def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return the result of fake quantization by channel, which PyTorch has with scales in float32
+    only."""
+    names = (argument.name for argument in func._schema.arguments)
+    stated = dict(zip(names, args, strict=False)) | kwargs
+    step = discretization_of("fake_quantize_per_channel_affine", stated)
+    if step is None:
+        return func(*args, **kwargs)
+    return torch.from_numpy(step.result_of(step.decide(step.operand)))
 
 
 def _wider(value: Any, narrow: torch.dtype | None) -> Any:

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gate.policy.sections import DeterminismPolicy
 from gate.records.instruments import EPSILON, ULP
+from gate.reference.discretization import FAKE_QUANTIZERS
 from gate.reference.environment import threads_set
 from gate.reference.error_models import COMPOSITES, ErrorModel, bare, error_model_for
 from gate.reference.summation_error import (
@@ -264,6 +265,14 @@ _ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div"})
 """Operators whose result IEEE 754 fixes: a half that is exact is one everywhere."""
 
 
+_PRODUCTS = {
+    name: 1 if name.startswith("conv") or name == "_convolution" else -1
+    for name in (
+        *(f"conv{axes}d" for axes in (1, 2, 3)), "convolution", "_convolution", "linear",
+    )
+}  # fmt: skip
+"""Operators that add a bias to products, with the axis of their channels."""
+
 _ENDS = 1.0 - ULP
 """A saturating function that is nearer to 1 has reached the end of its range."""
 
@@ -303,6 +312,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         self._fast_paths: list[bool] = []
         self._inside = ""
         self._undisturbed = InputIndependentValues()
+        self._steps: Any = WeakIdKeyDictionary()
+        """The scale of tensors that are rounded to steps."""
 
     def __enter__(self) -> Any:
         """The fast path of attention is one operator for a whole layer: it is not taken inside,
@@ -345,7 +356,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if name in _UNORDERED:
             return self._ordered(Operation.of(func, name, args, kwargs))
         if model is None or (aliases and not writes):
-            return func(*args, **kwargs)
+            return self._with_scale_of(args[:1], func(*args, **kwargs))
         overwritten = writes and (model.approximated or model.terms is not None)
         if overwritten and args and isinstance(args[0], torch.Tensor):
             before = (args[0].clone(), *args[1:])
@@ -354,7 +365,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         returned = func(*args, **kwargs)
         operation = Operation.of(func, name, before, kwargs, by_squares=self._by_squares)
         if isinstance(returned, torch.Tensor):
-            tossed = self._toss(returned, model, operation)
+            tossed = self._in_integers(self._toss(returned, model, operation), operation)
             if self._ties and name in _ROUNDED_ONCE and not writes:
                 exact = _exact(func, args, kwargs, returned)
                 tossed = tossed if exact is None else torch.where(exact, returned, tossed)
@@ -367,6 +378,37 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
                 for place, value in enumerate(returned)
             )
         return returned
+
+    def _with_scale_of(self, moved: tuple[Any, ...], returned: Any) -> Any:
+        """Return the result of an operator that only moves numbers, with the scale of what it
+        moves."""
+        if self._steps and moved and isinstance(returned, torch.Tensor):
+            scale = self._scale_of(moved[0])
+            if scale is not None and scale.numel() == 1:
+                self._steps[returned] = scale
+        return returned
+
+    def _scale_of(self, value: Any) -> torch.Tensor | None:
+        """Return the scale of a tensor that is rounded to steps; None for others."""
+        return self._steps.get(value) if isinstance(value, torch.Tensor) else None
+
+    def _in_integers(self, y: torch.Tensor, operation: Operation) -> torch.Tensor:
+        """Return a result with the error of computing it in integers.
+
+        ONNX Runtime rounds the bias to the steps of the products, for all results of a channel.
+        """
+        named = operation.arguments
+        if operation.name in FAKE_QUANTIZERS:
+            self._steps[y] = torch.as_tensor(named["scale"], dtype=torch.float32)
+        if not self._steps or operation.name not in _PRODUCTS or named.get("bias") is None:
+            return y
+        scale, of_weight = self._scale_of(operation.argument), self._scale_of(named["weight"])
+        if scale is None or of_weight is None:
+            return y
+        error = 0.5 * scale * of_weight * self._draws.uniform(named["bias"].shape)
+        shape = [1] * y.dim()
+        shape[_PRODUCTS[operation.name]] = -1
+        return y + error.reshape(shape)
 
     @contextmanager
     def _parts_of(self, composite: str) -> Iterator[None]:

@@ -165,6 +165,9 @@ _NARROW = {
 _QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
 """Operators that compute in, or unpack, integers of 8 bits and fewer."""
 
+_ROUNDED_TO_STEPS = ("QuantizeLinear", "DequantizeLinear")
+"""What exporters make of fake quantization."""
+
 _BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 
 _MOVES = (
@@ -198,11 +201,14 @@ def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFi
     """Yield where floats are rounded to integers of few bits, or were when weights were written.
 
     No model that was traced in float32 has such operators. One that was quantized in PyTorch has
-    them rightly, and is not exact either. Integers that the model itself holds, such as masks, are
-    not reported.
+    them rightly, and is not exact either. Not reported are integers that the model itself holds,
+    such as masks, and the rounding to steps of a model that has it in forward.
     """
     own = witness.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
+    rounded = [node for node in nodes if node.operator in _ROUNDED_TO_STEPS]
+    if rounded and witness.operator_recorder.fake_quantizes:
+        nodes = [node for node in nodes if node not in rounded]
     if nodes:
         yield _precision_finding("quantized", nodes)
     for value, tensor in graph.live_tensors():

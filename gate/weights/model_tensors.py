@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from gate.reference.discretization import FAKE_QUANTIZERS
+from gate.reference.error_models import bare
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
@@ -527,6 +529,8 @@ class OperatorRecorder(DispatchMode):
         """True if one drew random numbers."""
         self.batch_statistics = False
         """True if one normalized by the statistics of the batch."""
+        self.fake_quantizes = False
+        """True if one rounded floats to the steps of a quantized type."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -538,6 +542,8 @@ class OperatorRecorder(DispatchMode):
         training = [bool(given[name]) for name in _SWITCHES if name in given]
         if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
             self.draws = self.draws or all(training)
+        if bare(func._schema.name) in FAKE_QUANTIZERS:
+            self.fake_quantizes = True
         if "batch_norm" in func.name():
             self.batch_statistics = self.batch_statistics or any(training)
         return result

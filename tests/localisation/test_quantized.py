@@ -13,6 +13,7 @@ import torch
 from onnx import numpy_helper
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
+from torch.ao.quantization import FakeQuantize, MinMaxObserver, disable_observer
 from torch.nn import functional
 
 from gate.data.samples import SampleSet
@@ -94,6 +95,64 @@ def test_quantization_is_the_cause(quantized, format_):
     assert "bias" not in told.fault.partition("(")[0]
     assert "--precision quantized" in told.remedy
     assert "precision: quantized, task: tensors" in told.remedy  # what is built in is for classes
+
+
+def rounding() -> FakeQuantize:
+    """Fake quantization of a weight, per tensor."""
+    return FakeQuantize(
+        MinMaxObserver,
+        quant_min=-128,
+        quant_max=127,
+        dtype=torch.qint8,
+        qscheme=torch.per_tensor_symmetric,
+    )
+
+
+class Rounding(Segmenting):
+    """The same with weights and values that are rounded to steps in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ModuleList([rounding(), rounding()])
+        self.values = FakeQuantize(MinMaxObserver, quant_min=0, quant_max=255, dtype=torch.quint8)
+
+    def forward(self, x):
+        first, second = self.weights
+        x = functional.relu(functional.conv2d(x, first(self.c1.weight), self.c1.bias, padding=1))
+        x = self.values(x)
+        x = functional.conv2d(x, second(self.c2.weight), self.c2.bias, padding=1)
+        return self.head(functional.relu(x))
+
+
+def larger_scale(proto: onnx.ModelProto) -> None:
+    nets.change(proto, "values.scale", lambda scale: scale * 1.01)
+
+
+def signed(proto: onnx.ModelProto) -> None:
+    """The same steps, but none above 127."""
+    node = next(node for node in proto.graph.node if node.name == "/values/QuantizeLinear")
+    tensor = nets.weight(proto, node.input[2])
+    zeros = numpy_helper.to_array(tensor).astype(np.int8)
+    tensor.CopyFrom(numpy_helper.from_array(zeros, tensor.name))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "attributes"),
+    [(larger_scale, "settings", ["scale"]), (signed, "operators", [])],
+)
+def test_a_model_that_rounds_to_steps_itself_is_not_blamed_for_it(
+    spoil, code, attributes, tmp_path
+):
+    model = Rounding()
+    model(torch.from_numpy(IMAGES))
+    model.apply(disable_observer).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
+    assert nets.found(model, candidate, IMAGES).faults == ()
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
+    (fault,) = nets.found(model, bad, IMAGES).faults
+    assert (fault.module, fault.code) == ("values", code)
+    found = [detail.get("attribute") for detail in fault.params["details"]]
+    assert [name for name in found if name] == attributes
 
 
 def another(name: str) -> Callable[[onnx.ModelProto], None]:

@@ -10,6 +10,8 @@ import torch
 import torchvision
 from onnx import helper, numpy_helper
 from torch import nn
+from torch.ao.quantization import FakeQuantize, disable_observer
+from torch.ao.quantization import observer as observers
 
 from gate.api import measure_job
 from gate.data.samples import SampleSet
@@ -308,6 +310,15 @@ def test_suppression(chosen, scores, threshold, open_):
     assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
 
 
+@pytest.mark.parametrize(("of_file", "open_"), [(0.6, True), (0.61, False)])
+def test_suppression_by_another_threshold_is_not_open(of_file, open_):
+    """Although the overlap is the model's threshold."""
+    node = Choice("NonMaxSuppression", np.array([0, 1, 2]), np.array([of_file], np.float32))
+    operands = [PAIR, [0.9, 0.8, 0.7]]
+    made = call("nms", operands, [0, 2], [0, 1, 2], threshold=0.6, node=node)
+    assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+
+
 @pytest.mark.parametrize(("value", "open_"), [(0.6, True), (0.6 + 1e-7, True), (0.61, False)])
 def test_thresholds(value, open_):
     made = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
@@ -419,14 +430,111 @@ def test_steps_of_floats_at_an_edge_pass(kind, tmp_path):
 def test_other_steps_are_refused(kind, fault, tmp_path):
     """Off by one, another edge, and one that lies far from all floats."""
     wrong = Stepped(kind, **fault).eval()
-    if kind == "bucket" and fault == {"shift": 0.01}:
-        fault = wrong.shift = 0.2  # the file does not show which float it puts into a bucket
     example = {name: array[:2] for name, array in ROWS.items()}
     file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
     samples = SampleSet.from_arrays(dict(ROWS))
     measured = measure_job(MeasurementJob(Stepped(kind).eval(), file, samples, policy=POLICY))
     decision = decide(POLICY, tiny.stored(measured), decided_at="now")
     assert decision.verdict is Verdict.FAIL
+
+
+class Above(nn.Module):
+    """Floats that are compared with a number, near which half of them lie."""
+
+    def __init__(self, limit=3.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.limit = nn.Linear(64, 12), limit
+
+    def forward(self, x):
+        near = ratios(x, self.layer) / torch.arange(1.0, 13.0) / (1.0 / 3.0)
+        return torch.where(near > self.limit, 1.0, 0.5).cumsum(1)
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(3.0, Verdict.PASS), (3.01, Verdict.FAIL)])
+def test_floats_at_a_limit_are_compared_with_the_limit_of_the_model(limit, verdict, tmp_path):
+    """All floats that the other limit decides otherwise are open."""
+    edit = None if limit == 3.0 else replace(3.0, limit)
+    _, decision = judged(Above(), tmp_path, ROWS, edit=edit)
+    assert decision.verdict is verdict, decision.problems
+
+
+class Quantized(nn.Module):
+    """Convolutions whose weights and activations are rounded to the steps of 8 bits."""
+
+    def __init__(self, *, by_channel: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8 * 16, 5)
+        weights = observers.PerChannelMinMaxObserver if by_channel else observers.MinMaxObserver
+        scheme = torch.per_channel_symmetric if by_channel else torch.per_tensor_symmetric
+        signed = {"quant_min": -128, "quant_max": 127, "dtype": torch.qint8, "qscheme": scheme}
+        self.weights = nn.ModuleList(FakeQuantize(weights, **signed) for _ in range(3))
+        unsigned = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8}
+        self.values = nn.ModuleList(
+            FakeQuantize(observers.MinMaxObserver, **unsigned) for _ in range(4)
+        )
+
+    def forward(self, x):
+        for layer, of_weight, of_input in zip(
+            (self.one, self.two), self.weights, self.values, strict=False
+        ):
+            weight = of_weight(layer.weight)
+            x = torch.relu(nn.functional.conv2d(of_input(x), weight, layer.bias, padding=1))
+        x = nn.functional.max_pool2d(self.values[2](x), 2).flatten(1)
+        return self.values[3](
+            nn.functional.linear(x, self.weights[2](self.head.weight), self.head.bias)
+        )
+
+
+def small_images():
+    return np.random.default_rng(0).normal(size=(48, 3, 8, 8)).astype(np.float32)
+
+
+def quantized(*, by_channel=False):
+    model = Quantized(by_channel=by_channel)
+    model(torch.from_numpy(small_images()))
+    return model.apply(disable_observer).eval()
+
+
+def moved_step(name: str, change):
+    def edit(proto):
+        (node,) = [node for node in proto.graph.node if node.name == "/values.1/QuantizeLinear"]
+        name_of_input = node.input[1 if name == "scale" else 2]
+        origin = {node.output[0]: node.input[0] for node in nodes(proto, "Identity")}
+        for tensor, array in constants(proto.graph):
+            if tensor.name == origin.get(name_of_input, name_of_input):
+                tensor.CopyFrom(numpy_helper.from_array(change(array), tensor.name))
+
+    return edit
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_fake_quantization_passes(by_channel, tmp_path):
+    """ONNX Runtime computes the optimized file in integers, so that some values round to the next
+    step. In PyTorch's symmetric scheme, the weight of the largest magnitude lies between two."""
+    model = quantized(by_channel=by_channel)
+    _, decision = judged(model, tmp_path, {"x": small_images()})
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scale", lambda scale: scale * np.float32(1.001)),
+        ("zero_point", lambda zero_point: zero_point + np.uint8(1)),
+    ],
+    ids=["scale", "zero point"],
+)
+def test_other_steps_of_fake_quantization_are_refused(name, change, tmp_path):
+    edit = moved_step(name, change)
+    evidence, decision = judged(quantized(), tmp_path, {"x": small_images()}, edit=edit)
+    assert decision.verdict is Verdict.FAIL
+    assert evidence.graph is not None
+    assert not [found for found in evidence.graph.findings if found.code == "quantized"]
 
 
 class Fixed(nn.Module):
