@@ -540,10 +540,13 @@ class Diagnoser:
         """Yield the scale and the zero point of fake quantization that the file has otherwise."""
         for place, name in enumerate(("scale", "zero_point"), 1):
             want = getattr(module, name, None)
-            for node in nodes if isinstance(want, torch.Tensor) else ():
+            if not isinstance(want, torch.Tensor):
+                continue
+            expected = want.detach().numpy()
+            for node in nodes:
                 if node.op_type not in STEPPED or len(node.input) <= place:
                     continue
-                got, expected = self._graph.constant(node.input[place]), want.detach().numpy()
+                got = self._graph.constant(node.input[place])
                 if got is None or got.size != expected.size:
                     continue
                 pairs = zip(got.ravel().tolist(), expected.ravel().tolist(), strict=True)

@@ -107,7 +107,8 @@ def compare_layers(
         own = case.reference.copy(double=binding.double)
         side = ModelRunner(own.module, binding, original=case.reference.module)
         first = {name: array[:size] for name, array in taken.items()}
-        with FakeQuantization() as watch:
+        watch = FakeQuantization()
+        with watch:
             survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)
         last = 0 if binding.fixed else 1

@@ -304,7 +304,8 @@ class MeasurementContext:
 
     def _fake_quantizes(self) -> bool:
         """Return whether the reference rounds floats to the steps of a quantized type."""
-        with FakeQuantization() as watch:
+        watch = FakeQuantization()
+        with watch:
             self.reference.run(self.example)
         return watch.is_used
 

@@ -128,7 +128,9 @@ class ChoiceSession:
             if left is None or right is None or left.dtype.kind != "f":
                 return Choice(operator, chosen, None, name)
             with np.errstate(all="ignore"):
-                return Choice(operator, chosen, left.astype(np.float64) - right, name)
+                return Choice(
+                    operator, chosen, left.astype(np.float64) - right.astype(np.float64), name
+                )
         (operand,) = read
         if _makes_whole(node) and (
             operand is None or operand.dtype.kind != "f" or node.input[0] in self._constants

@@ -212,7 +212,8 @@ def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
     stated = dict(zip(names, args, strict=False)) | kwargs
     step = discretization_of("fake_quantize_per_channel_affine", stated)
     if step is None:
-        return func(*args, **kwargs)
+        returned: torch.Tensor = func(*args, **kwargs)
+        return returned
     return torch.from_numpy(step.result_of(step.decide(step.operand)))
 
 

@@ -229,15 +229,15 @@ _SHARE = 4.0
 """Units that softmax may be off anyway."""
 
 
-_EXACT_ORDERS = tuple(_in_lanes(lanes) for lanes in (1, 2, 4, 8, 64))
-"""So many terms have the same sum in each of them only if no partial sum is rounded."""
+_COARSE = np.float32(2**20)
+"""Values of a mantissa that differ by more than a few roundings."""
 
 
 class _OrderError(NamedTuple):
     error: torch.Tensor
     """Of the order farthest from float64, in units of `EPSILON`, one number a result."""
     is_exact: torch.Tensor
-    """True where no order rounds, such as for whole numbers."""
+    """True where no order of many terms rounds, such as of small whole numbers."""
 
 
 def _farthest_error(
@@ -299,20 +299,23 @@ def _sum_error(
 
 
 def _are_exact(compute: Callable[[_Rows, _Add], _Rows], rows: _Rows) -> torch.Tensor:
-    """Return which results of many terms are the same in any order, shape (results,)."""
-    exact = np.zeros(len(rows), np.bool_)
-    if rows.shape[-1] < MANY_TERMS:
-        return torch.from_numpy(exact)
-    left = np.arange(len(rows))
-    first, *orders = _EXACT_ORDERS
-    with np.errstate(all="ignore"):
-        of_first = compute(rows, first)
-        for add in orders:
-            same = compute(rows[left], add) == of_first[left]
-            left = left[same]
-            if not len(left):
-                break
-    exact[left] = True
+    """Return which results of many terms no order of adding rounds, shape (results,).
+
+    The terms are multiples of some number, and so few that float32 has the sum of their magnitudes.
+    They may be off by a rounding each, as those of a probe are: the sum is then off by no more.
+    """
+    exact = np.full(len(rows), rows.shape[-1] >= MANY_TERMS)
+
+    def add(terms: _Rows) -> _Rows:
+        mantissas, exponents = np.frexp(np.abs(terms))
+        sizes = np.ldexp(np.rint(mantissas * _COARSE) / _COARSE, exponents)
+        exact[:] &= np.add.accumulate(sizes, axis=-1)[:, -1] == sizes.sum(-1, dtype=np.float64)
+        total: _Rows = terms.sum(-1, dtype=np.float64).astype(terms.dtype)
+        return total
+
+    if exact.any():
+        with np.errstate(all="ignore"):
+            compute(rows, add)
     return torch.from_numpy(exact)
 
 
