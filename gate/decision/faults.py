@@ -340,7 +340,6 @@ WEIGHTS: dict[str, str] = {
 
 ACCOUNTS: dict[str, str] = {
     # of a layer
-    "layer": "{layer}: {fault}",
     "several_layers": "{text} ({count} layers affected; this is the first)",
     "on_probe": "{text}; the samples agree, and the input '{probe}' shows it",
     "begins": "{text}. It begins here: {fault}",

@@ -222,6 +222,12 @@ def _riddle(result: CiResult) -> ElementTree.Element:
 
 _CHECK = ("part", "runtime", "output", "check", "point")
 
+_CHECK_GAUGES = (
+    ("check_observed", "What a check saw, in its own unit.", ""),
+    ("check_bound", "What is allowed, in the same unit.", ""),
+    ("check_used", "How much of its bound a check has used: 1 at it.", "ratio"),
+)
+
 _DECISIVE = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
 
 
@@ -245,85 +251,75 @@ def openmetrics_text(result: CiResult) -> str:
     return text.decode()
 
 
-def _gauge(name: str, help_text: str, *labels: str, unit: str = "") -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"parity_gate_{name}", help_text, labels=("model", *labels), unit=unit)
+def _gauge(
+    model: str,
+    name: str,
+    help_text: str,
+    values: Mapping[Any, float],
+    *labels: str,
+    unit: str = "",
+) -> GaugeMetricFamily:
+    """`values`: by tuples of the words for `labels`."""
+    made = GaugeMetricFamily(f"parity_gate_{name}", help_text, labels=("model", *labels), unit=unit)
+    for words, value in values.items():
+        made.add_metric((model, *words), value)
+    return made
 
 
 def _of_result(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
-    code = _gauge(
-        "exit_code", "Of the command: 0 passed, 1 rejected, 2 could not judge.", "command"
-    )
-    code.add_metric((model, result.command), result.exit_code)
-    yield code
-    verdict = _gauge("verdict", "1 for the verdict on the file, 0 for the others.", "verdict")
-    for each in _DECISIVE:
-        verdict.add_metric((model, each.value), float(each is result.verdict))
-    yield verdict
+    code = {(result.command,): result.exit_code}
+    meaning = "Of the command: 0 passed, 1 rejected, 2 could not judge."
+    yield _gauge(model, "exit_code", meaning, code, "command")
+    verdicts = {(each.value,): float(each is result.verdict) for each in _DECISIVE}
+    meaning = "1 for the verdict on the file, 0 for the others."
+    yield _gauge(model, "verdict", meaning, verdicts, "verdict")
 
 
 def _of_file(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     subject = story.subject
-    file = _gauge("file", "1; which file was judged, by which policy.", "sha256", "policy")
-    file.add_metric((model, str(subject.sha256), str(subject.policy_sha256 or "")), 1)
-    yield file
-    samples = _gauge("samples", "Samples that it was judged on.")
-    samples.add_metric((model,), subject.samples)
-    yield samples
-    size = _gauge("file_size", "Of the file with its external data.", unit="bytes")
-    size.add_metric((model,), subject.size_bytes)
-    yield size
+    file = {(str(subject.sha256), str(subject.policy_sha256 or "")): 1}
+    meaning = "1; which file was judged, by which policy."
+    yield _gauge(model, "file", meaning, file, "sha256", "policy")
+    yield _gauge(model, "samples", "Samples that it was judged on.", {(): subject.samples})
+    size, meaning = {(): subject.size_bytes}, "Of the file with its external data."
+    yield _gauge(model, "file_size", meaning, size, unit="bytes")
     for name, text in (("measured", subject.measured_at), ("decided", subject.decided_at)):
         seconds = _seconds(text)
         if seconds is not None:
-            gauge = _gauge(f"{name}_timestamp", f"When it was {name}, since 1970.", unit="seconds")
-            gauge.add_metric((model,), seconds)
-            yield gauge
+            meaning = f"When it was {name}, since 1970."
+            yield _gauge(model, f"{name}_timestamp", meaning, {(): seconds}, unit="seconds")
 
 
 def _of_runtimes(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
-    passed = _gauge(
-        "runtime_passed", "1 where every check of the runtime held.", "runtime", "state"
-    )
-    agreement = _gauge(
-        "top1_agreement", "Lowest judged agreement of classes.", "runtime", unit="ratio"
-    )
-    latency = _gauge("batch_latency", "Median time of a batch.", "runtime", unit="seconds")
-    for row in story.proof:
-        name = make_printable(row.runtime)
-        passed.add_metric((model, name, row.state), float(row.state == "passed"))
-        if row.agreement is not None:
-            agreement.add_metric((model, name), row.agreement)
-        if row.latency_ms is not None:
-            latency.add_metric((model, name), row.latency_ms / 1e3)
-    yield from (passed, agreement, latency)
+    rows = [(make_printable(row.runtime), row) for row in story.proof]
+    passed = {(name, row.state): float(row.state == "passed") for name, row in rows}
+    meaning = "1 where every check of the runtime held."
+    yield _gauge(model, "runtime_passed", meaning, passed, "runtime", "state")
+    agreement = {(name,): row.agreement for name, row in rows if row.agreement is not None}
+    meaning = "Lowest judged agreement of classes."
+    yield _gauge(model, "top1_agreement", meaning, agreement, "runtime", unit="ratio")
+    latency = {(name,): row.latency_ms / 1e3 for name, row in rows if row.latency_ms is not None}
+    meaning = "Median time of a batch."
+    yield _gauge(model, "batch_latency", meaning, latency, "runtime", unit="seconds")
 
 
 def _of_checks(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     counts = Counter(
-        (word.check.runtime or MEASUREMENT, word.check.verdict.value) for word in story.words
+        (make_printable(word.check.runtime or MEASUREMENT), word.check.verdict.value)
+        for word in story.words
     )
-    count = _gauge("checks", "Checks by their verdict.", "runtime", "verdict")
-    for (runtime, verdict), number in counts.items():
-        count.add_metric((model, make_printable(runtime), verdict), number)
-    yield count
-    observed = _gauge("check_observed", "What a check saw, in its own unit.", *_CHECK)
-    bound = _gauge("check_bound", "What is allowed, in the same unit.", *_CHECK)
-    used = _gauge(
-        "check_used", "How much of its bound a check has used: 1 at it.", *_CHECK, unit="ratio"
-    )
-    for labels, word in _once(story):
-        check = word.check
-        for gauge, value in (
-            (observed, check.observed),
-            (bound, check.bound),
-            (used, word.strain),
-        ):
-            if isinstance(value, float):
-                gauge.add_metric((model, *labels), value)
-    yield from (observed, bound, used)
+    yield _gauge(model, "checks", "Checks by their verdict.", counts, "runtime", "verdict")
+    rows = {
+        labels: (word.check.observed, word.check.bound, word.strain)
+        for labels, word in _once(story).items()
+    }
+    for place, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
+        numbers = {labels: row[place] for labels, row in rows.items()}
+        values = {labels: value for labels, value in numbers.items() if isinstance(value, float)}
+        yield _gauge(model, name, meaning, values, *_CHECK, unit=unit)
 
 
-def _once(story: Summary) -> Iterator[tuple[tuple[str, ...], CheckRow]]:
+def _once(story: Summary) -> dict[tuple[str, ...], CheckRow]:
     """The checks by their labels, of equal ones the first that does not hold: a series may be there
     once."""
     found: dict[tuple[str, ...], CheckRow] = {}
@@ -332,7 +328,7 @@ def _once(story: Summary) -> Iterator[tuple[tuple[str, ...], CheckRow]]:
         runtime = check.runtime or MEASUREMENT
         names = (check.part, runtime, check.output, check.name, check.point)
         found.setdefault(tuple(make_printable(name or "") for name in names), word)
-    yield from found.items()
+    return found
 
 
 def _seconds(text: str) -> float | None:
@@ -363,51 +359,53 @@ def sarif_log(
     of the repository, by its path below the import path. A silenced finding is there, as suppressed
     in its source.
     """
-    run: dict[str, Any] = {
-        "tool": {"driver": _driver()},
-        "invocations": [_invocation(report, exit_code=exit_code, failure=failure)],
-        "columnKind": "unicodeCodePoints",
-        "results": [] if report is None else list(_results(report, file_of)),
-    }
-    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(log, indent=2) + "\n"
-
-
-def _driver() -> dict[str, Any]:
-    return {
-        "name": "parity-gate",
-        "semanticVersion": metadata.version("parity-gate"),
-        "rules": [
-            {
-                "id": code,
-                "shortDescription": {"text": f"{rule.title}."},
-                "fullDescription": {"text": f"{rule.message}."},
-                "help": {
-                    "text": f"{rule.message}. Instead: {rule.rewrite}. docs/lint/{code}.md",
-                    "markdown": f"{rule.message}.\n\n**Instead:** {rule.rewrite}.\n\n"
-                    f"More: `docs/lint/{code}.md`. `# noqa: {code}` on the line silences it.",
-                },
-                "defaultConfiguration": {"level": rule.level},
-                "properties": {"strategies": sorted(rule.strategies)},
-            }
-            for code, rule in RULES.items()
-        ],
-    }
-
-
-def _invocation(report: LintReport | None, *, exit_code: int, failure: str) -> dict[str, Any]:
-    unread = () if report is None else report.unread
-    notices = [f"not read: {code.name}: {code.reason}" for code in unread]
-    notes = [{"level": "warning", "message": {"text": make_printable(text)}} for text in notices]
+    rules = [
+        {
+            "id": code,
+            "shortDescription": {"text": f"{rule.title}."},
+            "fullDescription": {"text": f"{rule.message}."},
+            "help": {
+                "text": f"{rule.message}. Instead: {rule.rewrite}. docs/lint/{code}.md",
+                "markdown": f"{rule.message}.\n\n**Instead:** {rule.rewrite}.\n\n"
+                f"More: `docs/lint/{code}.md`. `# noqa: {code}` on the line silences it.",
+            },
+            "defaultConfiguration": {"level": rule.level},
+            "properties": {"strategies": sorted(rule.strategies)},
+        }
+        for code, rule in RULES.items()
+    ]
     if report is None:
-        notes.append(
-            {"level": "error", "message": {"text": make_printable(failure) or "it failed"}}
-        )
-    return {
+        return _sarif("parity-gate", rules, [], exit_code, [_notice("error", failure)])
+    notices = [_notice("warning", f"not read: {c.name}: {c.reason}") for c in report.unread]
+    results = list(_results(report, file_of))
+    return _sarif("parity-gate", rules, results, exit_code, notices, columnKind="unicodeCodePoints")
+
+
+def _notice(level: str, text: str) -> dict[str, Any]:
+    return {"level": level, "message": {"text": make_printable(text) or "it failed"}}
+
+
+def _sarif(
+    tool: str,
+    rules: list[dict[str, Any]],
+    results: list[dict[str, Any]],
+    exit_code: int,
+    notices: list[dict[str, Any]],
+    **more: str,
+) -> str:
+    version = metadata.version("parity-gate")
+    invocation = {
         "executionSuccessful": exit_code < 2,
         "exitCode": exit_code,
-        "toolExecutionNotifications": notes,
+        "toolExecutionNotifications": notices,
     }
+    run = {
+        "tool": {"driver": {"name": tool, "semanticVersion": version, "rules": rules}},
+        "invocations": [invocation],
+        **more,
+        "results": results,
+    }
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
 
 def _results(report: LintReport, file_of: Callable[[str], str]) -> Iterator[dict[str, Any]]:
@@ -435,15 +433,8 @@ def _message(finding: LintFinding) -> str:
 
 
 def _location(finding: LintFinding, file: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "physicalLocation": {
-            "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
-            "region": {
-                "startLine": finding.line,
-                "snippet": {"text": make_printable(finding.expression)},
-            },
-        }
-    }
+    snippet = {"snippet": {"text": make_printable(finding.expression)}}
+    found = _line(file, finding.line, **snippet)
     if finding.module:
         name = make_printable(finding.module)
         found["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
@@ -466,41 +457,27 @@ def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | No
     findings = [] if result.story is None else list(result.story.findings)
     findings = [each for each in findings if each.verdict in (Verdict.FAIL, Verdict.ERROR)]
     rules = {each.cause: each.title for each in reversed(findings)}
-    notes = [] if findings or result.exit_code == 0 else [result.reason]
-    run = {
-        "tool": {
-            "driver": {
-                "name": "parity-gate check",
-                "semanticVersion": metadata.version("parity-gate"),
-                "rules": [
-                    {"id": cause, "shortDescription": {"text": make_printable(title)}}
-                    for cause, title in rules.items()
-                ],
-            }
-        },
-        "invocations": [
-            {
-                "executionSuccessful": result.exit_code < 2,
-                "exitCode": result.exit_code,
-                "toolExecutionNotifications": [
-                    {"level": "error", "message": {"text": make_printable(text) or "it failed"}}
-                    for text in notes
-                ],
-            }
+    results = [
+        {
+            "ruleId": finding.cause,
+            "ruleIndex": list(rules).index(finding.cause),
+            "level": "error",
+            "message": {"text": make_printable(_with_remedy(finding))},
+            "locations": [_line(*(source if source and not number else (file, 1)))],
+            "partialFingerprints": {_FINGERPRINT: f"{finding.cause}:{file}"},
+        }
+        for number, finding in enumerate(findings)
+    ]
+    return _sarif(
+        "parity-gate check",
+        [
+            {"id": cause, "shortDescription": {"text": make_printable(title)}}
+            for cause, title in rules.items()
         ],
-        "results": [
-            {
-                "ruleId": finding.cause,
-                "ruleIndex": list(rules).index(finding.cause),
-                "level": "error",
-                "message": {"text": make_printable(_with_remedy(finding))},
-                "locations": [_line(*(source if source and not number else (file, 1)))],
-                "partialFingerprints": {_FINGERPRINT: f"{finding.cause}:{file}"},
-            }
-            for number, finding in enumerate(findings)
-        ],
-    }
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+        results,
+        result.exit_code,
+        [] if findings or result.exit_code == 0 else [_notice("error", result.reason)],
+    )
 
 
 def _with_remedy(finding: Finding) -> str:
@@ -508,10 +485,10 @@ def _with_remedy(finding: Finding) -> str:
     return f"{text} Try: {finding.remedy}." if finding.remedy else text
 
 
-def _line(file: str, line: int) -> dict[str, Any]:
+def _line(file: str, line: int, **more: Any) -> dict[str, Any]:
     return {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
-            "region": {"startLine": line},
+            "region": {"startLine": line, **more},
         }
     }

@@ -15,9 +15,9 @@ from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.export import ExportTrialRecord, TrialParity, Trials
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
 from gate.report.chart import SERIES, SMALL, TEXT, Chart, chart, clamped, literal, logarithmic
-from gate.report.terminal import add_row, print_table
+from gate.report.terminal import add_row, print_sentences, print_table
 from gate.storage.safe_text import make_printable
-from gate.summary.render import format_number
+from gate.summary.render import beginning, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,24 +36,18 @@ _PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max"
 
 def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
     """The table of consumers in steps, then causes, then the values of both sides."""
-    from rich.text import Text
-
-    console.print(
-        Text(
-            f"{parity.images} pictures, against {parity.reference}; differences in 1/255 of the "
-            f"value range before normalisation, {bound:g} allowed"
-        )
+    about = (
+        f"{parity.images} pictures, against {parity.reference}; differences in 1/255 of the "
+        f"value range before normalisation, {bound:g} allowed"
     )
+    print_sentences(console, [about])
     shown = print_table(_PREPROCESSING_HEADINGS, right=_PREPROCESSING_HEADINGS[1:-1])
     for consumer in parity.consumers:
         good = consumer.within(bound)
         style = "" if good else "dim" if consumer.not_measured else "red"
         add_row(shown, _cells(consumer, good=good), style=style)
     console.print(shown)
-    for sentence in preprocessing_sentences(parity):
-        console.print(Text(sentence))
-    for line in _sides(parity):
-        console.print(Text(line))
+    print_sentences(console, [*preprocessing_sentences(parity), *_sides(parity)])
 
 
 def preprocessing_sentences(parity: PreprocessingParity) -> Iterator[str]:
@@ -154,7 +148,7 @@ def _cells(consumer: ConsumerParity, *, good: bool) -> tuple[str, ...]:
 def _short(consumer: ConsumerParity) -> str:
     if consumer.nonfinite:
         return f"{consumer.nonfinite} values are not finite"
-    return "; ".join(cause.split(" (")[0] for cause in consumer.causes) or "cause not known"
+    return "; ".join(beginning(cause, " (") for cause in consumer.causes) or "cause not known"
 
 
 def _sides(parity: PreprocessingParity) -> Iterator[str]:
@@ -193,15 +187,12 @@ _PITCH, _REST = 14, 70
 
 def print_trials(found: Trials, console: Console) -> None:
     """The table, then what it means."""
-    from rich.text import Text
-
     shown = print_table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
     shown.columns[_SHORT.index("runtime")].no_wrap = True
     for verdict, cells in _rows(found):
         add_row(shown, cells, style=_STYLES[verdict])
     console.print(shown)
-    for sentence in trials_sentences(found):
-        console.print(Text(sentence))
+    print_sentences(console, trials_sentences(found))
 
 
 def trials_sentences(found: Trials) -> Iterator[str]:
@@ -213,12 +204,12 @@ def trials_sentences(found: Trials) -> Iterator[str]:
         f"{found.samples} samples (noise_ratio at most {found.bound:g}, widened for few elements)."
     )
     for trial in bad:
-        failed = [
-            f"{parity.runtime} {parity.failure or 'noise_ratio ' + _number(parity.noise_ratio)}"
-            for parity in trial.parities
-            if parity.verdict != "PASS"
-        ]
-        yield make_printable(f"{trial.verdict}: {trial.title}: {'; '.join(failed)}")
+        failed = "; ".join(
+            f"{each.runtime} {each.failure or f'noise_ratio {format_number(each.noise_ratio)}'}"
+            for each in trial.parities
+            if each.verdict != "PASS"
+        )
+        yield make_printable(f"{trial.verdict}: {trial.title}: {failed}")
     for trial in found.trials:
         if trial.failure is not None:
             yield make_printable(f"not exported: {trial.title}: {trial.failure}")
@@ -232,7 +223,8 @@ def markdown(found: Trials) -> str:
     lines += [f"| {' | '.join(_TRIALS_HEADINGS)} |"]
     lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _TRIALS_HEADINGS) + "|"]
     lines += [f"| {' | '.join(cells)} |" for _, cells in _rows(found)]
-    lines += ["", *(f"- {_escape(sentence)}" for sentence in trials_sentences(found))]
+    sentences = "\n".join(f"- {sentence}" for sentence in trials_sentences(found))
+    lines += ["", sentences.replace("|", r"\|").replace("<", "&lt;")]
     return "\n".join(lines) + "\n"
 
 
@@ -252,7 +244,8 @@ def trials_chart(found: Trials) -> Chart | None:
         logarithmic(axes, min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
         for place, (runtime, look) in enumerate(zip(runtimes, SERIES, strict=False)):
             rows = [row + height * (place + 0.5) for row in range(len(exported))]
-            values = [clamped(_of(trial, runtime), _LEAST, _MOST) for trial in exported]
+            ratios = [{p.runtime: p.noise_ratio for p in trial.parities} for trial in exported]
+            values = [clamped(each.get(runtime), _LEAST, _MOST) for each in ratios]
             axes.barh(rows, values, 0.8 * height, color=look[0], label=runtime)
         across = axes.get_yaxis_transform()
         for row, trial in enumerate(exported):
@@ -319,10 +312,6 @@ def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
     return chart("cost", paint, title=title, alternative=described, height=300)
 
 
-def _of(trial: ExportTrialRecord, runtime: str) -> float | None:
-    return next((p.noise_ratio for p in trial.parities if p.runtime == runtime), None)
-
-
 def _rows(found: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Verdict and cells: one row for each runtime of each export."""
     for trial in found.trials:
@@ -352,19 +341,11 @@ def _about(trial: ExportTrialRecord) -> tuple[str, ...]:
 def _measured(parity: TrialParity) -> tuple[str, ...]:
     return (
         parity.runtime,
-        _number(parity.max_abs_diff),
-        _number(parity.l2_logits),
-        _number(parity.l2_probabilities),
-        _number(parity.noise_ratio),
-        _number(parity.top1_agreement),
+        format_number(parity.max_abs_diff),
+        format_number(parity.l2_logits),
+        format_number(parity.l2_probabilities),
+        format_number(parity.noise_ratio),
+        format_number(parity.top1_agreement),
         "" if parity.latency_ms is None else f"{parity.latency_ms:.1f}",
         parity.verdict,
     )
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else format_number(value)
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", r"\|").replace("<", "&lt;")

@@ -13,7 +13,8 @@ from gate.decision.bound_rules import agreement_lower_bound
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
 from gate.records.evidence import Evidence
-from gate.records.outputs import PER_OCTAVE, ClassParity, ConfidenceOfClass, Histogram, OutputParity
+from gate.records.outputs import PER_OCTAVE, ConfidenceOfClass, Histogram, OutputParity
+from gate.records.runtime import RuntimeName
 from gate.report.chart import (
     BLUE,
     GREY,
@@ -100,33 +101,38 @@ def _agreement_draw(axes: Axes, place: int, row: _Row) -> None:
     drawing_label(axes, place - 0.25, name=literal(row.name, 36), value=row.counted)
 
 
-def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
+def _outputs(evidence: Evidence) -> Iterator[tuple[str, RuntimeName, OutputParity]]:
+    """Yield each output of each runtime, with a name for both and the runtime."""
     for runtime in evidence.runtimes:
         for output in runtime.outputs:
-            parity = output.classification
-            if parity is None:
-                continue
-            answered = output.samples - parity.nan_rows - parity.top1_ties
-            if answered <= 0:
-                continue
-            checks = [
-                check
-                for check in (decision.checks if decision else ())
-                if check.name in _CHECKS
-                and (check.runtime, check.output) == (runtime.runtime, output.name)
-            ]
-            bounds = [check.bound for check in checks if isinstance(check.bound, float)]
-            same = max(answered - parity.top1_disagreements, 0)
             several = f" / {output.name}" if len(runtime.outputs) > 1 else ""
-            yield _Row(
-                name=make_printable(f"{runtime.runtime}{several}"),
-                agreement=same / answered,
-                low=agreement_lower_bound(parity.top1_disagreements, answered, confidence=_LEVEL),
-                high=_upper_bound(answered - same, answered),
-                bound=max(bounds, default=None),
-                failed=any(check.verdict is Verdict.FAIL for check in checks),
-                counted=f"{same} of {answered}",
-            )
+            yield make_printable(f"{runtime.runtime}{several}"), runtime.runtime, output
+
+
+def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
+    for name, runtime, output in _outputs(evidence):
+        parity = output.classification
+        if parity is None:
+            continue
+        answered = output.samples - parity.nan_rows - parity.top1_ties
+        if answered <= 0:
+            continue
+        checks = [
+            check
+            for check in (decision.checks if decision else ())
+            if check.name in _CHECKS and (check.runtime, check.output) == (runtime, output.name)
+        ]
+        bounds = [check.bound for check in checks if isinstance(check.bound, float)]
+        same = max(answered - parity.top1_disagreements, 0)
+        yield _Row(
+            name=name,
+            agreement=same / answered,
+            low=agreement_lower_bound(parity.top1_disagreements, answered, confidence=_LEVEL),
+            high=_upper_bound(answered - same, answered),
+            bound=max(bounds, default=None),
+            failed=any(check.verdict is Verdict.FAIL for check in checks),
+            counted=f"{same} of {answered}",
+        )
 
 
 def _upper_bound(disagreements: int, samples: int) -> float:
@@ -146,7 +152,8 @@ _FEWEST, _NARROWEST = 6, 1e-3
 
 def confidence_chart(evidence: Evidence) -> Chart | None:
     """The classes that moved most, in the runtime that moved most; None: no output of classes."""
-    rows = [row for row in _logits(evidence) if row[1].confidence.per_class]
+    outputs = ((name, output.classification) for name, _, output in _outputs(evidence))
+    rows = [(name, each) for name, each in outputs if each and each.confidence.per_class]
     if not rows:
         return None
     name, parity = max(rows, key=lambda row: nan_as_infinite(row[1].confidence.max))
@@ -222,15 +229,6 @@ def _answers(axes: Axes, shown: list[ConfidenceOfClass]) -> None:
     axes.grid(visible=True, axis="x")
 
 
-def _logits(evidence: Evidence) -> Iterator[tuple[str, ClassParity]]:
-    for runtime in evidence.runtimes:
-        several = len(runtime.outputs) > 1
-        for output in runtime.outputs:
-            if output.classification is not None:
-                name = f"{runtime.runtime} / {output.name}" if several else runtime.runtime
-                yield make_printable(name), output.classification
-
-
 def _moved(one: ConfidenceOfClass) -> float:
     """Return the mean change of confidence, signed if the sign was recorded."""
     return _finite(one.mean if one.signed_mean is None else one.signed_mean)
@@ -251,10 +249,19 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
 
     None: the sizes were not recorded, or nothing differs. With a decision it shows the bounds, too.
     """
-    rows = list(_recorded(evidence))
+    rows = [
+        (runtime, output, output.differences)
+        for _, runtime, output in _outputs(evidence)
+        if output.differences is not None and any(output.differences.counts)
+    ]
     if not rows:
         return None
-    worst = max((output for _, output, _ in rows), key=_off)
+    worst = max(
+        (output for _, output, _ in rows),
+        key=lambda output: nan_as_infinite(
+            output.noise.ratio if output.noise else output.scaled_diff
+        ),
+    )
     shown = [row for row in rows if row[1].name == worst.name][: len(SERIES)]
     lines = list(_lines(worst, decision))
 
@@ -300,13 +307,6 @@ def _differences_draw(
     axes.set_ylabel("share in %")
 
 
-def _recorded(evidence: Evidence) -> Iterator[tuple[str, OutputParity, Histogram]]:
-    for runtime in evidence.runtimes:
-        for output in runtime.outputs:
-            if output.differences is not None and any(output.differences.counts):
-                yield runtime.runtime, output, output.differences
-
-
 def _lines(output: OutputParity, decision: Decision | None) -> Iterator[tuple[str, float]]:
     """Yield the vertical lines, in the units of the output: the rounding floor, and the bounds."""
     floor = output.noise.floor_rms if output.noise is not None else math.nan
@@ -337,11 +337,6 @@ def _equal(spread: Histogram) -> str:
     total = sum(spread.counts) + spread.zeros + spread.nonfinite
     spoilt = f", {spread.nonfinite} not finite" if spread.nonfinite else ""
     return f"{spread.zeros} of {total} elements{spoilt}"
-
-
-def _off(output: OutputParity) -> float:
-    """Return how far off an output is: in units of rounding where that is measured."""
-    return nan_as_infinite(output.noise.ratio if output.noise else output.scaled_diff)
 
 
 MOST_ROWS = 25
@@ -402,7 +397,12 @@ def bound_usage_chart(
             for word in row:
                 _mark(axes, at, word, runtimes)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_yticks(range(len(rows)), [_bound_label(label, row[0]) for label, row in rows])
+        # the name of a check, below it its worst number and the bound
+        labels = [(label, format_bound_usage(row[0].check, unit=False)) for label, row in rows]
+        axes.set_yticks(
+            range(len(rows)),
+            ["\n".join(literal(part, _MOST_LETTERS) for part in parts) for parts in labels],
+        )
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("observed ÷ bound")
@@ -424,12 +424,6 @@ def bound_usage_chart(
 
 _FILE = "the file"
 """Instead of a runtime, of a check that is of none."""
-
-
-def _bound_label(label: str, worst: CheckRow) -> str:
-    """Return the name of a check with its output, and below it the worst number and its bound."""
-    usage = format_bound_usage(worst.check, unit=False)
-    return f"{literal(label, _MOST_LETTERS)}\n{literal(usage, _MOST_LETTERS)}"
 
 
 def _mark(axes: Axes, row: int, word: CheckRow, runtimes: list[str]) -> None:

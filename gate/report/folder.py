@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from gate.decision.decide import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.policy.policy import Policy
-from gate.records.champion_comparison import ChampionComparison, TrendRow
+from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Evidence
 from gate.records.layout import (
     CHANGE,
@@ -53,7 +52,6 @@ def write_report(
     evidence: Evidence,
     *,
     story: Summary,
-    links: Mapping[str, str] | None = None,
     explanation: Explanation | None = None,
 ) -> tuple[Path, ...]:
     """Write `evidence.json`, `decision.json`, `report.md`, `report.html` and `plots/<name>.svg`,
@@ -65,7 +63,7 @@ def write_report(
     texts = {
         EVIDENCE: evidence.to_json(indent=2) + "\n",
         DECISION: decision.to_json(indent=2) + "\n",
-        MARKDOWN: markdown.summary_markdown(story, links or {}),
+        MARKDOWN: markdown.summary_markdown(story, {}),
         PAGE: render_page(report),
     }
     if explanation.localisation is not None:
@@ -197,7 +195,9 @@ class EvaluationRecords:
         evidence = Evidence.load(file)
         path, policy = given.decision or file.parent / DECISION, given.policy
         if policy is not None:
-            compared = _compared(path, evidence)
+            compared = None
+            with suppress(GateError):  # another policy judges the same comparison
+                compared = _decision(path, evidence).incumbent
             decision = decide(policy, evidence, incumbent=compared, decided_at=given.now)
         else:
             decision = _decision(path, evidence)
@@ -264,16 +264,6 @@ def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trus
     with suppress(GateError):
         statements = StatementPair.from_folder(folder)
         return labels(statements.verify(evidence, decision, trust=trust, now=statements.made_at))
-    return None
-
-
-def _compared(path: Path, evidence: Evidence) -> ChampionComparison | None:
-    """Return the comparison with the champion from the previous decision, if it can be read.
-
-    Another policy judges the same comparison.
-    """
-    with suppress(GateError):
-        return _decision(path, evidence).incumbent
     return None
 
 

@@ -13,6 +13,8 @@ from datetime import datetime
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
 from gate.records.evidence import Evidence, TensorSpec, WorkerPoolRecord, fields_of
@@ -32,6 +34,7 @@ from gate.report.model_charts import depth_chart, latency, memory, trend_charts
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
     allowed,
+    beginning,
     format_bound_usage,
     format_number,
     nan_as_infinite,
@@ -281,11 +284,6 @@ def _sorted(words: Iterable[CheckRow]) -> list[CheckRow]:
     )
 
 
-def _sort_key(strain: float | None) -> str:
-    """Return the share of a bound as the page's script compares it."""
-    return "-1" if strain is None else repr(min(nan_as_infinite(strain), 1e300))
-
-
 def layers(found: Localization | None) -> tuple[LayerRow, ...]:
     """The layers that a table shows: all, or of too many those that are not right."""
     if found is None:
@@ -327,14 +325,13 @@ _JOINT = re.compile(r"([._/])(?=[A-Za-z])")
 
 _RUNTIME = re.compile(rf"\b({'|'.join(sorted(RUNTIMES, key=len, reverse=True))})(?![\w-])")
 
-_LINKED = ("https://", "http://")
-
 
 def render_page(report: Report) -> str:
     """The whole page."""
     story, evidence, decision = report.story, report.evidence, report.decision
     script = _source("script.js")
     cause = of_cause(story, report.explanation)
+    shown = None if cause is None else cause.alternative
     return (
         _templates()
         .get_template("page.html")
@@ -344,7 +341,7 @@ def render_page(report: Report) -> str:
             decision=decision,
             found=report.explanation.localisation,
             cause=cause,
-            charts=_remaining_charts(report.charts, cause),
+            charts=[drawn for drawn in report.charts if drawn.alternative != shown],
             trend=trend_charts(story.change.trend),
             checks=_sorted(story.words),
             layers=layers(report.explanation.localisation),
@@ -373,8 +370,6 @@ def render_depth(layers: Localization) -> str | None:
 
 
 def _frame(**values: Any) -> str:
-    from markupsafe import Markup
-
     page = _templates().get_template("screen.html").render(style=_source("style.css"), **values)
     return str(
         Markup(
@@ -382,11 +377,6 @@ def _frame(**values: Any) -> str:
             'border: 0; resize: vertical"></iframe>'
         ).format(page)
     )
-
-
-def _remaining_charts(charts: tuple[Chart, ...], cause: Chart | None) -> list[Chart]:
-    """Those that show something else than the one on the first screen."""
-    return [drawn for drawn in charts if cause is None or drawn.alternative != cause.alternative]
 
 
 @cache
@@ -404,25 +394,24 @@ def _templates() -> Environment:
     made.filters |= {
         "observed": observed,
         "allowed": allowed,
-        "sort_key": _sort_key,
+        # as the page's script compares shares of bounds
+        "sort_key": lambda used: "-1" if used is None else repr(min(nan_as_infinite(used), 1e300)),
         "text": render_check,
         "lines": _lines,
-        "beginning": _beginning,
+        "beginning": lambda reason: beginning(reason).rstrip("."),
         "breakable": _breakable,
         "number": format_number,
         "when": _when,
-        "figure": _figure,
+        "figure": lambda drawn: Markup(drawn.svg),  # names in it are escaped by matplotlib
         "times": _times,
         "usage": format_bound_usage,
-        "linked": _is_linked,
+        "linked": lambda address: address.startswith(("https://", "http://")),
     }
     return made
 
 
 def _source(name: str) -> Any:
     """A file of ours that stands in the page as it is."""
-    from markupsafe import Markup
-
     environment = _templates()
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])
@@ -442,23 +431,14 @@ def _shown(value: Any) -> Any:
 def _lines(command: str) -> Any:
     """A command of several lines, each of them printable. Words stay whole where they fit: a line
     must not end after the hyphens of an option."""
-    from markupsafe import Markup
-
     word = Markup('<span class="word">{}</span>')
     lines = (make_printable(line).split(" ") for line in command.splitlines())
     return Markup("\n").join(Markup(" ").join(map(word.format, line)) for line in lines)
 
 
-def _beginning(reason: str) -> str:
-    """A reason without its details, which follow a colon, and without its full stop."""
-    return reason.partition(": ")[0].rstrip(".")
-
-
 def _breakable(text: str) -> Any:
     """A text whose long names, `layer3.0.conv1.weight`, may be broken between their parts; those of
     runtimes stay whole."""
-    from markupsafe import Markup, escape
-
     jointed = _JOINT.sub(r"\1<wbr>", str(escape(make_printable(text))))
     return Markup(_RUNTIME.sub(r'<span class="name">\1</span>', jointed))
 
@@ -473,12 +453,6 @@ def _when(time: str) -> str:
     return f"{moment:%Y-%m-%d %H:%M} {zone or ''}".strip()
 
 
-def _figure(drawn: Chart) -> Any:
-    from markupsafe import Markup
-
-    return Markup(drawn.svg)  # names in it are escaped by matplotlib
-
-
 def _times(strain: float) -> str:
     """Return the used part of a bound as text; empty for a bound that allows no difference."""
     if not math.isfinite(strain):
@@ -488,8 +462,3 @@ def _times(strain: float) -> str:
     if strain >= 1e4:
         return f"{strain:.1e} ×".replace("e+0", "e").replace("e+", "e")
     return f"{strain:.3g} ×" if strain >= 1.0 else f"{strain:.2g} ×"
-
-
-def _is_linked(address: str) -> bool:
-    """Return whether an address is one that a browser may open from here."""
-    return address.startswith(_LINKED)

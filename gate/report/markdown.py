@@ -10,13 +10,14 @@ from gate.records.champion_comparison import TrendRow
 from gate.report.ci_formats import CiResult, Colour
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
+    beginning,
     format_bound_usage,
     format_number,
     render_check,
     short_name,
 )
 from gate.summary.summarize import COST_HEADINGS
-from gate.summary.summary import Finding, RuntimeProof, Summary
+from gate.summary.summary import RuntimeProof, Summary
 
 # The first line is one plain sentence: MLflow shows it raw in its list of models.
 
@@ -53,7 +54,7 @@ def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
     lines = [_plain(sentence(story)), ""]
     if story.headline.remedy:
         lines += [f"**Try:** {literal(story.headline.remedy)}", ""]
-    lines += [*_findings(story), *_change(story)]
+    lines += [*_findings(story), *_change(story), *_trend(story.change.trend[-_RELEASES:])]
     several = story.has_several_outputs
     rows = (_cells(row, several=several) for row in story.proof)
     lines += _table("Runtimes:", _COLUMNS, rows, left=3)
@@ -61,7 +62,10 @@ def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
         costs = (row.cells() for row in story.costs)
         lines += _table("Time and memory (median / 95th percentile):", COST_HEADINGS, costs)
     lines += [*_listed("Also to be known:", map(literal, (*story.warnings, *story.notes)))]
-    lines += [*_listed("Next:", _steps(story))]
+    steps = ((step.label, step.command) for step in story.steps if step.command)
+    lines += [
+        *_listed("Next:", (f"{literal(label)}: `{_code(command)}`" for label, command in steps))
+    ]
     lines += ["What was judged:", "", *_bound_to(story), ""]
     lines += [f"- [{literal(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
@@ -88,17 +92,12 @@ def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
         yield from (title, "", *lines, "")
 
 
-def _steps(story: Summary) -> Iterator[str]:
-    for step in story.steps:
-        if step.command:
-            yield f"{literal(step.label)}: `{_code(step.command)}`"
-
-
 def _findings(story: Summary) -> Iterator[str]:
     for finding in story.findings:
         first = finding is story.findings[0] and finding.verdict is not Verdict.WAIVED
         text = "" if first else f": {literal(finding.sentence)}"
-        yield f"- **{finding.verdict}** {literal(finding.title)}{text} ({_count(finding)})"
+        count = "1 check" if len(finding.checks) == 1 else f"{len(finding.checks)} checks"
+        yield f"- **{finding.verdict}** {literal(finding.title)}{text} ({count})"
         if finding.verdict is Verdict.WAIVED:
             continue
         for check in finding.checks[:_CHECKS]:
@@ -110,16 +109,11 @@ def _findings(story: Summary) -> Iterator[str]:
         yield ""
 
 
-def _count(finding: Finding) -> str:
-    return "1 check" if len(finding.checks) == 1 else f"{len(finding.checks)} checks"
-
-
 def _change(story: Summary) -> Iterator[str]:
     change = story.change
     if change.version is None:
         yield f"Against the champion: {literal(change.absent or 'nothing to compare with')}"
         yield ""
-        yield from _trend(change.trend[-_RELEASES:])
         return
     moved = [row for row in change.rows if row.changed]
     yield f"Against the champion, version {literal(change.version)}:"
@@ -134,7 +128,6 @@ def _change(story: Summary) -> Iterator[str]:
     if change.machines:
         yield f"- {literal(change.machines)}"
     yield ""
-    yield from _trend(change.trend[-_RELEASES:])
 
 
 def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
@@ -143,8 +136,7 @@ def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
     cells = []
     for row in rows:
         numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
-        texts = ("" if value is None else format_number(value) for value in numbers)
-        cells.append((row.sha256.short, *texts))
+        cells.append((row.sha256.short, *map(format_number, numbers)))
     if len(cells) > 1:
         yield from _table("Over versions, the newest last:", headings, cells)
 
@@ -157,7 +149,7 @@ def _cells(row: RuntimeProof, *, several: bool) -> tuple[str, ...]:
         observed = format_number(value) if isinstance(value, float) else ""
         allowed = format_number(bound) if isinstance(bound, float) else ""
     elif row.reason is not None:
-        worst = row.reason.partition(": ")[0]
+        worst = beginning(row.reason)
     agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
     latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
     return (row.runtime, row.state, worst, observed, allowed, agreement, latency)

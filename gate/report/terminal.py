@@ -8,12 +8,17 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
 from gate.decision.check_result import CheckResult, Verdict
 from gate.lint.lint import LintReport
 from gate.records.export import LEVELS, LintFinding, LintLevel
 from gate.records.localization import Explanation, LayerRow, Localization
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
+    beginning,
     cells,
     format_bound_usage,
     format_number,
@@ -21,12 +26,10 @@ from gate.summary.render import (
     short_name,
 )
 from gate.summary.summarize import COST_HEADINGS
-from gate.summary.summary import CheckRow, Finding, RuntimeProof, Summary
+from gate.summary.summary import Finding, RuntimeProof, Summary
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 
 def print_table(
@@ -37,9 +40,6 @@ def print_table(
     title: str | None = None,
 ) -> Table:
     """The rows below the headings; the columns that `right` names are numbers."""
-    from rich import box
-    from rich.table import Table
-
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
@@ -50,11 +50,15 @@ def print_table(
 
 def add_row(shown: Table, cells: Iterable[str | Text], *, style: str = "") -> None:
     """Add a row: of a string what is printable, in this style; a `Text` as it is."""
-    from rich.text import Text
-
     shown.add_row(
         *(Text(make_printable(c), style=style) if isinstance(c, str) else c for c in cells)
     )
+
+
+def print_sentences(console: Console, sentences: Iterable[str]) -> None:
+    """Print each sentence, which is printable, on a line of its own."""
+    for sentence in sentences:
+        console.print(Text(sentence))
 
 
 _LINT_HEADINGS = ("line", "code", "level", "expression", "what happens", "write instead")
@@ -64,15 +68,12 @@ _LINT_STYLES: dict[LintLevel, str] = {"error": "bold red", "warning": "yellow", 
 
 def print_findings(report: LintReport, console: Console) -> None:
     """One table a file; what is silenced and what could not be read; the sum last."""
-    from rich.text import Text
-
     for path, findings in itertools.groupby(report.active, key=lambda finding: finding.path):
         shown = print_table(_LINT_HEADINGS, title=path)
         for finding in findings:
             add_row(shown, _lint_cells(finding), style=_LINT_STYLES[finding.level])
         console.print(shown)
-    for sentence in lint_sentences(report):
-        console.print(Text(sentence))
+    print_sentences(console, lint_sentences(report))
 
 
 def lint_sentences(report: LintReport) -> Iterator[str]:
@@ -144,22 +145,19 @@ def localisation_sentences(explanation: Explanation) -> Iterator[str]:
 
 def print_layers(found: Localization, console: Console) -> None:
     """The table of layers, then what it means."""
-    from rich.text import Text
-
     shown = print_table(_LOCALISATION_HEADINGS, right=_LOCALISATION_HEADINGS[2:-1])
     for row in found.layers:
         add_row(shown, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
     if found.layers:
         console.print(shown)
-    for sentence in localisation_sentences(Explanation(localisation=found)):
-        console.print(Text(sentence))
+    print_sentences(console, localisation_sentences(Explanation(localisation=found)))
 
 
 def _localisation_cells(row: LayerRow) -> tuple[str, ...]:
     numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
                row.amplification)  # fmt: skip
     verdict = row.verdict if row.detail is None else f"{row.verdict}: {make_printable(row.detail)}"
-    shown = ("" if value is None else format_number(value) for value in numbers)
+    shown = map(format_number, numbers)
     return (make_printable(row.title), make_printable(row.kind), *shown, verdict)
 
 
@@ -243,7 +241,7 @@ def _runtimes(story: Summary, *, width: int) -> Iterator[_Line]:
 
 def _facts(row: RuntimeProof, *, width: int, several: bool) -> Iterator[str]:
     if row.reason is not None:
-        yield row.reason.partition(": ")[0]
+        yield beginning(row.reason)
     if row.worst is not None:
         usage = format_bound_usage(row.worst, unit=False)
         if usage:
@@ -293,8 +291,6 @@ def _champion(story: Summary) -> Iterator[_Line]:
 
 def _print(console: Console, lines: list[_Line]) -> None:
     """The lines below their labels; a repeated label is left out."""
-    from rich.text import Text
-
     before = None
     for line in lines:
         label = "" if line.label == before else line.label
@@ -307,8 +303,6 @@ def _print(console: Console, lines: list[_Line]) -> None:
 
 def _print_steps(story: Summary, console: Console) -> None:
     """Commands as they are to be pasted: the terminal folds them, nothing else."""
-    from rich.text import Text
-
     for step in story.steps:
         console.print(
             Text(f"next   {step.label}:  {step.command or step.address or ''}"), soft_wrap=True
@@ -316,16 +310,11 @@ def _print_steps(story: Summary, console: Console) -> None:
 
 
 def _print_checks(story: Summary, console: Console) -> None:
-    from rich.text import Text
-
     headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "asks")
     shown = print_table(headings, right=("observed", "n"))
     for word in story.words:
         verdict = Text(word.check.verdict.value, style=STYLES[word.check.verdict])
         runtime = word.check.runtime or "measurement"
-        add_row(shown, (runtime, *cells(word.check), verdict, _asks(word)))
+        asks = word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"
+        add_row(shown, (runtime, *cells(word.check), verdict, asks))
     console.print(shown)
-
-
-def _asks(word: CheckRow) -> str:
-    return word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"

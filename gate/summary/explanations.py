@@ -16,6 +16,8 @@ from gate.summary.render import (
     capital,
     clean,
     format_bound_usage,
+    led_by,
+    place_of,
     remedy_for,
     render_account,
     render_check,
@@ -88,7 +90,9 @@ def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
     if found.probe is not None:
         # Code that is right on the samples: what only shows beyond them is a limit of it.
         remedy = LIMITS if found.fault_code == "code" else found.remedy
-        return GroupExplanation(blamed, _on_probe(scene, text, found.probe), remedy)
+        text = render_account("on_probe", text=text, probe=found.probe)
+        usage = format_bound_usage(scene.group.headline_check)
+        return GroupExplanation(blamed, with_number(text, usage), remedy)
     if scene.group.cause == "optimiser":
         text = render_account("optimized_layer", layer=blamed or "The file")
         text = render_account("unoptimized_agrees", text=with_number(text, scene.number))
@@ -98,12 +102,6 @@ def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
         text = render_account("explained", text=text, cause=cause)
         return GroupExplanation(blamed, clean(text), found.remedy)
     return GroupExplanation(blamed, with_number(text, scene.number), found.remedy)
-
-
-def _on_probe(scene: Scene, text: str, probe: str) -> str:
-    """Return the text of a fault that only a probe shows, with the number of that probe."""
-    text = render_account("on_probe", text=text, probe=probe)
-    return with_number(text, format_bound_usage(scene.group.headline_check))
 
 
 def _located_optimiser(scene: Scene, blame: OptimizerFault) -> GroupExplanation:
@@ -118,10 +116,7 @@ def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
     """Return the name of the faulty part, or None, and the description of the fault."""
     blamed = make_printable(found.blamed or "") or None
     text = make_printable(fault).replace("`", "")  # of version 1.0
-    if blamed is None:
-        text = capital(text)
-    elif not text.startswith(blamed):
-        text = render_account("layer", layer=blamed, fault=text)
+    text = capital(text) if blamed is None else led_by(blamed, text)
     places = {row.title for row in found.layers if row.verdict == "source" and row.module}
     if len(places) > 1:
         text = render_account("several_layers", text=text, count=len(places))
@@ -198,16 +193,12 @@ def _weights(scene: Scene) -> GroupExplanation:
     if not findings:
         return _of(check, None)
     first = findings[0]
-    blamed = first["place"] if isinstance(first, dict) else first.partition(": ")[0]
     text = render_check(check.model_copy(update={"params": {"findings": [first]}}), "headline")
     if findings[1:]:
         text = render_account("first_of", text=text, count=len(findings))
-    return _of(check, make_printable(blamed), with_number(text, _numbers_only(scene)))
-
-
-def _numbers_only(scene: Scene) -> str:
     noisy = worst_of([c for c in scene.group.checks if c.runtime], "noise_ratio")
-    return format_bound_usage(noisy) if noisy else ""
+    usage = format_bound_usage(noisy) if noisy else ""
+    return _of(check, make_printable(place_of(first)), with_number(text, usage))
 
 
 def _batch(scene: Scene) -> GroupExplanation:
@@ -304,10 +295,7 @@ def _preprocessing(scene: Scene) -> GroupExplanation:
     consumer = check.params.get("consumer")
     if not isinstance(consumer, str):
         return _of(check, None)
-    text = render_check(check, "headline")
-    if consumer not in text:
-        text = render_account("about", who=consumer, text=text)
-    return _of(check, consumer, text)
+    return _of(check, consumer, led_by(consumer, render_check(check, "headline")))
 
 
 def _numbers(scene: Scene) -> GroupExplanation:
@@ -348,7 +336,7 @@ def _waived(scene: Scene) -> GroupExplanation:
     for (_, of_all), (text, named) in groups.items():
         names = ", ".join(filter(None, named))
         example = "for example, " if len(named) > 1 and not of_all else ""
-        texts.append(text if text.startswith(names) else f"{names}: {example}{text}")
+        texts.append(led_by(names, text) if not example else f"{names}: {example}{text}")
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
 

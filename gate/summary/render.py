@@ -76,6 +76,11 @@ def short(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
+def beginning(text: str, mark: str = ": ") -> str:
+    """Return a text without its details, which follow the mark."""
+    return text.partition(mark)[0]
+
+
 # Names of inputs and outputs come from the judged file: every text goes through `make_printable`.
 
 
@@ -143,7 +148,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "reason": lambda text: REASONS.get(text, text),
     "or": lambda items: " or ".join(map(str, items)),
     "short": lambda text: short(broken(str(text))),
-    "brief": lambda text: short(str(text).partition(": ")[0]),
+    "brief": lambda text: short(beginning(text)),
     "samples": _sample_numbers,
     "alone": str.strip,
 }
@@ -255,6 +260,11 @@ def _finding(finding: str | Mapping[str, Any]) -> str:
     return f"{finding['place']}: {_finding_detail(finding)}"
 
 
+def place_of(finding: str | Mapping[str, Any]) -> str:
+    """Return the node or tensor of a finding in the graph."""
+    return beginning(finding) if isinstance(finding, str) else str(finding["place"])
+
+
 def _finding_detail(finding: Mapping[str, Any]) -> str:
     text = _problems([finding], FINDINGS).rstrip(".")
     if "more" in finding:
@@ -353,6 +363,11 @@ def remedy_for(
 def render_account(code: str, /, **values: Any) -> str:
     """Return a part of the sentence of a finding."""
     return _TEMPLATE.vformat(ACCOUNTS[code], (), values)
+
+
+def led_by(name: str, text: str) -> str:
+    """Return a sentence with a name in front, unless it begins with the name."""
+    return text if text.startswith(name) else render_account("about", who=name, text=text)
 
 
 def render_optimizer(blame: OptimizerFault) -> FaultSpec:
@@ -455,9 +470,9 @@ def explained(explanation: Explanation) -> Explanation:
 _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
 
 
-def format_number(value: float) -> str:
-    """A number with four significant digits."""
-    return f"{value:.4g}"
+def format_number(value: float | None) -> str:
+    """A number with four significant digits; empty for none."""
+    return "" if value is None else f"{value:.4g}"
 
 
 def nan_as_infinite(value: float | None) -> float:

@@ -34,6 +34,7 @@ from gate.summary.render import (
     has_several_outputs,
     imprecision_sentences,
     is_about_samples,
+    nan_as_infinite,
     reference_runtime,
     render_check,
     short_name,
@@ -137,12 +138,11 @@ def _worst(
     judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
     strained = [(bound_usage(check), check) for check in judged if not is_about_samples(check)]
     numbered = [(used, check) for used, check in strained if used is not None]
-    return max(numbered, key=lambda pair: _rank(*pair), default=(None, None))
-
-
-def _rank(used: float, check: CheckResult) -> tuple[bool, float]:
-    """Return a sort key that places failures above the largest used share of a bound."""
-    return check.verdict is Verdict.FAIL, math.inf if math.isnan(used) else used
+    return max(
+        numbered,
+        key=lambda pair: (pair[1].verdict is Verdict.FAIL, nan_as_infinite(pair[0])),
+        default=(None, None),
+    )
 
 
 def _state(checks: list[CheckResult], decision: Decision, name: str) -> State:
@@ -194,12 +194,9 @@ _OF_EXPORT = (
 )
 
 
-def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> tuple[Step, ...]:
-    """Commands: to promote what passed; to look closer at what did not, and to judge it again."""
-    return tuple(_steps(decision, evidence, cause))
-
-
-def _steps(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Step]:
+def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Step]:
+    """Yield commands: to promote what passed; to look closer at what did not, and to judge it
+    again."""
     release = bool(evidence.subject.parts)
     exported = not evidence.source.is_onnx
     factory = shlex.quote(make_printable(evidence.source.factory))
@@ -278,11 +275,6 @@ def check_row(check: CheckResult, evidence: Evidence) -> CheckRow:
     )
 
 
-def check_rows(decision: Decision, evidence: Evidence) -> tuple[CheckRow, ...]:
-    """All checks of the decision, in its order."""
-    return tuple(check_row(check, evidence) for check in decision.checks)
-
-
 def _why(check: CheckResult, evidence: Evidence, why: str) -> str:
     """The reason of the bound, with its widening for few elements in records of before."""
     if check.name != "noise_ratio" or check.runtime is None:
@@ -333,10 +325,10 @@ def summarize(
         proof=proof,
         costs=costs_of(evidence),
         change=change or unasked(),
-        steps=steps_of(decision, evidence, headline.cause),
+        steps=tuple(steps_of(decision, evidence, headline.cause)),
         warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
-        words=check_rows(decision, evidence),
+        words=tuple(check_row(check, evidence) for check in decision.checks),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Literal, Self
 
@@ -262,27 +262,21 @@ class Summary(Record):
 
     def with_command(self, beginning: str, command: str) -> Self:
         """Return a copy with this command instead of the one that begins with `beginning`."""
-        steps = [
-            step.model_copy(update={"command": command})
-            if step.command and step.command.startswith(beginning)
-            else step
-            for step in self.steps
-        ]
-        return self.leading_to(*steps)
+        return self._with_commands(lambda old: command if old.startswith(beginning) else old)
 
     def with_files(self, names: Mapping[str, str]) -> Self:
         """Return a copy with file names in its commands.
 
         They replace words in capitals, such as `CHECKPOINT`, and `MODEL.onnx`.
         """
-        steps = [
-            step.model_copy(update={"command": step.command and _filled(step.command, names)})
+        quoted = {word: shlex.quote(name) for word, name in names.items()}
+        return self._with_commands(
+            lambda old: " ".join(quoted.get(word, word) for word in old.split(" "))
+        )
+
+    def _with_commands(self, change: Callable[[str], str]) -> Self:
+        steps = (
+            step.model_copy(update={"command": step.command and change(step.command)})
             for step in self.steps
-        ]
+        )
         return self.leading_to(*steps)
-
-
-def _filled(command: str, names: Mapping[str, str]) -> str:
-    """Return the command with placeholders replaced by names, quoted for a shell."""
-    words = command.split(" ")
-    return " ".join(shlex.quote(names[word]) if word in names else word for word in words)

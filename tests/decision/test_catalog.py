@@ -338,17 +338,18 @@ def test_a_changed_number_or_verdict_is_another_conclusion(field: str) -> None:
     assert changed.conclusion() != decision.conclusion()
 
 
-_PROSE = ("explanation", "remedy", "cause")
+_PROSE = ("explanation", "remedy", "cause", "headline", "reason", "sentence", "text")
 
 
 def _names_prose(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in _PROSE
+    names = {ast.Attribute: "attr", ast.Name: "id"}
+    return type(node) in names and getattr(node, names[type(node)]) in _PROSE
 
 
 @pytest.mark.parametrize("package", ["decision", "summary", "report"])
 def test_no_code_reads_a_sentence(package: str) -> None:
-    """No `in`, `startswith`, `split` or `re` on an explanation, a remedy or a cause."""
-    for file in sorted((GATE / package).glob("*.py")):
+    """No `in`, `startswith`, `split` or `re` on a text, except in the renderer."""
+    for file in sorted({*(GATE / package).glob("*.py")} - {GATE / "summary/render.py"}):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Compare) and any(
                 isinstance(op, ast.In | ast.NotIn) for op in node.ops

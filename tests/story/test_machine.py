@@ -47,7 +47,7 @@ def test_each_field_by_its_words(old: Any, new: Any, expected: str | None) -> No
 
 def test_a_library_that_only_one_has_is_a_difference() -> None:
     one = environment(versions={"torch": "2.14", "torchvision": "0.29"})
-    found = differences(one, environment(versions={"torch": "2.15"}))
+    found = tuple(differences(one, environment(versions={"torch": "2.15"})))
     assert {each.name: (each.before, each.now) for each in found} == {
         "version of torch": ("2.14", "2.15"),
         "version of torchvision": ("0.29", "none"),
@@ -64,7 +64,7 @@ def test_nothing_differs_from_itself_and_differences_are_seen_from_both_sides(
     one: tuple[str, ...], other: tuple[str, ...]
 ) -> None:
     old, new = environment(cpu_flags=one), environment(cpu_flags=other)
-    assert differences(old, old) == ()
-    there, back = differences(old, new), differences(new, old)
+    assert not list(differences(old, old))
+    there, back = list(differences(old, new)), list(differences(new, old))
     assert [(d.before, d.now) for d in there] == [(d.now, d.before) for d in back]
     assert bool(there) == (one != other)

@@ -17,7 +17,7 @@ from tests.report.samples import failed, passed
 @pytest.mark.parametrize("cause", sorted(TITLES))
 def test_every_cause_has_a_command_that_is_there(cause: str) -> None:
     decision, evidence = failed()
-    steps = steps_of(decision, evidence, cause)  # type: ignore[arg-type]
+    steps = list(steps_of(decision, evidence, cause))  # type: ignore[arg-type]
     assert steps
     for step in steps:
         assert step.command is not None

@@ -11,7 +11,7 @@ from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import decide
 from gate.records.instruments import NoiseParity
 from gate.summary.render import bound_usage, format_bound_usage
-from gate.summary.summarize import check_row, check_rows
+from gate.summary.summarize import check_row, summarize
 from tests.builders import (
     evidence,
     noise_parity,
@@ -37,7 +37,7 @@ def test_every_check_has_its_words(name: str) -> None:
 
 def test_no_word_of_a_whole_decision_is_lacking() -> None:
     measured = evidence(runtimes=(runtime_evidence(probes=(probe_parity(),)),))
-    for entry in check_rows(decide(policy(), measured, decided_at="now"), measured):
+    for entry in summarize(decide(policy(), measured, decided_at="now"), measured).words:
         assert entry.meaning.endswith("?"), entry.check.name
         assert "None" not in f"{entry.meaning} {entry.formula or ''} {entry.unit or ''} {entry.why}"
 
