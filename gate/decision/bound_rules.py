@@ -188,11 +188,6 @@ def near_ties(
             )
 
 
-def error_if_unreliable(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
-    """Return the check, or an ERROR with the reason where its FAIL proves no fault of the file."""
-    return too_few(policy, unsure(result, output), output)
-
-
 def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
     """Turn a FAIL into an ERROR where a lower bound is too low for lack of samples only.
 

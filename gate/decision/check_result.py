@@ -87,6 +87,7 @@ def statement(
     *,
     verdict: Verdict = Verdict.FAIL,
     place: tuple[RuntimeName | None, str | None] = (None, None),
+    point: str | None = None,
     holds: str = "holds",
     **params: Any,
 ) -> CheckResult:
@@ -96,6 +97,7 @@ def statement(
         name=name,
         runtime=place[0],
         output=place[1],
+        point=point,
         verdict=verdict if problems else Verdict.PASS,
         code="violated" if problems else holds,
         params={"problems": problems} if problems else params,

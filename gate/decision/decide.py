@@ -98,8 +98,7 @@ def _of_runtime(
     yield from evidence_rules.precision(policy, runtime)
     yield from evidence_rules.server(policy, runtime)
     yield from evidence_rules.recorded(policy, runtime)
-    if device_rules.compares(name):
-        yield device_rules.device(policy, runtime_policy.bounds, evidence, runtime)
+    yield from device_rules.device(policy, runtime_policy.bounds, evidence, runtime)
     yield output_rules.measured(policy, evidence, runtime)
     yield from output_rules.varies(evidence, runtime)
     samples_fail = False
@@ -117,14 +116,15 @@ def _of_runtime(
         bounds = bound_rules.with_exceptions(
             policy.bounds_for(name, output.name), evidence, output.name
         )
-        compared = output_rules.comparisons(policy, bounds, output)
         checks = [
-            bound_rules.error_if_unreliable(policy, bound_rules.check(c, runtime, output), output)
-            for c in compared
+            bound_rules.too_few(
+                policy, bound_rules.unsure(bound_rules.check(c, runtime, output), output), output
+            )
+            for c in output_rules.comparisons(policy, bounds, output)
             if c.bound is not None
         ]
         checks += bound_rules.crossings(policy, bounds, runtime, output)
-        if output_rules.judges_noise(policy, output):
+        if policy.role_for(output.name) not in ("mask", "indices"):  # which must be equal
             checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
             checks += bound_rules.not_measurable(policy, bounds, evidence, (runtime, output))
         few_draws = output.noise is not None and output.noise.few_draws

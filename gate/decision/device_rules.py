@@ -31,30 +31,28 @@ _OTHER_LEVEL: dict[RuntimeName, RuntimeName] = {
 }
 
 
-def compares(name: RuntimeName) -> bool:
-    """Return whether a runtime on the CPU and PyTorch on CUDA are there for a comparison."""
-    return name in _ON_CPU
-
-
 def device(
     policy: Policy, bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence
-) -> CheckResult:
-    """Both devices, and the explanation of a large difference; for ONNX Runtime on CUDA.
+) -> Iterator[CheckResult]:
+    """Yield both devices, and the explanation of a large difference, for ONNX Runtime on CUDA.
 
     FAIL where a side is not on the device of its name, and where a difference is `LARGE`: that
     one fails its own check too, so this adds no bound. Worse numbers never make it pass.
     """
-    torch = _measured(evidence, "torch-cuda")
+    if runtime.runtime not in _ON_CPU:
+        return
+    torch, wanted = _measured(evidence, "torch-cuda"), policy.runtimes.get("torch-cuda")
+    only_warns = wanted is not None and wanted.exceeded == "warn"
     misplaced: list[Problem] = [
         {"code": "not_on_cuda", "runtime": side.runtime}
-        for side in (None if _only_warns(policy, torch) else torch, runtime)
+        for side in (None if only_warns else torch, runtime)
         if side is not None and not _on_cuda(side)
     ]
     large = _large(bounds, runtime)
     notes = [_torch_side(evidence), _runtime_side(runtime), *misplaced]
     if large:
         notes += _explained(policy, large, evidence, runtime)
-    return CheckResult(
+    yield CheckResult(
         name="device",
         runtime=runtime.runtime,
         verdict=Verdict.FAIL if misplaced or large else Verdict.PASS,
@@ -67,17 +65,19 @@ def _explained(
     policy: Policy, large: dict[str, float], evidence: Evidence, runtime: RuntimeEvidence
 ) -> Iterator[Problem]:
     worst, factor = max(large.items(), key=lambda item: item[1])
-    name = runtime.runtime
-    code = "factor_no_fallback" if _both(evidence, runtime) else "factor"
+    name, torch = runtime.runtime, _measured(evidence, "torch-cuda")
+    both = torch is not None and _on_cuda(torch) and _on_cuda(runtime)
+    code = "factor_no_fallback" if both else "factor"
     yield {"code": code, "worst": worst, "factor": factor}
     yield {"code": _moved(policy, evidence, name)}
     yield from _level(policy, evidence, name)
     switches, options = evidence.environment.determinism, runtime.session_options
     yield {
         "code": "switches",
-        "tf32_matmul": _on_off(switches.tf32_matmul),
-        "tf32_cudnn": _on_off(switches.tf32_cudnn),
-        "cudnn_deterministic": _on_off(switches.cudnn_deterministic),
+        **{
+            name: "on" if getattr(switches, name) else "off"
+            for name in ("tf32_matmul", "tf32_cudnn", "cudnn_deterministic")
+        },
         "use_tf32": options.get("use_tf32", "not recorded"),
         "algorithm": options.get("cudnn_conv_algo_search", "not recorded"),
     }
@@ -134,18 +134,8 @@ def _measured(evidence: Evidence, name: RuntimeName) -> RuntimeEvidence | None:
     return runtime if runtime is not None and runtime.measured else None
 
 
-def _only_warns(policy: Policy, runtime: RuntimeEvidence | None) -> bool:
-    wanted = None if runtime is None else policy.runtimes.get(runtime.runtime)
-    return wanted is not None and wanted.exceeded == "warn"
-
-
 def _on_cuda(runtime: RuntimeEvidence) -> bool:
     return runtime.providers_active[:1] == (CUDA_PROVIDER,)
-
-
-def _both(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
-    torch = _measured(evidence, "torch-cuda")
-    return torch is not None and _on_cuda(torch) and _on_cuda(runtime)
 
 
 def _far_off(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | None:
@@ -176,7 +166,3 @@ def _times(metric: BoundedMetric) -> float | None:
     if metric.bound > 0.0:
         return metric.observed / metric.bound
     return math.inf if metric.observed > 0.0 else 0.0
-
-
-def _on_off(switch: bool) -> str:
-    return "on" if switch else "off"

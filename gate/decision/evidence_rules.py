@@ -476,7 +476,8 @@ def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     options = runtime.session_options
     lacking = [key for key in ("recording", "runtime", "recorded_at") if not options.get(key)]
     problems: list[Problem] = [{"code": "recording_lacks", "keys": lacking}] if lacking else []
-    if any(output.stability is not None for output in runtime.outputs) or _has_cost(runtime):
+    has_cost = runtime.latency or runtime.cost or runtime.memory_bytes is not None
+    if has_cost or any(output.stability is not None for output in runtime.outputs):
         problems.append({"code": "recording_ran"})
     device = runtime.identity.device if runtime.identity else None
     yield statement(
@@ -488,7 +489,3 @@ def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
         recorded_at=options.get("recorded_at"),
         recording=options.get("recording"),
     )
-
-
-def _has_cost(runtime: RuntimeEvidence) -> bool:
-    return bool(runtime.latency or runtime.cost or runtime.memory_bytes is not None)

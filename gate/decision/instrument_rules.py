@@ -138,7 +138,8 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         yield unread or CheckResult(name="graph", verdict=Verdict.ERROR, code="unread")
         return
     for code in policy.instruments.graph_forbid:
-        if code == "fixed_batch" and not _has_dynamic_batch(evidence):
+        settings = evidence.export.settings if evidence.export else {}
+        if code == "fixed_batch" and settings.get("dynamic_batch") is not True:
             continue
         if code in ("float16", "rounded_weights") and policy.precision != "exact":
             continue
@@ -327,8 +328,3 @@ def _unread(evidence: Evidence, report: GraphReport | None) -> CheckResult | Non
     else:
         return None
     return CheckResult(name="graph", verdict=Verdict.ERROR, code=code, params=params)
-
-
-def _has_dynamic_batch(evidence: Evidence) -> bool:
-    """Return True if the record of the export has a dynamic batch axis."""
-    return evidence.export is not None and evidence.export.settings.get("dynamic_batch") is True

@@ -18,6 +18,7 @@ from gate.records.metrics import (
     MetricEvidence,
     MetricGroup,
 )
+from gate.records.runtime import RuntimeName
 
 Change = tuple[str | None, int, MetricDrop]
 """Title of the group, its samples, the drop."""
@@ -30,8 +31,7 @@ def measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """One check for each metric: whether this evidence has it, as the policy defines it."""
     for metric in policy.metrics:
         problem = _problem(metric, _of(evidence, metric), evidence)
-        check = statement("metric", [problem] if problem else [], verdict=Verdict.ERROR)
-        yield check.model_copy(update={"point": metric.name})
+        yield _statement("metric", metric, problem)
 
 
 def runtime_metric_checks(
@@ -46,8 +46,7 @@ def runtime_metric_checks(
         drops = [(group.title, group.samples, side.change) for group, side in sides if side]
         if len(drops) < len(sides):
             problem: Problem = {"code": "metric_no_side", "runtime": runtime.runtime}
-            check = statement("metric", [problem], verdict=Verdict.ERROR)
-            yield check.model_copy(update={"point": metric.name, "runtime": runtime.runtime})
+            yield _statement("metric", metric, problem, runtime=runtime.runtime)
             continue
         first, whole = sides[0]
         assert whole is not None
@@ -68,17 +67,24 @@ def champion_metric_checks(
         found = next((each for each in incumbent.metrics if each.name == metric.name), None)
         problem = _problem(metric, found, evidence)
         if problem is not None or found is None:
-            check = statement(
-                "metric_champion_drop",
-                [problem or {"code": "metric_absent"}],
-                verdict=Verdict.ERROR,
-            )
-            yield check.model_copy(update={"point": metric.name})
+            yield _statement("metric_champion_drop", metric, problem or {"code": "metric_absent"})
             continue
         drops = [(group.title, group.samples, group.change) for group in found.groups]
         for check in _drops("metric_champion_drop", metric, drops, limit):
             unpaired = [] if found.paired else [{"code": "metric_unpaired"}]
             yield check.model_copy(update={"params": {**check.params, "notes": unpaired}})
+
+
+def _statement(
+    name: str, metric: MetricPolicy, problem: Problem | None, *, runtime: RuntimeName | None = None
+) -> CheckResult:
+    return statement(
+        name,
+        [problem] if problem else [],
+        verdict=Verdict.ERROR,
+        place=(runtime, None),
+        point=metric.name,
+    )
 
 
 def _of(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence | None:
@@ -196,38 +202,32 @@ def _drop(
 ) -> CheckResult:
     held, level, alpha = proof
     upper = change.bounds[level] if 0 <= level < len(change.bounds) else math.nan
-    finite = math.isfinite(change.drop) and math.isfinite(upper) and bool(check.samples)
+    # Of a limit of 0 the values themselves: there may be no bound.
+    observed = change.drop if limit == 0.0 else upper
+    finite = math.isfinite(change.drop) and math.isfinite(observed) and bool(check.samples)
     params: Problem = {"drop": change.drop, "changed": change.changed, "method": change.method}
-    if limit == 0.0:  # the values themselves: there may be no bound
-        finite = math.isfinite(change.drop) and bool(check.samples)
-        good = finite and change.drop <= 0.0
-        verdict = Verdict.PASS if good else Verdict.FAIL if finite else Verdict.ERROR
-        code = "no_worse" if good else "worse" if finite else "no_number"
-        update = {"observed": change.drop, "bound": limit, "params": params}
-        return check.model_copy(update={**update, "verdict": verdict, "code": code})
-    update = {"observed": upper, "bound": limit}
+    verdict = Verdict.ERROR
     if not finite:
-        return check.model_copy(
-            update={**update, "verdict": Verdict.ERROR, "code": "no_number", "params": params}
-        )
-    if held and change.drop <= limit:
-        return check.model_copy(
-            update={**update, "verdict": Verdict.PASS, "code": "proven", "params": params}
-        )
-    if change.drop > limit:
-        return check.model_copy(
-            update={**update, "verdict": Verdict.FAIL, "code": "dropped", "params": params}
-        )
-    from gate.metrics.intervals import samples_needed
+        code = "no_number"
+    elif limit == 0.0:
+        good = change.drop <= 0.0
+        verdict, code = (Verdict.PASS, "no_worse") if good else (Verdict.FAIL, "worse")
+    elif held and change.drop <= limit:
+        verdict, code = Verdict.PASS, "proven"
+    elif change.drop > limit:
+        verdict, code = Verdict.FAIL, "dropped"
+    else:
+        from gate.metrics.intervals import samples_needed
 
-    needed = samples_needed(
-        check.samples or 0,
-        drop=change.drop,
-        bound=upper,
-        limit=limit,
-        alpha=alpha / (level + 1),
-        scale=change.scale,
-    )
-    code = "too_few" if needed is not None else "at_limit"
-    update |= {"params": params | ({"needed": needed} if needed is not None else {})}
-    return check.model_copy(update={**update, "verdict": Verdict.ERROR, "code": code})
+        needed = samples_needed(
+            check.samples or 0,
+            drop=change.drop,
+            bound=upper,
+            limit=limit,
+            alpha=alpha / (level + 1),
+            scale=change.scale,
+        )
+        code = "too_few" if needed is not None else "at_limit"
+        params |= {"needed": needed} if needed is not None else {}
+    update = {"observed": observed, "bound": limit, "verdict": verdict, "code": code}
+    return check.model_copy(update=update | {"params": params})

@@ -94,9 +94,10 @@ def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
     """A degenerate reference proves nothing; one constant among other outputs is proven by being
     equal, bit for bit, and else judged by its numbers."""
     problems: list[Problem] = []
-    proven = proven_constant(output)
-    if not proven and not _has_scale(output):
-        problems.append({"code": "no_scale", "largest": output.reference_abs_max})
+    proven, largest = proven_constant(output), output.reference_abs_max
+    has_scale = math.isfinite(largest) and (largest > 0.0 or output.reference_constant)
+    if not proven and not has_scale:
+        problems.append({"code": "no_scale", "largest": largest})
     classes = class_metrics_for(policy, output)
     if classes is not None and classes.predicted_classes < 2:
         problems.append({"code": "single_class", "output": output.name})
@@ -105,12 +106,6 @@ def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
         holds = "proven_constant" if proven else "constant"
     place = (runtime.runtime, output.name)
     return statement("reference", problems, place=place, holds=holds, verdict=Verdict.ERROR)
-
-
-def _has_scale(output: OutputParity) -> bool:
-    """Finite, and not zero unless it is constant."""
-    largest = output.reference_abs_max
-    return math.isfinite(largest) and (largest > 0.0 or output.reference_constant)
 
 
 def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
@@ -236,11 +231,6 @@ def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Bo
     if classes is not None:
         compared += _of_classes(policy, bounds, output, classes)
     return compared
-
-
-def judges_noise(policy: Policy, output: OutputParity) -> bool:
-    """False where equality is demanded."""
-    return policy.role_for(output.name) not in ("mask", "indices")
 
 
 def _of_classes(

@@ -10,7 +10,7 @@ from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.policy import Policy
 from gate.policy.sections import PreprocessingPolicy
 from gate.records.evidence import Evidence, ExportRecord
-from gate.records.export import LintFinding, LintLevel, at_least
+from gate.records.export import LintLevel, at_least
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity
 
 # A file without findings has no rows.
@@ -43,14 +43,17 @@ def _lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[Chec
     bad = [finding for finding in active if finding.level in refused]
     if not record.lint:
         return
-    check = _findings("lint", [_line(finding) for finding in bad or active], count=len(bad))
+    check = _findings(
+        "lint",
+        [
+            f"{finding.code} {finding.level} at {finding.location} ({finding.expression})"
+            for finding in bad or active
+        ],
+        count=len(bad),
+    )
     silenced = len(record.lint) - len(active)
     notes = [{"code": "silenced", "count": silenced}] if silenced else []
     yield check.with_code(check.code or "", notes=notes) if notes else check
-
-
-def _line(finding: LintFinding) -> str:
-    return f"{finding.code} {finding.level} at {finding.location} ({finding.expression})"
 
 
 def _findings(name: str, lines: Sequence[str], *, count: int | None = None) -> CheckResult:

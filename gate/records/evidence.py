@@ -441,13 +441,9 @@ def fields_of(environment: Environment) -> dict[str, str | None]:
     }
 
 
-def differences(old: Environment, new: Environment) -> tuple[Difference, ...]:
-    """The fields that differ. What only one of them records is no difference, but for a library
-    that only one of them has; of instruction sets those that only one has."""
-    return tuple(_differences(old, new))
-
-
-def _differences(old: Environment, new: Environment) -> Iterator[Difference]:
+def differences(old: Environment, new: Environment) -> Iterator[Difference]:
+    """Yield the fields that differ. What only one of them records is no difference, but for a
+    library that only one of them has; of instruction sets those that only one has."""
     before, now = fields_of(old), fields_of(new)
     for name in dict.fromkeys((*now, *before)):
         one, other = before.get(name), now.get(name)
