@@ -270,16 +270,21 @@ def _open_closed_streams() -> None:
 def _printed(outcome: CommandResult | Printed, *, machine: bool) -> int:
     """Print the outcome; gives the exit code, 2 where it could not be printed. Raises
     BrokenPipeError."""
+    code = outcome.code if isinstance(outcome, Printed) else int(outcome.status)
     try:
-        code = _print(outcome, machine=machine)
+        if isinstance(outcome, Printed):
+            click.echo(outcome.json, nl=False)
+        elif machine:
+            click.echo(_text({**outcome.plain, "exit_code": code}))
+        else:
+            outcome.show(console(sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        done = outcome.code if isinstance(outcome, Printed) else int(outcome.status)
         click.echo(
             f"error: the result can't be printed: {error.strerror}. The command is done and its "
-            f"exit code was {done}: what it changed stands. Do not repeat it; look at gate history "
+            f"exit code was {code}: what it changed stands. Do not repeat it; look at gate history "
             "or at the report.",
             err=True,
         )
@@ -291,18 +296,6 @@ def _printed(outcome: CommandResult | Printed, *, machine: bool) -> int:
 def _print_in_any_locale() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # without '≤' too
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _print(outcome: CommandResult | Printed, *, machine: bool) -> int:
-    """Print the outcome; gives the exit code."""
-    if isinstance(outcome, Printed):
-        click.echo(outcome.json, nl=False)
-        return outcome.code
-    if machine:
-        click.echo(_text({**outcome.plain, "exit_code": int(outcome.status)}))
-    else:
-        outcome.show(console(sys.stdout))
-    return int(outcome.status)
 
 
 def _text(plain: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ import click
 
 from gate.commands.ci_files import VerdictCommand
 from gate.commands.evaluate import evaluate, measured_by, policy_from_request
-from gate.commands.options import CheckRequest, with_question
-from gate.commands.result import CommandResult, limit_options, machine_options, run_with_limits
-from gate.sandbox.limits import CHECK_S
+from gate.commands.options import CHECK_OPTIONS, CheckRequest, with_options
+from gate.commands.result import CommandResult, within_limits
+from gate.errors import StorageError
+from gate.storage import files as atomic
 
 NAME = "release.yaml"
 
@@ -47,9 +48,7 @@ def release_file(
 
 
 def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
-    from gate.errors import StorageError
     from gate.onnx_file.release_file import PartEntry, ReleaseFile, release_text
-    from gate.storage import files as atomic
 
     text = release_text(chain, {name: PartEntry(file=str(file)) for name, file in files.items()})
     if path.exists() and path.read_text(errors="replace") != text:
@@ -65,10 +64,8 @@ def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
 @click.command(
     "check", cls=VerdictCommand, short_help="Judge an ONNX file against its PyTorch model."
 )
-@with_question
-@machine_options
-@limit_options(CHECK_S)
-@run_with_limits
+@with_options(CHECK_OPTIONS)
+@within_limits
 def command(**options: Any) -> CommandResult:
     """Judge MODEL.onnx against the PyTorch model that it was exported from.
 

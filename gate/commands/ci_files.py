@@ -15,6 +15,8 @@ import click
 from gate.commands.click_types import NEW_FILE
 from gate.commands.result import PARSED, CommandResult, ExitCode
 from gate.errors import GateError, StorageError
+from gate.storage import files
+from gate.storage.safe_text import Redaction, make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,7 +142,6 @@ class CiFilesCommand(click.Command):
 def _failed(
     command: str | None, options: Mapping[str, Any], error: BaseException, arguments: Iterable[str]
 ) -> Ending:
-    from gate.storage.safe_text import Redaction
 
     text = str(error)
     if isinstance(error, click.ClickException):
@@ -206,8 +207,6 @@ def _make_way(path: Path, file: CiFile) -> None:
 
 def _put(path: Path, text: str) -> None:
     """Raises StorageError."""
-    from gate.storage import files
-
     if not _is_appended(path):
         files.write_text(path, text)
         return
@@ -225,8 +224,6 @@ def _with_files(outcome: CommandResult, written: list[dict[str, str | None]]) ->
     """The outcome, which says where they are."""
 
     def show(console: Console) -> None:
-        from gate.storage.safe_text import make_printable
-
         outcome.show(console)
         for file in written:
             if file["error"] is None:

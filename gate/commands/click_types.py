@@ -24,12 +24,15 @@ from gate.errors import (
     Untrusted,
 )
 from gate.storage.untrusted_files import detect_pointer_file
+from gate.storage.workspace import DEFAULT, ModelKey, current_workspace, working_in
 
 # A wrong name is the usual mistake: it is reported at once, with the exception that opening the
 # file would raise later.
 
 
 Kind = Literal["file", "folder", "either"]
+
+ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
 class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
@@ -204,24 +207,45 @@ class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-class NamedPath(click.ParamType):  # type: ignore[type-arg]
-    """`NAME=PLACE`."""
+class _Named(click.ParamType):  # type: ignore[type-arg]
+    """`NAME=VALUE`, as a tuple of the two."""
 
-    _PLACE: ClassVar[ExistingPath]
-    _EXPECTED: ClassVar[str]
+    expected: ClassVar[str]
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """The two. Raises what the place's kind raises, fails with a usage error."""
+    ) -> tuple[str, Any]:
+        """The two. Fails with a usage error, raises what `parse` raises."""
         if isinstance(value, tuple):  # click converts what it has converted once more
             return value
-        name, _, place = str(value).partition("=")
-        if not self._is_name(name) or not place:
-            self.fail(f"{value!r}: expected {self._EXPECTED}.", param, ctx)
-        return name, self._PLACE.convert(place, param, ctx)
+        try:
+            return self.parse(str(value), param, ctx)
+        except ValueError as error:
+            self.fail(f"{value!r}: expected {self.expected}.{error}", param, ctx)
 
-    def _is_name(self, name: str) -> bool:
+    def parse(
+        self, text: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Return the two. Raises ValueError, with a hint or without, for another text."""
+        raise NotImplementedError
+
+
+class NamedPath(_Named):
+    """`NAME=PLACE`."""
+
+    place: ClassVar[ExistingPath]
+
+    def parse(
+        self, text: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """The two. Raises what the place's kind raises."""
+        name, _, place = text.partition("=")
+        if not self.is_name(name) or not place:
+            raise ValueError
+        return name, self.place.convert(place, param, ctx)
+
+    def is_name(self, name: str) -> bool:
+        """Return whether this may be the name."""
         raise NotImplementedError
 
 
@@ -229,10 +253,11 @@ class NamedRecording(NamedPath):
     """`NAME=FOLDER` of what was computed elsewhere; or a zip of it. Raises EvidenceError."""
 
     name = "recording"
-    _PLACE = ExistingPath(EvidenceError, "what gate record pack wrote", kind="either")
-    _EXPECTED = "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots"
+    place = ExistingPath(EvidenceError, "what gate record pack wrote", kind="either")
+    expected = "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots"
 
-    def _is_name(self, name: str) -> bool:
+    def is_name(self, name: str) -> bool:
+        """Return whether a runtime may have this name."""
         from gate.records.runtime import is_runtime_name
 
         return is_runtime_name(name)
@@ -242,36 +267,26 @@ class NamedPart(NamedPath):
     """`NAME=FILE.onnx` of a part of a release. Raises OnnxFileError."""
 
     name = "part"
-    _PLACE = ExistingPath(OnnxFileError, "the ONNX file of a part")
-    _EXPECTED = "NAME=FILE.onnx, the name of letters, digits and _"
+    place = ExistingPath(OnnxFileError, "the ONNX file of a part")
+    expected = "NAME=FILE.onnx, the name of letters, digits and _"
 
-    def _is_name(self, name: str) -> bool:
+    def is_name(self, name: str) -> bool:
+        """Return whether a part may have this name."""
         return name.isidentifier() and name.isascii()
 
 
-class NamedRole(click.ParamType):  # type: ignore[type-arg]
+class NamedRole(_Named):
     """`NAME=ROLE` of an output."""
 
     name = "role"
+    expected = f"NAME=ROLE, with one of {', '.join(ROLES)}"
 
-    def __init__(self, roles: tuple[str, ...]) -> None:
-        self._roles = roles
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """The two. Fails with a usage error."""
-        if isinstance(value, tuple):  # click converts what it has converted once more
-            return value
-        name, _, role = str(value).rpartition("=")
-        if not name or role not in self._roles:
-            near = difflib.get_close_matches(role, self._roles, n=1)
-            self.fail(
-                f"{value!r}: expected NAME=ROLE, with one of {', '.join(self._roles)}."
-                + (f" Did you mean {near[0]}?" if near else ""),
-                param,
-                ctx,
-            )
+    def parse(self, text: str, *_context: Any) -> tuple[str, str]:
+        """The two."""
+        name, _, role = text.rpartition("=")
+        if not name or role not in ROLES:
+            near = difflib.get_close_matches(role, ROLES, n=1)
+            raise ValueError(f" Did you mean {near[0]}?" if near else "")
         return name, role
 
 
@@ -294,8 +309,6 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
         ctx: click.Context | None,
     ) -> str:
         """The name. Raises StorageError where a command could not work with it."""
-        from gate.storage.workspace import DEFAULT, ModelKey, current_workspace, working_in
-
         key = ModelKey.parse(str(value), workspace=current_workspace())
         if self._several:
             return str(key)
@@ -312,24 +325,17 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
         return key.name
 
 
-class NamedAxis(click.ParamType):  # type: ignore[type-arg]
+class NamedAxis(_Named):
     """`NAME=AXIS` or `NAME=none` of an input or output."""
 
     name = "axis"
+    expected = "NAME=AXIS with an axis counted from 0, or NAME=none"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int | None]:
-        """The name, and the axis counted from 0. Fails with a usage error."""
-        if isinstance(value, tuple):  # click converts what it has converted once more
-            return value
-        name, _, axis = str(value).rpartition("=")
+    def parse(self, text: str, *_context: Any) -> tuple[str, int | None]:
+        """The name, and the axis counted from 0."""
+        name, _, axis = text.rpartition("=")
         if not name or not (axis == "none" or (axis.isascii() and axis.isdecimal())):
-            self.fail(
-                f"{value!r}: expected NAME=AXIS with an axis counted from 0, or NAME=none.",
-                param,
-                ctx,
-            )
+            raise ValueError
         return name, None if axis == "none" else int(axis)
 
 
@@ -458,25 +464,18 @@ PART = RecordFile("plan_sha256", "a part of a plan")
 EVIDENCE = RecordFile("subject", "evidence")
 
 
-class Setting(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+class Setting(_Named):
     """`place.in.the.policy=value`, the value in YAML."""
 
     name = "setting"
+    expected = "PLACE=VALUE, such as runtimes.ort-cpu.bounds.noise_ratio=2"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """The two. Fails with a usage error."""
-        if isinstance(value, tuple):  # click converts what it has converted once more
-            return value
-        place, is_set, text = str(value).partition("=")
+    def parse(self, text: str, *_context: Any) -> tuple[str, str]:
+        """The two."""
+        place, is_set, value = text.partition("=")
         if not is_set or not all(place.split(".")):
-            self.fail(
-                f"{value!r}: expected PLACE=VALUE, such as runtimes.ort-cpu.bounds.noise_ratio=2.",
-                param,
-                ctx,
-            )
-        return place, text
+            raise ValueError
+        return place, value
 
 
 SETTINGS = click.option(

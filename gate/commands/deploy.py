@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
 from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
 from gate.commands.options import KEEP, STORE, parse_digest
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, ExitCode, limit_options, machine_options
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    limit_options,
+    machine_options,
+    print_lines,
+)
+from gate.errors import StorageError
 from gate.sandbox.limits import FILE_S, SandboxLimits
 
 if TYPE_CHECKING:
@@ -18,22 +25,6 @@ if TYPE_CHECKING:
 
     from gate.deploy.deploy import Deployment
     from gate.deploy.store import Manifest, ModelStore
-
-
-class _Request(TypedDict):
-    """The options, as parsed."""
-
-    name: str
-    store: Path
-    file: Path | None
-    golden: Path | None
-    preprocessing: Path | None
-    sha256: str | None
-    twin: Path | None
-    twin_golden: Path | None
-    back: bool
-    keep: int
-    limits: SandboxLimits
 
 
 @click.command("deploy", short_help="Let a file serve under a name, or roll back.")
@@ -60,7 +51,19 @@ class _Request(TypedDict):
 @KEEP
 @machine_options
 @limit_options(FILE_S)
-def command(**request: Unpack[_Request]) -> CommandResult:
+def command(
+    name: str,
+    store: Path,
+    file: Path | None,
+    golden: Path | None,
+    preprocessing: Path | None,
+    sha256: str | None,
+    twin: Path | None,
+    twin_golden: Path | None,
+    back: bool,
+    keep: int,
+    limits: SandboxLimits,
+) -> CommandResult:
     """Let a file serve as NAME from a store, after hashing, loading and computing it.
 
     The name changes from one moment to the next, and back with --rollback. Exit code 0: deployed,
@@ -73,37 +76,32 @@ def command(**request: Unpack[_Request]) -> CommandResult:
       gate deploy digits --store /srv/models --file model.onnx --sha256 9f86d0...
       gate deploy digits --store /srv/models --rollback
     """
-    if request["back"] == (request["file"] is not None):
+    if back == (file is not None):
         raise click.UsageError("say either --file MODEL.onnx or --rollback.")
-    with_file = ("golden", "preprocessing", "sha256", "twin", "twin_golden")
-    if request["back"] and any(request[name] for name in with_file):  # type: ignore[literal-required]
+    if back and (golden or preprocessing or sha256 or twin or twin_golden):
         raise click.UsageError("--golden, --preprocessing, --sha256 and --twin go with --file.")
-    if request["twin_golden"] and not request["twin"]:
+    if twin_golden and not twin:
         raise click.UsageError("--twin-golden goes with --twin.")
 
     from gate.deploy.deploy import SlotSource, deploy, rollback_deployment
     from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 
-    store, name = ModelStore(request["store"], request["keep"]), request["name"]
-    limits = request["limits"]
-    file = request["file"]
+    models = ModelStore(store, keep)
     if file is None:
         with spinner("rolling back"):
-            return _outcome(store, rollback_deployment(store, name, limits=limits))
-    digest = parse_digest(request["sha256"])
+            return _outcome(models, rollback_deployment(models, name, limits=limits))
     source = SlotSource.local(
         file,
-        golden=request["golden"],
-        sha256=digest,
-        preprocessing=request["preprocessing"],
+        golden=golden,
+        sha256=parse_digest(sha256),
+        preprocessing=preprocessing,
         limits=limits,
     )
     slots = {EXACT: source}
-    if request["twin"] is not None:
-        twin, golden = request["twin"], request["twin_golden"]
-        slots[QUANTIZED] = SlotSource.local(twin, golden=golden, limits=limits)
+    if twin is not None:
+        slots[QUANTIZED] = SlotSource.local(twin, golden=twin_golden, limits=limits)
     with spinner("deploying"):
-        return _outcome(store, deploy(store, name, slots))
+        return _outcome(models, deploy(models, name, slots))
 
 
 def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
@@ -116,17 +114,9 @@ def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
         "manifest": manifest.to_plain() if manifest else None,
         "path": str(store.live_link(deployment.name)) if manifest else None,
     }
-    return CommandResult(status, plain, lambda console: _deploy_show(deployment, console))
-
-
-def _deploy_show(deployment: Deployment, console: Console) -> None:
-    from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
-
     style = "bold red" if deployment.outcome == "refused" else "green"
-    headline = f"{deployment.outcome.replace('_', ' ')}: {make_printable(deployment.reason)}"
-    console.print(Text(headline, style=style))
+    headline = f"{deployment.outcome.replace('_', ' ')}: {deployment.reason}"
+    return CommandResult(status, plain, lambda out: print_lines(out, headline, style=style))
 
 
 @click.command("deployed", short_help="Show what serves.")
@@ -144,28 +134,23 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
       gate deployed --store /srv/models
       gate deployed digits --store /srv/models --json
     """
-    return _verify_store(name, store)
-
-
-def _verify_store(name: str | None, folder: Path) -> CommandResult:
     from gate.deploy.deploy import prove
     from gate.deploy.store import ModelStore
-    from gate.errors import StorageError
 
-    store = ModelStore(folder)
-    names = store.names() if name is None else (name,)
+    models = ModelStore(store)
+    names = models.names() if name is None else (name,)
     found: list[Manifest] = []
     problems: dict[str, str] = {}
     for each in names:
-        live = store.live(each)
+        live = models.live(each)
         if live is None:
             raise StorageError(
-                f"nothing is deployed as '{each}' in {folder}, but {list(store.names())}. "
+                f"nothing is deployed as '{each}' in {store}, but {list(models.names())}. "
                 "Deploy it first: gate deploy."
             )
         found.append(live)
         for label, slot in live.slots.items():
-            problem = prove(store, slot)
+            problem = prove(models, slot)
             if problem is not None:
                 problems[f"{each}/{label}"] = problem
     return CommandResult(
@@ -176,10 +161,7 @@ def _verify_store(name: str | None, folder: Path) -> CommandResult:
 
 
 def _deployed_show(found: list[Manifest], problems: dict[str, str], console: Console) -> None:
-    from rich.text import Text
-
     from gate.report.terminal import add_row, print_table
-    from gate.storage.safe_text import make_printable
 
     if not found:
         console.print("Nothing is deployed.")
@@ -199,5 +181,4 @@ def _deployed_show(found: list[Manifest], problems: dict[str, str], console: Con
             )
             add_row(shown, cells)
     console.print(shown)
-    for place, problem in problems.items():
-        console.print(Text(make_printable(f"{place}: {problem}"), style="red"))
+    print_lines(console, *(f"{place}: {text}" for place, text in problems.items()), style="red")

@@ -13,19 +13,21 @@ import click
 
 from gate.commands import click_types
 from gate.commands.ci_files import VerdictCommand
-from gate.commands.click_types import NEW_FOLDER, PART_FILE, PLAN_FILE, ModelName
+from gate.commands.click_types import PART_FILE, PLAN_FILE, ModelName
 from gate.commands.evaluate import evaluate, policy_from_request
-from gate.commands.options import KEY, OVERWRITE, TRACKING_URI, CheckRequest, with_measuring
-from gate.commands.progress import spinner
-from gate.commands.result import (
-    CommandResult,
-    ExitCode,
-    limit_options,
-    machine_options,
-    run_with_limits,
+from gate.commands.options import (
+    KEY,
+    MEASURING,
+    MODEL,
+    OVERWRITE,
+    TRACKING_URI,
+    CheckRequest,
+    report_option,
+    with_options,
 )
+from gate.commands.progress import spinner
+from gate.commands.result import CommandResult, ExitCode, within_limits
 from gate.errors import EvidenceError, StorageError
-from gate.sandbox.limits import CHECK_S
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,9 +45,7 @@ if TYPE_CHECKING:
     help="The part of unit 0. Default: unit 0 is measured first, again: some seconds.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click_types.PART, required=True, metavar="PART")
-@machine_options
-@limit_options(CHECK_S)
-@run_with_limits
+@within_limits
 def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> CommandResult:
     """Measure unit K, and write what it gave; a part that is whole already is left as it is, and
     that of another unit is never overwritten.
@@ -102,10 +102,7 @@ def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
     "-o", "--output", type=click_types.EVIDENCE, metavar="EVIDENCE",
     help="Write the evidence here, besides the report.",
 )  # fmt: skip
-@click.option(
-    "--report", type=NEW_FOLDER, metavar="DIR",
-    help="Write records, page, figures and samples.csv here, signed.",
-)  # fmt: skip
+@report_option("Write records, page, figures and samples.csv here, signed.")
 @OVERWRITE
 @KEY
 @click.option(
@@ -113,9 +110,7 @@ def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
 )
 @TRACKING_URI
 @click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
-@machine_options
-@limit_options(CHECK_S)
-@run_with_limits
+@within_limits
 def merge_command(
     plan: Path, parts: tuple[Path, ...], output: Path | None, **options: Any
 ) -> CommandResult:
@@ -171,7 +166,7 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
 
 
 @click.command("plan", short_help="Cut a check into units that many machines can measure.")
-@with_measuring
+@with_options((MODEL, *MEASURING))
 @click.option(
     "--units", type=click.IntRange(min=2), metavar="N",
     help="At most so many, the lead included; each is a range of whole batches. Default: as gate "
@@ -182,9 +177,7 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
     help="Of each worker, and of gate merge: another number sums in another order.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click_types.PLAN, required=True, metavar="PLAN")
-@machine_options
-@limit_options(CHECK_S)
-@run_with_limits
+@within_limits
 def plan_command(output: Path, units: int | None, threads: int, **options: Any) -> CommandResult:
     """Write the plan of a check: digests of model, file and samples, the policy, and the units.
 

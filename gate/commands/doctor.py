@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gate import installation
-from gate.commands.options import TRACKING_URI
-from gate.commands.result import machine_options
+from gate.commands.options import TRACKING_URI, tracking_uri
+from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.errors import GateError, PackageMissing
+from gate.storage.safe_text import redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.commands.provider_trial import ProviderTrial
-    from gate.commands.result import CommandResult
 
 
 def active_provider(provider: str) -> tuple[str, str]:
@@ -86,6 +87,12 @@ class Symptom:
     """True if nothing at all can be judged without it."""
 
 
+def _broken(
+    name: str, error: Exception, remedy: str, *, state: State = "missing", needed: bool = False
+) -> Symptom:
+    return Symptom(name, state, f"{type(error).__name__}: {error}", remedy, needed)
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """All findings."""
@@ -127,10 +134,7 @@ def command(tracking_uri: str | None) -> CommandResult:
 
 
 def _examine(given: str | None) -> CommandResult:
-    from gate.commands.options import tracking_uri
     from gate.commands.progress import spinner
-    from gate.commands.result import CommandResult, ExitCode
-    from gate.storage.safe_text import redacted
 
     address = tracking_uri(given)
 
@@ -190,14 +194,12 @@ _FREE_BYTES = 2 * 1024**3
 def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Diagnosis:
     """Try everything. `preflight` raises GateError if the registry (its address without secrets)
     can't be used; `folder` is where work would be written."""
-    from gate.installation import deaths
-
-    deadly = deaths()
+    deadly = installation.deaths()
     return Diagnosis(
         (
             *_modules(deadly),
             _onnxruntime_conflict(),
-            *(_untried(deadly) if deadly else (_cpu_session(), *_cuda(), *_runtimes())),
+            *((_untried(deadly),) if deadly else (_cpu_session(), *_cuda(), *_runtimes())),
             _registry(registry, preflight),
             _dvc(),
             _disk(folder),
@@ -205,10 +207,9 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
     )
 
 
-def _untried(deadly: Mapping[str, str]) -> Iterator[Symptom]:
-    """Yield a symptom for the check that was skipped because it would crash this process."""
+def _untried(deadly: Mapping[str, str]) -> Symptom:
     why = f"not tried: {' and '.join(deadly)} would end this process"
-    yield Symptom("ort-cpu", "missing", why, "Install what is named above again.", needed=True)
+    return Symptom("ort-cpu", "missing", why, "Install what is named above again.", needed=True)
 
 
 def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
@@ -227,11 +228,12 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
             version = getattr(importlib.import_module(name), "__version__", None)
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
         except Exception as error:  # a broken binary package raises almost anything
-            if installation.is_installed(name):
-                yield Symptom(name, "missing", f"{type(error).__name__}: {error}", again, needed)
-                continue
             state: State = "missing" if needed else "absent"
-            yield Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
+            yield (
+                _broken(name, error, again, needed=needed)
+                if installation.is_installed(name)
+                else Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
+            )
 
 
 def _onnxruntime_conflict() -> Symptom:
@@ -257,13 +259,9 @@ def _cpu_session() -> Symptom:
     try:
         active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
-        again = (
-            f"pip install --force-reinstall {installation.distribution(installation.ONNX_RUNTIME)}"
-        )
-        remedy = f"Install ONNX Runtime again: {again}"
-        return Symptom(
-            "ort-cpu", "missing", f"{type(error).__name__}: {error}", remedy, needed=True
-        )
+        package = installation.distribution(installation.ONNX_RUNTIME)
+        remedy = f"Install ONNX Runtime again: pip install --force-reinstall {package}"
+        return _broken("ort-cpu", error, remedy, needed=True)
     state: State = "ok" if active == CPU_PROVIDER else "missing"
     return Symptom("ort-cpu", state, f"ran a model on {active}", needed=True)
 
@@ -277,8 +275,7 @@ def _cuda() -> tuple[Symptom, ...]:
     try:
         return tuple(cuda())
     except Exception as error:  # torch or ONNX Runtime itself is broken; they are named above
-        remedy = "Mend torch and onnxruntime first."
-        return (Symptom("CUDA", "missing", f"{type(error).__name__}: {error}", remedy),)
+        return (_broken("CUDA", error, "Mend torch and onnxruntime first."),)
 
 
 def _runtimes() -> Iterator[Symptom]:
@@ -290,8 +287,7 @@ def _runtimes() -> Iterator[Symptom]:
 
         rows = [row for row in listed() if row.name not in RUNTIMES and row.kind != ORT]
     except Exception as error:
-        remedy = "Mend the package that is named."
-        yield Symptom("runtimes", "missing", f"{type(error).__name__}: {error}", remedy)
+        yield _broken("runtimes", error, "Mend the package that is named.")
         return
     remedy = "gate runtimes says more; docs/runtimes.md how each is installed."
     for row in rows:
@@ -306,8 +302,6 @@ def _runtimes() -> Iterator[Symptom]:
 
 
 def _registry(registry: str, preflight: Callable[[], None]) -> Symptom:
-    from gate.errors import GateError, PackageMissing
-
     try:
         preflight()
     except PackageMissing as error:
@@ -356,7 +350,10 @@ def cuda() -> Iterator[Symptom]:
     elif unusable:
         yield Symptom("CUDA device", "missing", unusable, "Check the driver with nvidia-smi.")
     else:
-        yield Symptom("CUDA device", "ok", _device())
+        import torch
+
+        device = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+        yield Symptom("CUDA device", "ok", device)
     yield _cuda_libraries(device=absent is None)
     session = _cuda_session(device=absent is None)
     yield session
@@ -373,7 +370,7 @@ def _cuda_model() -> Iterator[Symptom]:
     try:
         trial, _ = quietly(try_provider)
     except Exception as error:  # a broken driver or library raises almost anything
-        yield Symptom("CUDA model", "missing", f"{type(error).__name__}: {error}", remedy)
+        yield _broken("CUDA model", error, remedy)
         return
     counts = ", ".join(f"{n} on {name}" for name, n in trial.nodes_per_provider.items())
     observation = (
@@ -398,12 +395,6 @@ def _tf32(trial: ProviderTrial) -> str:
     }
     found = ", ".join(f"{'on' if on else 'off'} in {name}" for name, on in sides.items())
     return f"by default {found} (ONNX Runtime: {trial.default_error:.2g} of the largest output)"
-
-
-def _device() -> str:
-    import torch
-
-    return f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
 
 
 def _cuda_libraries(*, device: bool) -> Symptom:

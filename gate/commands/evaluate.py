@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gate.commands.loaders import Against, Signing, downloaded_reference
-from gate.commands.options import _OF_CLUSTER, CheckRequest, tracking_uri
+from gate.commands.options import _OF_CLUSTER, CheckRequest, MeasuringRequest, tracking_uri
 from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
 from gate.errors import GateError, PolicyError, StorageError
 from gate.installation import is_installed
+from gate.storage.digest import Digest
+from gate.storage.files import scratch, temporary_folder, write_bytes
+from gate.storage.safe_text import make_printable, without_passwords
+from gate.storage.workspace import ModelKey, current_workspace, working_in
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,12 +35,11 @@ if TYPE_CHECKING:
     from gate.policy.policy import Policy, Precision, Task
     from gate.policy.sections import Role
     from gate.preprocess.spec import PreprocessSpec
-    from gate.storage.digest import Digest
     from gate.summary.summarize import SummaryInputs
     from gate.summary.summary import Summary
 
 
-def policy_from_request(request: CheckRequest) -> Policy:
+def policy_from_request(request: MeasuringRequest) -> Policy:
     """Return the policy of the file or the built-in one, with what other options say."""
     return policy_from_options(
         policy=request.policy,
@@ -59,11 +64,7 @@ def policy_from_options(
 
     Raises PolicyError.
     """
-    made, stated, values = (
-        load_policy(policy, precision, task=task),
-        dict(roles),
-        dict(settings),
-    )
+    made, stated, values = load_policy(policy, precision, task=task), dict(roles), dict(settings)
     if stated or task:
         made = made.with_answers(outputs=stated, task=task)
     if runtimes:
@@ -109,7 +110,10 @@ def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
     other engine.
     """
     if request.engine == "processes":
-        _refuse_cluster(request)
+        for name, default in _OF_CLUSTER.items():
+            if getattr(request, name) != default:
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{option} is for a cluster. Say --engine ray, too.")
         return _by_processes(request.jobs)
     if request.jobs is not None:
         raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
@@ -144,22 +148,12 @@ def _by_cluster(request: CheckRequest) -> Iterator[SharedOut]:
         yield lambda checked: checked.by_cluster(pool)
 
 
-def _refuse_cluster(request: CheckRequest) -> None:
-    for name, default in _OF_CLUSTER.items():
-        if getattr(request, name) != default:
-            option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} is for a cluster. Say --engine ray, too.")
-
-
 def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
     """Return the summary with the file names of this request filled into its commands.
 
     The command that judges again is this command line. Passwords are left out, because reports are
     stored and shared. `policy`: the policy that judged.
     """
-    from gate.storage.safe_text import without_passwords
-    from gate.storage.workspace import ModelKey, current_workspace
-
     name = request.name or request.against
     named = {
         "MODEL.onnx": request.model,
@@ -205,10 +199,6 @@ def _of_locate(request: CheckRequest, policy: Policy) -> list[str]:
 
 def _of_promote(request: CheckRequest) -> list[str]:
     """Return the options without which gate promote would use other values, quoted for a shell."""
-    from click.core import ParameterSource
-
-    from gate.storage.safe_text import without_passwords
-
     source = click.get_current_context().get_parameter_source("state")
     given = {
         "--policy": request.policy,
@@ -227,7 +217,6 @@ def _of_promote(request: CheckRequest) -> list[str]:
 def _write_arguments(report: Path, request: CheckRequest) -> None:
     """Write into the report which files were checked. Raises StorageError."""
     from gate.records.layout import ARGUMENTS, CheckArguments
-    from gate.storage.safe_text import without_passwords
 
     CheckArguments(
         model=str(request.model),
@@ -248,7 +237,6 @@ def write_report(
     from gate.measure import artifacts
     from gate.records.layout import METRICS, PICTURES, SAMPLES
     from gate.report import folder
-    from gate.storage.files import write_bytes
 
     verdicted.samples.save(report / SAMPLES)
     if verdicted.metric_values:
@@ -301,8 +289,6 @@ def write_signed_report(
 def report_folder(report: Path | None) -> Iterator[Path]:
     """An empty folder. What is written there replaces an earlier report in the folder that was
     asked for, once all of it is written. Raises StorageError."""
-    from gate.storage.files import scratch, temporary_folder
-
     if report is None:
         with temporary_folder() as folder:
             yield folder
@@ -324,8 +310,6 @@ def report_folder(report: Path | None) -> Iterator[Path]:
 
 def _replace_report(folder: Path, report: Path) -> None:
     """Move all files of a folder into that of the report, which replaces an earlier report."""
-    import shutil
-
     from gate.records.layout import OF_REPORTS
 
     for name in {*OF_REPORTS, *(entry.name for entry in folder.iterdir())}:
@@ -342,7 +326,6 @@ def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
     """Write the golden vectors of a file that passed, if they can hold its inputs. Return the
     digest of golden.json, from memory."""
     from gate.measure.artifacts import has_golden, write_golden_of
-    from gate.storage.digest import Digest
 
     if not verdicted.decision.passed or not has_golden(verdicted.job):
         return None
@@ -357,18 +340,14 @@ def open_runs(uri: str, experiment: str | None) -> Runs:
     return Runs(uri, experiment=experiment or EXPERIMENT)
 
 
-def runs_of_check(
-    *, track: bool, uri: str | None, experiment: str | None, model: str | None
-) -> Runs | None:
-    """Open the runs that `gate check --track` writes to, before anything is measured.
-
-    None without `--track`. `model`: the registered model that the check is about, if any.
-
-    Raises UsageError for options that require `--track` or `--against`, and the RegistryErrors.
-    """
-    if track:
-        return open_runs(tracking_uri(uri), experiment)
-    if uri is not None and model is None:
+def _runs_of_check(request: CheckRequest) -> Runs | None:
+    """Open the runs that `gate check --track` writes to, before anything is measured; None without
+    `--track`. Raises UsageError for options that require `--track` or `--against`, and the
+    RegistryErrors."""
+    uri = request.tracking_uri
+    if request.track:
+        return open_runs(tracking_uri(uri), request.experiment)
+    if uri is not None and (request.against or request.name) is None:
         raise click.UsageError(
             "--tracking-uri says where --track writes, --against looks and the model of --name "
             "is: give one of them, too."
@@ -413,7 +392,6 @@ class TrackedRun:
     def finish(self) -> str:
         """Upload the files and end the run; gives what there is to say of a failure."""
         from gate.mlflow_client.log_evaluation import log_files
-        from gate.storage.workspace import working_in
 
         was_shown = self.failure is not None
         with working_in(self.workspace):
@@ -432,9 +410,6 @@ class TrackedRun:
     @property
     def text(self) -> str:
         """The address, or why it is of no use."""
-        from gate.storage.safe_text import make_printable
-        from gate.storage.workspace import working_in
-
         if self.failure is None:
             with working_in(self.workspace):
                 return make_printable(self.page.location)
@@ -448,35 +423,6 @@ class TrackedRun:
             "address": None if failed else page.location,
             "error": str(self.failure) if failed else None,
         }
-
-
-@contextmanager
-def page_of_release(
-    runs: Runs, judgement: SummaryInputs, *, report: Path, twin: SummaryInputs | None
-) -> Iterator[RunLogger]:
-    """The page of the release's run: that which `gate check --track` wrote, else a new one with the
-    whole record, which ends with the promotion. Its pages are rendered again from the records.
-    Raises the RegistryErrors, StorageError."""
-    from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
-    from gate.report.folder import write_again
-    from gate.storage.files import temporary_folder
-
-    found = runs.recorded(report, judgement.decision)
-    with runs.new("gate promote") if found is None else runs.again(found) as page:
-        if found is None:
-            with temporary_folder() as folder:
-                write_again(
-                    folder,
-                    judgement.decision,
-                    judgement.evidence,
-                    story=judgement.story,
-                    explanation=judgement.explanation,
-                    report=report,
-                )
-                log_evaluation(page, judgement, folder=folder)
-        if twin is not None:
-            write_twin(page, twin, exact=judgement.decision)
-        yield page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -515,7 +461,6 @@ class Checked:
     def show(self, console: Console, *, run: TrackedRun | None, verbose: bool) -> None:
         """Print it. `run`: what there is to say of the run."""
         from gate.report.terminal import print_summary
-        from gate.storage.safe_text import make_printable
 
         story, policy = self.judgement.story, self.verdicted.policy
         print_summary(story, console, verbose=verbose)
@@ -558,20 +503,14 @@ def _evaluated(
     """Do what `evaluate` does. `opened` ends the run unless the outcome is left to do so."""
     from gate.preprocess.pictures import read_dumped_tensors
 
-    if request.report is not None and not request.overwrite:
-        _refuse_existing(request.report)
+    _refuse_existing(request)
     signing = Signing.of_report(
         request.report,
         key=request.key,
         model=request.name,
         registry=tracking_uri(request.tracking_uri),
     )
-    runs = runs_of_check(
-        track=request.track,
-        uri=request.tracking_uri,
-        experiment=request.experiment,
-        model=request.against or request.name,
-    )
+    runs = _runs_of_check(request)
     against = None
     if request.against is not None:
         against = Against.from_request(request.against, request)
@@ -584,7 +523,6 @@ def _evaluated(
             from gate.api import check
             from gate.distributed.worker_pool import CheckedFile
             from gate.measure.job import Reference
-            from gate.storage.files import temporary_folder
             from gate.summary.summarize import SummaryInputs
 
             data = replace(
@@ -641,8 +579,6 @@ def _evaluated(
     )
     run = None
     if runs is not None and page is not None and folder is not None:
-        from gate.storage.workspace import current_workspace
-
         run = TrackedRun(
             runs,
             page,
@@ -692,10 +628,11 @@ def _source_of(verdicted: EvaluationResult) -> dict[str, Any]:
     return {"source": {"file": source[0].as_posix(), "line": source[1]}}
 
 
-def _refuse_existing(report: Path) -> None:
+def _refuse_existing(request: CheckRequest) -> None:
     from gate.records.layout import DECISION, EVIDENCE
 
-    if any((report / name).exists() for name in (EVIDENCE, DECISION)):
+    report = None if request.overwrite else request.report
+    if report is not None and any((report / name).exists() for name in (EVIDENCE, DECISION)):
         raise StorageError(
             f"--report: {report} holds a report already. Name another folder, or say --overwrite."
         )

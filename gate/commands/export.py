@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -20,21 +21,28 @@ from gate.commands.click_types import (
     Factory,
     NamedAxis,
 )
-from gate.commands.options import BATCH_AXIS, CHECKPOINT, MODEL, STRATEGIES, WEIGHTS
+from gate.commands.options import (
+    BATCH_AXIS,
+    CHECKPOINT,
+    MODEL,
+    STRATEGIES,
+    WEIGHTS,
+    with_options,
+)
 from gate.commands.progress import loading, progress_bar, spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
+from gate.errors import ExportRefused, PolicyError
+from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.export.export import Exported
-    from gate.export.quantize import Quantized, QuantizeSettings
+    from gate.export.quantize import QuantizeSettings
     from gate.multi_file.quantize import QuantizedRelease
     from gate.records.evidence import TensorSpec
     from gate.records.export import ExportSettings
 
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
 
@@ -47,24 +55,6 @@ _PLAIN = ("strategy", "opset", "autograd_inlining", "operator_export_type")
 _SWITCHES = ("keep_initializers_as_inputs", "verbose")
 
 _TYPES = ("ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH")
-
-
-class SettingOptions(TypedDict):
-    """The options, as parsed. None: as the file or the default has it."""
-
-    strategy: str | None
-    opset: int | str | None
-    dynamic: tuple[str, ...]
-    batch_axes: tuple[tuple[str, int | None], ...]
-    output_names: str | None
-    settings: Path | None
-    lint: bool
-    keep_initializers_as_inputs: bool
-    custom_opset: tuple[str, ...]
-    autograd_inlining: bool | None
-    export_modules_as_functions: tuple[str, ...]
-    operator_export_type: str | None
-    verbose: bool
 
 
 class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
@@ -143,18 +133,10 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def setting_options(command: Command) -> Command:
-    """Add the options to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def settings_of(given: SettingOptions) -> ExportSettings:
+def settings_of(given: Mapping[str, Any]) -> ExportSettings:
     """The settings. Raises PolicyError and click's BadParameter."""
     from pydantic import ValidationError
 
-    from gate.errors import PolicyError
     from gate.records.export import ExportSettings
     from gate.storage.yaml_section import first_problem, load_section
 
@@ -166,10 +148,9 @@ def settings_of(given: SettingOptions) -> ExportSettings:
         raise PolicyError(first_problem(error)) from error
 
 
-def _changes(given: SettingOptions, base: ExportSettings) -> Iterator[tuple[str, Any]]:
-    plain = {name: given.get(name) for name in _PLAIN}
-    yield from ((name, value) for name, value in plain.items() if value is not None)
-    yield from ((name, True) for name in _SWITCHES if given.get(name))
+def _changes(given: Mapping[str, Any], base: ExportSettings) -> Iterator[tuple[str, Any]]:
+    yield from ((name, given[name]) for name in _PLAIN if given[name] is not None)
+    yield from ((name, True) for name in _SWITCHES if given[name])
     if not given["lint"]:
         yield "lint", "off"
     if (names := given["output_names"]) is not None:
@@ -210,18 +191,6 @@ SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
 """Name to module and function."""
 
 
-class _Question(SettingOptions):
-    """The options, as parsed."""
-
-    factory: str
-    example_input: Path
-    output: Path
-    checkpoint: Path | None
-    preprocessing: Path | None
-    submodule: str | None
-    recipe: Path | None
-
-
 @click.command(
     "export", cls=Dispatch, subcommands=SUBCOMMANDS,
     short_help="Export a PyTorch model to an ONNX file.",
@@ -245,13 +214,13 @@ class _Question(SettingOptions):
     help="Export only this submodule, for example model.bbox_head, for a release of several files. "
     "--example-input has its inputs.",
 )  # fmt: skip
-@setting_options
+@with_options(_OPTIONS)
 @click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="Preprocessing spec (gate preprocess); its digest is stored in the file.",
 )  # fmt: skip
 @machine_options
-def command(**question: Unpack[_Question]) -> CommandResult:
+def command(**question: Any) -> CommandResult:
     """Export the model of FACTORY to an ONNX file, and record every setting.
 
     FACTORY is a callable without arguments that returns the nn.Module. The strategy ladder tries
@@ -275,8 +244,6 @@ def command(**question: Unpack[_Question]) -> CommandResult:
           --strategy dynamo --json
       gate export --recipe mended/recipe.yaml --output model.onnx
     """
-    from gate.errors import ExportRefused
-
     if question["recipe"] is not None:
         return _export_recipe(question["recipe"], question["output"])
     context = click.get_current_context()
@@ -296,8 +263,6 @@ _WITH_RECIPE = ("recipe", "output")
 
 def _export_recipe(path: Path, output: Path) -> CommandResult:
     """Write the file of a recipe. Raises UsageError for options that the recipe states."""
-    from click.core import ParameterSource
-
     from gate.mend.recipe import Recipe, rebuild
     from gate.onnx_file.tested_file import note_path
 
@@ -330,8 +295,6 @@ def _export_recipe(path: Path, output: Path) -> CommandResult:
 
 
 def _refused(why: str) -> CommandResult:
-    from gate.storage.safe_text import make_printable
-
     lines = [make_printable(line) for line in why.splitlines()]
     return CommandResult(
         ExitCode.REJECTED,
@@ -340,7 +303,7 @@ def _refused(why: str) -> CommandResult:
     )
 
 
-def _export(question: _Question) -> CommandResult:
+def _export(question: Mapping[str, Any]) -> CommandResult:
     import warnings
 
     from gate.data.samples import SampleSet
@@ -392,11 +355,10 @@ def _export(question: _Question) -> CommandResult:
 
 
 def _export_show(
-    question: _Question, exported: Exported, checked: dict[str, float], console: Console
+    question: Mapping[str, Any], exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
     from gate.export.export import log_of
     from gate.onnx_file.tested_file import note_path
-    from gate.storage.safe_text import make_printable
 
     subject, record, output = exported.subject, exported.record, question["output"]
     weights = f" --checkpoint {question['checkpoint']}" if question["checkpoint"] else ""
@@ -421,7 +383,7 @@ def _export_show(
         console.print(f"{label:<12}{make_printable(text)}")
 
 
-def _next(question: _Question, weights: str) -> str:
+def _next(question: Mapping[str, Any], weights: str) -> str:
     from gate.onnx_file.tested_file import note_path
 
     output, path = question["output"], question["submodule"]
@@ -437,23 +399,6 @@ def _next(question: _Question, weights: str) -> str:
 
 def _spec(spec: TensorSpec) -> str:
     return f"{spec.name} {spec.dtype} ({', '.join(map(str, spec.shape))})"
-
-
-class _Request(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    calibration: Path
-    batch_axes: tuple[tuple[str, int | None], ...]
-    output: Path
-    reference: str | None
-    checkpoint: Path | None
-    parts: tuple[str, ...]
-    samples: int
-    method: Literal["minmax", "entropy", "percentile"]
-    per_channel: bool
-    reduce_range: bool
-    settings: Path | None
 
 
 @click.command("quantize", short_help="Quantize an ONNX file to int8.")
@@ -500,7 +445,20 @@ class _Request(TypedDict):
     "settings.yaml of gate mend. Such a file can also exclude layers from quantization.",
 )  # fmt: skip
 @machine_options
-def quantize_command(**request: Unpack[_Request]) -> CommandResult:
+def quantize_command(
+    model: Path,
+    calibration: Path,
+    batch_axes: tuple[tuple[str, int | None], ...],
+    output: Path,
+    reference: str | None,
+    checkpoint: Path | None,
+    parts: tuple[str, ...],
+    samples: int,
+    method: Literal["minmax", "entropy", "percentile"],
+    per_channel: bool,
+    reduce_range: bool,
+    settings: Path | None,
+) -> CommandResult:
     """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer. For a release of several
     files (release.yaml), quantize each part on its inputs in the chain.
 
@@ -518,9 +476,8 @@ def quantize_command(**request: Unpack[_Request]) -> CommandResult:
     from gate.export.quantize import QuantizeSettings
     from gate.onnx_file.release_file import is_release_file
 
-    model, output = request["model"], request["output"]
-    of_release = [f"--{name}" for name in ("reference", "checkpoint") if request[name]]
-    of_release += ["--part"] if request["parts"] else []
+    given = {"--reference": reference, "--checkpoint": checkpoint, "--part": parts}
+    of_release = [name for name, value in given.items() if value]
     if is_release_file(model) != is_release_file(output):
         raise click.UsageError(
             f"{model} and {output} are not of one kind: the twin of a release is a release "
@@ -531,7 +488,7 @@ def quantize_command(**request: Unpack[_Request]) -> CommandResult:
             f"{', '.join(of_release)} is for a release (release.yaml): the one file {model} is "
             "calibrated on the samples themselves."
         )
-    if request["settings"] is not None:
+    if settings is not None:
         source = click.get_current_context().get_parameter_source
         stated = [
             f"--{name.replace('_', '-')}"
@@ -540,66 +497,21 @@ def quantize_command(**request: Unpack[_Request]) -> CommandResult:
         ]
         if stated:
             raise click.UsageError(
-                f"{', '.join(stated)} and --settings {request['settings']} both set the quantizer. "
+                f"{', '.join(stated)} and --settings {settings} both set the quantizer. "
                 "Write all settings into the file."
             )
-        settings = QuantizeSettings.load(request["settings"])
+        chosen = QuantizeSettings.load(settings)
     else:
-        settings = QuantizeSettings(
-            samples=request["samples"],
-            method=request["method"],
-            per_channel=request["per_channel"],
-            reduce_range=request["reduce_range"],
+        chosen = QuantizeSettings(
+            samples=samples, method=method, per_channel=per_channel, reduce_range=reduce_range
         )
-    return _release(request, settings) if is_release_file(model) else _file(request, settings)
-
-
-def _file(request: _Request, settings: QuantizeSettings) -> CommandResult:
-    from gate.data.batch_axes import arrange
-    from gate.data.input_binding import bind_inputs
-    from gate.data.samples import SampleSet
-    from gate.export.quantize import Batches, quantize
-    from gate.onnx_file.reading import read_subject
-
-    subject = read_subject(request["model"])
-    samples = SampleSet.open(request["calibration"]).with_batch_axes(dict(request["batch_axes"]))
-    samples = arrange(samples, subject.inputs, subject.outputs)
-    binding = bind_inputs(
-        subject.inputs,
-        samples.specs,
-        count=len(samples),
-        batch_size=settings.batch_size,
-        layout=samples.layout,
-    )
-    with progress_bar("calibrating") as progress:
-
-        def batches() -> Batches:
-            done, total = 0, min(settings.samples, len(samples))
-            for batch in samples.batches(binding.batch_size):
-                done = min(done + binding.batch_size, total)
-                progress(done, total)  # before the yield: a consumer may stop early
-                yield binding.by_input(batch)
-
-        made = quantize(
-            request["model"], batches(), request["output"], settings=settings, axes=samples.layout
-        )
-    plain = {
-        "path": str(made.path),
-        "subject": made.subject.to_plain(),
-        "export": made.record.to_plain(),
-        "of": subject.to_plain(),
-    }
-    return CommandResult(
-        ExitCode.DONE, plain, lambda console: _quantize_show(made, subject.size_bytes, console)
-    )
-
-
-def _release(request: _Request, settings: QuantizeSettings) -> CommandResult:
-    factory = request["reference"]
-    if factory is None:
+    axes = dict(batch_axes)
+    if not is_release_file(model):
+        return _file(model, calibration, axes, output, chosen)
+    if reference is None:
         raise click.UsageError(
-            f"{request['model']} is a release: its parts are calibrated on what the model's chain "
-            "gives them. Name the model: --reference PKG.MODULE:FACTORY."
+            f"{model} is a release: its parts are calibrated on what the model's chain gives them. "
+            "Name the model: --reference PKG.MODULE:FACTORY."
         )
     with loading():
         from gate.data.samples import SampleSet
@@ -607,19 +519,16 @@ def _release(request: _Request, settings: QuantizeSettings) -> CommandResult:
         from gate.model.loading import build_model
         from gate.multi_file.quantize import ReleaseQuantization
 
-        axes = dict(request["batch_axes"])
-        samples = SampleSet.open(request["calibration"]).with_batch_axes(axes)
-        model = build_model(factory)
-        if request["checkpoint"] is not None:
-            load_checkpoint(model, request["checkpoint"])
+        release = ReleaseQuantization(
+            samples=SampleSet.open(calibration).with_batch_axes(axes),
+            model=build_model(reference),
+            settings=chosen,
+            only=parts,
+        )
+        if checkpoint is not None:
+            load_checkpoint(release.model, checkpoint)
     with progress_bar("calibrating") as progress:
-        made = ReleaseQuantization(
-            model=model,
-            samples=samples,
-            settings=settings,
-            only=request["parts"],
-            progress=progress,
-        ).write(request["model"], request["output"])
+        made = replace(release, progress=progress).write(model, output)
     plain = {
         "path": str(made.path),
         "subject": made.subject.to_plain(),
@@ -630,6 +539,51 @@ def _release(request: _Request, settings: QuantizeSettings) -> CommandResult:
         "of": made.of.to_plain(),
     }
     return CommandResult(ExitCode.DONE, plain, lambda console: _show_release(made, console))
+
+
+def _file(
+    model: Path,
+    calibration: Path,
+    axes: dict[str, int | None],
+    output: Path,
+    settings: QuantizeSettings,
+) -> CommandResult:
+    from gate.data.batch_axes import arrange, bind_samples
+    from gate.data.samples import SampleSet
+    from gate.export.quantize import Batches, quantize
+    from gate.onnx_file.reading import read_subject
+
+    subject = read_subject(model)
+    samples = SampleSet.open(calibration).with_batch_axes(axes)
+    samples = arrange(samples, subject.inputs, subject.outputs)
+    binding = bind_samples(subject.inputs, samples, batch_size=settings.batch_size)
+    with progress_bar("calibrating") as progress:
+
+        def batches() -> Batches:
+            done, total = 0, min(settings.samples, len(samples))
+            for batch in samples.batches(binding.batch_size):
+                done = min(done + binding.batch_size, total)
+                progress(done, total)  # before the yield: a consumer may stop early
+                yield binding.by_input(batch)
+
+        made = quantize(model, batches(), output, settings=settings, axes=samples.layout)
+    plain = {
+        "path": str(made.path),
+        "subject": made.subject.to_plain(),
+        "export": made.record.to_plain(),
+        "of": subject.to_plain(),
+    }
+    size, count = made.subject.size_bytes, made.record.settings["calibration_samples"]
+
+    def show(console: Console) -> None:
+        console.print(f"{made.path}: {made.subject.sha256}")
+        console.print(
+            f"{size} bytes, {size / subject.size_bytes:.0%} of the exact file; calibrated on "
+            f"{count} samples"
+        )
+        console.print("Judge it by a policy with precision: quantized, beside the exact file.")
+
+    return CommandResult(ExitCode.DONE, plain, show)
 
 
 def _show_release(made: QuantizedRelease, console: Console) -> None:
@@ -645,13 +599,3 @@ def _show_release(made: QuantizedRelease, console: Console) -> None:
         )
         console.print(f"  {name}: {how}")
     console.print("Judge it by a policy with precision: quantized, beside the exact release.")
-
-
-def _quantize_show(made: Quantized, before: int, console: Console) -> None:
-    size = made.subject.size_bytes
-    console.print(f"{made.path}: {made.subject.sha256}")
-    console.print(
-        f"{size} bytes, {size / before:.0%} of the exact file; calibrated on "
-        f"{made.record.settings['calibration_samples']} samples"
-    )
-    console.print("Judge it by a policy with precision: quantized, beside the exact file.")

@@ -8,24 +8,27 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.commands.click_types import NEW_FOLDER, SAMPLES, SETTINGS_FILE
-from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS
-from gate.commands.result import machine_options
+from gate.commands.click_types import SAMPLES, SETTINGS_FILE
+from gate.commands.options import FACTORY, STRATEGIES, WEIGHTS, report_option
+from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.errors import ExportError, GateError, first_line
+from gate.storage import files
+from gate.storage.digest import Digest
+from gate.storage.files import temporary_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
-    from gate.commands.result import CommandResult
     from gate.decision.decide import Decision
     from gate.export.export import Exported
     from gate.measure.job import EvaluationData, Reference
     from gate.policy.policy import Policy
-    from gate.records.evidence import Evidence, RuntimeEvidence
+    from gate.records.evidence import RuntimeEvidence
     from gate.records.export import (
         ExportSettings,
         ExportTrialRecord,
@@ -34,26 +37,12 @@ if TYPE_CHECKING:
         TrialVerdict,
     )
     from gate.records.outputs import OutputParity
-    from gate.storage.digest import Digest
 
     Arrays = Mapping[str, NDArray[Any]]
 
 
 _MOST = 16
 """Largest number of samples for the comparison: more show nothing new about an exporter."""
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    factory: str
-    example_input: Path
-    checkpoint: Path | None
-    strategy: tuple[str, ...]
-    opset: tuple[int, ...]
-    folding: str
-    settings: Path | None
-    report: Path | None
 
 
 @click.command("compare", short_help="Compare exporters on one model.")
@@ -80,12 +69,18 @@ class _Question(TypedDict):
     "--settings", type=SETTINGS_FILE,
     help="YAML with an export: section: names, axes, batch size.",
 )  # fmt: skip
-@click.option(
-    "--report", type=NEW_FOLDER, metavar="DIR",
-    help="Write trials.json, trials.md and a chart here.",
-)  # fmt: skip
+@report_option("Write trials.json, trials.md and a chart here.")
 @machine_options
-def command(**question: Unpack[_Question]) -> CommandResult:
+def command(
+    factory: str,
+    example_input: Path,
+    checkpoint: Path | None,
+    strategy: tuple[str, ...],
+    opset: tuple[int, ...],
+    folding: str,
+    settings: Path | None,
+    report: Path | None,
+) -> CommandResult:
     """Export a model with every strategy and opset, and measure each file on every runtime.
 
     The table shows which files compute what the model does. Exit code 0: all do; 1: at least one
@@ -99,53 +94,40 @@ def command(**question: Unpack[_Question]) -> CommandResult:
       gate export compare mypackage.models:build --example-input x.npz --json
     """
     from gate.commands.progress import progress_bar
-    from gate.commands.result import CommandResult, ExitCode
     from gate.data.samples import SampleSet
     from gate.measure.job import Reference
     from gate.records.export import ExportSettings
-    from gate.report.comparisons import markdown, trials_chart
-    from gate.storage import files
+    from gate.report.comparisons import markdown, print_trials, trials_chart
     from gate.storage.yaml_section import load_section
 
-    foldings = {"both": (True, False), "on": (True,), "off": (False,)}[question["folding"]]
-    path, report = question["settings"], question["report"]
-    settings = load_section(ExportSettings, path, "export") if path else None
-    reference = Reference.from_factory(
-        question["factory"], checkpoint=question["checkpoint"], untrained=True
-    )
-    samples = SampleSet.open(question["example_input"])
+    foldings = {"both": (True, False), "on": (True,), "off": (False,)}[folding]
+    stated = load_section(ExportSettings, settings, "export") if settings else None
+    reference = Reference.from_factory(factory, checkpoint=checkpoint, untrained=True)
+    samples = SampleSet.open(example_input)
     example = next(samples.batches(min(len(samples), _MOST)))
-    plan = Plan(
-        tuple(dict.fromkeys(question["strategy"])),
-        tuple(dict.fromkeys(question["opset"])),
-        foldings,
-    )
+    plan = Plan(tuple(dict.fromkeys(strategy)), tuple(dict.fromkeys(opset)), foldings)
     with progress_bar("exporting") as progress:
-
-        def advance(done: int, total: int, _title: str) -> None:
-            progress(done, total)
-
-        found = compare_exports(reference, example, plan=plan, settings=settings, progress=advance)
+        found = compare_exports(
+            reference,
+            example,
+            plan=plan,
+            settings=stated,
+            progress=lambda done, total, _title: progress(done, total),
+        )
     if report is not None:
         found.save(report / "trials.json")
         files.write_text(report / "trials.md", markdown(found))
         drawn = trials_chart(found)
         if drawn is not None:
             files.write_bytes(report / "plots" / "trials.svg", drawn.file())
+
+    def show(console: Console) -> None:
+        print_trials(found, console)
+        if report is not None:
+            console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")
+
     bad = any(trial.verdict in ("FAIL", "ERROR") for trial in found.trials)
-    return CommandResult(
-        ExitCode.REJECTED if bad else ExitCode.DONE,
-        found.to_plain(),
-        lambda console: _show(found, report, console),
-    )
-
-
-def _show(found: Trials, report: Path | None, console: Console) -> None:
-    from gate.report.comparisons import print_trials
-
-    print_trials(found, console)
-    if report is not None:
-        console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")
+    return CommandResult(ExitCode.REJECTED if bad else ExitCode.DONE, found.to_plain(), show)
 
 
 # The table with which people find out that their default exporter is the fault.
@@ -195,7 +177,6 @@ def compare_exports(
     the model itself can't be computed, ExportError where no trial gives a file.
     """
     from gate.data.samples import SampleSet
-    from gate.errors import ExportError
     from gate.measure.job import EvaluationData
     from gate.records.export import ExportSettings, Trials
 
@@ -241,9 +222,7 @@ class _StrategyComparison:
         self._measured: dict[Digest, ExportTrialRecord] = {}
 
     def trial(self, strategy: str, opset: int, *, folding: bool) -> ExportTrialRecord:
-        from gate.errors import GateError
         from gate.records.export import ExportTrialRecord
-        from gate.storage.files import temporary_folder
 
         trial = ExportTrialRecord(
             strategy=strategy, opset_asked=opset, constant_folding=folding, seconds=math.nan
@@ -280,9 +259,7 @@ class _StrategyComparison:
     def _with_parities(self, trial: ExportTrialRecord, exported: Exported) -> ExportTrialRecord:
         import onnx
 
-        from gate.errors import GateError
         from gate.records.export import TrialParity
-        from gate.storage.digest import Digest
 
         proto = onnx.load(str(exported.path), load_external_data=False)
         del proto.metadata_props[:]
@@ -329,7 +306,11 @@ class _StrategyComparison:
             )
         )
         decision = decide(policy, evidence, decided_at=evidence.measured_at)
-        return tuple(_parity(runtime, decision) for runtime in _present(evidence))
+        return tuple(
+            _parity(runtime, decision)
+            for runtime in evidence.runtimes
+            if runtime.absent_reason is None
+        )
 
 
 def _enough(example: Arrays) -> dict[str, NDArray[Any]]:
@@ -371,10 +352,6 @@ def _policy(*, samples: int) -> Policy:
         if traits.engine == "onnxruntime"
     }
     return Policy(task="tensors", instruments=instruments, runtimes=runtimes)
-
-
-def _present(evidence: Evidence) -> Iterator[RuntimeEvidence]:
-    return (runtime for runtime in evidence.runtimes if runtime.absent_reason is None)
 
 
 def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
@@ -419,7 +396,6 @@ def _brief(error: Exception) -> str:
     """The first line that says something."""
     from pydantic import ValidationError
 
-    from gate.errors import first_line
     from gate.storage.yaml_section import first_problem
 
     if isinstance(error, ValidationError):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -15,16 +15,28 @@ from gate.commands.loaders import (
     WRITER_KEY,
     LedgerOptions,
     believed_ledger,
+    champion_shown,
     existing_ledger,
     local_keys,
+    read_ledger,
     with_writing,
     written_ledger,
 )
 from gate.commands.options import FILE, SIGNING_TRUST, TRACKING_URI, with_state
 from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
+from gate.commands.result import (
+    CommandResult,
+    Dispatch,
+    ExitCode,
+    machine_options,
+    print_lines,
+)
 from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
+from gate.storage.files import write_bytes
+from gate.storage.safe_text import make_printable
+from gate.storage.untrusted_files import read_untrusted
+from gate.storage.workspace import SEPARATOR, ModelKey, current_workspace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -156,7 +168,6 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
       gate history checkpoint -o ledger-2026-11.json --key awskms:alias/auditor
     """
     from gate.ledger.maintenance import Checkpoint
-    from gate.storage.files import write_bytes
 
     signing_key = local_keys().signing_key_if_any(key)
     if signing_key is None:
@@ -204,8 +215,6 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
       gate history export -o ledger-2026-11.jsonl
       gate history export | jq 'select(.action == "promoted")'
     """
-    from gate.storage.files import write_bytes
-
     if output is None and "--json" in click.get_current_context().obj.arguments:
         raise click.UsageError("what is exported is lines of JSON: name their file with -o.")
     ledger = existing_ledger(state)
@@ -217,9 +226,15 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
         "output": None if output is None else str(output),
         "lines": len(lines),
     }
-    return CommandResult(
-        ExitCode.DONE, plain, lambda console: _history_export_show(lines, output, console)
-    )
+
+    def show(console: Console) -> None:
+        if output is not None:
+            console.print(f"{len(lines)} lines in {output}")
+            return
+        for line in lines:
+            click.echo(line, nl=False)
+
+    return CommandResult(ExitCode.DONE, plain, show)
 
 
 def exported(ledger: Ledger) -> Iterator[bytes]:
@@ -231,14 +246,6 @@ def exported(ledger: Ledger) -> Iterator[bytes]:
     rows = ledger.rows()
     proven(rows, place=ledger.location)
     return (row.line + b"\n" for row in rows)
-
-
-def _history_export_show(lines: list[bytes], output: Path | None, console: Console) -> None:
-    if output is not None:
-        console.print(f"{len(lines)} lines in {output}")
-        return
-    for line in lines:
-        click.echo(line, nl=False)
 
 
 @dataclass(frozen=True)
@@ -271,8 +278,9 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
     except (DigestMismatch, EvidenceError, Untrusted) as error:
         problem = str(error)
         plain = {"holds": False, "problem": problem, "ledger": ledger.location}
+        text = f"the ledger does not hold: {problem}"
         return CommandResult(
-            ExitCode.REJECTED, plain, lambda console: _show_problem(problem, console)
+            ExitCode.REJECTED, plain, lambda console: print_lines(console, text, style="bold red")
         )
     return CommandResult(
         ExitCode.DONE,
@@ -286,14 +294,13 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
             "accepted": list(proven.accepted),
             "checkpoint": None if kept is None else _plain(kept),
         },
-        lambda console: _history_verified_show(ledger, proven, kept, console),
+        lambda console: _show_verified(ledger, proven, kept, console),
     )
 
 
 def _kept(path: Path, ledger: Ledger, trust: Trust) -> _Kept:
     from gate.ledger.maintenance import Checkpoint, checkpoint_signers
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
-    from gate.storage.untrusted_files import read_untrusted
 
     signed = SignedStatement.of(read_untrusted(path, limit=ENVELOPE_LIMIT), what=str(path))
     signers = checkpoint_signers(signed, trust=trust)
@@ -310,21 +317,7 @@ def _plain(kept: _Kept) -> dict[str, Any]:
     }
 
 
-def _show_problem(problem: str, console: Console) -> None:
-    from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
-
-    console.print(Text(make_printable(f"the ledger does not hold: {problem}"), style="bold red"))
-
-
-def _history_verified_show(
-    ledger: Ledger, proven: Audit, kept: _Kept | None, console: Console
-) -> None:
-    from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
-
+def _show_verified(ledger: Ledger, proven: Audit, kept: _Kept | None, console: Console) -> None:
     last = "" if proven.head is None else f", the last with digest {proven.head}"
     lines = [f"the ledger {ledger.location} holds: {proven.lines} lines{last}"]
     writers = () if ledger.trust is None else ledger.trust.writers
@@ -347,8 +340,7 @@ def _history_verified_show(
             f"the checkpoint of {kept.checkpoint.at}, signed by {names}: its "
             f"{kept.checkpoint.lines} lines are there, {kept.since} came since"
         )
-    for line in lines:
-        console.print(Text(make_printable(line)))
+    print_lines(console, *lines)
 
 
 _NONE = "The ledger has no such entries."
@@ -364,17 +356,6 @@ class _Line:
     entry: LedgerEntry
     number: int = 0
     key_id: str | None = None
-
-
-class _Proof(TypedDict):
-    """The options for a metric, or for a verification and the trusted keys."""
-
-    metric: str | None
-    tracking_uri: str | None
-
-    verify: bool
-    checkpoint: Path | None
-    trust: Path | None
 
 
 @click.command(
@@ -407,7 +388,15 @@ class _Proof(TypedDict):
 @with_state
 @machine_options
 def command(
-    model: str | None, limit: int | None, verbose: bool, state: str, **proof: Unpack[_Proof]
+    model: str | None,
+    metric: str | None,
+    tracking_uri: str | None,
+    limit: int | None,
+    verbose: bool,
+    verify: bool,
+    checkpoint: Path | None,
+    trust: Path | None,
+    state: str,
 ) -> CommandResult:
     """Print the ledger: promotions, refusals, rollbacks and what was deployed. Newest last.
 
@@ -429,15 +418,13 @@ def command(
       gate history --verify --trust trust.yaml
       gate history --verify --trust trust.yaml --checkpoint 2026-11.json
     """
-    if proof["metric"] is not None:
+    if metric is not None:
         if model is None:
             raise click.UsageError("--metric needs --model: the registered model.")
-        return metric_history(
-            model, proof["metric"], state=state, uri=proof["tracking_uri"], limit=limit
-        )
-    if proof["verify"]:
-        return verified(state, trust=proof["trust"], checkpoint=proof["checkpoint"])
-    if proof["checkpoint"]:
+        return metric_history(model, metric, state=state, uri=tracking_uri, limit=limit)
+    if verify:
+        return verified(state, trust=trust, checkpoint=checkpoint)
+    if checkpoint:
         raise click.UsageError("--checkpoint goes with --verify.")
     ledger = existing_ledger(state)
     entries, rows = ledger.entries(), ledger.rows()
@@ -466,7 +453,6 @@ def metric_history(
 ) -> CommandResult:
     """Return the values of a metric over the versions that served, the oldest first, as they lie
     beside the champion. Raises EvidenceError where there is none, and the RegistryErrors."""
-    from gate.commands.loaders import champion_shown, read_ledger
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.registered_model import RegisteredModel
 
@@ -513,8 +499,6 @@ def _show_metric(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 def _key(model: str) -> str:
     """Return the key of a model of any name: the ledger may have a name that is not allowed now."""
-    from gate.storage.workspace import SEPARATOR, ModelKey, current_workspace
-
     if SEPARATOR in model:
         return str(ModelKey.parse(model))
     return str(ModelKey(current_workspace(), model))
@@ -522,8 +506,6 @@ def _key(model: str) -> str:
 
 def _key_id(signature: str | None) -> str | None:
     """Return the ID of the key that a signature claims; only --verify verifies it."""
-    import json
-
     try:
         return None if signature is None else str(json.loads(signature)["keyid"])
     except (ValueError, KeyError, TypeError):
@@ -533,8 +515,6 @@ def _key_id(signature: str | None) -> str | None:
 def _history_show(lines: list[_Line], console: Console) -> None:
     """One line an entry: what does not fit is cut off the reason."""
     from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
 
     entries = [line.entry for line in lines]
     several, wide = len({entry.key for entry in entries}) > 1, console.width >= _WIDE
@@ -552,8 +532,6 @@ def _history_show(lines: list[_Line], console: Console) -> None:
 def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
     """Return the cells before the reason."""
     minute = entry.at[:16].replace("T", " ")
-    from gate.storage.safe_text import make_printable
-
     cells = [minute if wide else minute[5:], entry.action]
     cells += [_cut(entry.key, 20 if wide else 8)] if several else []
     cells.append(entry.version or "-")
@@ -568,8 +546,6 @@ def _cut(text: str, most: int) -> str:
 def _show_all(lines: list[_Line], console: Console) -> None:
     """Print all details of each entry, in full."""
     from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
 
     for line in lines:
         entry = line.entry

@@ -5,21 +5,20 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gate.commands.options import PRECISIONS
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.errors import ModelError, PolicyError
+from gate.storage import files as atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from gate.policy.policy import Precision
 
 
 _POLICY = Path("gate.yaml")
@@ -30,18 +29,6 @@ _SCHEMA = Path("gate.schema.json")
 _STAGE = "gate"
 
 _IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
-
-
-class _Options(TypedDict):
-    """The options, as parsed."""
-
-    precision: Precision
-    pipeline: bool
-    shows: bool
-    model: str
-    reference: str
-    checkpoint: str | None
-    inputs: str
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,7 @@ class _File:
     help="Samples, as gate check --inputs.",
 )  # fmt: skip
 @machine_options
-def command(**begun: Unpack[_Options]) -> CommandResult:
+def command(**begun: Any) -> CommandResult:
     """Write gate.yaml: the built-in policy, with a comment for each setting.
 
     With --pipeline, also add a DVC stage and an MLflow entry point that run gate check with it. An
@@ -107,8 +94,9 @@ def command(**begun: Unpack[_Options]) -> CommandResult:
       gate init --pipeline --diff
     """
     files = tuple(_files(begun))
-    if not begun["shows"]:
-        _write(files)
+    for file in files:
+        if file.after is not None and not begun["shows"]:
+            atomic.write_bytes(file.path, file.after.encode())
     plain = {
         "files": [
             {
@@ -125,7 +113,7 @@ def command(**begun: Unpack[_Options]) -> CommandResult:
     )
 
 
-def _files(begun: _Options) -> Iterator[_File]:
+def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
     """All of them are made before one is written."""
     from gate.commands.schema import schema_text
     from gate.policy.policy import Policy
@@ -164,7 +152,7 @@ def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
     return _File(path, before, insert_entry(text, (section, _STAGE), lines, path=path), note)
 
 
-def _stage(begun: _Options) -> list[str]:
+def _stage(begun: Mapping[str, Any]) -> list[str]:
     """A stage of DVC: what it reads, so that an edited file is judged again, and so is an edited
     source of the model."""
     given = [begun["model"], begun["checkpoint"], begun["inputs"]]
@@ -182,7 +170,7 @@ def _stage(begun: _Options) -> list[str]:
     ]
 
 
-def _sources(begun: _Options) -> tuple[Path, ...]:
+def _sources(begun: Mapping[str, Any]) -> tuple[Path, ...]:
     """Code of this project that the stage runs, each once."""
     found = (_source(begun["reference"]), _source(begun["inputs"]))
     return tuple(dict.fromkeys(source for source in found if source is not None))
@@ -206,7 +194,7 @@ def _source(factory: str) -> Path | None:
         return None
 
 
-def _entry_point(begun: _Options) -> list[str]:
+def _entry_point(begun: Mapping[str, Any]) -> list[str]:
     command = (
         shlex.join(_command_line({**begun, "model": "\0"})).replace("{", "{{").replace("}", "}}")
     )
@@ -218,7 +206,7 @@ def _entry_point(begun: _Options) -> list[str]:
     ]
 
 
-def _command_line(begun: _Options) -> list[str]:
+def _command_line(begun: Mapping[str, Any]) -> list[str]:
     """The command line, which both run."""
     words = ["gate", "check", begun["model"], "--reference", begun["reference"]]
     if begun["checkpoint"]:
@@ -233,14 +221,6 @@ def _text(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"cannot read {path}: {error}. Expected UTF-8 text.") from error
-
-
-def _write(files: tuple[_File, ...]) -> None:
-    from gate.storage import files as atomic
-
-    for file in files:
-        if file.after is not None:
-            atomic.write_bytes(file.path, file.after.encode())
 
 
 def _print(files: tuple[_File, ...], console: Console, *, shows: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -13,16 +13,7 @@ from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, ExitCode, machine_options
 
 if TYPE_CHECKING:
-    from gate.lint.lint import LintReport
     from gate.records.export import LintLevel, Strategy
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    factory: str
-    level: LintLevel
-    strategy: Strategy
 
 
 def _sarif(ending: Ending) -> str:
@@ -65,7 +56,7 @@ class _LintCommand(CiFilesCommand):
     help="Export strategy; the rules depend on it.",
 )  # fmt: skip
 @machine_options
-def command(**question: Unpack[_Question]) -> CommandResult:
+def command(factory: str, level: LintLevel, strategy: Strategy) -> CommandResult:
     """Check the source of every forward that the model of FACTORY uses, and of what it calls.
 
     FACTORY is a callable without arguments that returns the nn.Module. The model is built, but not
@@ -85,18 +76,14 @@ def command(**question: Unpack[_Question]) -> CommandResult:
         from gate.model.loading import build_model
         from gate.report.terminal import print_findings
 
-        report = lint_model(build_model(question["factory"]), strategy=question["strategy"])
+        report = lint_model(build_model(factory), strategy=strategy)
     pages = {finding.code: finding.page for finding in report.findings}
+    refused = report.refused(level)
+    # A model of which nothing could be read is not without findings.
+    is_read = report.functions or not report.unread
     return CommandResult(
-        _status(report, question["level"]),
-        {**report.to_plain(), "pages": pages, "refused": len(report.refused(question["level"]))},
+        ExitCode.REJECTED if refused else ExitCode.DONE if is_read else ExitCode.NOT_JUDGED,
+        {**report.to_plain(), "pages": pages, "refused": len(refused)},
         lambda console: print_findings(report, console),
         record=report,
     )
-
-
-def _status(report: LintReport, level: LintLevel) -> ExitCode:
-    if report.refused(level):
-        return ExitCode.REJECTED
-    # A model of which nothing could be read is not without findings.
-    return ExitCode.NOT_JUDGED if report.unread and not report.functions else ExitCode.DONE

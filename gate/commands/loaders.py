@@ -6,20 +6,31 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Self, TypedDict, cast
 
 import click
 
 from gate.commands.options import FILE, _refuse_environment, address, tracking_uri, with_state
-from gate.errors import EvidenceError, PolicyError, Untrusted
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    ModelError,
+    PolicyError,
+    RegistryError,
+    StorageError,
+    Untrusted,
+)
+from gate.storage.files import temporary_folder
+from gate.storage.safe_text import redacted
+from gate.storage.workspace import current_workspace, in_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from gate.commands.options import CheckRequest, _Command
     from gate.decision.champion import Champion
     from gate.decision.decide import Decision
-    from gate.ledger.ledger import Keeper, Ledger
+    from gate.ledger.ledger import Ledger
     from gate.policy.policy import Policy, Task
     from gate.records.evidence import Evidence
     from gate.registry.interface import Alias
@@ -217,7 +228,6 @@ class Signing:
 def _resource(registry: str, model: str) -> str:
     from gate.ledger.entry import plain  # which imports the ledger's database
     from gate.signing.subjects import resource_uri
-    from gate.storage.workspace import current_workspace, in_workspace
 
     return resource_uri(plain(in_workspace(registry, current_workspace())), model)
 
@@ -297,7 +307,6 @@ def existing_ledger(state: str) -> Ledger:
 
     Raises StorageError where there is none, too: a missing ledger is not an empty one.
     """
-    from gate.errors import StorageError
     from gate.ledger.ledger import Ledger
 
     ledger = Ledger(named_state(state))
@@ -320,36 +329,19 @@ def written_ledger(place: LedgerOptions) -> Ledger:
     Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, and Untrusted where the key is
     not a trusted writer.
     """
-    ledger = new_ledger(place)
-    require_written(ledger)
-    return ledger
-
-
-def require_written(ledger: Ledger) -> None:
-    """Prove of one that `new_ledger` gave what `written_ledger` does. Raises as that."""
-    from gate.ledger.ledger import require_writable
-
-    _refuse_environment()
-    require_writable(ledger)
-
-
-def new_ledger(place: LedgerOptions, *, keepers: Sequence[Keeper] = ()) -> Ledger:
-    """Open the ledger as `written_ledger` does, without verifying it."""
-    from gate.ledger.ledger import Ledger
+    from gate.ledger.ledger import Ledger, require_writable
 
     key = local_keys().signing_key_if_any(place["key"])
-    return _believe(Ledger(_url(place["state"]), keepers=keepers, key=key), place["trust"])
+    ledger = _believe(Ledger(_url(place["state"]), key=key), place["trust"])
+    _refuse_environment()
+    require_writable(ledger)
+    return ledger
 
 
 def folder_trust() -> Path | None:
     """Return the folder's own trust file if it exists, for a service without a named one."""
     own = local_keys().trust_path
     return own if own.exists() else None
-
-
-def ledger_options(request: Mapping[str, Any]) -> LedgerOptions:
-    """Those among the options of a command."""
-    return LedgerOptions(state=request["state"], key=request["key"], trust=request["trust"])
 
 
 def key_uri(given: str | None) -> str | None:
@@ -366,7 +358,6 @@ def _believe(ledger: Ledger, trust: Path | None = None) -> Ledger:
 
 def _url(given: str) -> str:
     from gate.ledger.database import state_url
-    from gate.storage.safe_text import redacted
 
     text = address(given) or given
     try:
@@ -407,8 +398,6 @@ class Against:
 
         If the registry does not answer, `champion` reports that.
         """
-        from gate.errors import RegistryError
-
         registry, name = self.model.registry, self.model.name
         try:
             exists = registry.has_model(name)
@@ -447,11 +436,9 @@ def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[s
     if registered is None:
         yield reference, reference
         return
-    from gate.errors import DigestMismatch, ModelError
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.onnx_file.reading import read_subject
     from gate.registry.interface import Tag
-    from gate.storage.files import temporary_folder
 
     name, alias, number = registered
     registry = MlflowRegistry(tracking_uri(uri))
@@ -477,7 +464,6 @@ def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[s
 def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champion:
     """Return the champion's data without its file; a failure is stated in the result."""
     from gate.registry.load_champion import champion_if_any
-    from gate.storage.files import temporary_folder
 
     with temporary_folder() as folder:
         return replace(champion_if_any(model, into=folder, trust=trust), onnx_path=None)

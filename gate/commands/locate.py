@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import NEW_FILE, NEW_FOLDER, POLICY_FILE
+from gate.commands.click_types import NEW_FILE
 from gate.commands.loaders import downloaded_reference
 from gate.commands.options import (
     BATCH_AXIS,
@@ -17,40 +17,18 @@ from gate.commands.options import (
     PICTURE_SPEC,
     PRECISION,
     REFERENCE,
+    policy_option,
+    report_option,
 )
 from gate.commands.progress import loading, spinner
-from gate.commands.result import (
-    CommandResult,
-    ExitCode,
-    limit_options,
-    machine_options,
-    run_with_limits,
-)
-from gate.sandbox.limits import CHECK_S
+from gate.commands.result import CommandResult, ExitCode, within_limits
+from gate.storage import files
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.policy.policy import Precision
-    from gate.records.localization import Localization
     from gate.records.runtime import RuntimeName
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    reference: str
-    checkpoint: Path | None
-    inputs: str
-    batch_axes: tuple[tuple[str, int | None], ...]
-    preprocessing: Path | None
-    samples: int
-    runtime: RuntimeName
-    precision: Precision | None
-    policy: Path | None
-    report: Path | None
-    save: Path | None
 
 
 @click.command("locate", short_help="Say which layer of an ONNX file diverges first.")
@@ -70,20 +48,27 @@ class _Question(TypedDict):
     "ort-cuda-optimized, or one of kind ort of the policy.",
 )  # fmt: skip
 @PRECISION
-@click.option(
-    "--policy", type=POLICY_FILE, help="YAML whose determinism and CUDA settings are in force."
-)
-@click.option(
-    "--report", type=NEW_FOLDER, metavar="DIR", help="Write localisation.json and a chart here."
-)
+@policy_option("YAML whose determinism and CUDA settings are in force.")
+@report_option("Write localisation.json and a chart here.")
 @click.option(
     "--save", type=NEW_FILE, metavar="MARKED.onnx",
     help="Write the file with the tensor of each mapped layer as an output, for a viewer.",
 )  # fmt: skip
-@machine_options
-@limit_options(CHECK_S)
-@run_with_limits
-def command(**question: Unpack[_Question]) -> CommandResult:
+@within_limits
+def command(
+    model: Path,
+    reference: str,
+    checkpoint: Path | None,
+    inputs: str,
+    batch_axes: tuple[tuple[str, int | None], ...],
+    preprocessing: Path | None,
+    samples: int,
+    runtime: RuntimeName,
+    precision: Precision | None,
+    policy: Path | None,
+    report: Path | None,
+    save: Path | None,
+) -> CommandResult:
     """Compare every layer of MODEL.onnx with the PyTorch model, in one pass. Of a release of
     several files (release.yaml) the layers of the first part that diverges, and whether the seam
     between the parts is to blame.
@@ -102,7 +87,7 @@ def command(**question: Unpack[_Question]) -> CommandResult:
     """
     from gate.commands.evaluate import load_policy
 
-    policy = load_policy(question["policy"], question["precision"], task="tensors")
+    judge = load_policy(policy, precision, task="tensors")
     with loading():
         from gate.api import case_of
         from gate.data.samples import SampleSet
@@ -112,58 +97,45 @@ def command(**question: Unpack[_Question]) -> CommandResult:
         from gate.measure.job import EvaluationData, Reference
         from gate.multi_file.release import MultiFileRelease
         from gate.preprocess.spec import PreprocessSpec
+        from gate.records.layout import LOCALISATION, PLOTS
         from gate.report.model_charts import depth_chart
-        from gate.storage import files
+        from gate.report.terminal import print_layers
         from gate.summary.render import remedy_for
 
-        spec = question["preprocessing"]
-        samples = SampleSet.open(
-            question["inputs"], preprocessing=PreprocessSpec.from_file(spec) if spec else None
-        ).with_batch_axes(dict(question["batch_axes"]))
+        spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
+        data = SampleSet.open(inputs, preprocessing=spec).with_batch_axes(dict(batch_axes))
         source, name = click.get_current_context().with_resource(
-            downloaded_reference(question["reference"], uri=None)
+            downloaded_reference(reference, uri=None)
         )
-        reference = Reference.from_factory(source, checkpoint=question["checkpoint"]).named(name)
+        loaded = Reference.from_factory(source, checkpoint=checkpoint).named(name)
     with spinner("comparing layers"):
-        case = case_of(
-            question["model"], reference=reference, data=EvaluationData(samples), policy=policy
-        )
-        runtime, limit = question["runtime"], question["samples"]
+        case = case_of(model, reference=loaded, data=EvaluationData(data), policy=judge)
         release = case.chained
         if isinstance(release, MultiFileRelease):
-            found = locate_part(case, release, runtime=runtime, limit=limit)
+            found = locate_part(case, release, runtime=runtime, limit=samples)
             case = case if found.part is None else release.cases(case)[found.part]
         else:
-            found = locate(case, runtime=runtime, limit=limit)
-        is_onnx = reference.source.is_onnx
+            found = locate(case, runtime=runtime, limit=samples)
+        is_onnx = loaded.source.is_onnx
         remedy = remedy_for(found.remedy, onnx_reference=is_onnx, fault=found.fault_code)
         found = found.model_copy(update={"remedy": remedy})
-    if question["save"] is not None and found.layers:
-        write_marked_file(case, found, question["save"])
-    if question["report"] is not None:
-        found.save(question["report"] / "localisation.json")
+    if save is not None and found.layers:
+        write_marked_file(case, found, save)
+    chart = None if report is None else report / PLOTS / "localisation.svg"
+    if report is not None and chart is not None:
+        found.save(report / LOCALISATION)
         drawn = depth_chart(found)
         if drawn is not None:
-            files.write_bytes(_chart_in(question["report"]), drawn.file())
+            files.write_bytes(chart, drawn.file())
+
+    def show(console: Console) -> None:
+        print_layers(found, console)
+        if chart is not None:
+            console.print(f"report  {chart}")
+        if save is not None:
+            nothing = "nothing was written: no part diverges, so there are no layers to mark"
+            console.print(f"marked  {save if found.layers else nothing}")
+
     return CommandResult(
-        ExitCode.REJECTED if found.diverges else ExitCode.DONE,
-        found.to_plain(),
-        lambda console: _show(question, found, console),
+        ExitCode.REJECTED if found.diverges else ExitCode.DONE, found.to_plain(), show
     )
-
-
-def _show(question: _Question, found: Localization, console: Console) -> None:
-    from gate.report.terminal import print_layers
-
-    print_layers(found, console)
-    if question["report"] is not None:
-        console.print(f"report  {_chart_in(question['report'])}")
-    if question["save"] is not None:
-        nothing = "nothing was written: no part diverges, so there are no layers to mark"
-        console.print(f"marked  {question['save'] if found.layers else nothing}")
-
-
-def _chart_in(report: Path) -> Path:
-    from gate.records.layout import PLOTS
-
-    return report / PLOTS / "localisation.svg"

@@ -6,15 +6,23 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gate import __version__
 from gate.commands.click_types import NEW_FOLDER, ONNX_FILE, SETTINGS_FILE
-from gate.commands.options import MeasuringRequest, with_search
+from gate.commands.options import MEASURING, MeasuringRequest, with_options
 from gate.commands.progress import loading
-from gate.commands.result import TIME, CommandResult, ExitCode, machine_options
+from gate.commands.result import TIME, CommandResult, ExitCode, machine_options, print_lines
+from gate.errors import GateError
+from gate.installation import is_installed
+from gate.storage import files
+from gate.storage.digest import Digest
+from gate.storage.files import scratch, temporary_folder
+from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +65,7 @@ class _Request(MeasuringRequest):
 
 
 @click.command("mend", short_help="Search for an export that passes, and prove it.")
-@with_search
+@with_options(MEASURING)
 @click.option(
     "--file", type=ONNX_FILE, metavar="MODEL.onnx",
     help="The file that was rejected. It is tried first; the names of its inputs and outputs are "
@@ -104,18 +112,10 @@ def command(**options: Any) -> CommandResult:
       gate mend --reference mypackage.models:build --inputs samples.npy --output mended \\
           --precision reduced
     """
-    from gate.commands.evaluate import policy_from_options
+    from gate.commands.evaluate import policy_from_request
 
     request = _Request(**options)
-    policy = policy_from_options(
-        policy=request.policy,
-        precision=request.precision,
-        task=request.task,
-        roles=request.roles,
-        runtimes=request.runtimes,
-        settings=request.settings,
-    )
-    return _mend(request, policy)
+    return _mend(request, policy_from_request(request))
 
 
 def _mend(request: _Request, policy: Policy) -> CommandResult:
@@ -124,7 +124,6 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     _require_free(request)
     _require_own_runtimes(policy)
     with loading():
-        from gate import __version__
         from gate.measure.job import Reference
         from gate.mend.plan import MendPlan, names_of
         from gate.mend.recipe import (
@@ -138,8 +137,6 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         from gate.mend.search import Search, TrialLog
         from gate.onnx_file.reading import read_subject
         from gate.records.export import ExportSettings
-        from gate.storage.digest import Digest
-        from gate.storage.files import scratch
         from gate.storage.yaml_section import load_section
 
         data = request.open_data(policy)
@@ -215,7 +212,9 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         "file": None if recipe is None else str(request.output / "model.onnx"),
     }
     return CommandResult(
-        _exit_code(record),
+        ExitCode.INTERRUPTED
+        if record.ended_by == "interrupt" and record.winner is None
+        else ExitCode.of_verdict(record.verdict),
         plain,
         lambda console: _show(request, record, recipe, console, unsearched),
     )
@@ -223,24 +222,12 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages on which the bytes of an export depend."""
-    from importlib import import_module
-
-    from gate.installation import is_installed
-
     names = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
     return {name: import_module(name).__version__ for name in names if is_installed(name)}
 
 
-def _exit_code(record: MendRecord) -> ExitCode:
-    if record.ended_by == "interrupt" and record.winner is None:
-        return ExitCode.INTERRUPTED
-    return ExitCode.of_verdict(record.verdict)
-
-
 def _print_progress(search: Search) -> None:
     """Print the last trial, and the best one so far, on stderr."""
-    from gate.storage.safe_text import make_printable
-
     last, best = search.trials[-1], search.best
     line = f"trial {len(search.trials)}: {last.verdict} {last.title}"
     if best is not None and best is not last:
@@ -323,7 +310,6 @@ def _require_free(request: _Request) -> None:
     if not present:
         return
     with loading():
-        from gate.errors import GateError
         from gate.mend.recipe import Recipe
         from gate.onnx_file.reading import read_subject
     try:
@@ -341,7 +327,6 @@ def _require_free(request: _Request) -> None:
 def _write_settings(plan: MendPlan, steps: Steps, output: Path) -> None:
     """Write the settings of the quantizer, and the float32 file whose nodes they name."""
     from gate.mend.recipe import copy_file, write_yaml
-    from gate.storage.files import temporary_folder
 
     with temporary_folder() as folder:
         exact = steps.model_copy(update={"quantize": None})
@@ -405,7 +390,6 @@ def _record(search: Search, outcome: Outcome) -> MendRecord:
 
 def _write_trials(output: Path, record: MendRecord) -> None:
     from gate.report.comparisons import CostPoint, cost_chart
-    from gate.storage import files
 
     record.save(output / _TRIALS)
     points = [
@@ -449,10 +433,7 @@ def _show(
     console: Console,
     unsearched: Sequence[str],
 ) -> None:
-    from rich.text import Text
-
     from gate.report.terminal import add_row, print_table
-    from gate.storage.safe_text import make_printable
 
     shown = print_table(_HEADINGS, right=_HEADINGS[4:])
     for trial in record.trials:
@@ -463,8 +444,7 @@ def _show(
         if recipe is not None
         else list(_failed_lines(record))
     )
-    for line in lines:
-        console.print(Text(make_printable(line)))
+    print_lines(console, *lines)
 
 
 def _cells(trial: Trial) -> tuple[str, ...]:
@@ -476,7 +456,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
         trial.title,
         trial.half,
         trial.verdict,
-        "" if ratio is None else format_number(ratio),
+        format_number(ratio),
         "" if latency is None else f"{latency:.2f}",
         "" if size is None else f"{size / 1e6:.2f}",
     )

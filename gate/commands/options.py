@@ -18,6 +18,7 @@ from gate.commands.click_types import (
     PICTURES,
     POLICY_FILE,
     RECORD_FILE,
+    ROLES,
     SETTINGS,
     SLICES_FILE,
     SPEC_FILE,
@@ -33,12 +34,17 @@ from gate.commands.click_types import (
     SampleLocationType,
 )
 from gate.errors import PolicyError
+from gate.storage.digest import Digest
+from gate.storage.files import read_private
+from gate.storage.safe_text import passwords
 
 if TYPE_CHECKING:
     from gate.measure.job import EvaluationData
     from gate.policy.policy import Policy, Precision, Task
     from gate.policy.sections import Role
-    from gate.storage.digest import Digest
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 AGAINST = click.option(
@@ -133,6 +139,11 @@ BATCH_AXIS = click.option(
     "Default: by the file's symbolic dimensions (docs/inputs.md). Repeatable.",
 )  # fmt: skip
 
+BATCH_SIZE = click.option(
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True,
+    help="Maximum batch size.",
+)  # fmt: skip
+
 PICTURE_SPEC = click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
     help="Preprocessing spec that turns pictures into inputs (gate preprocess).",
@@ -146,6 +157,17 @@ PRECISION = click.option(
     "purpose, with bounds for their rounding; quantized: an 8-bit classifier, judged by its top-1 "
     "answers. Not together with --policy.",
 )  # fmt: skip
+
+
+def policy_option(text: str, **more: Any) -> Callable[[_Command], _Command]:
+    """Return the option `--policy` with this help."""
+    return click.option("--policy", type=POLICY_FILE, help=text, **more)
+
+
+def report_option(text: str) -> Callable[[_Command], _Command]:
+    """Return the option `--report` of a command that writes into this new folder."""
+    return click.option("--report", type=NEW_FOLDER, metavar="DIR", help=text)
+
 
 OVERWRITE = click.option(
     "--overwrite", is_flag=True, help="Replace an existing report in --report DIR."
@@ -205,8 +227,6 @@ def address(given: str | None) -> str | None:
     `@FILE`: the first line of a file of mode 0600; `env:NAME`: a variable of the environment.
     Raises StorageError, BadParameter.
     """
-    from gate.storage.files import read_private
-
     if given is None or not given.startswith((_IN_FILE, _IN_VARIABLE)):
         return given
     if given.startswith(_IN_VARIABLE):
@@ -222,8 +242,6 @@ def address(given: str | None) -> str | None:
 
 def warn_of_passwords(arguments: Sequence[str]) -> None:
     """Warn on stderr that a password in the command line is visible to other users."""
-    from gate.storage.safe_text import passwords
-
     if any(passwords(argument) for argument in arguments if "://" in argument):
         click.echo(
             "warning: the command line holds a password, and every user of this machine can read "
@@ -235,8 +253,6 @@ def warn_of_passwords(arguments: Sequence[str]) -> None:
 
 def parse_digest(text: str | None) -> Digest | None:
     """The digest that an option names. Raises BadParameter."""
-    from gate.storage.digest import Digest
-
     if text is None:
         return None
     try:
@@ -258,8 +274,6 @@ SIGNING_TRUST = click.option(
     ".gate/keys/local.pem.",
 )  # fmt: skip
 
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _GONE = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
 
@@ -303,8 +317,6 @@ def _refuse_option(_context: click.Context, option: click.Parameter, value: str 
 
 _TASKS = ("auto", "classification", "tensors")
 
-_ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringRequest:
@@ -325,6 +337,7 @@ class MeasuringRequest:
     runtimes: tuple[str, ...] = ()
     batch_size: int = 32
     preprocessing: Path | None = None
+    server: str | None = None
 
     def open_data(self, policy: Policy) -> EvaluationData:
         """Open the samples with their labels and slices. Raises DataError, StorageError,
@@ -349,7 +362,6 @@ class CheckRequest(MeasuringRequest):
     """Of a release its own file, which `--part` writes."""
     parts: tuple[tuple[str, Path], ...] = ()
     chain: str | None = None
-    server: str | None = None
     recorded: tuple[tuple[str, Path], ...] = ()
     report: Path | None = None
     overwrite: bool = False
@@ -373,7 +385,7 @@ class CheckRequest(MeasuringRequest):
     experiment: str | None = None
 
 
-_MEASURING = (
+MEASURING = (
     REFERENCE,
     CHECKPOINT,
     INPUTS,
@@ -399,11 +411,9 @@ _MEASURING = (
         help="JSON lines or Parquet with the columns by which the policy's metrics are sliced. "
         "Default: the file of --labels.",
     ),
-    click.option(
-        "--policy",
-        type=POLICY_FILE,
-        help="YAML policy, or YAML with a 'gate:' section. Default: exact float32, on the CPU "
-        "always, on CUDA when present.",
+    policy_option(
+        "YAML policy, or YAML with a 'gate:' section. Default: exact float32, on the CPU "
+        "always, on CUDA when present."
     ),
     PRECISION,
     click.option(
@@ -416,10 +426,10 @@ _MEASURING = (
     click.option(
         "--role",
         "roles",
-        type=NamedRole(_ROLES),
+        type=NamedRole(),
         multiple=True,
         metavar="NAME=ROLE",
-        help=f"Role of the output NAME: {', '.join(_ROLES)} (docs/roles.md). Overrides the "
+        help=f"Role of the output NAME: {', '.join(ROLES)} (docs/roles.md). Overrides the "
         "policy's outputs:. Repeatable.",
     ),
     SETTINGS,
@@ -438,16 +448,12 @@ _MEASURING = (
         help="Preprocessing spec (gate preprocess). It turns pictures of --inputs into inputs; its "
         "digest becomes part of the evidence.",
     ),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=32,
-        show_default=True,
-        help="Maximum batch size.",
-    ),
+    BATCH_SIZE,
 )
 
-_OPTIONS = (
+"""What is measured, on what, and by which policy: the options of a `MeasuringRequest`."""
+
+CHECK_OPTIONS = (
     click.argument("model", type=ONNX_FILE, required=False),
     click.option(
         "--part",
@@ -464,7 +470,7 @@ _OPTIONS = (
         metavar="PKG.MODULE:FUNCTION",
         help="FUNCTION(parts, batch) that runs the parts in order (docs/releases.md).",
     ),
-    *_MEASURING,
+    *MEASURING,
     click.option(
         "--recorded",
         type=NamedRecording(),
@@ -479,12 +485,7 @@ _OPTIONS = (
         help="Also measure a live model server (Open Inference Protocol): "
         "http://127.0.0.1:8000/v2/models/digits. The policy's runtime 'server' has its options.",
     ),
-    click.option(
-        "--report",
-        type=NEW_FOLDER,
-        metavar="DIR",
-        help="Write a signed report here: records, HTML page, charts, samples.csv.",
-    ),
+    report_option("Write a signed report here: records, HTML page, charts, samples.csv."),
     OVERWRITE,
     KEY,
     click.option(
@@ -531,25 +532,15 @@ _OPTIONS = (
     TRACKING_URI,
     EXPERIMENT,
 )
-"""As `--help` lists them."""
+"""The options of a `CheckRequest`, as `--help` lists them."""
 
 
-def with_question(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a `CheckRequest`."""
-    return _with(_OPTIONS, command)
+def with_options(options: Sequence[Callable[..., Any]]) -> Callable[[_Command], _Command]:
+    """Give a command several options, in this order."""
 
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-def with_measuring(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command those of them that say what is measured, on what, and by which policy."""
-    return _with((MODEL, *_MEASURING), command)
-
-
-def with_search(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the same without a file that is measured."""
-    return _with(_MEASURING, command)
-
-
-def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return decorate

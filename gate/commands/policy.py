@@ -6,12 +6,12 @@ import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gate.commands.click_types import POLICY_FILE, SETTINGS
-from gate.commands.options import PRECISION
+from gate.commands.options import PRECISION, policy_option
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.errors import PolicyError
 
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 @click.command("explain", short_help="Explain a policy field, a bound or a check.")
 @click.argument("name")
-@click.option(
-    "--policy",
-    type=POLICY_FILE,
-    help="Also print its value in this policy. Default: the built-in policy.",
-)
+@policy_option("Also print its value in this policy. Default: the built-in policy.")
 @machine_options
 def explain(name: str, policy: Path | None) -> CommandResult:
     """Explain NAME: a policy field (by name or full path), or a check of a report.
@@ -70,12 +66,14 @@ def explain(name: str, policy: Path | None) -> CommandResult:
         "name": name,
         "fields": [field.to_plain() for field in fields],
         "check": spec_texts(check) if check else None,
-        "values": [
-            {"place": each.dotted, "value": each.value, "origin": each.origin} for each in values
-        ],
+        "values": [_value(each) for each in values],
     }
     lines = [*_lines(fields, values)] if check is None else [name, *_of_check(check)]
     return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
+
+
+def _value(value: EffectiveValue) -> dict[str, Any]:
+    return {"place": value.dotted, "value": value.value, "origin": value.origin}
 
 
 def _elsewhere(name: str) -> str:
@@ -120,16 +118,6 @@ def _of_check(check: CheckSpec, *, sentence: bool = True) -> Iterator[str]:
     yield f"  bound     {check.why}"
 
 
-class _PolicyQuestion(TypedDict):
-    """The options of `gate policy show`, as parsed."""
-
-    policy: Path | None
-    precision: Precision | None
-    task: Task | None
-    settings: tuple[tuple[str, str], ...]
-    runtimes: tuple[str, ...]
-
-
 @click.group("policy", short_help="Show, check and explain policies.")
 def command() -> None:
     """Show the effective policy, check a policy file, or explain a bound.
@@ -144,10 +132,7 @@ def command() -> None:
 
 
 @command.command("show", short_help="Print every effective value with its origin.")
-@click.option(
-    "--policy", type=POLICY_FILE,
-    help="YAML policy, or YAML with a 'gate:' section. Default: the built-in policy.",
-)  # fmt: skip
+@policy_option("YAML policy, or YAML with a 'gate:' section. Default: the built-in policy.")
 @PRECISION
 @click.option(
     "--task", type=click.Choice(("auto", "classification", "tensors")),
@@ -159,7 +144,13 @@ def command() -> None:
 )  # fmt: skip
 @SETTINGS
 @machine_options
-def _show(**question: Unpack[_PolicyQuestion]) -> CommandResult:
+def _show(
+    policy: Path | None,
+    precision: Precision | None,
+    task: Task | None,
+    runtimes: tuple[str, ...],
+    settings: tuple[tuple[str, str], ...],
+) -> CommandResult:
     """Print the policy that gate check would use with these options. Each value has its origin: a
     file and line, an option, or the default.
 
@@ -175,21 +166,19 @@ def _show(**question: Unpack[_PolicyQuestion]) -> CommandResult:
     from gate.commands.evaluate import policy_from_options
     from gate.policy.overrides import effective_values
 
-    policy = policy_from_options(**question)
-    file = question["policy"]
-    options = {f"runtimes.{name}": "--runtime" for name in question["runtimes"]}
-    for name in ("precision", "task"):
-        if question[name]:
-            options[name] = f"--{name}"
-    values = effective_values(policy, file=file, options=options)
+    made = policy_from_options(
+        policy=policy, precision=precision, task=task, runtimes=runtimes, settings=settings
+    )
+    options = {f"runtimes.{name}": "--runtime" for name in runtimes}
+    stated = {"precision": precision, "task": task}
+    options |= {name: f"--{name}" for name, value in stated.items() if value}
+    values = effective_values(made, file=policy, options=options)
     plain = {
-        "policy": None if file is None else str(file),
-        "digest": str(policy.digest()),
-        "values": [
-            {"place": each.dotted, "value": each.value, "origin": each.origin} for each in values
-        ],
+        "policy": None if policy is None else str(policy),
+        "digest": str(made.digest()),
+        "values": [_value(each) for each in values],
     }
-    return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, policy, console))
+    return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, made, console))
 
 
 @command.command("check", short_help="Validate a policy file.")
@@ -214,20 +203,18 @@ def _check(policy: Path) -> CommandResult:
         "policy": str(policy),
         "digest": str(found.digest()),
         "runtimes": [
-            {"name": name, "required": runtime.required, "bounds": _bounds(found, name)}
+            {
+                "name": name,
+                "required": runtime.required,
+                "bounds": [bound for bound, value in runtime.bounds if value is not None],
+            }
             for name, runtime in found.runtimes.items()
         ],
     }
     return CommandResult(ExitCode.DONE, plain, lambda console: _print_demands(plain, console))
 
 
-def _bounds(policy: Policy, runtime: str) -> list[str]:
-    return [name for name, value in policy.runtimes[runtime].bounds if value is not None]
-
-
 def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console) -> None:
-    import json
-
     from gate.report.terminal import print_table
 
     shown = [each for each in values if each.is_set]

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
 from gate.commands.click_types import (
     NEW_FILE,
-    NEW_FOLDER,
     ONNX_FILE,
     PICTURES,
     SPEC_FILE,
     ConsumerTensors,
 )
-from gate.commands.options import MODEL
+from gate.commands.options import MODEL, report_option
 from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.storage import files
+from gate.storage.digest import Digest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.preprocess.comparison import LineUp, ModelFile
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.preprocessing import PreprocessingParity
 
@@ -31,19 +32,6 @@ _SPEC = click.option(
     help="YAML or JSON spec, or a file with a section preprocessing:. "
     "Default: torchvision's ImageNet evaluation.",
 )  # fmt: skip
-
-
-class _Question(TypedDict):
-    """The options of `compare`, as parsed."""
-
-    images: tuple[Path, ...]
-    spec: Path | None
-    model: Path | None
-    implementations: str | None
-    tensors: tuple[str, ...]
-    reference: str | None
-    bound: float
-    report: Path | None
 
 
 @click.group("preprocess", short_help="Compare implementations of preprocessing.")
@@ -76,11 +64,18 @@ def command() -> None:
     "--bound", type=click.FloatRange(min=0.0), default=1.0, show_default=True,
     help="Largest allowed difference, in 1/255 of the range before normalization.",
 )  # fmt: skip
-@click.option(
-    "--report", type=NEW_FOLDER, metavar="DIR", help="Write preprocessing.json and a picture here."
-)
+@report_option("Write preprocessing.json and a picture here.")
 @machine_options
-def _compare(**question: Unpack[_Question]) -> CommandResult:
+def _compare(
+    images: tuple[Path, ...],
+    spec: Path | None,
+    model: Path | None,
+    implementations: str | None,
+    tensors: tuple[str, ...],
+    reference: str | None,
+    bound: float,
+    report: Path | None,
+) -> CommandResult:
     """Compare Pillow, torchvision, OpenCV, ONNX, a browser's canvas and Rust on IMAGES.
 
     Each is compared with the reference. Known causes of a difference are named: no antialias, a
@@ -96,7 +91,43 @@ def _compare(**question: Unpack[_Question]) -> CommandResult:
       gate preprocess compare photos --implementations torchvision,onnx --json
       gate preprocess compare cat.jpg --spec preprocessing.yaml --tensors phone=phone.npy
     """
-    return _compared(question)
+    from gate.commands.progress import progress_bar
+    from gate.onnx_file.reading import read_subject
+    from gate.preprocess.comparison import LineUp, ModelFile, compare_consumers
+    from gate.preprocess.pictures import pictures_in, read_dumped_tensors
+    from gate.report.comparisons import print_comparison, side_by_side
+
+    stated, dumped = _spec(spec), read_dumped_tensors(tensors)
+    line_up = LineUp(_consumers(implementations, dumped), dumped, reference)
+    with progress_bar("preprocess") as advance:
+        found = compare_consumers(
+            stated,
+            pictures_in(images),
+            line_up=line_up,
+            model=None if model is None else ModelFile(model, read_subject(model).sha256),
+            advance=advance,
+        )
+    parity, picture = found.parity, None
+    if report is not None:
+        picture = report / "plots" / "preprocessing.png"
+        stated.save(report / "preprocessing-spec.json")
+        parity.save(report / "preprocessing.json")
+        if found.exhibits:
+            files.write_bytes(picture, side_by_side(found.exhibits, stated))
+    required = (line_up.consumers if implementations else ()) + tuple(line_up.dumped)
+    plain = {
+        "spec": stated.to_plain(),
+        "bound": bound,
+        "within": {c.consumer: c.within(bound) for c in parity.consumers},
+        "comparison": parity.to_plain(),
+    }
+
+    def show(console: Console) -> None:
+        print_comparison(parity, console, bound=bound)
+        if picture is not None:
+            console.print(f"report  {picture}")
+
+    return CommandResult(_status(parity, bound, required), plain, show)
 
 
 @command.command("prepend", short_help="Prepend the preprocessing to an ONNX file.")
@@ -118,7 +149,6 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
       gate preprocess prepend model.onnx --output whole.onnx --json
     """
     from gate.preprocess.onnx_graph import PICTURES, prepend_graph
-    from gate.storage.digest import Digest
 
     preprocess_spec = _spec(spec)
     prepend_graph(preprocess_spec, model, output)
@@ -133,41 +163,6 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
         },
         lambda console: console.print(f"written: {output} ({sha256}), input '{PICTURES}'"),
     )
-
-
-def _compared(question: _Question) -> CommandResult:
-    from gate.commands.progress import progress_bar
-    from gate.preprocess.comparison import compare_consumers
-    from gate.preprocess.pictures import pictures_in
-
-    spec, line_up = _spec(question["spec"]), _line_up(question)
-    with progress_bar("preprocess") as advance:
-        found = compare_consumers(
-            spec,
-            pictures_in(question["images"]),
-            line_up=line_up,
-            model=_model(question["model"]),
-            advance=advance,
-        )
-    parity, bound, report = found.parity, question["bound"], question["report"]
-    if report is not None:
-        _write(report, spec, parity, found.exhibits)
-    required = (line_up.consumers if question["implementations"] else ()) + tuple(line_up.dumped)
-    status = _status(parity, bound, required)
-    plain = {
-        "spec": spec.to_plain(),
-        "bound": bound,
-        "within": {c.consumer: c.within(bound) for c in parity.consumers},
-        "comparison": parity.to_plain(),
-    }
-    return CommandResult(status, plain, lambda console: _show(parity, bound, report, console))
-
-
-def _model(path: Path | None) -> ModelFile | None:
-    from gate.onnx_file.reading import read_subject
-    from gate.preprocess.comparison import ModelFile
-
-    return None if path is None else ModelFile(path, read_subject(path).sha256)
 
 
 def _status(parity: PreprocessingParity, bound: float, required: tuple[str, ...]) -> ExitCode:
@@ -185,34 +180,11 @@ def _spec(path: Path | None) -> PreprocessSpec:
     return PreprocessSpec.from_file(path) if path is not None else PreprocessSpec.imagenet()
 
 
-def _line_up(question: _Question) -> LineUp:
-    from gate.preprocess.comparison import LineUp
-    from gate.preprocess.pictures import read_dumped_tensors
+def _consumers(named: str | None, dumped: Collection[str]) -> tuple[str, ...]:
     from gate.records.preprocessing import IMPLEMENTATIONS
 
-    dumped = read_dumped_tensors(question["tensors"])
-    named = question["implementations"]
     if named is not None:
         chosen = tuple(name.strip() for name in named.split(",") if name.strip())
     else:
         chosen = () if dumped else tuple(IMPLEMENTATIONS)
-    own = tuple(name for name in dumped if name not in chosen)
-    return LineUp((*dict.fromkeys(chosen), *own), dumped, question["reference"])
-
-
-def _write(report: Path, spec: PreprocessSpec, parity: PreprocessingParity, exhibits: Any) -> None:
-    from gate.report.comparisons import side_by_side
-    from gate.storage import files
-
-    spec.save(report / "preprocessing-spec.json")
-    parity.save(report / "preprocessing.json")
-    if exhibits:
-        files.write_bytes(report / "plots" / "preprocessing.png", side_by_side(exhibits, spec))
-
-
-def _show(parity: PreprocessingParity, bound: float, report: Path | None, console: Console) -> None:
-    from gate.report.comparisons import print_comparison
-
-    print_comparison(parity, console, bound=bound)
-    if report is not None:
-        console.print(f"report  {report / 'plots' / 'preprocessing.png'}")
+    return tuple(dict.fromkeys((*chosen, *dumped)))

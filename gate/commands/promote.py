@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 from urllib.parse import quote
 
 import click
@@ -16,18 +17,16 @@ from gate.commands.ci_files import VerdictCommand
 from gate.commands.click_types import (
     GOLDEN_FOLDER,
     ONNX_FILE,
-    POLICY_FILE,
     REPORT_FOLDER,
     SPEC_FILE,
     ModelName,
 )
-from gate.commands.evaluate import open_runs, page_of_release
+from gate.commands.evaluate import open_runs
 from gate.commands.loaders import (
     LedgerOptions,
     ReleaseVerifier,
     ReportLocation,
     change_against,
-    ledger_options,
     local_keys,
     named_state,
     signatory,
@@ -41,19 +40,22 @@ from gate.commands.options import (
     MODEL,
     SIGNING_TRUST,
     TRACKING_URI,
-    tracking_uri,
+    policy_option,
     with_state,
 )
+from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.commands.result import CommandResult, ExitCode, machine_options, print_lines
 from gate.errors import DigestMismatch, EvidenceError, GateError, Untrusted
+from gate.storage.files import temporary_folder
+from gate.storage.safe_text import redacted
+from gate.storage.workspace import ModelKey, current_workspace, key_in, page_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from gate.ledger.ledger import Ledger
     from gate.mlflow_client.runs import RunLogger, Runs
     from gate.policy.policy import Policy
     from gate.registry.registered_model import RegisteredModel
@@ -134,9 +136,6 @@ def version_page(uri: str, name: str, version: str | None) -> str | None:
 
     Straight to the page: newer MLflows hide the list of models below another entry.
     """
-    from gate.storage.safe_text import redacted
-    from gate.storage.workspace import page_address
-
     if version is None or not uri.startswith(("http://", "https://")):
         return None
     page = page_address(f"models/{quote(name, safe='')}/versions/{version}")
@@ -146,21 +145,14 @@ def version_page(uri: str, name: str, version: str | None) -> str | None:
 def _show(
     promotion: PromotionResult, url: str | None, signed_by: Sequence[str], console: Console
 ) -> None:
-    from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
 
     facts = [promotion.outcome.replace("_", " ")]
     facts += [f"version {promotion.version}"] if promotion.version else []
     previous = promotion.previous_version
     facts += [f"version {previous} was champion before"] if previous else []
     style = "bold red" if promotion.outcome == "refused" else "green"
-    console.print(Text(", ".join(facts), style=style))
-    console.print(Text(make_printable(promotion.reason)))
-    for sentence in signed_by:
-        console.print(Text(make_printable(sentence)))
-    if url is not None:
-        console.print(Text(f"look at {make_printable(url)}"))
+    print_lines(console, ", ".join(facts), style=style)
+    print_lines(console, promotion.reason, *signed_by, *([f"look at {url}"] if url else []))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,21 +165,38 @@ class ReleasePage:
     model: str
     report: Path
 
-    def open(
-        self, judgement: SummaryInputs, twin: EvaluatedFile | None
-    ) -> AbstractContextManager[RunLogger]:
-        """Open it, to be written. Raises as `Runs.page` and `page_of_release`."""
+    @contextmanager
+    def open(self, judgement: SummaryInputs, twin: EvaluatedFile | None) -> Iterator[RunLogger]:
+        """Open it, to be written: the run that `gate check --track` wrote, else a new one with the
+        whole record, whose pages are rendered again from the records. Raises the RegistryErrors,
+        StorageError."""
+        from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
+        from gate.report.folder import write_again
         from gate.summary.summarize import SummaryInputs
 
         if self.run_id is not None:
-            return nullcontext(self.runs.page(self.run_id))
-        policy = judgement.policy.twin
-        judged_twin = None
-        if twin is not None and policy is not None:
-            judged_twin = SummaryInputs(
-                decision=twin.decision, evidence=twin.evidence, policy=policy
-            )
-        return page_of_release(self.runs, judgement, report=self.report, twin=judged_twin)
+            yield self.runs.page(self.run_id)
+            return
+        decision, evidence, policy = judgement.decision, judgement.evidence, judgement.policy.twin
+        found = self.runs.recorded(self.report, decision)
+        with self.runs.new("gate promote") if found is None else self.runs.again(found) as page:
+            if found is None:
+                with temporary_folder() as folder:
+                    write_again(
+                        folder,
+                        decision,
+                        evidence,
+                        story=judgement.story,
+                        explanation=judgement.explanation,
+                        report=self.report,
+                    )
+                    log_evaluation(page, judgement, folder=folder)
+            if twin is not None and policy is not None:
+                judged = SummaryInputs(
+                    decision=twin.decision, evidence=twin.evidence, policy=policy
+                )
+                write_twin(page, judged, exact=decision)
+            yield page
 
     def description(
         self, judgement: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
@@ -218,26 +227,6 @@ class ReleasePage:
 # Its record is on a run of MLflow: that of `gate check --track`, else one of its own.
 
 
-class _Request(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    name: str
-    report: Path
-    policy: Path | None
-    golden: Path | None
-    preprocessing: Path | None
-    twin: Path | None
-    twin_report: Path | None
-    key: str | None
-    trust: Path | None
-    handing_in: bool | None
-    run_id: str | None
-    state: str
-    tracking_uri: str | None
-    experiment: str | None
-
-
 @click.command("promote", cls=VerdictCommand, short_help="Put a judged file into service.")
 @MODEL
 @click.option("--name", type=ModelName(), required=True, help="The registered model.")
@@ -245,10 +234,9 @@ class _Request(TypedDict):
     "--report", type=REPORT_FOLDER, required=True, metavar="DIR",
     help="What gate check --report wrote: evidence.json and decision.json, and their statements.",
 )  # fmt: skip
-@click.option(
-    "--policy", type=POLICY_FILE,
-    help="The policy that was applied. Default: policy.json of --report, else the built-in one.",
-)  # fmt: skip
+@policy_option(
+    "The policy that was applied. Default: policy.json of --report, else the built-in one."
+)
 @click.option(
     "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
@@ -271,7 +259,21 @@ class _Request(TypedDict):
 @TRACKING_URI
 @EXPERIMENT
 @machine_options
-def command(**request: Unpack[_Request]) -> CommandResult:
+def command(
+    model: Path,
+    name: str,
+    report: Path,
+    policy: Path | None,
+    golden: Path | None,
+    preprocessing: Path | None,
+    twin: Path | None,
+    twin_report: Path | None,
+    handing_in: bool | None,
+    run_id: str | None,
+    tracking_uri: str | None,
+    experiment: str | None,
+    **place: Unpack[LedgerOptions],
+) -> CommandResult:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
     Statements are verified, file, evidence and policy hashed and decided on again first. A verdict
@@ -287,9 +289,10 @@ def command(**request: Unpack[_Request]) -> CommandResult:
           --twin twin/model.onnx --twin-report twin/report
       gate promote model.onnx --name digits --report report --hand-in
     """
-    if (request["twin"] is None) != (request["twin_report"] is None):
+    if (twin is None) != (twin_report is None):
         raise click.UsageError("--twin and --twin-report go together.")
 
+    from gate.ledger.ledger import Ledger
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.policy.policy import Policy
     from gate.records.champion_comparison import MOST_ROWS, Trend
@@ -299,50 +302,49 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     from gate.signing.keys import labels
     from gate.summary.summarize import SummaryInputs
 
-    uri, report = tracking_uri(request["tracking_uri"]), request["report"]
-    for folder in (report, request["twin_report"]):
+    uri = uri_of(tracking_uri)
+    for folder in (report, twin_report):
         if folder is not None:
             refuse_links(folder)
-    trust = local_keys().trust(request["trust"], key=request["key"])
-    about = ReportLocation(request["model"], report, request["golden"])
+    trust = local_keys().trust(place["trust"], key=place["key"])
+    about = ReportLocation(model, report, golden)
     judged = about.evaluated_file()
     evidence, decision = judged.evidence, judged.decision
-    path = request["policy"]
-    policy = Policy.from_file(path) if path is not None else about.policy(decision)
-    handing_in = is_handed_in(policy, request["handing_in"])
+    judge = Policy.from_file(policy) if policy is not None else about.policy(decision)
+    submits, registry = is_handed_in(judge, handing_in), MlflowRegistry(uri)
+    # A submission does not write to the ledger, so that no write access is required there.
+    ledger = Ledger(named_state(place["state"])) if submits else written_ledger(place)
     vouched = ReleaseVerifier(
-        RegisteredModel(MlflowRegistry(uri), _ledger(request, handing_in), request["name"]),
+        RegisteredModel(registry, ledger, name),
         trust,
         about,
-        ReportLocation(request["twin"], request["twin_report"])
-        if request["twin"] is not None and request["twin_report"] is not None
-        else None,
+        ReportLocation(twin, twin_report) if twin is not None and twin_report is not None else None,
     )
-    if evidence.source.preprocess_sha256 is not None and request["preprocessing"] is None:
+    if evidence.source.preprocess_sha256 is not None and preprocessing is None:
         raise click.UsageError(
             "the evidence names a preprocessing spec: give it with --preprocessing, so that it "
             "goes with the file."
         )
     release = Release(
-        model_name=request["name"],
+        model_name=name,
         onnx_path=judged.onnx_path,
         evidence=evidence,
         decision=decision,
         run_id="",
         description="",
         golden=judged.golden,
-        preprocessing=request["preprocessing"],
+        preprocessing=preprocessing,
         twin=None if vouched.twin is None else vouched.twin.evaluated_file(),
     )
     verified = _verify(
-        vouched, release, policy, signing=_signing(request["key"], vouched), handing_in=handing_in
+        vouched, release, judge, signing=_signing(place["key"], vouched), handing_in=submits
     )
+    signers = () if isinstance(verified, Untrusted) else verified.signers
     if isinstance(verified, Untrusted):
         # An edited decision must not be shown in the list of runs.
-        checked = _decided_again(release, policy)
+        checked = _decided_again(release, judge)
     else:
         checked = verified.release
-    signers = () if isinstance(verified, Untrusted) else verified.signers
     again = checked.decision
     change = load_change(report, evidence) or change_against(
         vouched.model, again, evidence, trust=trust
@@ -351,30 +353,27 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     judgement = SummaryInputs(
         decision=again,
         evidence=evidence,
-        policy=policy,
+        policy=judge,
         explanation=load_explanation(report, evidence),
         change=change,
         model_name=release.model_name,
-        steps=_steps(request, policy) if again.passed else (),
+        steps=() if submits or not again.passed else _steps(name, judge),
         signed_by=labels(signers),
     )
     pages = ReleasePage(
-        runs=open_runs(uri, request["experiment"]),
-        run_id=request["run_id"],
-        model=release.model_name,
-        report=report,
+        runs=open_runs(uri, experiment), run_id=run_id, model=release.model_name, report=report
     )
     promotion: PromotionResult | None = None
     try:
         with spinner("promoting"), pages.open(judgement, checked.twin) as page:
             description = pages.description(judgement, page)
             promotion = (
-                refused(vouched.model, release, str(verified), handing_in=handing_in)
+                refused(vouched.model, release, str(verified), handing_in=submits)
                 if isinstance(verified, Untrusted)
                 else submit_or_promote(
                     vouched.model,
                     verified.described(run_id=page.run_id, description=description, trend=trend),
-                    handing_in=handing_in,
+                    handing_in=submits,
                 )
             )
             pages.write_outcome(page, promotion, judgement)
@@ -430,18 +429,6 @@ def _decided_again(release: Release, policy: Policy) -> Release:
     return replace(release, decision=decision, twin=twin)
 
 
-def _ledger(request: _Request, handing_in: bool) -> Ledger:
-    """Open the ledger for writing.
-
-    A submission does not write to it, so that no write access is required there.
-    """
-    from gate.ledger.ledger import Ledger
-
-    if handing_in:
-        return Ledger(named_state(request["state"]))
-    return written_ledger(ledger_options(request))
-
-
 def _signing(key: str | None, vouched: ReleaseVerifier) -> VerdictSigning | None:
     """Return the signing of verdicts for this model; None without a key: none is created."""
     from gate.ledger.entry import plain
@@ -455,39 +442,22 @@ def _signing(key: str | None, vouched: ReleaseVerifier) -> VerdictSigning | None
     return VerdictSigning(signatory(signing_key), vouched.trust, resource)
 
 
-def _steps(request: _Request, policy: Policy) -> tuple[Step, ...]:
-    """Return the next steps for a version.
-
-    A waiting version can't be rolled back. A submitted one is left to the service, which has the
-    ledger.
-    """
+def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
+    """Return the next steps for a version; a waiting one can't be rolled back."""
     from gate.summary.summary import Step
 
-    if is_handed_in(policy, request["handing_in"]):
-        return ()
-    from gate.storage.workspace import ModelKey, current_workspace
-
-    shown = shlex.quote(str(ModelKey(current_workspace(), request["name"])))
+    shown = shlex.quote(str(ModelKey(current_workspace(), name)))
     look = Step(label="See what became of it", command=f"gate history --model {shown}")
     if policy.review != "automatic":
         return (look,)
     return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
 
 
-class _Options(LedgerOptions):
-    """Those that say where."""
-
-    policy: Path | None
-
-
 @click.command("rollback", short_help="Put the previous version back into service.")
 @click.argument("model", type=ModelName())
 @click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option(
-    "--policy", type=POLICY_FILE,
-    help="Which names the reviewers' tag, if that is another one than gate.review.",
-)  # fmt: skip
+@policy_option("Which names the reviewers' tag, if that is another one than gate.review.")
 @with_writing
 @TRACKING_URI
 @machine_options
@@ -495,8 +465,9 @@ def rollback_command(
     model: str,
     reason: str,
     yes: bool,
+    policy: Path | None,
     tracking_uri: str | None,
-    **options: Unpack[_Options],
+    **place: Unpack[LedgerOptions],
 ) -> CommandResult:
     """Point the alias 'champion' of the registered MODEL at the version of 'previous'.
 
@@ -507,29 +478,19 @@ def rollback_command(
       gate rollback digits
       gate rollback digits --yes --reason "wrong class order in production"
     """
-    if not yes:
-        _ask(model)
-    return _roll_back(model, reason, options=options, address=tracking_uri)
-
-
-def _ask(model: str) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "the rollback must be confirmed, and this is no terminal: add --yes."
-        )
-    click.confirm(f"Put the previous version of '{model}' into service?", abort=True, err=True)
-
-
-def _roll_back(model: str, reason: str, *, options: _Options, address: str | None) -> CommandResult:
     from gate.mlflow_client.connection import check_server
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.policy.policy import Policy
     from gate.registry.promotion import rollback
     from gate.registry.reviews import ReviewSettings
-    from gate.storage.workspace import key_in
 
-    policy = options["policy"]
-    uri, written = tracking_uri(address), written_ledger(ledger_options(options))
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "the rollback must be confirmed, and this is no terminal: add --yes."
+            )
+        click.confirm(f"Put the previous version of '{model}' into service?", abort=True, err=True)
+    uri, written = uri_of(tracking_uri), written_ledger(place)
     rule = None if policy is None else ReviewSettings.of(Policy.from_file(policy))
     check_server(uri)
     with spinner("rolling back"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from gate.storage.files import temporary_folder
 
 EXACT = 1e-5
 """Largest error of float32, relative to the largest output. TF32 exceeds it."""
@@ -54,7 +55,6 @@ def try_provider(provider: str = CUDA_PROVIDER) -> ProviderTrial:
 def _run(model: bytes, provider: str, options: Mapping[str, str], images: Any) -> tuple[Any, Any]:
     from gate.onnx_file.sessions import open_session, read_placement, session_options
     from gate.policy.runtime_options import OrtSetup
-    from gate.storage.files import temporary_folder
 
     setup = OrtSetup((provider,), "ORT_ENABLE_ALL", {provider: options})
     with temporary_folder() as folder:

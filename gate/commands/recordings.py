@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,29 +12,27 @@ from gate.commands.click_types import (
     NEW_FOLDER,
     NEW_RECORDING,
     OUTPUTS,
-    POLICY_FILE,
     SENT,
     Factory,
 )
-from gate.commands.options import BATCH_AXIS, CHECKPOINT, INPUTS, MODEL, PICTURE_SPEC
+from gate.commands.options import (
+    BATCH_AXIS,
+    BATCH_SIZE,
+    CHECKPOINT,
+    INPUTS,
+    MODEL,
+    PICTURE_SPEC,
+    policy_option,
+)
 from gate.commands.progress import progress_bar
 from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gate.distributed.external_runtime import SamplesHeader
     from gate.runtimes.recording_format import RecordingManifest
-
-
-class _RecordRequest(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    inputs: Path
-    outputs: Path
-    meta: Path
-    output: Path
 
 
 @click.group("record", short_help="Pack outputs of another machine.")
@@ -71,7 +69,7 @@ def record_command() -> None:
     help="A new folder, or a new zip.",
 )  # fmt: skip
 @machine_options
-def _pack(**request: Unpack[_RecordRequest]) -> CommandResult:
+def _pack(model: Path, inputs: Path, outputs: Path, meta: Path, output: Path) -> CommandResult:
     """Pack outputs into a recording of MODEL.onnx, bound to the file and to each sample.
 
     \b
@@ -86,13 +84,7 @@ def _pack(**request: Unpack[_RecordRequest]) -> CommandResult:
     from gate.distributed.external_runtime import Packing, read_recording_source
     from gate.onnx_file.reading import read_subject
 
-    packing = Packing(
-        read_subject(request["model"]),
-        request["inputs"],
-        request["outputs"],
-        read_recording_source(request["meta"]),
-    )
-    output = request["output"]
+    packing = Packing(read_subject(model), inputs, outputs, read_recording_source(meta))
     manifest = packing.write(output)
     return CommandResult(
         ExitCode.DONE,
@@ -102,8 +94,6 @@ def _pack(**request: Unpack[_RecordRequest]) -> CommandResult:
 
 
 def _record_show(output: Path, manifest: RecordingManifest, console: Console) -> None:
-    from gate.storage.safe_text import make_printable
-
     whence, probes = manifest.whence, len(manifest.parts) - 1
     console.print(f"{output}: {manifest.samples.size} samples, {probes} probes")
     console.print(
@@ -114,20 +104,6 @@ def _record_show(output: Path, manifest: RecordingManifest, console: Console) ->
     if not probes:
         console.print("Without probes: gate samples export writes them, and they will be asked for")
     console.print(f"Judge it: gate check MODEL.onnx … --recorded NAME={output}")
-
-
-class _SamplesRequest(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    inputs: str
-    batch_axes: tuple[tuple[str, int | None], ...]
-    preprocessing: Path | None
-    output: Path
-    reference: str | None
-    checkpoint: Path | None
-    policy: Path | None
-    batch_size: int
 
 
 @click.group("samples", short_help="Write samples for another machine.")
@@ -152,16 +128,20 @@ def samples_command() -> None:
     help="The PyTorch model; with it, probes are written, too.",
 )  # fmt: skip
 @CHECKPOINT
-@click.option(
-    "--policy", type=POLICY_FILE,
-    help="Policy of the later gate check; it selects the probes. Default: built-in.",
-)  # fmt: skip
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True,
-    help="Maximum batch size.",
-)  # fmt: skip
+@policy_option("Policy of the later gate check; it selects the probes. Default: built-in.")
+@BATCH_SIZE
 @machine_options
-def _export(**request: Unpack[_SamplesRequest]) -> CommandResult:
+def _export(
+    model: Path,
+    inputs: str,
+    batch_axes: tuple[tuple[str, int | None], ...],
+    preprocessing: Path | None,
+    output: Path,
+    reference: str | None,
+    checkpoint: Path | None,
+    policy: Path | None,
+    batch_size: int,
+) -> CommandResult:
     """Write the samples and probes of MODEL.onnx as .npy, as raw little-endian numbers, and
     samples.json, which lists them.
 
@@ -181,33 +161,28 @@ def _export(**request: Unpack[_SamplesRequest]) -> CommandResult:
     from gate.policy.policy import Policy
     from gate.preprocess.spec import PreprocessSpec
 
-    spec = PreprocessSpec.from_file(request["preprocessing"]) if request["preprocessing"] else None
-    policy = Policy.from_file(request["policy"]) if request["policy"] else Policy.default()
-    model = None
-    if request["reference"] is not None:
+    spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
+    torch_model = None
+    if reference is not None:
         from gate.model.checkpoint import load_checkpoint
         from gate.model.loading import build_model
 
-        model = build_model(request["reference"])
-        if request["checkpoint"]:
-            load_checkpoint(model, request["checkpoint"])
-    path = request["model"]
+        torch_model = build_model(reference)
+        if checkpoint:
+            load_checkpoint(torch_model, checkpoint)
     sending = Sending(
-        TestedFile(path, read_subject(path)),
-        SampleSet.open(request["inputs"], preprocessing=spec).with_batch_axes(
-            dict(request["batch_axes"])
-        ),
-        policy,
-        model,
-        request["batch_size"],
+        TestedFile(model, read_subject(model)),
+        SampleSet.open(inputs, preprocessing=spec).with_batch_axes(dict(batch_axes)),
+        Policy.from_file(policy) if policy else Policy.default(),
+        torch_model,
+        batch_size,
     )
     with progress_bar("writing") as progress:
-        header = sending.write(request["output"], progress=progress)
-    output, with_model = request["output"], request["reference"] is not None
+        header = sending.write(output, progress=progress)
     return CommandResult(
         ExitCode.DONE,
         {"path": str(output), "header": header.to_plain()},
-        lambda console: _samples_show(output, header, console, with_model=with_model),
+        lambda console: _samples_show(output, header, console, with_model=torch_model is not None),
     )
 
 

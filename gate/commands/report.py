@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
 from gate.commands.loaders import local_keys
 from gate.commands.options import FILE, SIGNING_TRUST
 from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.storage import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
 
 
 _COMPARED = "comparison.html"
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    records: Path
-    other: Path | None
-    decision: Path | None
-    policy: Path | None
-    explanation: Path | None
-    output: Path | None
-    trust: Path | None
 
 
 @click.command("report", short_help="Render a report again, or compare two.")
@@ -53,7 +42,15 @@ class _Question(TypedDict):
 )  # fmt: skip
 @SIGNING_TRUST
 @machine_options
-def command(**question: Unpack[_Question]) -> CommandResult:
+def command(
+    records: Path,
+    other: Path | None,
+    decision: Path | None,
+    policy: Path | None,
+    explanation: Path | None,
+    output: Path | None,
+    trust: Path | None,
+) -> CommandResult:
     """Write the HTML report of RECORDS, an evidence.json or a folder with one. The report names the
     signing key, if it is trusted.
 
@@ -74,37 +71,33 @@ def command(**question: Unpack[_Question]) -> CommandResult:
     from gate.records.layout import PAGE
     from gate.report.folder import EvaluationRecords, RecordFiles
     from gate.report.html_page import render_page
-    from gate.storage import files
     from gate.summary.champion_changes import change_between
     from gate.summary.render import with_texts
 
-    path, other = question["policy"], question["other"]
-    policy = Policy.from_file(path) if path is not None else None
-    trust = local_keys().trust_if_any(question["trust"])
-    given = RecordFiles(question["decision"], question["explanation"], policy, now(), trust)
+    judge = Policy.from_file(policy) if policy is not None else None
+    believed = local_keys().trust_if_any(trust)
+    given = RecordFiles(decision, explanation, judge, now(), believed)
     if other is None:
-        judged, change = EvaluationRecords.read(question["records"], given), None
+        judged, change = EvaluationRecords.read(records, given), None
     else:
         judged = EvaluationRecords.read(other, given)
-        before = EvaluationRecords.read(
-            question["records"], RecordFiles(policy=policy, now=given.now)
-        )
+        before = EvaluationRecords.read(records, RecordFiles(policy=judge, now=given.now))
         change = change_between(
             (before.decision, before.evidence), judged.decision, judged.evidence
         )
     report = judged.report(change)
-    output = question["output"] or judged.folder / (PAGE if other is None else _COMPARED)
-    files.write_text(output, render_page(report))
+    path = output or judged.folder / (PAGE if other is None else _COMPARED)
+    files.write_text(path, render_page(report))
     return CommandResult(
         ExitCode.DONE,
         {
             "verdict": report.decision.verdict.value,
-            "output": str(output),
+            "output": str(path),
             "story": with_texts(
                 report.story, onnx_reference=report.story.subject.is_onnx_reference
             ),
         },
-        lambda console: _show(report.story, change, output, console),
+        lambda console: _show(report.story, change, path, console),
     )
 
 

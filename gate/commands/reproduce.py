@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gate.commands.click_types import (
     NEW_FILE,
     ONNX_FILE,
-    POLICY_FILE,
     ReferenceType,
     SampleLocationType,
 )
 from gate.commands.loaders import ReportLocation, downloaded_reference
-from gate.commands.options import BATCH_AXIS, CHECKPOINT, PICTURE_SPEC
+from gate.commands.options import BATCH_AXIS, CHECKPOINT, PICTURE_SPEC, policy_option
 from gate.commands.progress import loading, spinner
-from gate.commands.result import (
-    CommandResult,
-    ExitCode,
-    limit_options,
-    machine_options,
-    run_with_limits,
-)
-from gate.sandbox.limits import CHECK_S
+from gate.commands.result import CommandResult, ExitCode, within_limits
+from gate.errors import DigestMismatch, EvidenceError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,23 +28,6 @@ if TYPE_CHECKING:
     from gate.measure.job import MeasurementJob, Reference
     from gate.records.evidence import Evidence
     from gate.records.layout import CheckArguments
-
-
-class _Request(TypedDict):
-    """The options, as parsed."""
-
-    report: Path
-    model: Path | None
-    reference: str | None
-    checkpoint: Path | None
-    inputs: str | None
-    batch_axes: tuple[tuple[str, int | None], ...]
-    preprocessing: Path | None
-    policy: Path | None
-    output: Path
-    strip: bool
-    include_confidential: bool
-    venv: bool
 
 
 @click.command("reproduce", short_help="Write the smallest graph that shows a rejection.")
@@ -70,9 +47,7 @@ class _Request(TypedDict):
 )  # fmt: skip
 @BATCH_AXIS
 @PICTURE_SPEC
-@click.option(
-    "--policy", type=POLICY_FILE, help="Policy of the check. Default: that of the report."
-)
+@policy_option("Policy of the check. Default: that of the report.")
 @click.option("--output", type=NEW_FILE, required=True, metavar="BUG.zip", help="The zip: bug.zip.")
 @click.option(
     "--strip", is_flag=True,
@@ -88,10 +63,8 @@ class _Request(TypedDict):
     help="Run the script in a new virtual environment, into which pip installs numpy and "
     "onnxruntime. --no-venv: by this Python, isolated.",
 )  # fmt: skip
-@machine_options
-@limit_options(CHECK_S)
-@run_with_limits
-def command(**request: Unpack[_Request]) -> CommandResult:
+@within_limits
+def command(**request: Any) -> CommandResult:
     """Write the smallest part of a rejected file that shows why, for a bug report.
 
     REPORT is the folder of gate check --report. The zip has the graph, its inputs, the expected
@@ -137,12 +110,11 @@ def command(**request: Unpack[_Request]) -> CommandResult:
     return CommandResult(ExitCode.DONE, plain, show)
 
 
-def _reproducer(request: _Request) -> Reproducer:
+def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     """Find the smallest graph. Raises NotReproduced, DigestMismatch and what gate check raises."""
     from gate.api import case_of
     from gate.data.samples import SampleSet
     from gate.decision.decide import Decision
-    from gate.errors import DigestMismatch
     from gate.localize.layer_script import LayerScript
     from gate.localize.locate import compare_failure
     from gate.localize.reduce import NotReproduced, reduce_failure
@@ -197,10 +169,9 @@ def _reproducer(request: _Request) -> Reproducer:
     return made.stripped(weights=request["strip"] or hidden, inputs=hidden)
 
 
-def _checked_files(request: _Request) -> CheckArguments:
+def _checked_files(request: Mapping[str, Any]) -> CheckArguments:
     """Return the files that were checked: those of this command line, else those that the report
     names. Raises EvidenceError where neither does."""
-    from gate.errors import EvidenceError
     from gate.records.layout import ARGUMENTS, CheckArguments
 
     options = {name: request[name] for name in ("model", "inputs", "checkpoint", "preprocessing")}
@@ -228,8 +199,6 @@ def _checked_files(request: _Request) -> CheckArguments:
 def _verify(case: MeasurementJob, reference: Reference, evidence: Evidence) -> None:
     """Raise DigestMismatch where the file, the weights, the code or the samples are not those of
     the evidence."""
-    from gate.errors import DigestMismatch, EvidenceError
-
     if evidence.subject.parts:
         raise EvidenceError(
             "the report is about a release of several files. Check the part that gate locate names "

@@ -20,7 +20,15 @@ from click.core import ParameterSource
 from gate import installation
 from gate.errors import GateError, PackageMissing
 from gate.installation import find_broken
-from gate.sandbox.limits import FILE_S, SandboxLimits, parse_duration, parse_size, time_text
+from gate.sandbox.limits import (
+    CHECK_S,
+    FILE_S,
+    SandboxLimits,
+    parse_duration,
+    parse_size,
+    time_text,
+)
+from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -193,6 +201,14 @@ def console(stream: TextIO) -> Console:
     )
 
 
+def print_lines(console: Console, *lines: str, style: str = "") -> None:
+    """Print each text on a line of its own, without characters that could steer the terminal."""
+    from rich.text import Text
+
+    for line in lines:
+        console.print(Text(make_printable(line), style=style))
+
+
 def as_json(plain: Mapping[str, Any]) -> str:
     """Return `plain` as indented JSON in ASCII. NaN is refused: records write it as a string."""
     return json.dumps(plain, indent=2, allow_nan=False)
@@ -324,6 +340,11 @@ def run_with_limits(
         return Printed(int(done["code"]), str(done["json"]))
 
     return watched
+
+
+def within_limits(command: Callable[..., CommandResult]) -> Callable[..., Any]:
+    """Give a command `--json`, `--debug` and limits, within which a child process runs it."""
+    return machine_options(limit_options(CHECK_S)(run_with_limits(command)))
 
 
 _PATH = "path"

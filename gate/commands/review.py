@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
 
 from gate.commands.click_types import TRUST_FILE, ModelName
 from gate.commands.loaders import local_keys
-from gate.commands.options import TRACKING_URI, parse_digest, tracking_uri
+from gate.commands.options import TRACKING_URI, parse_digest, with_options
+from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
 from gate.commands.promote import version_page
 from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.errors import PolicyError
+from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,74 +34,63 @@ _ROOM = 10
 """Characters of what stands before each line."""
 
 
-class ReviewRequest(TypedDict):
-    """The options, as parsed."""
-
-    name: str
-    version: str
-    key: str
-    comment: str | None
-    sha256: str | None
-    trust: Path | None
-    yes: bool
-    tracking_uri: str | None
-
-
-def review_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its arguments and options."""
-    for option in reversed(
-        (
-            click.argument("name", type=ModelName()),
-            click.argument("version"),
-            click.option(
-                "--key", required=True, metavar="URI",
-                envvar="GATE_SIGNING_KEY", show_envvar=True,
-                help="The reviewer's key: a file of mode 0600, or awskms:, gcpkms:, azurekms:, "
-                "hsm:.",
-            ),
-            click.option("--comment", metavar="TEXT", help="Signed with it; kept in the ledger."),
-            click.option(
-                "--sha256", metavar="HEX",
-                help="The digest of the file that is meant; another one is not signed.",
-            ),
-            click.option(
-                "--trust", type=TRUST_FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
-                help="Say whether this trust, as the service may have it, counts the key as a "
-                "reviewer's. Default: .gate/trust.yaml, where it is there.",
-            ),
-            click.option("--yes", is_flag=True, help="Don't ask on a terminal."),
-            TRACKING_URI,
-        )
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_OPTIONS = (
+    click.argument("name", type=ModelName()),
+    click.argument("version"),
+    click.option(
+        "--key", required=True, metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
+        help="The reviewer's key: a file of mode 0600, or awskms:, gcpkms:, azurekms:, hsm:.",
+    ),
+    click.option("--comment", metavar="TEXT", help="Signed with it; kept in the ledger."),
+    click.option(
+        "--sha256", metavar="HEX",
+        help="The digest of the file that is meant; another one is not signed.",
+    ),
+    click.option(
+        "--trust", type=TRUST_FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
+        help="Say whether this trust, as the service may have it, counts the key as a "
+        "reviewer's. Default: .gate/trust.yaml, where it is there.",
+    ),
+    click.option("--yes", is_flag=True, help="Don't ask on a terminal."),
+    TRACKING_URI,
+)  # fmt: skip
 
 
-def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> CommandResult:
+def _signed_review(
+    word: Word,
+    *,
+    name: str,
+    version: str,
+    key: str,
+    comment: str | None,
+    sha256: str | None,
+    trust: Path | None,
+    yes: bool,
+    tracking_uri: str | None,
+) -> CommandResult:
     """Read the version, show what is signed, sign it and put it there."""
     from gate.mlflow_client.connection import check_server
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.reviews import ReviewSubmission
     from gate.signing.keys import SigningKey
 
-    expected, uri = parse_digest(request["sha256"]), tracking_uri(request["tracking_uri"])
-    key = SigningKey.load(request["key"])
-    trust = LocalTrust.from_path(request["trust"])
+    expected, uri = parse_digest(sha256), uri_of(tracking_uri)
+    signing_key, believed = SigningKey.load(key), LocalTrust.from_path(trust)
     with spinner("reading the version"):
         check_server(uri)
         registry = MlflowRegistry(uri)
-        submission = ReviewSubmission.read(registry, request["name"], request["version"])
+        submission = ReviewSubmission.read(registry, name, version)
     if expected is not None:
-        expected.verify(submission.of.sha256, what=f"the file of version {request['version']}")
+        expected.verify(submission.of.sha256, what=f"the file of version {version}")
     if word == "approved":
         submission.check()
-    signing = _Signing(word, submission, key.public, trust)
-    if not request["yes"] and sys.stdin.isatty():
+    signing = _Signing(word, submission, signing_key.public, believed)
+    if not yes and sys.stdin.isatty():
         for line in signing.lines():
             click.echo(line, err=True)
         click.confirm("Sign this?", abort=True, err=True)
     with spinner("signing"):
-        size = submission.review(registry, word, key, comment=request["comment"])
+        size = submission.review(registry, word, signing_key, comment=comment)
     of = submission.of
     plain = {
         "name": of.model,
@@ -107,11 +98,11 @@ def signed_review(word: Word, **request: Unpack[ReviewRequest]) -> CommandResult
         "word": word,
         "digest": str(of.sha256),
         "decision": str(of.decision),
-        "key_id": key.public.key_id,
+        "key_id": signing_key.public.key_id,
         "characters": size,
         "tag": signing.tag,
         "refused_before": signing.refused_before,
-        "trust": None if trust is None else signing.by_trust(trust),
+        "trust": None if believed is None else signing.by_trust(believed),
         "url": version_page(uri, of.model, of.version),
     }
     return CommandResult(ExitCode.DONE, plain, signing.show)
@@ -128,7 +119,6 @@ class LocalTrust:
     def from_path(cls, named: Path | None) -> Self | None:
         """The one that is named, else the folder's if it is there and whole. Raises PolicyError for
         one that is named."""
-        from gate.errors import PolicyError
         from gate.signing.trust import Trust
 
         if named is not None:
@@ -189,8 +179,6 @@ class _Signing:
 
         Everything except the key comes from the registry and is not trusted.
         """
-        from gate.storage.safe_text import make_printable
-
         of, decision = self.submission.of, self.submission.decision
         statements = self.submission.statements
         vouching = "nobody: neither evidence nor decision is signed"
@@ -235,9 +223,9 @@ class _Signing:
 
 
 @click.command("approve", short_help="Sign that a version may serve.")
-@review_options
+@with_options(_OPTIONS)
 @machine_options
-def approve_command(**request: Unpack[ReviewRequest]) -> CommandResult:
+def approve_command(**options: Any) -> CommandResult:
     """Sign that VERSION of the registered model NAME may serve, where the policy says
     review: signed.
 
@@ -252,16 +240,16 @@ def approve_command(**request: Unpack[ReviewRequest]) -> CommandResult:
       gate approve digits 7 --key awskms:alias/reviews --comment "looked at the sevens"
       gate approve digits 7 --key ~/.keys/alice.pem --sha256 9f86d0... --json
     """
-    return signed_review("approved", **request)
+    return _signed_review("approved", **options)
 
 
 # A tag alone would do; it is signed so that the ledger says whose no it is.
 
 
 @click.command("reject", short_help="Sign that a version must not serve.")
-@review_options
+@with_options(_OPTIONS)
 @machine_options
-def reject_command(**request: Unpack[ReviewRequest]) -> CommandResult:
+def reject_command(**options: Any) -> CommandResult:
     """Sign that VERSION of the registered model NAME must not serve. That is final for its bytes.
 
     The signature says whose word it is; the tag gate.review is set to rejected as well, so that it
@@ -273,4 +261,4 @@ def reject_command(**request: Unpack[ReviewRequest]) -> CommandResult:
       gate reject digits 7 --key ~/.keys/alice.pem --comment "sevens read as ones"
       gate reject digits 7 --key awskms:alias/reviews --json
     """
-    return signed_review("rejected", **request)
+    return _signed_review("rejected", **options)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import POLICY_FILE
+from gate.commands.options import policy_option
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
+from gate.errors import PolicyError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ _STYLES = {"ok": "green", "broken": "bold red", "absent": "yellow", "by options"
     subcommands={"install": "gate.commands.runtimes:runtimes_install_command"},
     short_help="List the runtimes on this machine.",
 )
-@click.option("--policy", type=POLICY_FILE, help="List only the runtimes of this policy.")
+@policy_option("List only the runtimes of this policy.")
 @machine_options
 def command(policy: Path | None) -> CommandResult:
     """List built-in runtimes and those of installed packages, available or not, with the reason
@@ -95,7 +96,6 @@ def runtimes_install_command(name: str) -> CommandResult:
       gate runtimes install browser-wasm
       GATE_RUNTIMES=/opt/runtimes gate runtimes install browser-wasm
     """
-    from gate.errors import PolicyError
     from gate.runtimes import runtime, selection
 
     entry = selection.find_runtime(name, selection.entries())

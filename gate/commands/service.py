@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import click
@@ -21,6 +21,7 @@ from gate.commands.options import (
     SERVICE_KEY,
     TRACKING_URI,
     TRUST,
+    policy_option,
     tracking_uri,
     with_state,
 )
@@ -31,8 +32,10 @@ from gate.commands.result import (
     CommandResult,
     ExitCode,
     machine_options,
+    print_lines,
 )
-from gate.errors import ServiceError
+from gate.errors import GateError, RegistryUnavailable, ServiceError
+from gate.storage.safe_text import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,12 +44,11 @@ if TYPE_CHECKING:
 
     from gate.mlflow_client.webhooks import DeliveryTrial, Subscription, WebhookSubscription
     from gate.service.monitoring import Failed, Reconcile, StepResult
-    from gate.service.settings import LogFormat
 
 
 @click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
 @click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
-@click.option("--policy", type=POLICY_FILE, help="The policy in force. Default: the built-in one.")
+@policy_option("The policy in force. Default: the built-in one.")
 @TRUST
 @SERVICE_KEY
 @click.option(
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 @with_state
 @TRACKING_URI
 @machine_options
-def reconcile_command(tracking_uri: str | None, **places: Any) -> CommandResult:
+def reconcile_command(**places: Any) -> CommandResult:
     """Do for each MODEL what the service does after an event, without one.
 
     What was handed in is judged, a reviewed candidate is promoted, the alias 'champion' goes back
@@ -75,18 +77,14 @@ def reconcile_command(tracking_uri: str | None, **places: Any) -> CommandResult:
       gate reconcile digits --policy params.yaml --store /srv/models --json
       gate reconcile digits --store /srv/models --state @/etc/gate/state
     """
-    return _reconcile(tracking_uri, places)
-
-
-def _reconcile(registry: str | None, places: dict[str, Any]) -> CommandResult:
     from gate.ledger.entry import actor
     from gate.mlflow_client.connection import check_server
     from gate.service.reconciler import reconciler
     from gate.service.settings import ServiceSettings
 
-    uri = tracking_uri(registry)
-    named = {"state": named_state(places["state"]), "key": key_uri(places["key"])}
-    settings = ServiceSettings.of(tracking_uri=uri, writers=folder_trust(), **places | named)
+    places["tracking_uri"] = uri = tracking_uri(places["tracking_uri"])
+    places["state"], places["key"] = named_state(places["state"]), key_uri(places["key"])
+    settings = ServiceSettings.of(**places, writers=folder_trust())
     check_server(uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     with spinner("reconciling"):
@@ -103,7 +101,6 @@ def _reconcile_model(
     reconcile: Reconcile, model: str, *, cause: str
 ) -> Sequence[StepResult | Failed]:
     """Reconcile one model; return a failure as a result, so that it does not block the others."""
-    from gate.errors import GateError
     from gate.service.monitoring import Failed
 
     try:
@@ -122,46 +119,13 @@ def _plain(one: StepResult | Failed) -> dict[str, Any]:
 
 
 def _reconcile_show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
-    from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
-
     for model, done in models.items():
         if not done:
-            console.print(Text(f"{model}: all is as it should be", style="green"))
+            print_lines(console, f"{model}: all is as it should be", style="green")
         for one in done:
             bad = one["outcome"] in ("refused", "reverted", "rejected", "failed")
-            style = "bold red" if bad else "green"
-            line = f"{model}: {one['kind']}: {one['outcome']}: {make_printable(one['reason'])}"
-            console.print(Text(line, style=style))
-
-
-class _Request(TypedDict):
-    """The options, as parsed."""
-
-    models: tuple[str, ...]
-    aliases: tuple[str, ...]
-    host: str | None
-    port: int | None
-    secret_file: Path | None
-    same_registry: tuple[str, ...]
-    cors_origins: tuple[str, ...]
-    store: Path | None
-    policy: Path | None
-    trust: Path | None
-    key: str | None
-    body_cap: int | None
-    body_timeout_s: float | None
-    window_s: float | None
-    interval_s: float | None
-    confirm_s: float | None
-    time_limit_s: float | None
-    memory_limit: int | None
-    log_format: LogFormat | None
-    notify_url: str | None
-    notify_secret_file: Path | None
-    state: str
-    tracking_uri: str | None
+            line = f"{model}: {one['kind']}: {one['outcome']}: {one['reason']}"
+            print_lines(console, line, style="bold red" if bad else "green")
 
 
 def _environment(name: str) -> dict[str, Any]:
@@ -234,7 +198,7 @@ def _environment(name: str) -> dict[str, Any]:
 @with_state
 @TRACKING_URI
 @machine_options
-def serve_command(**request: Unpack[_Request]) -> CommandResult:
+def serve_command(**options: Any) -> CommandResult:
     """Take MLflow's webhooks and keep the registry and what is deployed right.
 
     POST /webhooks/mlflow takes deliveries; /models/<name>/manifest.json and model.onnx serve what
@@ -251,14 +215,12 @@ def serve_command(**request: Unpack[_Request]) -> CommandResult:
     """
     from gate.service.app import serve
     from gate.service.settings import ServiceSettings
-    from gate.storage.safe_text import redacted
 
-    given = {name: value for name, value in request.items() if value not in (None, ())}
-    given["tracking_uri"] = tracking_uri(request["tracking_uri"])
-    given["state"], given["key"] = named_state(request["state"]), key_uri(request["key"])
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    given["tracking_uri"] = tracking_uri(options["tracking_uri"])
+    given["state"], given["key"] = named_state(options["state"]), key_uri(options["key"])
     settings = ServiceSettings.of(**given, writers=folder_trust())
     settings.keyring()  # before anything slow is loaded
-
     _refuse_mistyped(settings.tracking_uri)
 
     from gate.deploy.serving import store_app
@@ -281,7 +243,11 @@ def serve_command(**request: Unpack[_Request]) -> CommandResult:
             reach=lambda: reach(settings.tracking_uri),
         )
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
-    return CommandResult(ExitCode.DONE, {"stopped": True, **plain}, _serve_show)
+    return CommandResult(
+        ExitCode.DONE,
+        {"stopped": True, **plain},
+        lambda console: console.print("stopped; what was begun is finished"),
+    )
 
 
 def _refuse_mistyped(uri: str) -> None:
@@ -289,9 +255,7 @@ def _refuse_mistyped(uri: str) -> None:
 
     MLflow would create an empty one for any file name, and the service would have no models.
     """
-    from gate.errors import RegistryUnavailable
     from gate.mlflow_client.connection import check_server
-    from gate.storage.safe_text import redacted
 
     check_server(uri)
     scheme, _, path = uri.partition(":///")
@@ -300,10 +264,6 @@ def _refuse_mistyped(uri: str) -> None:
             f"there is no registry at {redacted(uri)}: the file is missing. Name the one that "
             "gate promote writes to with --tracking-uri or MLFLOW_TRACKING_URI."
         )
-
-
-def _serve_show(console: Console) -> None:
-    console.print("stopped; what was begun is finished")
 
 
 _NAME = click.option(
@@ -471,9 +431,7 @@ def _table(console: Console, headings: Iterable[str], rows: Iterable[Iterable[st
     console.print(print_table(headings, rows))
 
 
-def new_secret() -> str:
-    """256 random bits as text."""
-    return secrets.token_hex(32)
+_SECRET_BYTES = 32
 
 
 def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
@@ -485,7 +443,7 @@ def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
         return WebhookSecrets.of_environment(variable).secrets[0], False
     if path.exists():
         return WebhookSecrets.of_file(path).secrets[0], False
-    made = new_secret()
+    made = secrets.token_hex(_SECRET_BYTES)
     settings.write(path, [made])
     return made, True
 
@@ -508,7 +466,7 @@ def rotate(
     from gate.service.settings import WebhookSecrets
 
     old = WebhookSecrets.of_file(path).secrets
-    new = new_secret()
+    new = secrets.token_hex(_SECRET_BYTES)
     settings.write(path, [new, *old])
     subscriptions.set_secret(webhook, new)
     trials = subscriptions.test(webhook)

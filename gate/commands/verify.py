@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,16 +12,26 @@ from gate.commands.click_types import (
     EVIDENCE_FILE,
     GOLDEN_FOLDER,
     ONNX_FILE,
-    POLICY_FILE,
     SPEC_FILE,
     STATEMENT_FILE,
     TRUST_FILE,
     ModelName,
 )
-from gate.commands.options import MODEL, address, parse_digest
+from gate.commands.options import MODEL, address, parse_digest, policy_option
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, ExitCode, limit_options, machine_options
+from gate.commands.result import (
+    CommandResult,
+    ExitCode,
+    limit_options,
+    machine_options,
+    print_lines,
+)
+from gate.errors import DigestMismatch, EvidenceError, StorageError, Untrusted
 from gate.sandbox.limits import FILE_S, SandboxLimits
+from gate.storage.files import open_plain
+from gate.storage.safe_text import make_printable
+from gate.storage.untrusted_files import RECORD_LIMIT
+from gate.storage.workspace import current_workspace, in_workspace, split_identity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +53,6 @@ def verified(
     """
     from datetime import UTC, datetime
 
-    from gate.errors import DigestMismatch, EvidenceError, Untrusted
     from gate.signing.verification import VerdictVerification, verify_verdict
 
     try:
@@ -63,9 +72,6 @@ def read_statement(path: Path) -> SignedStatement:
 def content(path: Path, *, limit: int) -> bytes:
     """The bytes of a file that the caller named, one more than `limit` at most. Raises
     StorageError."""
-    from gate.errors import StorageError
-    from gate.storage.files import open_plain
-
     try:
         with open_plain(path) as stream:
             return stream.read(limit + 1)
@@ -75,10 +81,8 @@ def content(path: Path, *, limit: int) -> bytes:
 
 def show(found: VerdictVerification, console: Console) -> None:
     """Print the result for users: the outcome first, then the content of the statement."""
-    from rich.text import Text
-
     style = "bold green" if found.trusted else "bold red"
-    console.print(Text(outcome(found), style=style))
+    print_lines(console, outcome(found), style=style)
     show_statement(found, console)
 
 
@@ -103,12 +107,7 @@ def _is_proven(found: VerdictVerification) -> bool:
 def show_statement(found: VerdictVerification, console: Console) -> None:
     """Print what is wrong with a statement, and what it says: of one that is not trusted, as what
     it claims."""
-    from rich.text import Text
-
-    from gate.storage.safe_text import make_printable
-
-    for problem in found.problems:
-        console.print(Text(f"- {make_printable(problem)}", style="red"))
+    print_lines(console, *(f"- {problem}" for problem in found.problems), style="red")
     says = found.summary
     if says is not None:
         facts = {
@@ -131,18 +130,6 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
         )
 
 
-class _Request(TypedDict):
-    """The options, as parsed."""
-
-    model: Path
-    golden: Path
-    sha256: str | None
-    golden_sha256: str | None
-    verdict: Path | None
-    trust: Path | None
-    limits: SandboxLimits
-
-
 @click.command("verify-release", short_help="Prove that a released file computes the same here.")
 @MODEL
 @click.option(
@@ -161,7 +148,15 @@ class _Request(TypedDict):
 )
 @machine_options
 @limit_options(FILE_S)
-def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
+def verify_release_command(
+    model: Path,
+    golden: Path,
+    sha256: str | None,
+    golden_sha256: str | None,
+    verdict: Path | None,
+    trust: Path | None,
+    limits: SandboxLimits,
+) -> CommandResult:
     """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
 
     Needs ONNX Runtime, neither PyTorch nor the model's code. Of a release of several files
@@ -180,9 +175,16 @@ def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
       gate verify-release model.onnx --golden golden --verdict decision.dsse.json --trust trust.yaml
     """
     from gate.golden.verify import verify_golden_in_sandbox
+    from gate.signing.trust import Trust
+    from gate.signing.verification import ComparedArtifacts
 
-    digests = {name: parse_digest(request[name]) for name in ("sha256", "golden_sha256")}
-    vouched = _verify_verdict(request)
+    digests = {"sha256": parse_digest(sha256), "golden_sha256": parse_digest(golden_sha256)}
+    if (verdict is None) != (trust is None):
+        raise click.UsageError("--verdict and --trust go together: whose signature would count?")
+    vouched = None
+    if verdict is not None and trust is not None:
+        artifacts = ComparedArtifacts(model, golden=golden)
+        vouched = verified(verdict, lambda: artifacts, trust=Trust.from_file(trust))
     if vouched is not None and not vouched.trusted:
         # A file without a trusted signature is never run.
         plain = {
@@ -195,16 +197,13 @@ def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
             ExitCode.REJECTED, plain, lambda console: _show_unrun(vouched, console)
         )
     with spinner("computing the golden vectors"):
-        result = verify_golden_in_sandbox(
-            request["model"], request["golden"], request["limits"], **digests
-        )
+        result = verify_golden_in_sandbox(model, golden, limits, **digests)
     plain = {
         "verdict": _verdict(result),
         "trusted": None if vouched is None else vouched.trusted,
         **result.to_plain(),
+        **({} if vouched is None else {"statement": vouched.to_plain()}),
     }
-    if vouched is not None:
-        plain["statement"] = vouched.to_plain()
     return CommandResult(
         ExitCode.DONE if result.passed else ExitCode.REJECTED,
         plain,
@@ -212,38 +211,20 @@ def verify_release_command(**request: Unpack[_Request]) -> CommandResult:
     )
 
 
-def _verify_verdict(request: _Request) -> VerdictVerification | None:
-    """Verify the signed verdict on the file and the vectors; None where none was requested."""
-    if (request["verdict"] is None) != (request["trust"] is None):
-        raise click.UsageError("--verdict and --trust go together: whose signature would count?")
-    if request["verdict"] is None or request["trust"] is None:
-        return None
-    from gate.signing.trust import Trust
-    from gate.signing.verification import ComparedArtifacts
-
-    artifacts = ComparedArtifacts(request["model"], golden=request["golden"])
-    return verified(request["verdict"], lambda: artifacts, trust=Trust.from_file(request["trust"]))
-
-
 def _verdict(result: GoldenResult) -> str:
     return "PASS" if result.passed else "FAIL"
 
 
 def _show_unrun(vouched: VerdictVerification, console: Console) -> None:
-    from rich.text import Text
-
-    console.print(Text(f"FAIL, {outcome(vouched)}: nothing was run", style="bold red"))
+    print_lines(console, f"FAIL, {outcome(vouched)}: nothing was run", style="bold red")
     show_statement(vouched, console)
 
 
 def _show(result: GoldenResult, vouched: VerdictVerification | None, console: Console) -> None:
-    from rich.text import Text
-
     from gate.report.terminal import print_table
-    from gate.storage.safe_text import make_printable
 
     verdict = _verdict(result) + (f", {outcome(vouched)}" if vouched is not None else "")
-    console.print(Text(verdict, style="bold green" if result.passed else "bold red"))
+    print_lines(console, verdict, style="bold green" if result.passed else "bold red")
     if vouched is not None:
         show_statement(vouched, console)
     console.print(f"file      {result.model_sha256}")
@@ -255,8 +236,7 @@ def _show(result: GoldenResult, vouched: VerdictVerification | None, console: Co
         console.print(print_table(headings, map(_cells, result.outputs)))
     if any(output.part for output in result.outputs):
         console.print("chain     not run: the chain is your code, and its vectors are for that")
-    for problem in result.problems:
-        console.print(Text(make_printable(problem), style="red"))
+    print_lines(console, *result.problems, style="red")
 
 
 def _cells(output: OutputResult) -> tuple[str, ...]:
@@ -266,21 +246,6 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
         f"{output.tolerance:.3g}",
         "" if output.top1_agreement is None else f"{output.top1_agreement:.4g}",
     )
-
-
-class _Question(TypedDict):
-    """The options, as parsed."""
-
-    statement: Path
-    model: Path
-    trust: Path
-    evidence: Path | None
-    evidence_statement: Path | None
-    policy: Path | None
-    name: str | None
-    registry: str | None
-    golden: Path | None
-    preprocessing: Path | None
 
 
 @click.command("verify-verdict", short_help="Check who vouches for a file, and that it passed.")
@@ -301,10 +266,9 @@ class _Question(TypedDict):
     "--evidence-statement", type=STATEMENT_FILE, metavar="FILE",
     help="Who measured. Default: evidence.dsse.json beside the evidence, where it is there.",
 )  # fmt: skip
-@click.option(
-    "--policy", type=POLICY_FILE, metavar="FILE",
-    help="The policy that was applied. With --evidence the decision is made again.",
-)  # fmt: skip
+@policy_option(
+    "The policy that was applied. With --evidence the decision is made again.", metavar="FILE"
+)
 @click.option(
     "--name",
     type=ModelName(),
@@ -318,7 +282,18 @@ class _Question(TypedDict):
 )
 @click.option("--preprocessing", type=SPEC_FILE, metavar="SPEC", help="The spec that came with it.")
 @machine_options
-def verify_verdict_command(**question: Unpack[_Question]) -> CommandResult:
+def verify_verdict_command(
+    statement: Path,
+    model: Path,
+    trust: Path,
+    evidence: Path | None,
+    evidence_statement: Path | None,
+    policy: Path | None,
+    name: str | None,
+    registry: str | None,
+    golden: Path | None,
+    preprocessing: Path | None,
+) -> CommandResult:
     """Check a verdict: a trusted key signed it, not too long ago, on exactly these bytes, and it
     PASSED.
 
@@ -334,10 +309,26 @@ def verify_verdict_command(**question: Unpack[_Question]) -> CommandResult:
       gate verify-verdict report/decision.dsse.json --model model.onnx --trust trust.yaml \\
           --evidence report/evidence.json --policy params.yaml --json
     """
+    from gate.policy.policy import Policy
+    from gate.preprocess.spec import PreprocessSpec
     from gate.signing.trust import Trust
+    from gate.signing.verification import ComparedArtifacts
 
-    trust = Trust.from_file(question["trust"])
-    found = verified(question["statement"], lambda: _load_artifacts(question), trust=trust)
+    def load_artifacts() -> ComparedArtifacts:
+        measured, measurement = _evidence(evidence, evidence_statement)
+        return ComparedArtifacts(
+            model,
+            registered=_registered(registry, name),
+            evidence=measured,
+            measurement=measurement,
+            policy=Policy.from_file(policy) if policy else None,
+            golden=golden,
+            preprocessing=PreprocessSpec.from_file(preprocessing).digest()
+            if preprocessing
+            else None,
+        )
+
+    found = verified(statement, load_artifacts, trust=Trust.from_file(trust))
     return CommandResult(
         ExitCode.DONE if found.trusted else ExitCode.REJECTED,
         found.to_plain(),
@@ -345,35 +336,12 @@ def verify_verdict_command(**question: Unpack[_Question]) -> CommandResult:
     )
 
 
-def _load_artifacts(question: _Question) -> ComparedArtifacts:
-    """Read the named files.
-
-    Raises Untrusted, EvidenceError and DigestMismatch where a file is not such a record,
-    PolicyError, StorageError.
-    """
-    from gate.policy.policy import Policy
-    from gate.preprocess.spec import PreprocessSpec
-    from gate.signing.verification import ComparedArtifacts
-
-    policy, spec = question["policy"], question["preprocessing"]
-    evidence, measurement = _evidence(question)
-    return ComparedArtifacts(
-        question["model"],
-        registered=_registered(question["registry"], question["name"]),
-        evidence=evidence,
-        measurement=measurement,
-        policy=Policy.from_file(policy) if policy else None,
-        golden=question["golden"],
-        preprocessing=PreprocessSpec.from_file(spec).digest() if spec else None,
-    )
-
-
-def _evidence(question: _Question) -> tuple[Evidence | None, SignedStatement | None]:
+def _evidence(
+    path: Path | None, statement: Path | None
+) -> tuple[Evidence | None, SignedStatement | None]:
     from gate.records.evidence import Evidence
     from gate.records.layout import EVIDENCE_STATEMENT
-    from gate.storage.untrusted_files import RECORD_LIMIT
 
-    path, statement = question["evidence"], question["evidence_statement"]
     if path is None:
         if statement is not None:
             raise click.UsageError("--evidence-statement is about evidence: give --evidence, too.")
@@ -391,7 +359,6 @@ def _registered(registry: str | None, name: str | None) -> tuple[frozenset[str],
     if registry is None or name is None:
         return None
     from gate.ledger.entry import plain
-    from gate.storage.workspace import current_workspace, in_workspace, split_identity
 
     identity = plain(address(registry) or registry)
     if split_identity(identity)[1] is None:
