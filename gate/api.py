@@ -41,6 +41,7 @@ from gate.reference.torch_reference import as_reference
 from gate.runtimes.recorded import with_recordings
 from gate.statistics.sample_table import SampleTable
 from gate.summary.champion_changes import compare_with_champion, unasked
+from gate.summary.render import render_check
 from gate.summary.summarize import SummaryInputs
 from gate.summary.summary import Change, Summary
 from gate.weights.instrument import WeightInstrument
@@ -106,8 +107,6 @@ class EvaluationResult:
         relation, bound, verdict and text. Raises PackageMissing without pandas."""
         require_module("pandas")
         import pandas
-
-        from gate.summary.render import render_check
 
         rows = [
             {

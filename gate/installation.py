@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -176,7 +175,7 @@ OLDEST = {"torch": "2.9", "onnx": "1.18", "onnxruntime": "1.22", "mlflow": "3.10
 def require(command: str) -> None:
     """Raise PackageMissing where `command` ("serve", "history export") can't work here."""
     names = COMMANDS.get(command, ())
-    lacks = [name for name in names if not all(_is_here(name))]
+    lacks = [name for name in names if not all(map(is_installed, EXTRAS.get(name, (name,))))]
     if lacks:
         raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, lacks))))
     modules = dict.fromkeys(module for name in names for module in EXTRAS.get(name, (name,)))
@@ -278,10 +277,6 @@ def onnx_runtimes() -> dict[str, str]:
 def distribution(module: str) -> str:
     """What brings a module that is installed, as pip calls it."""
     return module if module != ONNX_RUNTIME else next(iter(onnx_runtimes()), module)
-
-
-def _is_here(name: str) -> Iterator[bool]:
-    return map(is_installed, EXTRAS.get(name, (name,)))
 
 
 # A shared library may be missing or cut, an upgrade broken off, half of a package removed.

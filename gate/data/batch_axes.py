@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gate.data.input_binding import agrees, batched, describe, pair_up, shape_remedy
+from gate.data.input_binding import (
+    InputBinding,
+    agrees,
+    batched,
+    bind_inputs,
+    describe,
+    pair_up,
+    shape_remedy,
+)
 from gate.data.samples import SampleSet
 from gate.errors import InputMismatch
 from gate.records.evidence import BatchAxes, TensorSpec
@@ -22,6 +30,27 @@ _UNNAMED = "?"
 
 _MADE_UP = re.compile(r"\?|unk__\d+|.+_dynamic_axes_\d+")
 """Such an axis, or one that an exporter named: in every input another, of any length."""
+
+
+def bind_samples(
+    inputs: Sequence[TensorSpec],
+    samples: SampleSet,
+    *,
+    batch_size: int,
+    parameters: Collection[str] | None = None,
+    reduced: bool = False,
+) -> InputBinding:
+    """Bind samples, as `arrange` returned them, to the inputs of a file. The rest is as of
+    `bind_inputs`."""
+    return bind_inputs(
+        inputs,
+        samples.specs,
+        count=len(samples),
+        batch_size=batch_size,
+        parameters=parameters,
+        layout=samples.layout,
+        reduced=reduced,
+    )
 
 
 def arrange(

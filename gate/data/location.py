@@ -189,14 +189,10 @@ def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
         raise DataError(f"cannot open {name}: {_reason(error)}. {remedy}") from error
     if not folder:
         return [RemoteFile(system, info)]
-    found = {_base(entry["name"]): entry for entry in entries}
+    found = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in entries}
     names = [base for base in sorted(found) if is_shard(base, kinds=kinds)]
     check_kinds(names, origin=name, kinds=kinds)
     return [RemoteFile(system, found[base]) for base in names]
-
-
-def _base(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def _reason(error: Exception) -> str:

@@ -251,10 +251,6 @@ class ModelStore:
             return str(error)
         return None
 
-    def live_path(self, name: str, slot: str = EXACT) -> Path:
-        """Return the folder of a slot of the live release; it changes with the release."""
-        return self.live_link(name) / check_name(slot, what="slot")
-
     def live_link(self, name: str) -> Path:
         """The link that is replaced when another release goes live."""
         return self.root / "live" / check_deployed_name(name)

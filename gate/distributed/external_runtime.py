@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
 from gate.data.array_files import SINGLE_NAME, open_array
-from gate.data.batch_axes import arrange
-from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.batch_axes import arrange, bind_samples
+from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.errors import DataError, DigestMismatch, EvidenceError, StorageError, first_line
 from gate.measure.context import UNLIMITED, MeasurementContext
@@ -210,13 +210,7 @@ class Packing:
             return _rows_of(self.inputs, header.parts[0]), list(header.parts)
         samples = SampleSet.open(self.inputs).allow_nan()
         samples = arrange(samples, self.subject.inputs, self.subject.outputs)
-        binding = bind_inputs(
-            self.subject.inputs,
-            samples.specs,
-            count=len(samples),
-            batch_size=_ROWS,
-            layout=samples.layout,
-        )
+        binding = bind_samples(self.subject.inputs, samples, batch_size=_ROWS)
         rows = np.concatenate(
             [row_digests(binding.rows_by_input(batch)) for batch in samples.batches(_ROWS)]
         )
@@ -447,13 +441,9 @@ class Sending:
             gaps = self.policy.nonfinite == "same_places"
             samples = self.samples.allow_nan() if gaps else self.samples
             samples = arrange(samples, subject.inputs, subject.outputs)
-            binding = bind_inputs(
-                subject.inputs,
-                samples.specs,
-                count=len(samples),
-                batch_size=self.batch_size,
-                layout=samples.layout,
-                reduced=self.policy.precision == "reduced",
+            reduced = self.policy.precision == "reduced"
+            binding = bind_samples(
+                subject.inputs, samples, batch_size=self.batch_size, reduced=reduced
             )
             return _Material(binding, samples, self.policy)
         return MeasurementContext.bare(

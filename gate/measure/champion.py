@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.batch_axes import bind_samples
+from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import GateError, InputMismatch, LimitExceeded, OutputMismatch, first_line
@@ -198,13 +199,8 @@ class _Pair:
 
     def _open(self, file: TestedFile) -> _Side:
         beside = self._beside
-        binding = bind_inputs(
-            file.subject.inputs,
-            beside.samples.specs,
-            count=len(beside.samples),
-            batch_size=beside.batch_size,
-            layout=beside.samples.layout,
-        )
+        inputs = file.subject.inputs
+        binding = bind_samples(inputs, beside.samples, batch_size=beside.batch_size)
         try:
             session = self._session(file)
         except GateError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import onnx
@@ -47,6 +47,8 @@ from gate.storage.arrays import Batch, OutputArray
 
 if TYPE_CHECKING:
     from gate.measure.runtime_measurement import RuntimeMeasurement
+
+_Mode = TypeVar("_Mode", bound=contextlib.AbstractContextManager[Any])
 
 _LOOKED_AT = 256
 """Samples among which the first with something to measure are looked for."""
@@ -469,6 +471,17 @@ class MeasurementContext:
         except GateError:
             return False
         return True
+
+    def watch(self, batch: Batch, make: Callable[[], _Mode]) -> _Mode:
+        """Return a new mode of PyTorch after the reference ran this batch in it; one that saw
+        nothing if the reference can't run it."""
+        mode = make()
+        try:
+            with mode:
+                self.reference.run(batch)
+        except GateError:
+            return make()
+        return mode
 
     def measure_sample_bytes(self) -> None:
         """Measure `sample_bytes` by two forwards of few samples. It stays 0 of a fixed batch, and

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.data.array_files import open_labels
-from gate.data.batch_axes import arrange
-from gate.data.input_binding import InputBinding, bind_inputs
+from gate.data.batch_axes import arrange, bind_samples
+from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import DataError, InputMismatch, ModelError
@@ -285,13 +285,11 @@ class MeasurementJob:
         if batch_size is None:
             alone = _CUT_FROM <= count <= self.batch_size
             batch_size = math.ceil(count / 2) if alone else self.batch_size
-        binding = bind_inputs(
+        binding = bind_samples(
             subject.inputs,
-            samples.specs,
-            count=count,
+            samples,
             batch_size=batch_size,
             parameters=self.reference.parameters(),
-            layout=samples.layout,
             reduced=self.policy.precision == "reduced",
         )
         return replace(binding, double=self.reference.keeps_double(subject))

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.onnx_file.value_trace import OpenCast, not_held
 from gate.records.instruments import UndefinedCast
@@ -87,17 +86,7 @@ def _hides(value: Any) -> bool:
 def attends_nothing(context: MeasurementContext, batch: Batch) -> bool:
     """Return True if the model weighs nothing but what a mask hides: kernels of attention return
     NaN, zeros or a mean there, and no correct file has to return the same."""
-    return _watched(context, batch).attends_nothing
-
-
-def _watched(context: MeasurementContext, batch: Batch) -> _Watch:
-    watch = _Watch()
-    try:
-        with watch:
-            context.reference.run(batch)
-    except GateError:
-        return _Watch()
-    return watch
+    return context.watch(batch, _Watch).attends_nothing
 
 
 def nan_is_lost(context: MeasurementContext, batch: Batch) -> bool:
@@ -106,7 +95,7 @@ def nan_is_lost(context: MeasurementContext, batch: Batch) -> bool:
     trace = context.nan_trace
     if trace is None or not trace.loses_nan(context.binding.by_input(batch)):
         return False
-    return _watched(context, batch).meets_nan
+    return context.watch(batch, _Watch).meets_nan
 
 
 def undefined_casts(
@@ -120,7 +109,7 @@ def undefined_casts(
     found = context.open_casts
     feed = context.binding.by_input(batch)
     casts = found.on(feed) if found is not None else []
-    if found is None or not casts or not _are_the_model_s(casts, _watched(context, batch)):
+    if found is None or not casts or not _are_the_model_s(casts, context.watch(batch, _Watch)):
         return (), []
     runs = [
         context.binding.from_call(run)
@@ -173,7 +162,7 @@ def casts_on_samples(context: MeasurementContext) -> tuple[UndefinedCast, ...]:
             casts = found.on(context.binding.by_input(batch))
         except Exception:  # a runtime that cannot run the file fails by itself
             return ()
-        if casts and _are_the_model_s(casts, _watched(context, batch)):
+        if casts and _are_the_model_s(casts, context.watch(batch, _Watch)):
             for cast in casts:
                 key = cast.node, cast.dtype.name
                 elements[key] = elements.get(key, 0) + int(cast.open.sum())

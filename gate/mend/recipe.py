@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from gate.data.batch_axes import arrange
-from gate.data.input_binding import bind_inputs
+from gate.data.batch_axes import arrange, bind_samples
 from gate.data.samples import SampleSet
 from gate.errors import DataError, ExportError, PolicyError
 from gate.export.export import export_model
@@ -282,13 +281,7 @@ def feeds_of(exact: Path, data: EvaluationData) -> list[Feed]:
     """Return the samples in batches by the names of the file's inputs. Raises DataError."""
     subject = read_subject(exact)
     samples = arrange(data.samples, subject.inputs, subject.outputs)
-    binding = bind_inputs(
-        subject.inputs,
-        samples.specs,
-        count=len(samples),
-        batch_size=data.batch_size,
-        layout=samples.layout,
-    )
+    binding = bind_samples(subject.inputs, samples, batch_size=data.batch_size)
     return [binding.by_input(batch) for batch in samples.batches(binding.batch_size)]
 
 

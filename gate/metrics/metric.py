@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -284,15 +283,6 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
         return float(metric.compute())
 
     return OfSums(update, compute)
-
-
-def source_of(policy: MetricPolicy) -> Path | None:
-    """Return the file of the function's module, after it was imported; None of a built-in."""
-    module = sys.modules.get(policy.function.partition(":")[0])
-    if policy.is_builtin or module is None:
-        return None
-    file = inspect.getsourcefile(module)
-    return None if file is None else Path(file)
 
 
 # Values and drops.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from gate.data.input_binding import bind_inputs
+from gate.data.batch_axes import bind_samples
 from gate.data.samples import SampleSet
 from gate.errors import ExportError, NothingQuantized, StorageError
 from gate.export.quantize import Batches, QuantizeSettings, quantize
@@ -134,13 +134,7 @@ class ReleaseQuantization:
 
     def _rows(self, part: Part, samples: SampleSet, *, before: int, total: int) -> Batches:
         size, done = self.settings.batch_size, before
-        binding = bind_inputs(
-            part.candidate.subject.inputs,
-            samples.specs,
-            count=len(samples),
-            batch_size=size,
-            layout=samples.layout,
-        )
+        binding = bind_samples(part.candidate.subject.inputs, samples, batch_size=size)
         for batch in samples.batches(binding.batch_size):
             done += binding.batch_size
             self.progress(min(done, before + len(samples)), total)

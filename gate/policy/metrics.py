@@ -22,7 +22,6 @@ class BuiltinTraits(NamedTuple):
     aggregate: Aggregate = "mean"
     higher_is_better: bool = True
     options: tuple[str, ...] = ()
-    needs_labels: bool = True
 
 
 BUILTIN: dict[str, BuiltinTraits] = {
@@ -141,11 +140,6 @@ class MetricPolicy(PolicyRecord):
         if self.aggregate is not None:
             return self.aggregate
         return BUILTIN[self.function].aggregate if self.is_builtin else "mean"
-
-    @property
-    def bounds_drops(self) -> bool:
-        """Return whether a confidence bound of a drop is asked for."""
-        return self.max_drop is not None or self.max_drop_from_champion is not None
 
     def definition(self) -> Digest:
         """Digest of what decides the measured numbers: all but the bounds and limits.

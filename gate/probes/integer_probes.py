@@ -98,21 +98,9 @@ def _floor_of(
         return None
 
 
-def observe_lookups(context: MeasurementContext, batch: Batch) -> Lookups:
-    """Return the lookups and comparisons of the reference for this batch; none if it can't run."""
-    inputs = {name: array for name, array in batch.items() if array.dtype.kind in "iu"}
-    watch = Lookups(inputs)
-    try:
-        with watch:
-            context.reference.run(batch)
-    except GateError:
-        return Lookups(inputs)
-    return watch
-
-
 def lookups(context: MeasurementContext, batch: Batch) -> list[Lookup]:
     """Return the table lookups of the reference for this batch; empty if it can't run."""
-    return observe_lookups(context, batch).found
+    return context.watch(batch, Lookups).found
 
 
 def _readings(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -189,8 +177,10 @@ Values = NDArray[np.integer[Any]]
 
 def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
     """Yield the probes of each input of integers, and of each mask."""
-    names = [n for n, array in observed.rows.items() if array.dtype.kind in "iu"]
-    watch = observe_lookups(context, observed.rows) if names else Lookups()
+    integers = {n: array for n, array in observed.rows.items() if array.dtype.kind in "iu"}
+    watch = (
+        context.watch(observed.rows, partial(Lookups, integers)) if integers else Lookups()
+    )
     read = watch.found
     for name, array in observed.rows.items():
         if array.dtype.kind != "U" and _is_constant_mask(observed, name):

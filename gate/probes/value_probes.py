@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.probes.probe import LEAST_RATIO, Probe, SampleProfile
 from gate.reference.error_models import bare, error_model_for
@@ -54,23 +53,15 @@ class NonfiniteHandling(TorchFunctionMode):
 def nonfinite_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
     """One NaN, one infinity of either sign in each input of floats; none where none is treated."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
-    if not names or not _treats(context, observed.batch(observed.small)):
+    if not names:
+        return
+    if not context.watch(observed.batch(observed.small), NonfiniteHandling).tests_finiteness:
         return
     for name in names:
         suffix = f"_{name}" if len(names) > 1 else ""
         for title, value in _VALUES.items():
             build = partial(_holding, observed, name, value)
             yield Probe(f"{title}{suffix}", "value", observed.small, build, finite=True)
-
-
-def _treats(context: MeasurementContext, batch: Batch) -> bool:
-    watch = NonfiniteHandling()
-    try:
-        with watch:
-            context.reference.run(batch)
-    except GateError:
-        return False
-    return watch.tests_finiteness
 
 
 def _holding(observed: SampleProfile, name: str, value: float) -> Batch:

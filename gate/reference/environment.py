@@ -178,7 +178,7 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = allowed
             torch.set_float32_matmul_precision("high" if allowed else "highest")
         for backend, operation in _OPERATIONS:
-            _set_precision(backend, operation, _wanted(backend, allowed=allowed))
+            _set_precision(backend, operation, "tf32" if allowed and backend == "cuda" else "ieee")
         yield
     finally:
         if flags is not None:
@@ -186,10 +186,6 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
             torch.set_float32_matmul_precision(flags[1])
         for (backend, operation), precision in precisions.items():
             _set_precision(backend, operation, precision)
-
-
-def _wanted(backend: str, *, allowed: bool) -> str:
-    return "tf32" if allowed and backend == "cuda" else "ieee"
 
 
 def _flags() -> tuple[bool, str] | None:

@@ -13,7 +13,7 @@ from gate.golden.folder import files_of, read_golden
 from gate.golden.manifest import GoldenManifest, Origin
 from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.onnx_file.release_file import ReleaseFile, is_release_file
-from gate.onnx_file.sandboxed_reading import verify_description, verify_files
+from gate.onnx_file.sandboxed_reading import origin_within, verify_description, verify_files
 from gate.policy.overrides import sentence
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
@@ -396,8 +396,6 @@ def verify_origin(
     Both are to be verified before. `limits`: as of `VerificationRules`. Raises EvidenceError with
     the name of the part, and as `origin_within`.
     """
-    from gate.onnx_file.sandboxed_reading import origin_within
-
     several = is_release_file(exact.onnx_path)
     if several != is_release_file(twin.onnx_path):
         kinds = [
@@ -425,8 +423,6 @@ def verify_origin(
 
 
 def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimits | None) -> None:
-    from gate.onnx_file.sandboxed_reading import origin_within
-
     ours, its = (ReleaseFile.load(each.onnx_path) for each in (exact, twin))
     remedy = "Quantize this release (gate quantize), and judge its twin."
     if its.chain != ours.chain:

@@ -246,8 +246,6 @@ class Download:
     number: str
     expected: Expected
     folder: Path
-    is_proven: bool = field(default=False, init=False)
-    """Its bytes are the expected ones; what people read of them may be no good all the same."""
     is_too_large: bool = field(default=False, init=False)
 
     @classmethod
@@ -287,7 +285,6 @@ class Download:
         if isinstance(self.expected, SignedExpectation):
             self.expected = self.expected.read(path)
         prove(path, self.expected, what=self.what)
-        self.is_proven = True
         return path
 
 

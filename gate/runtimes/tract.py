@@ -66,7 +66,7 @@ class TractSession(Session):
         types = held.types()
         sizes = "symbolic" if self._symbolic else f"one model a shape: {self._why_not}"
         return Proof(
-            providers_active=(_provider(held.engine),),
+            providers_active=(f"tract {held.engine}",),
             session_options={"sizes": sizes, "types": ", ".join(types)},
             device=held.engine,
             precision=next((name for low, name in _LOWER.items() if low in types), "float32"),
@@ -173,10 +173,6 @@ def _shortened_errors() -> Iterator[None]:
     except tract.TractError as error:
         text = str(error).partition(_BACKTRACE)[0].replace("Caused by:", "because")
         raise _Refusal(f"tract: {' '.join(text.split())}") from None
-
-
-def _provider(engine: str) -> str:
-    return f"tract {engine}"
 
 
 def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:

@@ -6,8 +6,7 @@ import hashlib
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,42 +19,15 @@ RowsArray = NDArray[np.generic]
 # Nothing is unpickled, and no array is read whole.
 
 
-@dataclass(frozen=True)
-class Form:
-    """The shape and dtype of an array, without its values."""
-
-    dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]
-
-
 _FORMAT = np.lib.format
 
 _READERS = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
-
-
-def npy_form(stream: IO[bytes], *, name: str) -> Form:
-    """Return the form that the header states. Raises DataError."""
-    return _header(stream, name=name)[0]
 
 
 def npy_array(data: bytes, *, name: str) -> RowsArray:
     """The array. Raises DataError unless the bytes are exactly those that the header says, before
     memory is taken for them."""
     stream = io.BytesIO(data)
-    form, fortran = _header(stream, name=name)
-    rest = memoryview(data)[stream.tell() :]
-    wanted = math.prod(form.shape) * form.dtype.itemsize
-    if form.dtype.hasobject or len(rest) != wanted:
-        what = "Python objects" if form.dtype.hasobject else f"{wanted} bytes of numbers"
-        raise DataError(
-            f"{name} says that it holds {what}, and has {len(rest)} bytes. Expected a whole array "
-            "of numbers as numpy.save writes it, without Python objects."
-        )
-    values = np.frombuffer(rest, form.dtype)
-    return values.reshape(form.shape, order="F" if fortran else "C")
-
-
-def _header(stream: IO[bytes], *, name: str) -> tuple[Form, bool]:
     try:
         version = _FORMAT.read_magic(stream)
         shape, fortran, dtype = _READERS[version](stream)
@@ -64,7 +36,16 @@ def _header(stream: IO[bytes], *, name: str) -> tuple[Form, bool]:
             f"cannot read {name} as a .npy array: {first_line(error, empty=type(error).__name__)}. "
             "Expected a whole file as numpy.save writes it."
         ) from error
-    return Form(dtype, shape), fortran
+    rest = memoryview(data)[stream.tell() :]
+    wanted = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or len(rest) != wanted:
+        what = "Python objects" if dtype.hasobject else f"{wanted} bytes of numbers"
+        raise DataError(
+            f"{name} says that it holds {what}, and has {len(rest)} bytes. Expected a whole array "
+            "of numbers as numpy.save writes it, without Python objects."
+        )
+    values = np.frombuffer(rest, dtype)
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 # Formulas: docs/metrics.md and `gate.records.outputs.OutputParity`.

@@ -66,7 +66,7 @@ def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
     assert live is not None
     for label, slot in live.slots.items():
         assert prove(store, slot) is None
-        seen = store.live_path(name, label) / slot.model.name
+        seen = store.live_link(name) / label / slot.model.name
         assert Digest.of_file(seen) == slot.model.sha256
     for earlier in live.previous:
         old = store.release(name, earlier.release)

@@ -14,7 +14,7 @@ import pytest
 
 from gate.deploy import deploy as staging
 from gate.deploy.deploy import Deployment, SlotSource, deploy, rollback_deployment, serves
-from gate.deploy.store import Manifest, ModelStore
+from gate.deploy.store import EXACT, Manifest, ModelStore
 from gate.errors import DigestMismatch, RegistryUnavailable, StorageError, TooLarge
 from gate.golden import verify
 from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
@@ -52,7 +52,7 @@ def test_a_deployed_model_is_found_under_its_name(store: ModelStore, tmp_path: P
     assert read_golden(store.content(slot.golden.sha256)).sha256 == source.golden_sha256
     assert store.names() == (NAME,)
     check_tidy(store)
-    assert not os.access(store.live_path(NAME) / "model.onnx", os.W_OK) or os.getuid() == 0
+    assert not os.access(store.live_link(NAME) / EXACT / "model.onnx", os.W_OK) or os.getuid() == 0
 
 
 def test_external_data_comes_along(store: ModelStore, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_external_data_comes_along(store: ModelStore, tmp_path: Path) -> None:
     slot = check_whole(store).slots["exact"]
     assert [entry.name for entry in slot.files] == ["model.onnx", "weights.data"]
     assert slot.sha256 != slot.model.sha256
-    assert (store.live_path(NAME) / "weights.data").stat().st_size > 0
+    assert (store.live_link(NAME) / EXACT / "weights.data").stat().st_size > 0
     assert deploy(store, NAME, {"exact": source}).outcome == "unchanged"
 
 
@@ -255,7 +255,7 @@ def test_what_serves_is_every_slot(store: ModelStore, tmp_path: Path, wanted, an
 def test_damaged_bytes_are_seen_only_by_a_thorough_look(store: ModelStore, tmp_path: Path) -> None:
     slots = {"exact": models.source(tmp_path)}
     deploy(store, NAME, slots)
-    path = store.live_path(NAME) / "model.onnx"
+    path = store.live_link(NAME) / EXACT / "model.onnx"
     path.chmod(0o644)
     path.write_bytes(b"other")
     assert serves(store, NAME, slots, thoroughly=False)
@@ -470,7 +470,7 @@ def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answ
         try:
             release = store.live_link(NAME).resolve()
             manifest = Manifest.load(store.live_link(NAME) / "manifest.json")
-            data = (store.live_path(NAME) / "model.onnx").read_bytes()
+            data = (store.live_link(NAME) / EXACT / "model.onnx").read_bytes()
             slot = manifest.slots["exact"]
             named = store.file(slot.sha256, slot.model).read_bytes()
             assert Digest.of_bytes(named) == slot.sha256

@@ -261,7 +261,7 @@ def test_no_reader_ever_gets_parts_of_two_releases(tmp_path: Path) -> None:
     deploy(store, NAME, {EXACT: sources[0]})
 
     def by_disk() -> bytes | None:
-        folder = store.live_path(NAME).resolve()
+        folder = (store.live_link(NAME) / EXACT).resolve()
         try:
             return _all_of(folder)
         except FileNotFoundError:
@@ -293,7 +293,7 @@ def _all_of(folder: Path) -> bytes:
 def test_a_consumer_computes_with_what_it_resolved(store: ModelStore, tmp_path: Path) -> None:
     """The folder is resolved once: a release that goes live meanwhile changes nothing in it."""
     deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
-    folder = store.live_path(NAME).resolve()
+    folder = (store.live_link(NAME) / EXACT).resolve()
     deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 2)})
     given = np.ones((1, 3), np.float32)
     for name in parts.NAMES:

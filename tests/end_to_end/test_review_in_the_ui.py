@@ -60,7 +60,7 @@ def test_a_click_promotes_and_deploys(whole: Stack, page: Page) -> None:
     # The last is written after it serves.
     done = [("passed", number), ("promoted", number), ("deployed", number)]
     assert until(lambda: whole.lines() == done), whole.lines()
-    live = whole.store.live_path(whole.model) / "model.onnx"
+    live = whole.store.live_link(whole.model) / "exact/model.onnx"
     assert live.read_bytes() == (whole.folder / f"release-{whole.model}-1/model.onnx").read_bytes()
 
     assert answer(whole, number).startswith("approved: became champion at 20")

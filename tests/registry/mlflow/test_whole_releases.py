@@ -139,7 +139,7 @@ def test_it_goes_the_whole_way_and_back_as_one(
             assert file.sha256 == Digest.of_file(release.parent / file.name)
         seen.append(slot)
         golden = ModelStore(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
-        served = ModelStore(Path("store")).live_path(name).resolve() / "release.yaml"
+        served = (ModelStore(Path("store")).live_link(name) / "exact").resolve() / "release.yaml"
         assert cli.main(["verify-release", str(served), "--golden", str(golden)]) == 0
     lines = [e.action for e in Ledger(Path(".gate/state.db")).entries() if e.model == name]
     assert lines.count("promoted") == 2
