@@ -53,7 +53,7 @@ class Installation:
     @property
     def packages(self) -> dict[str, str]:
         """Versions by name, as pip lists them, but for pip's own."""
-        command = [self.python, "-m", "pip", "list", "--format", "freeze"]
+        command = [str(self.python), "-m", "pip", "list", "--format", "freeze"]
         done = subprocess.run(command, env=_clean(), capture_output=True, text=True, check=True)
         lines = (line.replace(" @ ", "==").partition("==") for line in done.stdout.splitlines())
         return {n.lower(): v for n, _, v in lines if n not in ("pip", "setuptools")}

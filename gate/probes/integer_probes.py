@@ -178,9 +178,7 @@ Values = NDArray[np.integer[Any]]
 def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
     """Yield the probes of each input of integers, and of each mask."""
     integers = {n: array for n, array in observed.rows.items() if array.dtype.kind in "iu"}
-    watch = (
-        context.watch(observed.rows, partial(Lookups, integers)) if integers else Lookups()
-    )
+    watch = context.watch(observed.rows, partial(Lookups, integers)) if integers else Lookups()
     read = watch.found
     for name, array in observed.rows.items():
         if array.dtype.kind != "U" and _is_constant_mask(observed, name):

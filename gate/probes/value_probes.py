@@ -327,13 +327,7 @@ class LongSums(DispatchMode):  # type: ignore[no-untyped-call]
 def sum_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
     """Yield a probe of powers of two with alternating signs, if the model has a long sum."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
-    watch = LongSums()
-    try:
-        with watch:
-            context.reference.run(observed.batch(observed.small))
-    except GateError:
-        return
-    if names and watch.is_used:
+    if names and context.watch(observed.batch(observed.small), LongSums).is_used:
         build = partial(_alternating, observed, names)
         yield Probe("alternating", "value", observed.small, build)
 
