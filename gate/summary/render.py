@@ -144,7 +144,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "before": lambda path: f" before {path}" if path else "",
     "after": lambda details: f" ({details})" if details else "",
     "some": lambda items: ", ".join(map(str, items[:_SOME])) + (", …" if items[_SOME:] else ""),
-    "of_model": lambda name: f"the model's `{name}`" if name else "the model's",
+    "of_model": lambda name: f"the model's {name}" if name else "the model's",
     "reason": lambda text: REASONS.get(text, text),
     "or": lambda items: " or ".join(map(str, items)),
     "short": lambda text: short(broken(str(text))),
