@@ -43,7 +43,7 @@ than the result does."""
 _FRACTIONS = 2.0**23
 """From here on, every float32 is a whole number."""
 
-_JUMP, _JUMP_RELATIVE = 0.125, 1e-4
+_JUMP, _JUMP_RELATIVE = 0.125, 2e-6
 """Of a float that is made whole or an integer: moved by more, absolutely and of its value, it is
 behind a decision that is not recorded, such as `fmod`; rounding does not move it so far."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import gate
 from gate.measure import outliers
 from gate.measure.outliers import OutlierAnalysis
 from gate.reference.validity import UNRESTRICTED
@@ -284,6 +285,30 @@ class Picture(nn.Module):
 def pictures():
     rows = np.random.default_rng(2).normal(size=(90, 3, 160, 160))
     return {"x": rows.astype(np.float32)}
+
+
+class Levels(nn.Module):
+    """Ten thousand levels, of which many lie on an edge in each sample and in each probe."""
+
+    def __init__(self, gain=10200.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.gain = gain
+
+    def forward(self, x):
+        levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * self.gain
+        return (levels - torch.fmod(levels, 1.0) + 0.5).to(torch.int32)
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(10200.0, "PASS"), (10200.2, "FAIL")])
+def test_ties_of_probes_are_found(gain, verdict, tmp_path):
+    """The reference's own choices are no measure of what a runtime decides."""
+    arrays = {"x": pictures()["x"][:24, :, :32, :32]}
+    file = benches.export(Levels(gain).eval(), tmp_path / "model.onnx", arrays).path
+    result = gate.check(file, Levels().eval(), arrays)
+    assert result.evidence.validity.own_choices
+    assert result.decision.verdict.value == verdict
 
 
 @pytest.mark.proof
