@@ -142,7 +142,6 @@ class CiFilesCommand(click.Command):
 def _failed(
     command: str | None, options: Mapping[str, Any], error: BaseException, arguments: Iterable[str]
 ) -> Ending:
-
     text = str(error)
     if isinstance(error, click.ClickException):
         text = error.format_message()

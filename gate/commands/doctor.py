@@ -350,10 +350,7 @@ def cuda() -> Iterator[Symptom]:
     elif unusable:
         yield Symptom("CUDA device", "missing", unusable, "Check the driver with nvidia-smi.")
     else:
-        import torch
-
-        device = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
-        yield Symptom("CUDA device", "ok", device)
+        yield Symptom("CUDA device", "ok", _device())
     yield _cuda_libraries(device=absent is None)
     session = _cuda_session(device=absent is None)
     yield session
@@ -395,6 +392,12 @@ def _tf32(trial: ProviderTrial) -> str:
     }
     found = ", ".join(f"{'on' if on else 'off'} in {name}" for name, on in sides.items())
     return f"by default {found} (ONNX Runtime: {trial.default_error:.2g} of the largest output)"
+
+
+def _device() -> str:
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
 
 
 def _cuda_libraries(*, device: bool) -> Symptom:

@@ -145,7 +145,6 @@ def version_page(uri: str, name: str, version: str | None) -> str | None:
 def _show(
     promotion: PromotionResult, url: str | None, signed_by: Sequence[str], console: Console
 ) -> None:
-
     facts = [promotion.outcome.replace("_", " ")]
     facts += [f"version {promotion.version}"] if promotion.version else []
     previous = promotion.previous_version

@@ -382,7 +382,6 @@ def _rotate(
       gate webhooks rotate --secret-file .gate/secrets
       gate webhooks rotate --secret-file .gate/secrets --overlap 300
     """
-
     if secret_file is None:
         raise ServiceError(
             "secrets of the environment can't be exchanged while the service runs. "
