@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -563,14 +565,50 @@ def _attention(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
     return torch.softmax(scores, -1) @ value
 
 
+_HEADS = inspect.signature(functional.multi_head_attention_forward)
+
+
 def _multi_head_attention(*arguments: Any, **options: Any) -> Any:
-    """Compute nn.MultiheadAttention without the fused operator, by `_attention`."""
-    fused = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = _attention
-    try:
+    """Compute nn.MultiheadAttention by products and a softmax, each projection by itself: without
+    the operators of PyTorch that combine them, which exporters lack for a traced graph."""
+    bound = _HEADS.bind(*arguments, **options)
+    bound.apply_defaults()
+    a = SimpleNamespace(**bound.arguments)
+    more = (a.bias_k, a.bias_v, a.static_k, a.static_v)
+    if a.query.dim() != 3 or a.add_zero_attn or any(one is not None for one in more):
         return functional.multi_head_attention_forward(*arguments, **options)
-    finally:
-        functional.scaled_dot_product_attention = fused
+    weights = (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight)
+    weights = weights if a.use_separate_proj_weight else a.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
+
+    def projected(x: torch.Tensor, at: int) -> torch.Tensor:
+        """Shape (batch, heads, length, width)."""
+        made = functional.linear(x, weights[at], biases[at])
+        made = made.reshape(x.shape[0], x.shape[1], a.num_heads, -1)
+        return made.permute(1, 2, 0, 3)
+
+    query, key, value = (projected(x, at) for at, x in enumerate((a.query, a.key, a.value)))
+    scores = query @ key.permute(0, 1, 3, 2) * (1.0 / math.sqrt(query.shape[-1]))
+    if a.attn_mask is not None:
+        mask = _added(a.attn_mask, scores)
+        scores = scores + (mask if mask.dim() == 2 else mask.reshape(scores.shape))
+    if a.key_padding_mask is not None:
+        scores = scores + _added(a.key_padding_mask, scores)[:, None, None, :]
+    shares = torch.softmax(scores, -1)
+    joined = (shares @ value).permute(2, 0, 1, 3).reshape(a.query.shape)
+    output = functional.linear(joined, a.out_proj_weight, a.out_proj_bias)
+    if not a.need_weights:
+        return output, None
+    return output, shares.mean(1) if a.average_attn_weights else shares
+
+
+def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return what a mask adds to scores: -inf where one of bools is true."""
+    if mask.dtype != torch.bool:
+        return mask.to(scores.dtype)
+    return torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(
+        mask, -math.inf
+    )
 
 
 def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -125,6 +125,43 @@ class TestAFaultOfTheExporter:
         assert [export.settings[f"edit_{place}"] for place in range(len(edits))] == edits
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.heads(x, x, x, need_weights=False)[0]
+
+
+class LogOfSigmoid(nn.Module):
+    """ONNX Runtime's Sigmoid is 0 from -18 on, PyTorch's from -89 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8)
+
+    def forward(self, x):
+        return torch.log(torch.sigmoid(20 * self.first(x)))
+
+
+class TestWhatTheExporterLacks:
+    @pytest.mark.parametrize(
+        ("model", "shape", "functions", "edits"),
+        [
+            (Attention, (16, 5, 8), ("multi_head_attention",), ()),
+            (LogOfSigmoid, (24, 6), (), ("log_sigmoid_exp",)),
+        ],
+    )
+    def test_is_mended_by_another_form(self, tmp_path, model, shape, functions, edits):
+        _, outcome = searched(model(), floats(*shape), tmp_path)
+        steps = outcome.winner.steps
+        assert steps.functions == functions
+        assert tuple(one.rewrite for one in steps.edits) == edits
+
+
 class TestAFaultOfAnOptimizer:
     def test_is_mended_by_disabling_it(self, tmp_path):
         fault = FAULTS["a transposed matrix by a vector"]

@@ -247,6 +247,38 @@ def test_multi_head_attention_is_exported_as_ordinary_functions():
     assert "attention" not in operators([name])
 
 
+MASK = torch.ones(5, 5).triu(1).bool()
+PADDED = torch.arange(5)[None] >= torch.tensor([5, 3, 4])[:, None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_mask": MASK},
+        {"attn_mask": MASK, "is_causal": True, "need_weights": False},
+        {"attn_mask": torch.randn(6, 5, 5), "key_padding_mask": torch.randn(3, 5)},
+        {"key_padding_mask": PADDED, "average_attn_weights": False},
+        {"need_weights": False},
+    ],
+    ids=", ".join,
+)
+@pytest.mark.parametrize("made", [{}, {"kdim": 4, "vdim": 6, "bias": False}, {"add_bias_kv": True}],
+                         ids=str)  # fmt: skip
+def test_replaced_heads_attend_as_those_of_torch(made, options):
+    torch.manual_seed(0)
+    heads = nn.MultiheadAttention(8, 2, batch_first=True, **made).eval()
+    query = torch.randn(3, 5, 8)
+    key, value = (torch.randn(3, 5, made.get(name, 8)) for name in ("kdim", "vdim"))
+    with torch.no_grad():
+        right = heads(query, key, value, **options)
+        with replaced_functions(["multi_head_attention"]):
+            actual = heads(query, key, value, **options)
+    torch.testing.assert_close(actual[0], right[0])
+    assert (actual[1] is None) == (right[1] is None)
+    if right[1] is not None:
+        torch.testing.assert_close(actual[1], right[1])
+
+
 def test_replaced_attention_masks_as_torch_does():
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 2, 5, 4) for _ in range(3))
