@@ -282,8 +282,8 @@ class _Auroc(Metric):
         target = _class_labels(labels, (len(array),), classes) == self._positive
         if array.shape[1] == 1:
             score = array[:, 0]
-        elif 0 <= self._positive < array.shape[1] and _are_probabilities(array):
-            score = array[:, self._positive]
+        elif 0 <= self._positive < array.shape[1] > 2 and _are_probabilities(array):
+            score = array[:, self._positive]  # of two classes the difference ranks alike
         elif 0 <= self._positive < array.shape[1]:
             rest = np.delete(array, self._positive, axis=1)
             top = rest.max(axis=1)

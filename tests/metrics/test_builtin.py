@@ -248,6 +248,9 @@ def test_auroc_of_probabilities_is_that_of_their_class():
     peer = roc_auc_score(CLASSES == 1, shares[:, 1])
     assert value("auroc", shares, CLASSES) == pytest.approx(peer)
     assert value("auroc", LOGITS, CLASSES) == pytest.approx(peer)
+    metric = built_in("auroc", {})
+    two = metric.update(np.array([[0.3, 0.72]]), [1])  # logits that happen to add up to 1
+    assert two.rows[0, 0] == pytest.approx(0.42)
 
 
 def test_a_detector_that_finds_no_object_is_refused():
