@@ -524,11 +524,14 @@ def _quoted(value: object) -> str:
 def _failed_lines(record: MendRecord) -> list[str]:
     lines = [f"{record.verdict:<8}no candidate passes. {_ENDS.get(record.ended_by, '')}"]
     verified = {trial.key for trial in record.trials if trial.half == "verify"}
-    ranked = sorted(record.trials, key=lambda trial: trial.distance)
-    for index, trial in enumerate(ranked[:_SHOWN]):
-        label = "closest" if index == 0 else "then"
+    reasons: list[str] = []
+    for trial in sorted(record.trials, key=lambda trial: trial.distance):
         passed = "verified, and refused" if trial.key in verified else _UNVERIFIED
-        why = trial.failure or ", ".join(trial.failing[:_SHOWN]) or passed
+        reason = trial.failure or trial.headline or passed
+        if reason in reasons or len(reasons) == _SHOWN:
+            continue  # exports often fail alike
+        label = "then" if reasons else "closest"
+        reasons.append(reason)
         layer = f", first in {trial.layer}" if trial.layer else ""
-        lines.append(f"{label:<8}{trial.title} ({trial.half}): {why}{layer}")
+        lines.append(f"{label:<8}{trial.title} ({trial.half}): {reason.rstrip('.')}{layer}")
     return lines

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gate.api import EvaluationResult, check
 from gate.decision.check_result import CheckResult, Verdict
-from gate.errors import EvidenceError, GateError, first_line
+from gate.errors import DataError, EvidenceError, GateError, ModelError, first_line
 from gate.measure.job import EvaluationData, Reference
 from gate.mend.recipe import Float32Layers, Stage, Steps
 from gate.mend.rewrites import Graph
@@ -96,6 +96,8 @@ class Trial(Record):
     """The names of the checks that are FAIL or ERROR, with their codes: `noise_ratio: violated`."""
     failure: str | None = None
     """Why there is no file, or why it could not be measured."""
+    headline: str | None = None
+    """Of a file that was refused: the cause in one sentence."""
     latency_ms: Measured | None = None
     """Median of one batch in the fastest runtime that was measured; it decides nothing."""
     size_bytes: Count | None = None
@@ -199,7 +201,8 @@ class Search:
     def judge(
         self, candidate: Candidate, samples: EvaluationData, *, into: Path | None = None
     ) -> Trial:
-        """Build the candidate and check its file on these samples. Raises BudgetSpent.
+        """Build the candidate and check its file on these samples. Raises BudgetSpent; DataError
+        and ModelError where no export can be measured on these samples or against this model.
 
         A file of a graph that was measured already is not measured again. `into`: an empty folder
         where the file stays; its samples verify it, and it is measured in any case.
@@ -290,6 +293,9 @@ class Search:
         try:
             result = check(path, reference, samples, policy)
         except GateError as error:
+            is_named = candidate.steps is not None and candidate.steps.export is None
+            if isinstance(error, DataError | ModelError) and not is_named:
+                raise  # every export fails alike
             update = {"verdict": "ERROR", "failure": first_line(error), "graph": graph}
             return trial.model_copy(update=update)
         self.result = result
@@ -417,6 +423,7 @@ def _measured(result: EvaluationResult, path: Path) -> dict[str, Any]:
     return {
         "verdict": result.decision.verdict.value,
         "worst_ratio": worst_ratio(result.decision.checks),
+        "headline": None if result.decision.passed else result.summary.headline.sentence,
         "failing": tuple(f"{check_.label}: {check_.code}" for check_ in result.failures),
         "latency_ms": min(latencies, default=None),
         "size_bytes": result.evidence.subject.size_bytes,

@@ -138,6 +138,25 @@ def test_a_policy_with_answers_from_elsewhere_is_refused_at_once(project, capsys
     assert "--set runtimes.there.required=never" in err
 
 
+def test_samples_that_no_file_can_be_measured_on_end_the_search(project, capsys):
+    source = ["--reference", "small_models:build", "--inputs", "nan.npy"]
+    code, _, err = run_mend(capsys, *source, "--output", str(project / "mended"))
+    assert code == 2
+    assert "NaN" in err
+    assert "trial 2" not in err
+
+
+def test_what_refused_the_closest_candidates_is_said_once_in_a_sentence(project, capsys):
+    code, out, _ = run_mend(
+        capsys, "--reference", "small_models:field", "--inputs", "field.npz", "--precision",
+        "quantized", "--output", str(project / "mended"),
+    )  # fmt: skip
+    assert code == 2
+    shown = [line for line in out.splitlines() if line.startswith(("closest", "then"))]
+    assert len(shown) == 1
+    assert "violated_quantized" not in shown[0]
+
+
 def test_one_sample_is_refused(project, capsys):
     np.save(project / "one.npy", np.load("images.npy")[:1])
     code, _, err = run_mend(
