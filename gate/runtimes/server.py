@@ -7,7 +7,10 @@ import itertools
 import json
 import os
 import re
+import socket
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -108,6 +111,51 @@ class ServerOptions(BaseModel):
         return match[1], match[2], match[3]
 
 
+_WATCH_S = 0.2
+"""Seconds between two looks at the requests that are under way."""
+
+
+class _Watchdog:
+    """Cuts the connections of a client once a request takes longer than its limit: httpx limits
+    each read alone, and a server may send one byte of a header after the other."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s, self.has_cut = limit_s, False
+        self._ends: dict[int, float] = {}
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._numbers = itertools.count()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gate-server-watchdog", daemon=True)
+        self._thread.start()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Keep each new connection: the extension `trace` of httpx."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._streams.add(info["return_value"])
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[float]:
+        """Watch the request of the `with` block; gives the moment at which it must be over."""
+        number, end = next(self._numbers), time.monotonic() + self.limit_s
+        self._ends[number] = end
+        try:
+            yield end
+        finally:
+            del self._ends[number]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_WATCH_S):
+            if any(end < time.monotonic() for end in list(self._ends.values())):
+                self.has_cut = True
+                for stream in list(self._streams):
+                    with contextlib.suppress(OSError):
+                        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
 class _Client:
     """Requests to one server, each within a deadline."""
 
@@ -134,6 +182,7 @@ class _Client:
             verify=verify, retries=2, limits=httpx.Limits(max_connections=most)
         )
         self._headers = dict(_from_environment(options.headers))
+        self._watchdog = _Watchdog(options.timeout_s)
         self._http = httpx.Client(
             transport=transport,
             timeout=options.timeout_s,
@@ -154,6 +203,7 @@ class _Client:
         return self._exchange("POST", url, body, headers)
 
     def close(self) -> None:
+        self._watchdog.close()
         self._http.close()
 
     def _exchange(
@@ -183,9 +233,12 @@ class _Client:
         import httpx
 
         limit = self._options.timeout_s
-        end = time.monotonic() + limit
+        options: Any = {"headers": headers, "extensions": {"trace": self._watchdog.trace}}
         try:
-            with self._http.stream(method, url, content=content, headers=headers) as response:
+            with (
+                self._watchdog.watching() as end,
+                self._http.stream(method, url, content=content, **options) as response,
+            ):
                 body = bytearray()
                 for chunk in response.iter_bytes():
                     body += chunk
@@ -201,7 +254,9 @@ class _Client:
                 return response.status_code, response.headers, bytes(body)
         except httpx.TimeoutException as error:
             raise RuntimeUnusable(_slow(url, limit)) from error
-        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
+            if self._watchdog.has_cut:
+                raise RuntimeUnusable(_slow(url, limit)) from error
             raise
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise RuntimeUnusable(_no_answer(url, error)) from error

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
+import time
 import warnings
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +194,28 @@ def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: 
 def test_truncated_binary_is_no_answer(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="truncated", binary=True) as server:
         assert judged(files, server.url).decision.verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_a_server_that_sends_byte_by_byte_is_given_up(files: dict[str, Path], part: str) -> None:
+    beginning = {"header": b"X: ", "body": b"Content-Length: 9999\r\n\r\n"}[part]
+
+    class Slow(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 OK\r\n" + beginning)
+                while True:
+                    self.request.sendall(b"a")
+                    time.sleep(0.05)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v2/models/net"
+        with pytest.raises(RuntimeUnusable, match="within 0.5 s"):
+            opened(files, url=url, timeout_s=0.5)
+        server.shutdown()
 
 
 def test_a_digest_in_upper_case_is_the_same(files: dict[str, Path]) -> None:
