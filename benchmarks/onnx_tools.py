@@ -40,6 +40,7 @@ from torch import nn
 import gate
 from benchmarks.onnx_mutations import mutations, runs
 from benchmarks.onnx_mutations import outputs_of as plain_outputs
+from gate.decision.check_result import CheckResult
 from gate.errors import GateError
 from gate.policy.policy import Policy
 from gate.reference.onnx_reference import open_plain
@@ -395,11 +396,17 @@ def judged(
     located = found.explanation.localisation
     return {
         "verdict": found.decision.verdict.value,
-        "why": "; ".join(str(problem) for problem in found.decision.problems[:3]),
+        "why": "; ".join(map(reason, found.decision.problems[:3])),
         "unmeasured": str(found.evidence.noise_unmeasured or ""),
         "node": None if located is None else located.first_divergence,
         "cpu_s": round(time.process_time() - start, 1),
     }
+
+
+def reason(check: CheckResult) -> str:
+    """Return the numbers of a check that did not pass."""
+    numbers = "" if check.observed is None else f" {check.observed} {check.relation} {check.bound}"
+    return f"{check.output or check.runtime}: {check.name} {check.code}{numbers}"
 
 
 def saved(model: onnx.ModelProto, path: Path) -> Path:

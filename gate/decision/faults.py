@@ -180,7 +180,8 @@ DETAILS: dict[str, str] = {
     "reset_gate": "linear_before_reset is 0 in the file; PyTorch's GRU computes with 1",
     # of operators
     "same": "these are the model's: {names:and}",
-    "precedes": "{names:and} precedes it, has no counterpart in the file and may be the cause",
+    "precedes": "without a counterpart in the file, and a possible cause: {names:and}",
+    "replaces": "in the place of {count} nodes of the reference, from {first} to {last}",
     "no_tensors": "the file has none of its tensors: {names:and}",
     "not_compared": "not compared: {names:and}",
     # of other layers

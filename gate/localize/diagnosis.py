@@ -22,6 +22,7 @@ from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
 from gate.localize.value_matching import ValueLayout
 from gate.records.localization import FaultCode, LayerFault
+from gate.reference.onnx_reference import OnnxReference
 from gate.storage.arrays import OutputArray
 
 _WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
@@ -313,7 +314,13 @@ class Diagnoser:
         details: list[Detail] = [{"code": "same", "names": same}] if same else []
         if suspect.unmatched:
             before = list(dict.fromkeys(value.path for value in suspect.unmatched))
-            details.append({"code": "precedes", "names": before})
+            if isinstance(self._model, OnnxReference):
+                count, last = len(before) + 1, suspect.value.path
+                details.append(
+                    {"code": "replaces", "count": count, "first": before[0], "last": last}
+                )
+            else:
+                details.append({"code": "precedes", "names": before})
         elif unfound:
             details.append({"code": "not_compared" if same else "no_tensors", "names": unfound})
         excluded = ["training mode", "shape", *([] if self._reduced else ["16 bits"])]

@@ -60,12 +60,20 @@ Hears = Callable[[HookEvent, torch.Tensor], torch.Tensor | None]
 def listening(model: nn.Module, hears: Hears) -> Iterator[None]:
     """Inside, `hears` is called for every tensor at every door, in the order of execution.
 
-    For one forward. All hooks are removed afterwards.
+    For one forward. All hooks are removed afterwards. Nodes of an ONNX file that have subgraphs
+    are listened to as a whole: what is inside of them is no value of a graph, and may be computed
+    any number of times.
     """
     ear = Hook(hears)
     handles = []
+    modules = dict(model.named_modules())
+    inside = tuple(
+        f"{path}." for path, each in modules.items() if isinstance(each, OnnxNode) and each.bodies
+    )
     try:
-        for path, module in model.named_modules():
+        for path, module in modules.items():
+            if path.startswith(inside):
+                continue
             enter, leave = partial(ear.enter, path), partial(ear.leave, path)
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))

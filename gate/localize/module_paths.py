@@ -47,7 +47,7 @@ class ModulePaths:
         self._by_name: dict[str, list[str]] = {}
         """The paths that end with a name."""
         self._nodes = model.node_paths() if isinstance(model, OnnxReference) else {}
-        """Of a model that is an ONNX file: the modules of its nodes, by the names of these."""
+        """Of a model that is an ONNX file: the modules of its nodes, by names."""
         for path in self._canonical:
             self._by_name.setdefault(path.rpartition(".")[2], []).append(path)
         self.norms = tuple(
@@ -59,8 +59,9 @@ class ModulePaths:
 
     def scope(self, node: onnx.NodeProto) -> ModuleScope | None:
         """None if the name leads nowhere."""
-        if node.name in self._nodes:
-            return ModuleScope(self._nodes[node.name], None)
+        for name in (*node.output, node.name):
+            if name in self._nodes:
+                return ModuleScope(self._nodes[name], None)
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
                 return self._listed(entry.value)

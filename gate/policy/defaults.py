@@ -64,6 +64,7 @@ BFLOAT16 = 4.0
 measured on 40 correct encoders of one layer, one of 111 710 and more on five with a fault."""
 
 _QUANTIZED = Bounds(
+    unequal_share=0.01,
     top1_agreement=0.99,
     confidence_bands=ConfidenceBands(over_1_percent=1.0, over_5_percent=0.05, over_10_percent=0.02),
 )

@@ -647,9 +647,11 @@ class OnnxReference(OnnxGraph):
         return other
 
     def node_paths(self) -> dict[str, str]:
-        """Return the path of the module of each node that has a name."""
-        modules = self.named_modules()
-        return {m.proto.name: path for path, m in modules if isinstance(m, OnnxNode)}
+        """Return the path of the module of each node by its name, and by those of its outputs:
+        tools that fuse or rename nodes keep the names of values."""
+        nodes = [(path, m.proto) for path, m in self.named_modules() if isinstance(m, OnnxNode)]
+        paths = {proto.name: path for path, proto in nodes if proto.name}
+        return paths | {name: path for path, proto in nodes for name in proto.output if name}
 
     def session(self, binding: InputBinding) -> RuntimeReference | None:
         """Return the file in ONNX Runtime; None of a module that no file was read for."""

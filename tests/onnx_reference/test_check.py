@@ -118,6 +118,22 @@ def test_a_changed_tensor_is_refused_where_it_is_used(old: Path, tensor: str, no
     assert located.first_divergence == node
 
 
+def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> None:
+    new = optimized(old, "ORT_ENABLE_EXTENDED")
+    model = onnx.load(new)
+    fused = next(node for node in model.graph.node if node.op_type == "FusedConv")
+    activation = next(each for each in fused.attribute if each.name == "activation")
+    activation.s = b"Sigmoid"
+    onnx.save(model, new)
+    found = gate.check(new, old, SAMPLES)
+    assert found.decision.verdict.value == "FAIL"
+    located = found.explanation.localisation
+    assert located is not None
+    assert located.first_divergence == "relu"
+    (detail,) = located.fault_params["details"]
+    assert detail == {"code": "replaces", "count": 3, "first": "conv", "last": "relu"}
+
+
 @pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 def test_a_bound_that_is_off_by_one_is_refused(tmp_path: Path, operator: str) -> None:
     def comparing(name: str, bound: int) -> Path:
@@ -478,14 +494,15 @@ def classifier(path: Path, labels: tuple[str, ...] = LABELS, shift: float = 0.0)
     return path
 
 
+@pytest.mark.parametrize("policy", [None, Policy.quantized()], ids=["exact", "quantized"])
 @pytest.mark.parametrize(
     ("labels", "verdict"),
     [(LABELS, "PASS"), (("ash", "cedar", "birch"), "FAIL"), (("ash", "birch", "Cedar"), "FAIL")],
 )
 def test_outputs_of_text_are_compared(
-    tmp_path: Path, labels: tuple[str, ...], verdict: str
+    tmp_path: Path, labels: tuple[str, ...], verdict: str, policy: Policy | None
 ) -> None:
     old, new = classifier(tmp_path / "old.onnx"), classifier(tmp_path / "new.onnx", labels)
-    found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy())
+    found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy(), policy)
     assert found.decision.verdict.value == verdict, found.decision.problems
     assert {problem.output for problem in found.decision.problems} <= {"label", None}
