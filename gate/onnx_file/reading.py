@@ -300,6 +300,9 @@ def with_ort_domain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
+ML_DOMAIN = "ai.onnx.ml"
+"""Of the operators that converters of scikit-learn's models write."""
+
 _UNKNOWN_AXIS = "?"
 
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -345,7 +348,7 @@ def read_subject(path: Path) -> Subject:
         opset=_opset(model, path),
         producer=f"{model.producer_name} {model.producer_version}".strip(),
         inputs=_specs(_true_inputs(model), path),
-        outputs=_specs(model.graph.output, path),
+        outputs=tuple(_output_specs(model, path)),
         external_data=files,
         checker=complaint,
     )
@@ -480,13 +483,16 @@ def _check_whole(data: bytes, path: Path, files: tuple[str, ...], *, changed: bo
 
 
 def _opset(model: onnx.ModelProto, path: Path) -> int:
-    versions = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS]
-    if not versions:
-        raise OnnxFileError(
-            f"{path} names no opset of the ONNX domain. If no node has that domain, any version "
-            "will do: model.opset_import.append(onnx.helper.make_opsetid('', 17))."
-        )
-    return int(versions[0])
+    versions = {entry.domain: int(entry.version) for entry in model.opset_import}
+    for domain in _DEFAULT_DOMAINS:
+        if domain in versions:
+            return versions[domain]
+    if ML_DOMAIN in versions:  # trees and linear models alone, which use no operator of ONNX's
+        return 1
+    raise OnnxFileError(
+        f"{path} names no opset of the ONNX domain. If no node has that domain, any version "
+        "will do: model.opset_import.append(onnx.helper.make_opsetid('', 17))."
+    )
 
 
 def _true_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -499,13 +505,49 @@ def _specs(values: Iterable[onnx.ValueInfoProto], path: Path) -> tuple[TensorSpe
     return tuple(_spec(value, path) for value in values)
 
 
+def map_keys(model: onnx.ModelProto) -> dict[str, list[str] | list[int]]:
+    """Return the sorted keys of the outputs that are lists of maps, by their names. Only the
+    operator ZipMap makes maps; it has the keys as attributes."""
+    outputs = {value.name for value in model.graph.output}
+    found: dict[str, list[str] | list[int]] = {}
+    for node in model.graph.node:
+        if node.op_type == "ZipMap" and node.domain == ML_DOMAIN and node.output[0] in outputs:
+            labels = [each for each in node.attribute if each.name.startswith("classlabels_")]
+            found[node.output[0]] = sorted(
+                each.decode() if isinstance(each, bytes) else each
+                for attribute in labels
+                for each in helper.get_attribute_value(attribute)
+            )
+    return found
+
+
+def _output_specs(model: onnx.ModelProto, path: Path) -> Iterator[TensorSpec]:
+    """Yield the outputs; a list of maps as two tensors, as sessions return it."""
+    maps = map_keys(model)
+    for value in model.graph.output:
+        if value.name not in maps:
+            yield _spec(value, path)
+            continue
+        keys = maps[value.name]
+        shape = (_UNKNOWN_AXIS, len(keys))
+        of_text = bool(keys) and isinstance(keys[0], str)
+        yield TensorSpec(name=value.name, dtype="float32", shape=shape)
+        yield TensorSpec(
+            name=keys_name(value.name), dtype="string" if of_text else "int64", shape=shape
+        )
+
+
+def keys_name(output: str) -> str:
+    """Return the name of the tensor of the keys of an output that is a list of maps."""
+    return f"{output} keys"
+
+
 def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     if value.type.WhichOneof("value") != "tensor_type":
         kind = value.type.WhichOneof("value") or "nothing"
         raise OnnxFileError(
             f"{path}: {value.name} is declared as {kind}, expected a tensor: "
-            "only tensors can be compared. Export a model whose inputs and outputs are tensors "
-            "(scikit-learn: options={'zipmap': False})."
+            "only tensors can be compared. Export a model whose inputs and outputs are tensors."
         )
     tensor = value.type.tensor_type
     return TensorSpec(

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,7 +159,60 @@ def create_session(
     without = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
     session = onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
     values = (*session.get_inputs(), *session.get_outputs())
+    if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
+        return _MapSession(session)
     return _BfloatSession(session) if any("bfloat16" in v.type for v in values) else session
+
+
+_MAPS = "seq(map("
+"""Begins the type of a list of maps, one a sample, as ZipMap makes them."""
+
+
+class _MapSession:
+    """A session with outputs that are lists of maps. It returns each of them as two tensors of
+    shape (samples, keys): the values, by their sorted keys, and the keys."""
+
+    def __init__(self, session: Any) -> None:
+        from gate.onnx_file.reading import keys_name
+
+        self._session = session
+        self._outputs: list[Any] = []
+        self._maps: dict[str, str] = {}
+        """Names of the two tensors to that of the output."""
+        for value in session.get_outputs():
+            if not value.type.startswith(_MAPS):
+                self._outputs.append(value)
+                continue
+            kind = value.type.removeprefix(_MAPS).partition(",")[0]
+            for name, element in ((value.name, "float"), (keys_name(value.name), kind)):
+                self._maps[name] = value.name
+                shape = [None, None]
+                self._outputs.append(
+                    SimpleNamespace(name=name, type=f"tensor({element})", shape=shape)
+                )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def get_outputs(self) -> list[Any]:
+        """Return the outputs, like InferenceSession.get_outputs."""
+        return list(self._outputs)
+
+    def run(self, outputs: Any, feed: Mapping[str, Any], options: Any = None) -> list[Any]:
+        """Run the session, like InferenceSession.run."""
+        names = outputs or [value.name for value in self._outputs]
+        computed = list(dict.fromkeys(self._maps.get(name, name) for name in names))
+        found = dict(zip(computed, self._session.run(computed, feed, options), strict=True))
+        return [self._tensor(name, found[self._maps.get(name, name)]) for name in names]
+
+    def _tensor(self, name: str, value: Any) -> Any:
+        if name not in self._maps:
+            return value
+        rows = [sorted(row.items()) for row in value]
+        if name == self._maps[name]:
+            return np.array([[number for _, number in row] for row in rows], np.float32)
+        keys = [[key for key, _ in row] for row in rows]
+        return np.array(keys, object if keys and isinstance(keys[0][0], str) else np.int64)
 
 
 class _BfloatSession:

@@ -95,6 +95,16 @@ def _onehot_encoder(call: OperatorCall, x: Value) -> Tensor:
     return hot.to(torch.get_default_dtype())
 
 
+@_ml("ZipMap")
+def _zip_map(call: OperatorCall, x: Tensor) -> Value:
+    """Return the values of the maps and their keys, as a session returns them: (samples, keys)."""
+    texts, x = call.get("classlabels_strings"), x.reshape(-1, x.shape[-1])
+    keys = np.array(texts, object) if texts else np.array(call.get("classlabels_int64s"), np.int64)
+    order = np.argsort(keys, kind="stable")
+    rows = np.broadcast_to(keys[order], tuple(x.shape))
+    return x[:, torch.from_numpy(order)], rows if texts else torch.from_numpy(rows.copy())
+
+
 # Scores and labels.
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from gate.data.input_binding import InputBinding
 from gate.errors import ModelError, first_line
-from gate.onnx_file.reading import WithData, nodes_within, subgraphs
+from gate.onnx_file.reading import WithData, keys_name, map_keys, nodes_within, subgraphs
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
@@ -761,6 +761,7 @@ def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
+    model = _with_keys(model)
     opsets = {each.domain: each.version for each in model.opset_import}
     lacking = sorted({
         (node.domain, node.op_type)
@@ -773,6 +774,23 @@ def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
         model = shape_inference.infer_shapes(model)
         model = inliner.inline_selected_functions(model, lacking, inline_schema_functions=True)
     return shape_inference.infer_shapes(model)
+
+
+def _with_keys(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a second output for the keys of each output that is a list of maps."""
+    maps = map_keys(model)
+    if not maps:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if maps.keys() & set(node.output):
+            node.output.append(keys_name(node.output[0]))
+    del made.graph.output[:]
+    for value in model.graph.output:
+        names = [value.name, keys_name(value.name)] if value.name in maps else []
+        made.graph.output.extend([onnx.ValueInfoProto(name=name) for name in names] or [value])
+    return made
 
 
 def _has_body(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, inliner, shape_inference
 
-from gate.errors import OnnxFileError, describe_failure
+from gate.errors import describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import RuntimeMeasurement
@@ -94,6 +94,8 @@ def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
 
 def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
     """Versions of the standard domain, of the model and of its functions, that are out of place."""
+    if not versions:  # of ai.onnx.ml alone
+        return
     oldest, newest, place = min(versions), max(versions), "opset_import"
     if newest > oldest:
         yield finding("opset", place, "several_opsets", versions=sorted(set(versions)))
@@ -175,16 +177,11 @@ def read_graph(
     """The graph of the candidate, its subgraphs and functions included, against the reference.
 
     Weights are read one at a time. `axes`: of the batch; None is the first axis of all. Raises
-    DigestMismatch, StorageError, OnnxFileError, and what onnx raises for a file that is no model.
+    DigestMismatch, StorageError, and what onnx raises for a file that is no model.
     """
     subject, folder = candidate.subject, candidate.path.parent
     model = _parsed(candidate)
     initializers = len(model.graph.initializer) + len(model.graph.sparse_initializer)
-    named = versions(model)
-    if not named:
-        raise OnnxFileError(
-            f"{candidate.path} names no opset of the ONNX domain. Export the model again."
-        )
     about_files = list(external_data(model, folder))
     constants = Constants(witness)
     ledger = condense(model, folder, subject.external_data, look=constants.match_constant)
@@ -202,7 +199,7 @@ def read_graph(
         about_files,
         unused_output(graph, subject),
         domain(graph),
-        opset(named),
+        opset(versions(model)),
         checker(subject, candidate.path.name),
     )
     return GraphReport(

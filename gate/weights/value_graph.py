@@ -231,7 +231,7 @@ class ValueGraph:
         """Nodes that read a value, with the slot."""
         self.entries: list[GraphValue] = []
         """Inputs of the graph and of its subgraphs."""
-        self.opset = max(o.version for o in model.opset_import if o.domain in STANDARD)
+        self.opset = max((o.version for o in model.opset_import if o.domain in STANDARD), default=1)
         self._scopes = 0
         names = self._add(model.graph, {}, "")
         self.outputs = [names[value.name] for value in model.graph.output]

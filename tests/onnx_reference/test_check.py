@@ -506,3 +506,58 @@ def test_outputs_of_text_are_compared(
     found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy(), policy)
     assert found.decision.verdict.value == verdict, found.decision.problems
     assert {problem.output for problem in found.decision.problems} <= {"label", None}
+
+
+def zipped(path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0) -> Path:
+    """A boosted classifier of ai.onnx.ml alone, whose scores are a list of maps."""
+    kind = TensorProto.STRING if isinstance(labels[0], str) else TensorProto.INT64
+    names = {f"classlabels_{'strings' if kind == TensorProto.STRING else 'int64s'}": labels}
+    nodes = [
+        helper.make_node(
+            "TreeEnsembleClassifier", ["x"], ["label", "raw"], "trees", domain="ai.onnx.ml",
+            nodes_treeids=[0, 0, 0, 1, 1, 1], nodes_nodeids=[0, 1, 2, 0, 1, 2],
+            nodes_featureids=[0, 0, 0, 2, 0, 0], nodes_values=[0.1, 0, 0, -0.3, 0, 0],
+            nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"],
+            nodes_truenodeids=[1, 0, 0, 1, 0, 0], nodes_falsenodeids=[2, 0, 0, 2, 0, 0],
+            class_treeids=[0, 0, 1, 1], class_nodeids=[1, 2, 1, 2], class_ids=[0, 1, 2, 1],
+            class_weights=[1.0, 0.5, 0.75, 0.25 + weight], post_transform="SOFTMAX", **names,
+        ),
+        helper.make_node("ZipMap", ["raw"], ["scores"], "zip", domain="ai.onnx.ml", **names),
+    ]  # fmt: skip
+    number = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(kind, number))
+    graph = helper.make_graph(
+        nodes,
+        path.stem,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [
+            helper.make_tensor_value_info("label", kind, ["n"]),
+            helper.make_value_info("scores", maps),
+        ],
+    )
+    imports = [helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("labels", "weight", "wrong"),
+    [
+        (LABELS, 0.0, set()),
+        ((3, 10, 7), 0.0, set()),
+        (LABELS, 0.5, {"scores"}),
+        (("ash", "birch", "Cedar"), 0.0, {"label", "scores", "scores keys"}),
+    ],
+)
+def test_maps_of_a_file_of_trees_alone_are_compared(
+    tmp_path: Path, labels: tuple[Any, ...], weight: float, wrong: set[str]
+) -> None:
+    right = LABELS if isinstance(labels[0], str) else labels
+    old = zipped(tmp_path / "old.onnx", right)
+    new = zipped(tmp_path / "new.onnx", labels, weight=weight)
+    found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy())
+    assert found.decision.verdict.value == ("FAIL" if wrong else "PASS"), found.decision.problems
+    assert {problem.output for problem in found.decision.problems} - {None} == wrong
+    assert [spec.name for spec in found.evidence.subject.outputs] == [
+        "label", "scores", "scores keys",
+    ]  # fmt: skip
