@@ -36,9 +36,7 @@ def _runs(pid: int) -> bool:
 
 
 def _await_end(pid: int) -> None:
-    end = time.monotonic() + 10
-    while _runs(pid):
-        assert time.monotonic() < end, f"{pid} still runs"
+    while _runs(pid):  # as long as a test may take
         time.sleep(0.01)
 
 
@@ -230,6 +228,6 @@ def test_an_interrupt_ends_both_once_the_child_has_cleaned_up(tmp_path, both):
         assert parent.poll() is None
         time.sleep(0.01)
     os.kill(int(pid.read_text()), signal.SIGINT)  # as what the parent passes on may come late
-    assert parent.wait(9) == 130
+    assert parent.wait() == 130
     assert cleaned.exists()
     _await_end(int(pid.read_text()))

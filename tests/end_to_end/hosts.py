@@ -67,7 +67,7 @@ class Host:
         with self.start(
             *arguments, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate()
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     def write(self, name: str, text: str) -> Path:
@@ -167,5 +167,5 @@ class Program:
 
     def end(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate(timeout=30)
+        self._process.communicate()
         self._log.close()

@@ -50,7 +50,7 @@ def webhooks_allowed(folder: Path) -> dict[str, str]:
     return {
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
-        "MLFLOW_WEBHOOK_CACHE_TTL": "1",
+        "MLFLOW_WEBHOOK_CACHE_TTL": "0",
         "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": encryption_key(folder / "key"),
     }
 
@@ -210,7 +210,6 @@ def stack(
     made.launch()
     try:
         made.register()
-        time.sleep(1.2)  # the server's cache of webhooks
         yield made
     finally:
         made.unregister()

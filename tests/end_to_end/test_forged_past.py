@@ -4,7 +4,6 @@ does nothing by it, says so, and goes on once the right one is back."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,7 +122,6 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         )  # fmt: skip
         made = Victim(MODEL, Hands(server, folder / "ci", keys), stack, plain_release)
         with running(stack, trust):
-            time.sleep(1.2)  # the server's cache of webhooks
             Trial({MODEL: made}).hand_in(1, [MODEL])
             made.put(made.release(50, key=keys["stranger"]))
             until(lambda: "refused" in [action for action, _ in stack.lines()], SETTLED_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,6 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Af
         )  # fmt: skip
         hands = Hands(server, folder / "ci", keys)
         with running(stack, trust_of(keys)):
-            time.sleep(1.2)  # the server's cache of webhooks
             victims = {t: Watched(name, hands, stack, plain_release) for t, name in names.items()}
             yield tried(victims)
 

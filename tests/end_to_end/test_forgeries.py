@@ -7,7 +7,6 @@ each again when it was refused. Then a right version is handed in.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -108,7 +107,6 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Af
             house.enter_context(running(stack, trust_of(keys)))
             for name in models:
                 victims[name] = Victim(name, hands, stack, firsts[name].make)
-        time.sleep(1.2)  # the server's cache of webhooks
         yield tried(Trial(victims))
 
 

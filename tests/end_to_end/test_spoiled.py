@@ -133,7 +133,6 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
             for victim in victims.values():
                 victim.stack.address = spared.address
             assert until(lambda: all(v.stack.deployed() for v in victims.values()), SETTLED_S)
-            time.sleep(1.2)  # the server's cache of webhooks
             with watching(spared) as pulse:
                 forged = {title: spoiled(title, victim) for title, victim in victims.items()}
                 number = hand_in(spared, newer)

@@ -198,7 +198,7 @@ class Service:
         assert self.process is not None
         if self.process.poll() is None:
             signalled(self.process, number)
-        self.process.wait(60)
+        self.process.wait()
 
     @property
     def serves(self) -> str | None:

@@ -434,7 +434,7 @@ def test_a_page_of_a_proxy_says_of_nothing_that_it_is_gone(status: int, page: st
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever)
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         registry = MlflowRegistry(f"http://127.0.0.1:{proxy.server_port}")
         try:
