@@ -44,6 +44,7 @@ from tests.service.postgres import MISSING, Postgres, postgres, program
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.proof,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(program("initdb") is None, reason=MISSING),
 ]
 
