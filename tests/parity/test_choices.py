@@ -537,6 +537,33 @@ def test_other_steps_of_fake_quantization_are_refused(name, change, tmp_path):
     assert not [found for found in evidence.graph.findings if found.code == "quantized"]
 
 
+class Sound(nn.Module):
+    """Floats on the levels of 16 bits."""
+
+    def __init__(self, step=torch.floor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.step = nn.Linear(64, 512), step
+
+    def forward(self, x):
+        return self.step(torch.tanh(self.layer(x)) * 32767.0) / 32767.0
+
+
+def test_levels_of_sound_at_an_edge_pass(tmp_path):
+    _, decision = judged(Sound(), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+def test_other_levels_of_sound_are_refused(tmp_path):
+    example = {name: array[:2] for name, array in ROWS.items()}
+    wrong = Sound(torch.round).eval()
+    file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
+    samples = SampleSet.from_arrays(dict(ROWS))
+    measured = measure_job(MeasurementJob(Sound().eval(), file, samples, policy=POLICY))
+    decision = decide(POLICY, tiny.stored(measured), decided_at="now")
+    assert decision.verdict is Verdict.FAIL
+
+
 class Fixed(nn.Module):
     """Floats as whole numbers of 2^-20 or 2^-31."""
 
