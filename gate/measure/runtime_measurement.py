@@ -293,15 +293,21 @@ _CHOSEN = 1e-5
 """A difference, of the largest value, that may come from another choice: a third of one level of
 sound in 16 bits."""
 
+_CHOSEN_BY_FAR = 1e-3
+"""The same where a smaller one came from rounding before."""
 
-def _chooses(reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> bool:
-    """Return True if the outputs may differ by a choice: an integer, a shape, or a float by far."""
+
+def _chooses(
+    reference: Sequence[OutputArray], candidate: Sequence[OutputArray], least: float
+) -> bool:
+    """Return True if the outputs may differ by a choice: an integer, a shape, or a float by more
+    than `least` of the largest value."""
     for r, c in zip(reference, candidate, strict=False):
         if r.shape != c.shape or (r.dtype.kind != "f" and not np.array_equal(r, c)):
             return True
         if r.dtype.kind == "f" and r.size:
             size = np.abs(r).max(initial=0.0, where=np.isfinite(r))
-            if distances(r, c).max() > _CHOSEN * size:
+            if distances(r, c).max() > least * size:
                 return True
     return False
 
@@ -342,9 +348,9 @@ class RuntimeMeasurement:
         self._unexamined = self._second_looks = self._look_draws = 0
         self.outputs: list[OutputArray] | None = None
         """Of the last batch; None: it was not computed, or does not fit the model's."""
-        self._replays = True
-        """Until a batch of the unit shows that the choices of the file are not open: each unit
-        gives the same numbers wherever it is measured."""
+        self._least_choice: float | None = _CHOSEN
+        """As of `_chooses`. None once a batch of the unit shows that the choices of the file are
+        not open: each unit gives the same numbers wherever it is measured."""
         self._check = OutputCheck(self.name, outputs)
         self.comparison = OutputComparison(self._check, readings=readings)
         self._units = PairwiseMerge(OutputComparison.merge)
@@ -406,12 +412,12 @@ class RuntimeMeasurement:
 
     def restart(self) -> None:
         """Forget what was compared: the first unit is measured again."""
-        self.comparison, self._replays = self.comparison.emptied(), True
+        self.comparison, self._least_choice = self.comparison.emptied(), _CHOSEN
 
     def cut_off(self) -> OutputComparison:
         """Return the comparisons since the last unit, as a unit that is merged elsewhere."""
         whole, self.comparison = self.comparison, self.comparison.successor()
-        self._replays = True
+        self._least_choice = _CHOSEN
         return whole
 
     def end_unit(self) -> None:
@@ -449,11 +455,14 @@ class RuntimeMeasurement:
                 outputs = self.runner.run(batch)
             self.outputs = outputs
             self.meter.batch(self.runner.seconds, batch_size=span.count)
-            if replayed is not None and self._replays and _chooses(reference, outputs):
+            least = self._least_choice
+            if replayed is not None and least and _chooses(reference, outputs, least):
                 found = replayed(batch)
-                self._replays = found is not None
                 if found is not None:
                     reference, truth = found.outputs, truth and found.truth
+                else:
+                    by_far = _chooses(reference, outputs, _CHOSEN_BY_FAR)
+                    self._least_choice = None if by_far else _CHOSEN_BY_FAR
             self.comparison.update(reference, outputs, span)
             if truth is not None:
                 self.comparison.update_noise(
