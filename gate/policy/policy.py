@@ -102,8 +102,11 @@ class Scope:
         if "top1_agreement" not in bounded and (
             self.task == "classification" or (self.task == "auto" and self.names_classes)
         ):
-            why = "task 'classification'" if self.task == "classification" else "the role of logits"
-            raise ValueError(f"{runtime}: {why} needs a bound top1_agreement")
+            if self.task == "classification":
+                why, instead = "task 'classification'", ", or set task: auto"
+            else:
+                why, instead = "the role of logits", ""
+            raise ValueError(f"{runtime}: {why} needs a bound top1_agreement{instead}")
         if self.task == "tensors" and bounded:
             raise ValueError(
                 f"{runtime}: {', '.join(sorted(bounded))} need logits; set task: classification"

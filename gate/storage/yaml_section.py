@@ -251,7 +251,8 @@ def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) 
     given = problem["input"]
     shown = "" if isinstance(given, dict | list) else f" (seen: {given!r})"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{path}:{line}: {'.'.join(map(str, place))}: {message}{shown}"
+    where = ".".join(map(str, place))
+    return f"{path}:{line}: {where + ': ' if where else ''}{message}{shown}"
 
 
 def _nearest(problem: Any, model: type[BaseModel]) -> str:

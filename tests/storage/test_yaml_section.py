@@ -55,6 +55,13 @@ def test_a_bad_field_is_named_with_its_line(tmp_path, line, spoiled, message):
         load(tmp_path, GOOD.replace(line, spoiled))
 
 
+def test_a_fault_of_the_whole_file_is_named_without_a_place(tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text("runtimes:\n  ort-cpu: {required: always, bounds: {noise_ratio: 1.5}}\n")
+    with pytest.raises(PolicyError, match=r"policy\.yaml:1: ort-cpu: "):
+        Policy.load(path, section=None)
+
+
 def test_a_mistyped_setting_is_answered_with_the_nearest(tmp_path):
     with pytest.raises(PolicyError, match=r"gate\.min_sample: .* Did you mean min_samples\?"):
         load(tmp_path, GOOD.replace("min_samples", "min_sample"))
