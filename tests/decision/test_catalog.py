@@ -97,6 +97,18 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     assert "{" not in text.replace("{NAME", "").replace("{probes", "").replace("{y: t", "")
 
 
+def test_each_check_of_a_rule_has_a_row() -> None:
+    """A check without one would read 'The result is violated.'"""
+    for file in sorted((GATE / "decision").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                arguments = [each.value for each in node.keywords if each.arg == "name"]
+                arguments += node.args[:1] if node.func.id == "statement" else []
+                if node.func.id in ("statement", "CheckResult"):
+                    names = [each.value for each in arguments if isinstance(each, ast.Constant)]
+                    assert all(map(catalog.row_of, map(str, names))), f"{file.name}: {names}"
+
+
 @pytest.mark.parametrize("table", [PROBLEMS, NOTES], ids=["problems", "notes"])
 def test_each_problem_and_note_has_a_text(table: dict[str, str]) -> None:
     for code, template in table.items():
