@@ -101,8 +101,11 @@ class EvaluatedFile:
         by = (decision.policy_sha256, decision.incumbent)
         is_anew = rules.line is not None and by != (policy.digest(), incumbent)
         decision.subject_sha256.verify(subject, what="the evidence's file")
-        if not is_anew:
-            decision.policy_sha256.verify(policy.digest(), what="the policy")
+        if not is_anew and policy.digest() != decision.policy_sha256:
+            raise DigestMismatch(
+                f"the policy has digest {policy.digest()}, but {decision.policy_sha256} was "
+                "applied. Name that one by --policy, or apply this one by gate check --policy."
+            )
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
         again = decide(policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at)
         if self.golden is not None:

@@ -235,6 +235,7 @@ class TestPromoteRefuses:
         (place / "other.yaml").write_text((place / "own.yaml").read_text().replace("1,", "0.5,"))
         code, told = _json(capsys, *_promote("bad.onnx", "report", "--policy", "other.yaml"))
         assert (code, told["error"]["type"]) == (2, "DigestMismatch")
+        assert "--policy" in told["error"]["message"]
         (place / "report/policy.json").unlink()  # an older report has none
         code, told = _json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "PolicyError")
