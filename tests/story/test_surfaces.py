@@ -1,6 +1,6 @@
 """Terminal, Markdown, page and MLflow print one story: each as it was approved, in golden files.
 
-To approve another text: GATE_APPROVE=1 pytest tests/story/test_surfaces.py, then read the diff.
+To approve another text: GATE_RENEW_FROZEN=1 pytest tests/story, then read the diff.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gate.report.markdown import summary_markdown
 from gate.report.terminal import print_summary
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
+from tests.frozen.store import RENEW
 from tests.report import stories
 from tests.reused_charts import reused_charts
 
@@ -73,13 +74,12 @@ def mlflow(story: Summary, case: stories.Case) -> str:
 SURFACES = {"terminal": terminal, "markdown": markdown, "html": html, "mlflow": mlflow}
 
 
-@pytest.mark.rows(5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("surface", SURFACES)
 def test_each_surface_prints_what_was_approved(case: str, surface: str) -> None:
     text = SURFACES[surface](*told(case))
     file = GOLDEN / f"{case}.{surface}.txt"
-    if "GATE_APPROVE" in os.environ:
+    if os.environ.get(RENEW) == "1":
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
