@@ -125,7 +125,8 @@ def test_the_service_takes_its_arguments_and_variables() -> None:
     assert context.params["key"] == "/run/gate/key.pem"
     variables = {str(option.envvar) for option in serve_command.params if option.envvar}
     stated = {*BY_KIND["ConfigMap"]["data"], *(each["name"] for each in SERVICE["env"])}
-    assert stated - variables == {"MLFLOW_TRACKING_URI", "DATABASE", SECRETS_VARIABLE}
+    of_mlflow = {f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD")}
+    assert stated - variables == {*of_mlflow, "DATABASE", SECRETS_VARIABLE}
     assert context.params["state"] == "env:DATABASE"
 
 
@@ -159,6 +160,9 @@ def test_a_pod_has_time_to_end_and_never_shares_its_volume() -> None:
 def test_secrets_are_named_in_the_documentation() -> None:
     text = (ROOT / "docs/kubernetes.md").read_text()
     keys = {item["key"] for v in POD["volumes"] for item in v.get("secret", {}).get("items", ())}
-    keys |= {each["valueFrom"]["secretKeyRef"]["key"] for each in SERVICE["env"]}
-    assert keys == {"database", "webhooks", "key.pem", "trust.yaml"}
+    named = [each["valueFrom"]["secretKeyRef"] for each in SERVICE["env"]]
+    optional = {each["key"] for each in named if each.get("optional")}
+    assert optional == {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
+    keys |= {each["key"] for each in named}
+    assert keys - optional == {"database", "webhooks", "key.pem", "trust.yaml"}
     assert all(f"={key}" in text or f"{key}=" in text for key in keys)
