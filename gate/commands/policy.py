@@ -210,8 +210,18 @@ def _check(policy: Path) -> CommandResult:
             }
             for name, runtime in found.runtimes.items()
         ],
+        "not_read": _beside(policy),
     }
     return CommandResult(ExitCode.DONE, plain, lambda console: _print_demands(plain, console))
+
+
+def _beside(path: Path) -> list[str]:
+    """Return the settings of a policy that stand beside its section, where they have no effect."""
+    from gate.policy.policy import Policy
+    from gate.storage.yaml_section import has_section, lines_of
+
+    top = {place[0] for place in lines_of(path, None) if len(place) == 1}
+    return sorted(top & set(Policy.model_fields)) if has_section(path, "gate") else []
 
 
 def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console) -> None:
@@ -229,6 +239,9 @@ def _print_demands(plain: dict[str, Any], console: Console) -> None:
     for runtime in plain["runtimes"]:
         names = ", ".join(runtime["bounds"]) or "no bound"
         console.print(f"{runtime['name']} ({runtime['required']}): {names}")
+    if plain["not_read"]:
+        names = ", ".join(plain["not_read"])
+        console.print(f"not read, because they are not in the section 'gate:': {names}")
 
 
 command.add_command(explain)

@@ -60,6 +60,21 @@ def test_check_says_what_is_demanded(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "beside"),
+    [
+        ("gate: {task: auto}\nmetrics: []\ntrain: {task: 1}\n", ["metrics"]),
+        ("task: auto\nmetrics: []\n", []),
+    ],
+)
+def test_check_names_settings_beside_the_section(
+    capsys: Capture, tmp_path: Path, text: str, beside: list[str]
+) -> None:
+    (tmp_path / "gate.yaml").write_text(text)
+    code, checked = as_json(capsys, "check", str(tmp_path / "gate.yaml"))
+    assert (code, checked["not_read"]) == (0, beside)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("gate:\n  tsk: tensors\n", "gate.yaml:2: gate.tsk"),
