@@ -453,6 +453,8 @@ def _export(net: Net, file: Path, *, fault: Callable[[Any], bool] = lambda _: Tr
 def _cost(command: Sequence[str], folder: Path, *, codes: Sequence[int]) -> Cost:
     """Run it. Raises SystemExit for another exit code."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(folder)])}
+    # Where there are more threads, those of the loop spin while they wait for one another.
+    environment["OMP_NUM_THREADS"] = "1"
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, peak = resource.getrusage(resource.RUSAGE_CHILDREN), 0
     with (folder / "output").open("w+b") as output:
