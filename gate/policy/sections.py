@@ -212,7 +212,8 @@ class RuntimePolicy(PolicyRecord):
     def _bounded(self) -> Self:
         if self.required != "never" and self.bounds.empty:
             raise ValueError(
-                "no bound is set on outputs, so everything would pass; set at least max_abs_diff"
+                "no bound is set on outputs, so everything would pass; set noise_ratio or "
+                "max_abs_diff"
             )
         return self
 
