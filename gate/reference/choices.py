@@ -236,7 +236,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
                 found = array.reshape(own.shape) if fits else array
             if fits:
                 del left[: place + 1]
-                return np.ascontiguousarray(found.astype(own.dtype)), choice
+                return found.astype(own.dtype, order="C"), choice  # also of no dimension
         return own, None
 
 

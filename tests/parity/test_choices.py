@@ -367,6 +367,24 @@ def test_the_model_runs_with_the_conversions_of_the_file(in_range, found):
         assert (cast.tensor, cast.dtype, cast.elements) == ("pixels", "uint8", 2)
 
 
+def test_a_conversion_of_a_scalar_stays_one():
+    shapes = []
+
+    def run():
+        x = torch.tensor(2.5)
+        shapes.append(x.to(torch.int64).shape)
+        return [x.numpy()]
+
+    replay(
+        run,
+        [Choice("Cast", np.array(2), np.array(2.5, np.float32), "size")],
+        lambda run, _draw: run(),
+        lambda _mode: None,
+        draws=1,
+    )
+    assert set(shapes) == {()}
+
+
 @pytest.mark.parametrize(
     ("of_file", "open_"), [(2.9999998, True), (2.4, False), (None, False)], ids=str
 )
