@@ -144,11 +144,11 @@ def test_less_than_everything_is_no_verdict(
 
 
 @pytest.mark.proof
-def test_the_indexed_job_of_the_page_as_local_processes(
+def test_the_indexed_job_as_local_processes(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (DOCS / "scale.md").read_text()
-    job = YAML(typ="safe").load(page.partition("```yaml\n")[2].partition("```")[0])
+    manifest = DOCS.parent / "deploy" / "kubernetes" / "measure-job.yaml"
+    job = YAML(typ="safe").load(manifest.read_text())
     (container,) = job["spec"]["template"]["spec"]["containers"]
     wrapper = tmp_path / "gate"
     wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gate "$@"\n')
