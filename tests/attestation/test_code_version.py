@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import gate
 from gate.signing import predicates
 from gate.signing.predicates import code_version
 
-VERSION = metadata.version("parity-gate")
+VERSION = gate.__version__
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -275,7 +275,7 @@ def test_what_does_not_belong_together_never_reaches_the_registry(
     registry = Watched(Simulator())
     run(registry, first, ledger)
     registry.calls.clear()
-    with pytest.raises(error, match="decide again"):
+    with pytest.raises(error):
         run(registry, spoil(second), ledger)
     assert registry.calls == []
     assert actions(ledger) == ["promoted", "refused"]
