@@ -86,7 +86,7 @@ class _Server:
             return self._open(header), {}
         if verb == "batch":
             self._batch(header, arrays)
-            return None, {}
+            return self._update_all(header["names"], header["start"])
         policy, metric = self._metrics[header["name"]]
         if verb == "update":
             return None, self._update(policy, metric, header["start"])
@@ -112,6 +112,23 @@ class _Server:
             side: {name: named[f"{side} {name}"] for name in self._outputs}
             for side in header["sides"]
         }
+
+    def _update_all(
+        self, names: Sequence[str], start: int
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return errors by metric, and the states of the others, with the metric's place in front
+        of their names."""
+        errors, arrays = dict[str, str](), dict[str, Any]()
+        for place, name in enumerate(names):
+            if name not in self._metrics:  # it could not be opened
+                continue
+            try:
+                found = self._update(*self._metrics[name], start)
+            except GateError as error:
+                errors[name] = str(error)
+            else:
+                arrays |= {f"{place} {key}": array for key, array in found.items()}
+        return errors, arrays
 
     def _update(self, policy: MetricPolicy, metric: Metric, start: int) -> dict[str, Any]:
         found: dict[str, State] = {}
@@ -230,6 +247,8 @@ class MetricRun:
         if not self._metrics or len(self.failures) == len(self._metrics):
             return
         labels = self._annotations.rows(start, start + count)
+        open_ones = [metric for metric in self._metrics if metric.name not in self.failures]
+        builtin = [metric for metric in open_ones if metric.is_builtin]
         arrays = {
             f"{side} {name}": _sendable(array)
             for side, outputs in sides.items()
@@ -240,15 +259,30 @@ class MetricRun:
             "verb": "batch",
             "sides": [side for side, outputs in sides.items() if outputs is not None],
             "labels": None,
+            "names": [
+                metric.name for metric in builtin
+            ],  # one message: they cannot end the process
+            "start": start,
         }
         if isinstance(labels, np.ndarray):
             arrays["labels"] = labels
         else:
             header["labels"] = labels
-        if self._ask(None, header, arrays) is None:
+        limit = _OPEN_S + sum(metric.time_limit_s for metric in builtin)
+        together = self._ask(None, header, arrays, limit_s=limit)
+        if together is None:
             return
-        for metric in self._metrics:
-            if metric.name in self.failures:
+        self.failures |= together[0]
+        for place, metric in enumerate(builtin):
+            of_metric = {
+                name.removeprefix(f"{place} "): array
+                for name, array in together[1]
+                if name.startswith(f"{place} ")
+            }
+            if metric.name not in self.failures:
+                self._parts[metric.name].append((count, _states_of(of_metric)))
+        for metric in open_ones:
+            if metric.is_builtin or metric.name in self.failures:  # it may not have opened
                 continue
             answer = self._ask(metric, {"verb": "update", "name": metric.name, "start": start})
             if answer is not None:
