@@ -122,7 +122,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     """Search, and write the folder. Raises GateError where nothing can be searched."""
     begun = time.monotonic()
     _require_free(request)
-    _require_own_runtimes(policy)
+    _refuse_external_runtimes(policy)
     with loading():
         from gate.measure.job import Reference
         from gate.mend.plan import MendPlan, names_of
@@ -268,7 +268,7 @@ def _write(
     return recipe
 
 
-def _require_own_runtimes(policy: Policy) -> None:
+def _refuse_external_runtimes(policy: Policy) -> None:
     """Raise UsageError where the policy requires answers that no new file can have."""
     from gate.policy.runtime_options import is_recorded, is_server
 

@@ -210,12 +210,12 @@ def _check(policy: Path) -> CommandResult:
             }
             for name, runtime in found.runtimes.items()
         ],
-        "not_read": _beside(policy),
+        "not_read": _settings_without_effect(policy),
     }
     return CommandResult(ExitCode.DONE, plain, lambda console: _print_demands(plain, console))
 
 
-def _beside(path: Path) -> list[str]:
+def _settings_without_effect(path: Path) -> list[str]:
     """Return the settings of a policy that stand beside its section, where they have no effect."""
     from gate.policy.policy import Policy
     from gate.storage.yaml_section import has_section, lines_of

@@ -17,7 +17,7 @@ from gate.summary.render import (
     clean,
     format_bound_usage,
     led_by,
-    place_of,
+    location_of,
     remedy_for,
     render_account,
     render_check,
@@ -198,7 +198,7 @@ def _weights(scene: Scene) -> GroupExplanation:
         text = render_account("first_of", text=text, count=len(findings))
     noisy = worst_of([c for c in scene.group.checks if c.runtime], "noise_ratio")
     usage = format_bound_usage(noisy) if noisy else ""
-    return _of(check, make_printable(place_of(first)), with_number(text, usage))
+    return _of(check, make_printable(location_of(first)), with_number(text, usage))
 
 
 def _batch(scene: Scene) -> GroupExplanation:

@@ -260,7 +260,7 @@ def _finding(finding: str | Mapping[str, Any]) -> str:
     return f"{finding['place']}: {_finding_detail(finding)}"
 
 
-def place_of(finding: str | Mapping[str, Any]) -> str:
+def location_of(finding: str | Mapping[str, Any]) -> str:
     """Return the node or tensor of a finding in the graph."""
     return beginning(finding) if isinstance(finding, str) else str(finding["place"])
 
