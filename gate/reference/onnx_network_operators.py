@@ -777,15 +777,16 @@ def _recur(
     call: OperatorCall,
     x: Tensor,
     lengths: Tensor | None,
-    steps: Sequence[Step],
+    step_of: Callable[[int], Step],
     starts: Sequence[Sequence[Tensor]],
 ) -> Value:
-    """Run one step function a direction; states: the output first. Return Y and last states."""
+    """Run the step function of each direction; states: the output first. Return Y and the last
+    states, as many as the node has outputs."""
     layout, reverse = call.get("layout", 0), call.get("direction", "forward") == "reverse"
     time = len(x)
     every, last = [], []
-    for number, (step, start) in enumerate(zip(steps, starts, strict=True)):
-        backward = reverse or number == 1
+    for number, start in enumerate(starts):
+        step, backward = step_of(number), reverse or number == 1
         state, made = tuple(start), [start[0]] * time
         for turn in range(time):
             place = time - 1 - turn if backward else turn
@@ -801,8 +802,8 @@ def _recur(
     outputs = torch.stack(every, 1)
     ends = [torch.stack(states) for states in zip(*last, strict=True)]
     if layout:
-        return outputs.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)
-    return outputs, *ends
+        outputs, ends = outputs.permute(2, 0, 1, 3), [end.transpose(0, 1) for end in ends]
+    return (outputs, *ends)[: max(call.outputs, 1)]
 
 
 def _initial_states(call: OperatorCall, x: Tensor, weight: Tensor, *states: Tensor | None) -> Any:
@@ -846,8 +847,7 @@ def _rnn(
 
         return step
 
-    made = _recur(call, x, lengths, [step_of(d) for d in range(len(weight))], starts)
-    return made[: max(call.outputs, 1)]
+    return _recur(call, x, lengths, step_of, starts)
 
 
 @operator("GRU")
@@ -883,8 +883,7 @@ def _gru(
 
         return step
 
-    made = _recur(call, x, lengths, [step_of(d) for d in range(len(weight))], starts)
-    return made[: max(call.outputs, 1)]
+    return _recur(call, x, lengths, step_of, starts)
 
 
 @operator("LSTM")
@@ -924,8 +923,7 @@ def _lstm(
 
         return step
 
-    made = _recur(call, x, lengths, [step_of(d) for d in range(len(weight))], starts)
-    return made[: max(call.outputs, 1)]
+    return _recur(call, x, lengths, step_of, starts)
 
 
 # Attention.
