@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from gate.policy.policy import Policy
+from tests.metrics import project
 from tests.parity import tiny
 
 MODULE = '''
@@ -49,13 +50,9 @@ def build():
     return Squares().eval()
 '''
 
-POLICY = """
-task: tensors
-instruments: {noise_samples: 0, stability_samples: 0, probes: false, search_inputs: 0, graph: false}
-waive: [noise_ratio]
-runtimes:
-  ort-cpu: {required: always, bounds: {max_abs_diff: 100.0}}
-metrics:
+POLICY = (
+    project.POLICY
+    + """\
   - name: map50
     function: map
     options: {thresholds: [0.5]}
@@ -65,6 +62,7 @@ metrics:
     slices: [camera]
 incumbent: {first_release: allow}
 """
+)
 
 CAMERAS = {"front": 0.9, "rear": 0.42}
 """How bright the squares are in images of each."""
