@@ -427,7 +427,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was asked for, and the verdict."""
+    """A request, and its verdict."""
 
     request: CheckRequest
     verdicted: EvaluationResult

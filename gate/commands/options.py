@@ -451,7 +451,7 @@ MEASURING = (
     BATCH_SIZE,
 )
 
-"""What is measured, on what, and by which policy: the options of a `MeasuringRequest`."""
+"""The options of a `MeasuringRequest`: model, samples, policy."""
 
 CHECK_OPTIONS = (
     click.argument("model", type=ONNX_FILE, required=False),

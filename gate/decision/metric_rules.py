@@ -24,7 +24,7 @@ Change = tuple[str | None, int, MetricDrop]
 """Title of the group, its samples, the drop."""
 
 _ROUNDING = 1e-9
-"""Of the larger value, by which a drop may differ from the difference of the values."""
+"""A drop may differ from the difference of the values by this share of the larger one."""
 
 
 def measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:

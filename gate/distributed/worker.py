@@ -295,7 +295,7 @@ def opened(case: MeasurementJob, *, threads: int, noise: bool) -> Iterator[Measu
 
 
 _CHUNK_BYTES = 1 << 26
-"""Of a file, that are an object of Ray's store each: what memory can't hold, the store spills."""
+"""Bytes of a file in one object of Ray's store: what memory can't hold, the store spills."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Delivery:
     source: Opening | None
     """Samples that lie on this machine; None: their address says where they are."""
     node: str
-    """Of this machine."""
+    """The identifier of this machine in Ray."""
 
     @classmethod
     def of(cls, spec: JobSpec) -> Delivery:

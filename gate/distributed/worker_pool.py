@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 _steps = logging.getLogger("gate.steps")
 
 _LEAVE_S = 1.0
-"""For a process without work to leave by itself."""
+"""Time in which a process without work ends by itself."""
 
 _END_S = 10.0
 
 _LEAST_BYTES = 2**29
-"""Of a process with PyTorch and ONNX Runtime, before it opens a model (measured: 0.45 GiB)."""
+"""Memory of a process with PyTorch and ONNX Runtime that has no model (measured: 0.45 GiB)."""
 
 
 class WorkerLost(Exception):
@@ -268,7 +268,7 @@ class Cluster:
     workers: int | None = None
     """None: as many as there are processors for."""
     cpus: int = 1
-    """Of a task, and its threads."""
+    """Cores of a task, which are its threads."""
     gpus: float = 0.0
 
     def room(self, machine: dict[str, float]) -> int:
