@@ -180,6 +180,8 @@ class ProcessPool(WorkerPool):
             if not self._is_over.is_set():
                 with contextlib.suppress(OSError):  # the next call tries again
                     process = self._replace(process)
+                    if self._is_over.is_set():  # since then: nobody else would end it
+                        process.end()
             raise WorkerLost(f"code {code}") from error
         finally:
             self._idle.put(process)

@@ -147,7 +147,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
     )
     spec = JobSpec.from_job(case, reference, workload)
-    before = set(multiprocessing.active_children())  # of other tests in this process
+    before = set(multiprocessing.active_children())  # such as readers of samples
     with pytest.raises(KeyboardInterrupt), ProcessPool(2) as pool, Workers(pool, spec, 1) as crew:
         crew.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
         raise KeyboardInterrupt
