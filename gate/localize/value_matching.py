@@ -179,7 +179,7 @@ def is_equal(value: OutputArray, array: OutputArray) -> bool:
 
 
 # All but the unit roundoff were set by hand on the half `tune` of the corpora
-# (benchmarks/localisation): no measurement of a single one is written down.
+# (benchmarks/world): no measurement of a single one is written down.
 _EQUAL = 1e-3
 """Relative difference (rms) up to which a tensor can be a value, rounding and small faults
 included."""
