@@ -172,23 +172,23 @@ class StabilityReference:
         `replayed`: the reference with the choices that the runtime makes on a batch.
 
         An output that has another number of rows because rounding decides a choice is compared with
-        no other batch.
+        no other batch. One that moves far is compared with the reference that makes the same
+        choices.
 
         Raises EvidenceError if the runtime can't compute a batch size, or returns other shapes
         in it."""
         first = [_outputs(compute, base, replayed) for base in self._bases]
-        moved = [np.zeros(1)] * len(self._units)
-        sizes = [{base.size for base in self._bases} for _ in self._units]
-        for part in self._parts:
-            outputs = _outputs(company or compute, part, replayed)
-            for index, output in enumerate(outputs):
-                place = self._part_slices(index, part)
-                pairs = ((output, part), (first[0][index], self._bases[0]))
-                if place is None or any(a.shape != b.expected[index].shape for a, b in pairs):
-                    continue
-                sizes[index].add(part.size)
-                change = by_column(output, first[0][index][place])
-                moved[index] = worse_columns(moved[index], change)
+        smaller = [_outputs(company or compute, part, replayed) for part in self._parts]
+        moved, sizes = self._moved(first[0], smaller)
+        if any(map(self._is_far, moved, range(len(moved)))):
+            errors = [
+                _errors(outputs, part, replayed)
+                for outputs, part in zip(
+                    (first[0], *smaller), (self._bases[0], *self._parts), strict=True
+                )
+            ]
+            beyond, _ = self._moved(errors[0], errors[1:])
+            moved = [np.minimum(*pair) for pair in zip(moved, beyond, strict=True)]
         repeats = [_outputs(again or compute, base, replayed) for base in self._bases]
         records = []
         for index, own in enumerate(self._units):
@@ -196,7 +196,7 @@ class StabilityReference:
             for one, other in zip(first, repeats, strict=True):
                 repeated = worse_columns(repeated, by_column(one[index], other[index]))
             unit, draws = own, 0
-            if worst_ratio(moved[index], own) > _SUSPICIOUS:
+            if self._is_far(moved[index], index):
                 unit, draws = worse_columns(own, self._rounding[index]), DRAWS
                 # A column that moves in steps need not have moved in any of three runs.
                 at_most = worst_ratio(moved[index], np.maximum(unit, EPSILON))
@@ -205,7 +205,7 @@ class StabilityReference:
             records.append(
                 StabilityParity(
                     samples=self._samples,
-                    batch_sizes=tuple(sorted(sizes[index])),
+                    batch_sizes=tuple(sorted(sizes[index] | {base.size for base in self._bases})),
                     repeatability=float(repeated.max()),
                     batch_invariance=None if self._alone else float(moved[index].max()),
                     unit=float(unit.max()),
@@ -215,6 +215,28 @@ class StabilityReference:
                 )
             )
         return tuple(records)
+
+    def _is_far(self, moved: Floats, index: int) -> bool:
+        return worst_ratio(moved, self._units[index]) > _SUSPICIOUS
+
+    def _moved(
+        self, whole: Sequence[OutputArray], smaller: Sequence[Sequence[OutputArray]]
+    ) -> tuple[list[Floats], list[set[int]]]:
+        """Return the largest change of each output between the baseline and the smaller batches, by
+        column, and the sizes of the batches that were compared."""
+        base = self._bases[0]
+        moved = [np.zeros(1)] * len(self._units)
+        sizes: list[set[int]] = [set() for _ in self._units]
+        for part, outputs in zip(self._parts, smaller, strict=True):
+            for index, output in enumerate(outputs):
+                place = self._part_slices(index, part)
+                pairs = ((output, part), (whole[index], base))
+                if place is None or any(a.shape != b.expected[index].shape for a, b in pairs):
+                    continue
+                sizes[index].add(part.size)
+                change = by_column(output, whole[index][place])
+                moved[index] = worse_columns(moved[index], change)
+        return moved, sizes
 
     def _part_slices(self, index: int, part: _Part) -> tuple[slice, ...] | None:
         """Return the position of the part in the baseline's output by the shapes, or None."""
@@ -387,6 +409,23 @@ def _outputs(compute: Compute, part: _Part, replayed: Replayed) -> list[OutputAr
             f"a batch of {part.size} samples can't be computed: {reason}. A batch size was "
             "probably baked in: use x.shape[0] as it is, and export with dynamic_batch: true."
         ) from error
+
+
+def _errors(outputs: Sequence[OutputArray], part: _Part, replayed: Replayed) -> list[OutputArray]:
+    """Return the differences from the reference with the same choices; an output of another shape,
+    and elements whose difference is not finite, as they are."""
+    found = replayed(part.batch)
+    expected = part.expected if found is None else found.outputs
+    return [
+        _error(one, other) if one.shape == other.shape else one
+        for one, other in zip(outputs, expected, strict=True)
+    ]
+
+
+def _error(output: OutputArray, expected: OutputArray) -> OutputArray:
+    with np.errstate(all="ignore"):
+        apart = np.subtract(output, expected, dtype=np.float64)
+    return np.where(np.isfinite(apart), apart, output)
 
 
 def _rounding(reference: OutputArray, truth: OutputArray | None) -> Floats:

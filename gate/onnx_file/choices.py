@@ -28,8 +28,8 @@ _CHOOSERS = {
 }
 """Operators that decide by comparing floats: which of their outputs holds the decision."""
 
-MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Cast", "QuantizeLinear"})
-"""Operators that make floats whole (Cast: to a type of integers)."""
+MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Cast", "QuantizeLinear"})
+"""Operators that make floats whole (Cast: to a type of integers; Mod: with `fmod`, a quotient)."""
 
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
@@ -48,8 +48,8 @@ class Choice:
     those of QuantizeLinear less its zero point."""
     operand: NDArray[Any] | None = None
     """The floats that are converted (`Cast`) or made whole, those of QuantizeLinear divided by its
-    scale; what a comparison compares, the left side less the right one; the threshold of
-    NonMaxSuppression. None where the file does not show it."""
+    scale, the quotient of Mod; what a comparison compares, the left side less the right one; the
+    threshold of NonMaxSuppression. None where the file does not show it."""
     tensor: str = ""
     """The name of the decision in the file."""
 
@@ -121,8 +121,8 @@ class ChoiceSession:
         if node is None:
             return Choice(operator, chosen, None, name)
         read = [arrays.get(one) for one in _read(node)]
-        if operator == "QuantizeLinear":
-            return _quantized(node, chosen, *read)
+        if operator in _OF_NODE:
+            return _OF_NODE[operator](node, chosen, *read)
         if operator in _COMPARISONS:
             left, right = read
             if left is None or right is None or left.dtype.kind != "f":
@@ -161,6 +161,29 @@ def _quantized(
     return Choice(node.op_type, steps, operand, node.output[0])
 
 
+def _divided(
+    node: onnx.NodeProto,
+    remainder: OutputArray,
+    x: OutputArray | None,
+    divisor: OutputArray | None,
+) -> Choice | None:
+    """Return the whole quotient that Mod subtracts; None of integers."""
+    if x is None or divisor is None or x.dtype.kind != "f":
+        return None
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        quotient = np.asarray(wide / divisor)
+        whole = np.round((wide - remainder) / divisor)
+    return Choice(node.op_type, whole, quotient, node.output[0])
+
+
+_OF_NODE: Mapping[str, Callable[..., Choice | None]] = {
+    "QuantizeLinear": _quantized,
+    "Mod": _divided,
+}
+"""Functions that read the decision from the inputs of the node and its output."""
+
+
 _INTEGERS = frozenset({
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
@@ -171,6 +194,8 @@ def _makes_whole(node: onnx.NodeProto) -> bool:
     """Return True if a node converts something to integers, or makes floats whole."""
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i in _INTEGERS for a in node.attribute)
+    if node.op_type == "Mod":
+        return any(a.name == "fmod" and a.i for a in node.attribute)
     return node.op_type in MAKE_WHOLE and node.domain in ("", "ai.onnx")
 
 
@@ -183,7 +208,7 @@ def _read(node: onnx.NodeProto) -> list[str]:
     """Return the inputs of a node by which its decision is proven; see `Choice.operand`."""
     if node.op_type == "NonMaxSuppression":
         return [*node.input[3:4]] or [""]
-    if node.op_type in _COMPARISONS:
+    if node.op_type in (*_COMPARISONS, "Mod"):
         return list(node.input[:2])
     if node.op_type == "QuantizeLinear":
         return [name for name in node.input if name]

@@ -45,7 +45,7 @@ _FRACTIONS = 2.0**23
 
 _JUMP, _JUMP_RELATIVE = 0.125, 2e-6
 """Of a float that is made whole or an integer: moved by more, absolutely and of its value, it is
-behind a decision that is not recorded, such as `fmod`; rounding does not move it so far."""
+behind a decision that is not recorded, as of a loop; rounding does not move it so far."""
 
 _MOST_BOXES = 4096
 """Boxes whose overlaps are compared in pairs."""
@@ -95,6 +95,8 @@ class Call:
     node: Choice | None = None
     """The counterpart in the file; None where none was found."""
     step: Discretization | None = None
+    unordered: bool = False
+    """Indices of a TopK whose order PyTorch leaves open (`sorted=False`)."""
 
     @property
     def differs(self) -> bool:
@@ -206,7 +208,8 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         limit = float(stated.get("iou_threshold", 0.0))
         operands = operands[:1] if name == "to" else operands
         chosen = self._unless_moved(chosen, own, operands[0], of_node if name == "to" else None)
-        return Call(name, operands, own, chosen, axis, limit, of_node)
+        unordered = name == "topk" and not stated.get("sorted", True)
+        return Call(name, operands, own, chosen, axis, limit, of_node, unordered=unordered)
 
     def _unless_moved(
         self, chosen: NDArray[Any], own: NDArray[Any], operand: Floats, node: Choice | None
@@ -529,6 +532,8 @@ def _picks(call: Call, error: Floats) -> bool:
     ordered = np.sort(chosen, axis=axis)
     if (np.diff(ordered, axis=axis) == 0).any():
         return False
+    if call.unordered:
+        own, chosen = (_by_value(x, indices, axis) for indices in (own, chosen))
     one, other = np.take_along_axis(x, own, axis), np.take_along_axis(x, chosen, axis)
     room = np.take_along_axis(error, own, axis) + np.take_along_axis(error, chosen, axis)
     with np.errstate(all="ignore"):
@@ -536,6 +541,11 @@ def _picks(call: Call, error: Floats) -> bool:
     if call.name in _FIRST:  # of whole numbers, which have no rounding, equal ones are no tie
         near &= room > 0.0
     return bool((near | (own == chosen)).all())
+
+
+def _by_value(x: Floats, indices: NDArray[Any], axis: int) -> NDArray[Any]:
+    order = np.argsort(np.take_along_axis(x, indices, axis), axis=axis, kind="stable")
+    return np.take_along_axis(indices, order, axis)
 
 
 def _keeps(call: Call, errors: Sequence[Floats]) -> bool:

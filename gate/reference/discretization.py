@@ -42,8 +42,11 @@ _NEAR = 1e-3
 """A node whose operand differs by more, of the largest value, is no counterpart of a call."""
 
 STEPS = frozenset(
-    {*_WHOLE, *FAKE_QUANTIZERS, "div", "floor_divide", "remainder", "bucketize", "searchsorted"}
-)
+    {
+        *_WHOLE, *FAKE_QUANTIZERS, "div", "floor_divide", "remainder", "fmod", "frac", "bucketize",
+        "searchsorted",
+    }
+)  # fmt: skip
 """Names of ATen. `div`: with a rounding mode."""
 
 
@@ -129,16 +132,17 @@ def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | 
         return Discretization(
             wide * scale, decide, _NODES[decide], lambda y: y * scale, lambda whole: whole / scale
         )
-    other = _wide(stated["other"])
-    divide: Callable[[Floats], Floats] = np.trunc if mode == "trunc" else np.floor
+    other = _wide(stated.get("other", 1.0))  # none of frac
+    truncates = mode == "trunc" or name in ("fmod", "frac")
+    divide: Callable[[Floats], Floats] = np.trunc if truncates else np.floor
     with np.errstate(all="ignore"):
         quotient = np.asarray(wide / other)
-    if name != "remainder":
+    if name not in ("remainder", "fmod", "frac"):
         return Discretization(quotient, divide, _NODES[divide])
     return Discretization(
         quotient,
         divide,
-        _NODES[divide],
+        ("Mod",) if name == "fmod" else _NODES[divide],
         lambda y: (wide - y) / other,
         lambda whole: wide - whole * other,
     )
