@@ -352,20 +352,34 @@ def _noise_notes(name: str, measured: NoiseParity) -> Iterator[Problem]:
     yield {"code": f"closer_{measured.closer}" if by_float64 else "by_rounding"}
 
 
+_SAME_IN_FLOAT64 = 1e-4
+"""Largest `Evidence.float64_differences` of a file that computes the model's function."""
+
+
 def not_measurable(
     policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
 ) -> Iterator[CheckResult]:
-    """An output of floats whose noise floor hides faults, or that has none."""
+    """An output of floats whose noise floor hides faults, or that has none.
+
+    A floor hides no fault of the file if file and model agree in float64.
+    """
     runtime, output = place
     if not any(metric.bound is not None for metric in noise_metrics(bounds, output)):
         return
     most, observed, verdict = policy.instruments.max_floor, None, Verdict.ERROR
+    params: dict[str, float] = {}
     if not _is_measurable(evidence, output):
         waived = policy.waives("noise_ratio", output.name)
         verdict = Verdict.WAIVED if waived else Verdict.ERROR
         code = "no_reference_waived" if waived else "no_reference"
     elif output.noise is not None and (observed := floor_share(output)) > most:
-        code = "hidden"
+        differs = evidence.float64_differences.get(output.name)
+        if differs is None or not observed <= 1.0:
+            code = "hidden"
+        elif differs <= _SAME_IN_FLOAT64:
+            return
+        else:
+            code, params = "differs_in_float64", {"differs": differs, "allowed": _SAME_IN_FLOAT64}
     else:
         return
     yield CheckResult(
@@ -378,6 +392,7 @@ def not_measurable(
         samples=output.samples,
         verdict=verdict,
         code=code,
+        params=params,
     )
 
 

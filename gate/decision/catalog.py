@@ -632,6 +632,10 @@ CHECKS: dict[str, CheckSpec] = {
             "no_reference_waived": _NO_REFERENCE,
             "hidden": "{output} cannot be judged: rounding alone moves it by {observed:.3g} of its "
             "spread, allowed at most {bound:.3g}. A fault of that size would be hidden.",
+            "differs_in_float64": "{output} cannot be judged: rounding alone moves it by "
+            "{observed:.3g} of its spread, allowed at most {bound:.3g}. In float64, the file "
+            "differs from the model by {differs:.3g} of the spread, allowed {allowed:.3g}: it is "
+            "probably wrong.",
         },
         formula="floor / std(r)",
         unit="of the spread",

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
 
 from gate.data.reader import length
+from gate.decision.bound_rules import floor_share
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import BASELINE_DRAWS, DRAWS, MORE_DRAWS, rounding_floor
 from gate.measure.runtime_measurement import MOST_LOOKS, RuntimeMeasurement
 from gate.measure.session_runner import RoundingVariants, row_of, sample_outputs
+from gate.records.evidence import RuntimeEvidence
+from gate.reference.float64 import Float64Reference
+from gate.reference.onnx_reference import OnnxReference
+from gate.reference.validity import OutputErrors
 from gate.storage.arrays import Batch, OutputArray
 
 # A sample is doubtful where its error is large in units of the first samples' floor, where an
@@ -154,6 +160,45 @@ class RoundingFloor:
         floors = rounding_floor(self._context, draws=draws)
         for runtime in self._runtimes:
             runtime.comparison.floor.widen(floors)
+
+
+_WIDE = 1e-3
+"""Share of an output's spread from which on a floor may hide a fault. Fixed, not the policy's: the
+evidence must not depend on bounds."""
+
+
+def float64_differences(
+    context: MeasurementContext, measured: Sequence[RuntimeEvidence]
+) -> dict[str, float]:
+    """Return how far the file is from the model where both compute in float64, by output whose
+    floor is wide in a runtime, as `OutputErrors.share`.
+
+    Empty where one of them can't be computed so, or float64 is another function than the model.
+    """
+    record, names = context.truth.validity.record, context.tested_file.subject.outputs
+    outputs = [output for runtime in measured for output in runtime.outputs]
+    wide = {output.name for output in outputs if floor_share(output) > _WIDE}
+    places = {
+        place: spec.name
+        for place, spec in enumerate(names)
+        if spec.name in wide and record.uses_float64(place)
+    }
+    if not places:
+        return {}
+    errors: dict[str, OutputErrors] = {}
+    try:
+        module = OnnxReference.from_file(context.tested_file)
+        file = Float64Reference(module, replace(context.binding, given=()))
+        for batch in context.batches_with_truth():
+            truth, own = context.answers.truth(batch), file.run(batch)
+            for place, name in places.items():
+                if truth is None or own[place].shape != truth[place].shape:
+                    return {}
+                found = OutputErrors.between(truth[place], own[place], samples=length(batch))
+                errors[name] = errors[name].joined(found) if name in errors else found
+    except GateError:
+        return {}
+    return {name: each.share for name, each in errors.items()}
 
 
 def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement]) -> None:

@@ -23,7 +23,7 @@ from gate.errors import (
 )
 from gate.measure.context import Instrument, MeasurementContext, ReferencePass
 from gate.measure.job import MeasurementJob, Reference
-from gate.measure.outliers import RoundingFloor, analyze_outliers
+from gate.measure.outliers import RoundingFloor, analyze_outliers, float64_differences
 from gate.measure.reference_assessment import ReferenceAssessment
 from gate.measure.runtime_measurement import (
     RuntimeMeasurement,
@@ -205,6 +205,7 @@ class MeasurementRun:
         fields = [instrument.evidence() for instrument in (*before, *after)]
         metrics, self.metric_values = self.metrics.evidence(samples=len(self.samples))
         job, meter = self.job, self.reference.meter
+        measured = tuple(runtime.evidence() for runtime in self.runtimes)
         evidence = Evidence(
             subject=job.candidate.subject,
             source=job.source or Reference.of(job.model).source,
@@ -217,13 +218,14 @@ class MeasurementRun:
                 batch_axes=self.binding.layout,
             ),
             environment=self.environments[0],
-            runtimes=tuple(runtime.evidence() for runtime in self.runtimes),
+            runtimes=measured,
             reference_latency=meter.latency(),
             reference_cost=meter.cost(),
             reference_spread=spread,
             state_spread=state_spread,
             noise_unmeasured=self.truth.unmeasured,
             validity=self.truth.validity.evidence(),
+            float64_differences=float64_differences(self.context, measured),
             undefined=casts_on_samples(self.context),
             crew=self._record(crew) if crew is not None and others else None,
             metrics=metrics,

@@ -383,6 +383,10 @@ class Evidence(Record):
     """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
     validity: ReferenceValidity | None = added_field(None)
     """None: nothing differs, or of before it was measured."""
+    float64_differences: dict[str, Measured] = added_field({})
+    """By output whose noise floor exceeds 1e-3 of its spread: the rms difference of the file and
+    the model where both compute in float64, as a share of the spread of the output or of the size
+    of a channel or column, whichever is largest. An output that is missing was not measured."""
     undefined: tuple[UndefinedCast, ...] = added_field(())
     """Conversions of the first samples to integers that do not hold them."""
     preprocessing: PreprocessingParity | None = added_field(None)

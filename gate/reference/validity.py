@@ -127,21 +127,24 @@ class OutputErrors:
         )
 
     @property
+    def share(self) -> float:
+        """The error as a share of the spread of the output, or of the size of a channel or column;
+        the largest of them. Errors of up to 8 roundings count as 0."""
+        spread = max(self.squares - self.total**2 / max(self.elements, 1), 0.0)
+        scales = [np.array([spread]), *(values.sum(axis=0) for values in self.values.sums[1:])]
+        shares = [0.0]
+        for errors, scale, least in zip(self.errors.sums, scales, self._least(), strict=True):
+            total = errors.sum(axis=0)
+            counts = total > NULL_UNITS**2 * least.sum(axis=0)
+            with np.errstate(divide="ignore"):
+                shares += np.sqrt(total[counts] / scale[counts]).tolist()
+        return max(shares)
+
+    @property
     def is_wide(self) -> bool:
         """Return True if the error exceeds 1e-4 of the spread of the output, or of the size of a
         channel or column."""
-        spread = max(self.squares - self.total**2 / max(self.elements, 1), 0.0)
-        scales = [np.array([spread]), *(values.sum(axis=0) for values in self.values.sums[1:])]
-        kinds = zip(self.errors.sums, scales, self._least(), strict=True)
-        return any(
-            bool(
-                np.any(
-                    errors.sum(axis=0)
-                    > np.maximum(WIDE_FLOOR**2 * scale, NULL_UNITS**2 * least.sum(axis=0))
-                )
-            )
-            for errors, scale, least in kinds
-        )
+        return self.share > WIDE_FLOOR
 
     def ratios(self, draws: Sequence[GroupedSquares]) -> list[Floats]:
         """Return q by kind of group, shape (samples, groups). `draws`: of run - null on the same

@@ -460,6 +460,62 @@ def test_a_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
     assert [check.bound for check in found] == ([most] if verdict == "ERROR" else [])
 
 
+class Tail(Head):
+    """Probabilities of about 3e-7; ONNX Runtime's Sigmoid is off by 1e-7."""
+
+    shift = 15.0
+
+    def forward(self, x):
+        return torch.sigmoid(self.h(self.a(x)) * self.factor - self.shift)[:, None]
+
+
+class Saturated(Head):
+    """The distance to 1, of which float32 has a few steps."""
+
+    def forward(self, x):
+        return (torch.tanh(self.h(self.a(x)) * self.factor + 7.0) - 1.0)[:, None]
+
+
+class Lost(Tail):
+    """Probabilities that are smaller than the error of Sigmoid."""
+
+    shift = 17.0
+
+
+def floor_checks(decision):
+    found = [check for check in decision.checks if check.name == "not_measurable"]
+    return {(check.code, check.bound) for check in found}
+
+
+@pytest.mark.parametrize("kind", [Tail, Saturated])
+def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(kind, tmp_path):
+    model = kind().eval()
+    evidence, decision = decided(model, model, tmp_path)
+    assert decision.verdict == "PASS", decision.problems
+    assert evidence.float64_differences["y"] < 1e-5
+    for unmeasured in ({}, {"y": float("nan")}):
+        other = evidence.model_copy(update={"float64_differences": unmeasured})
+        assert decide(policy(), other, decided_at="now").verdict == "ERROR"
+
+
+@pytest.mark.parametrize("kind", [Tail, Saturated])
+@pytest.mark.parametrize(("most", "code"), [(0.01, "differs_in_float64"), (0.9, None)])
+def test_a_fault_below_a_wide_floor_is_not_measurable(kind, most, code, tmp_path):
+    instruments = FEW.model_copy(update={"max_floor": most})
+    model = kind().eval()
+    evidence, decision = decided(model, model.times(1.0005), tmp_path, by=policy(instruments))
+    assert decision.verdict == ("ERROR" if code else "PASS"), decision.problems
+    assert floor_checks(decision) == ({(code, most)} if code else set())
+    assert 1e-4 < evidence.float64_differences["y"] < 1e-2
+
+
+def test_a_floor_beyond_the_spread_hides_everything(tmp_path):
+    model = Lost().eval()
+    evidence, decision = decided(model, model, tmp_path)
+    assert evidence.float64_differences["y"] < 1e-5
+    assert floor_checks(decision) == {("hidden", 0.01)}
+
+
 @pytest.mark.parametrize("waive", [("noise_ratio",), {"y": ("noise_ratio",)}, {"z": ("empty",)}])
 def test_an_output_without_any_valid_reference_is_waived_by_name(waive, tmp_path):
     model = Tiny().eval()
