@@ -65,7 +65,7 @@ class UndeliveredEntry(Record):
     entry: Count
     """Number in the ledger, from 1."""
     status: int
-    """Of the last answer: 4xx."""
+    """Of the last answer: 3xx or 4xx."""
 
 
 class NotificationCursor(Record):
@@ -80,8 +80,10 @@ class NotificationCursor(Record):
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirected POST would arrive as a GET without its body."""
 
-    def redirect_request(self, *_arguments: Any) -> None:
-        """Follow none: the redirect is an error."""
+    def http_error_302(self, *_arguments: Any) -> None:
+        """Follow none, wherever it leads: the redirect is an error."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
@@ -120,7 +122,7 @@ class Notifier:
     def send_new(self) -> None:
         """Send the entries that are not sent yet. Without a cursor the past is not sent.
 
-        An entry that the receiver refuses with 4xx again and again is kept as undelivered, so that
+        An entry that the receiver refuses for good again and again is kept as undelivered, so that
         the next ones are sent. Raises OSError where the receiver does not take one, GateError where
         the ledger or the cursor can't be read or written: nothing is skipped then.
         """
@@ -242,8 +244,9 @@ class Notifier:
 
 
 def _is_final(error: urllib.error.HTTPError) -> bool:
-    """Return True for an answer that the same request gets again."""
-    return 400 <= error.code < 500 and error.code not in _TEMPORARY
+    """Return True for an answer that the same request gets again: a redirect, which is not
+    followed, or an error of the client."""
+    return 300 <= error.code < 500 and error.code not in _TEMPORARY
 
 
 @contextlib.contextmanager

@@ -38,6 +38,8 @@ class Receiver:
     url: str = ""
     statuses: list[int] = field(default_factory=list)
     """Of the next answers; 200 after them."""
+    location: str = "/elsewhere"
+    """Where a redirect leads."""
     got: list[tuple[Message, bytes]] = field(default_factory=list)
 
     @property
@@ -64,7 +66,7 @@ def receiver() -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             made.got.append((self.headers, body))
             self.send_response(made.statuses.pop(0) if made.statuses else 200)
-            self.send_header("Location", "/elsewhere")
+            self.send_header("Location", made.location)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -172,14 +174,18 @@ def test_what_was_not_taken_is_sent_again(
     assert receiver.ids[1] == receiver.ids[2]
 
 
+@pytest.mark.parametrize(
+    ("status", "location"), [(410, "/elsewhere"), (302, "/elsewhere"), (308, "http://[")]
+)
 def test_an_entry_that_is_refused_for_good_does_not_hold_up_others(
-    receiver: Receiver, ledger: Ledger, tmp_path: Path
+    receiver: Receiver, ledger: Ledger, tmp_path: Path, status: int, location: str
 ) -> None:
+    receiver.location = location
     sender = notifier(receiver, ledger, tmp_path)
     sender.send_new()
     write_entry(ledger, "refused", "1")
     write_entry(ledger, "promoted", "2")
-    receiver.statuses = [429, 503, *[410] * MOST_TRIES]
+    receiver.statuses = [429, 503, *[status] * MOST_TRIES]
     for _ in range(MOST_TRIES + 1):
         with pytest.raises(OSError):
             sender.send_new()
@@ -187,9 +193,9 @@ def test_an_entry_that_is_refused_for_good_does_not_hold_up_others(
     assert receiver.accepted == [("refused", "1")] * (MOST_TRIES + 2) + [("promoted", "2")]
     path = tmp_path / "store" / CURSOR
     kept = NotificationCursor.load(path)
-    assert [(each.entry, each.status) for each in kept.undelivered] == [(2, 410)]
+    assert [(each.entry, each.status) for each in kept.undelivered] == [(2, status)]
     receiver.got.clear()
-    receiver.statuses = [410]
+    receiver.statuses = [status]
     again = notifier(receiver, ledger, tmp_path)  # a start tries once
     again.send_new()
     again.send_new()
