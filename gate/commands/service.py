@@ -179,7 +179,7 @@ def _environment(name: str) -> dict[str, Any]:
 )  # fmt: skip
 @click.option(
     "--confirm-after", "confirm_s", type=float, metavar="SECONDS", **_environment("CONFIRM_AFTER"),
-    help="After which a second download may confirm that bytes are others. Default: 60.",
+    help="After which a second look may confirm wrong bytes or wrong answers. Default: 60.",
 )  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),

@@ -61,20 +61,20 @@ class MismatchMemory:
     ) -> None:
         """`pause_s`: seconds between two downloads at least; None: PAUSE_S. `wait`: None for a
         caller that comes again by itself, and does not hold a lock meanwhile."""
-        self._pause_s = PAUSE_S if pause_s is None else pause_s
+        self.pause_s = PAUSE_S if pause_s is None else pause_s
         self._wait = wait
-        self._clock = clock
+        self.clock = clock
         self._waits_left = _PAUSES
         self._first: dict[MismatchKey, tuple[Digest, float]] = {}
 
     def confirms(self, key: MismatchKey, digest: Digest) -> bool:
         """Return True if an earlier download, at least a pause ago, had the same bytes; else keep
         this one."""
-        now, before = self._clock(), self._first.get(key)
+        now, before = self.clock(), self._first.get(key)
         if before is None or before[0] != digest:
             self._first[key] = (digest, now)
             return False
-        return now - before[1] >= self._pause_s
+        return now - before[1] >= self.pause_s
 
     def forget(self, key: MismatchKey) -> None:
         """Forget a mismatch: the right bytes came, or it was acted on."""
@@ -85,7 +85,7 @@ class MismatchMemory:
         if self._wait is None or self._waits_left == 0:
             return False
         self._waits_left -= 1
-        self._wait(self._pause_s)
+        self._wait(self.pause_s)
         return True
 
     def unconfirmed(self, model: str) -> frozenset[str]:

@@ -344,9 +344,7 @@ class Reconciler:
         done = list(
             _step(
                 "replay",
-                lambda: replay_golden(
-                    model, self._store, self._policy, suspects=state.suspects, limits=limits
-                ),
+                lambda: replay_golden(model, self._store, self._policy, state=state, limits=limits),
             )
         )
         state.is_done = state.is_done or not done

@@ -19,6 +19,7 @@ from gate.registry.registered_model import RegisteredModel
 from gate.runtimes.server import ServedFile, ServerOptions, ServerSession
 from gate.sandbox.limits import SandboxLimits
 from gate.service.monitoring import Failed, StepResult
+from gate.storage.arrays import RuntimeArray
 
 
 @dataclass
@@ -28,8 +29,12 @@ class ReplayState:
     release: int | None
     is_done: bool = False
     """True once every server answered as it should."""
-    suspects: set[RuntimeName] = field(default_factory=set)
-    """The servers that answered otherwise once."""
+    suspects: dict[RuntimeName, float] = field(default_factory=dict)
+    """The servers that answered otherwise or refused, and when that was first observed."""
+
+
+class _Refused(EvidenceError):
+    """A server that has the file refuses inputs that the file accepts."""
 
 
 def replay_golden(
@@ -37,14 +42,16 @@ def replay_golden(
     store: ModelStore,
     policy: Policy,
     *,
-    suspects: set[RuntimeName],
+    state: ReplayState,
     limits: SandboxLimits | None = None,
 ) -> list[StepResult | Failed]:
     """Replay the golden vectors of what is deployed through each server of the policy; where the
-    answers differ twice, the deployment goes back to the release before.
+    answers differ or are refused twice, the deployment goes back to the release before.
 
-    `suspects`: the servers whose answers to this release differed last time. One server may be
-    several replicas that load the release one after the other.
+    `state`: of this release; its suspects are updated. One server may be several replicas that load
+    the release one after the other, so the second time counts after the pause of the model's
+    `MismatchMemory`. A refusal does not count once the release was answered as it should be: then
+    the server broke, and the release before would be refused, too.
 
     A server that can't be asked, or has not loaded the file yet, is a Failed: nothing is changed,
     and the next reconciliation asks again. Raises StorageError, EvidenceError and DigestMismatch
@@ -60,44 +67,74 @@ def replay_golden(
     if slot.sha256 != vouched.sha256:
         return []
     done: list[StepResult | Failed] = []
+    memory = model.reading.mismatches
     for name in servers_of(policy):
         try:
             problem = _problem(store, slot, policy, name)
+        except _Refused as error:
+            problem = str(error)
+            if state.is_done:
+                done.append(Failed("replay", EvidenceError(_differs(name, problem))))
+                continue
         except GateError as error:
             done.append(Failed("replay", error))
             continue
         if problem is None:
-            suspects.discard(name)
-        elif name not in suspects:
-            suspects.add(name)
-            done.append(Failed("replay", EvidenceError(f"{_differs(name, problem)}.")))
-        else:
-            back = rollback_deployment(store, model.key, limits=limits)
-            reason = f"{_differs(name, problem)}. "
-            reason += back.reason if back.outcome == "rolled_back" else f"It stays: {back.reason}"
-            model.write("replay_failed", reason, version=vouched.version, about=vouched)
-            return [*done, StepResult("replay", back.outcome, vouched.version, reason)]
+            state.suspects.pop(name, None)
+            continue
+        reason = _differs(name, problem)
+        now, first = memory.clock(), state.suspects.get(name)
+        if first is None or now - first < memory.pause_s:
+            state.suspects.setdefault(name, now)
+            done.append(Failed("replay", EvidenceError(reason)))
+            continue
+        back = rollback_deployment(store, model.key, limits=limits)
+        reason += " "
+        reason += back.reason if back.outcome == "rolled_back" else f"It stays: {back.reason}"
+        model.write("replay_failed", reason, version=vouched.version, about=vouched)
+        return [*done, StepResult("replay", back.outcome, vouched.version, reason)]
     return done
 
 
 def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -> str | None:
-    """Return how the answers of a server differ, or None. Raises EvidenceError or DigestMismatch
-    where it gives no answer or has another file."""
+    """Return how the answers of a server differ, or None. Raises _Refused, and EvidenceError or
+    DigestMismatch where no answer comes or it has another file."""
     if slot.golden_sha256 is None or slot.parts:
         what = "has no golden vectors" if slot.golden_sha256 is None else "has several parts"
         raise RuntimeUnusable(f"{slot.model.name} {what}, so '{name}' can't replay them.")
     vectors = read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     options = ServerOptions.model_validate(policy.runtimes[name].options)
-    with closing(ServerSession(_served(vectors), options, vectors.inputs)) as session:
-        outputs = session.run(vectors.inputs)
+    try:
+        outputs = _outputs(vectors, options)
+    except RuntimeUnusable:
+        raise
+    except EvidenceError as error:
+        raise _Refused(str(error)) from error
     golden = widened(vectors.golden, policy, name)
     computed = dict(zip([each.name for each in golden.outputs], outputs, strict=True))
     results = compare(replace(vectors, golden=golden), computed)
     return "; ".join(f"output '{r.name}': {r.problem}" for r in results if r.problem) or None
 
 
+def _outputs(vectors: Vectors, options: ServerOptions) -> list[RuntimeArray]:
+    """Return the answers of a server. Raises as `ServerSession`, and RuntimeUnusable for a server
+    that refuses the batch but not a single sample."""
+    served = _served(vectors)
+    with closing(ServerSession(served, options, vectors.inputs)) as session:
+        try:
+            return session.run(vectors.inputs)
+        except RuntimeUnusable:
+            raise
+        except EvidenceError as error:
+            session.run(served.parts(vectors.inputs, 1)[0])
+            raise RuntimeUnusable(
+                f"it answers a single sample, and not all golden inputs in one request: {error} "
+                "If its batches are limited, state that (options: max_batch_size)."
+            ) from error
+
+
 def _differs(name: RuntimeName, problem: str) -> str:
-    return f"the server '{name}' does not reproduce the golden vectors: {problem}"
+    return f"the server '{name}' does not reproduce the golden vectors: {problem.rstrip('.')}."
 
 
 def _served(vectors: Vectors) -> ServedFile:

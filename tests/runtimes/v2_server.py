@@ -72,6 +72,9 @@ class V2Server(ThreadingHTTPServer):
             self.shapes.append({name: array.shape for name, array in feed.items()})
             mine = self.requests
         try:
+            rows = len(next(iter(feed.values())))
+            if self.fault == "refuses" or (self.fault == "single_samples" and rows > 1):
+                raise ValueError(f"refused: {rows} samples")
             if self.fault in ("mixed", "swapped_under_load", "float16_under_load"):
                 time.sleep(0.002)  # so that requests meet
             worker = mine % 4 == 0 if self.fault == "one_worker" else self.fault == "stale"

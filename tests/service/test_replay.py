@@ -10,9 +10,11 @@ import pytest
 
 from gate.errors import EvidenceError
 from gate.policy.policy import Policy
+from gate.registry.registered_model import MismatchMemory, Reading
+from gate.service.reconciler import Reconciler
 from tests import builders
 from tests.registry.promoting import promote
-from tests.registry.releases import onnx_file
+from tests.registry.releases import NAME, onnx_file
 from tests.registry.test_golden_beside import with_golden
 from tests.runtimes.v2_server import V2Server, serving
 from tests.service.test_reconciler import Service
@@ -33,8 +35,19 @@ class Serving(Service):
     """A service with one model server, which loads what it is told to."""
 
     def __init__(self, folder: Path, server: V2Server) -> None:
+        self.now, self.pause_s = 0.0, 0.0
         super().__init__(folder, replaying(server.url))
         self.server = server
+
+    def restart(self) -> None:
+        memory = MismatchMemory(self.pause_s, wait=None, clock=lambda: self.now)
+        self.reconcile = Reconciler(
+            self.place.registry,
+            self.place.ledger,
+            self.place.policy,
+            store=self.store,
+            reading=Reading(mismatches=memory),
+        )
 
     def promote(self, seed: int) -> Path:
         path = onnx_file(self.place.folder / f"{seed}.onnx", seed=seed)
@@ -109,6 +122,56 @@ def test_one_wrong_answer_of_a_replica_changes_nothing(service: Serving) -> None
     service.server.fault = "float16"
     assert service.look() == []  # it was replayed
     assert service.live == "2"
+
+
+def test_a_server_that_refuses_every_request_gets_the_release_before(service: Serving) -> None:
+    second = service.promote(2)
+    service.server.load(second)
+    service.server.fault = "refuses"
+    assert service.look() == [("deploy", "deployed", "2"), ("replay", "EvidenceError", None)]
+    service.server.fault = "busy"
+    assert service.look() == [("replay", "RuntimeUnusable", None)]  # this alone changes nothing
+    service.server.fault = "refuses"
+    assert service.look() == [("replay", "rolled_back", "2")]
+    assert service.live == "1"
+    assert service.place.lines()[-1] == ("replay_failed", "2")
+
+
+def test_a_server_that_breaks_after_right_answers_keeps_its_release(service: Serving) -> None:
+    second = service.promote(2)
+    service.server.load(second)
+    assert service.look() == [("deploy", "deployed", "2")]
+    service.server.fault = "refuses"
+    for _ in range(3):
+        service.reconcile.report_damage(NAME)  # a thorough look replays again
+        assert service.look() == [("replay", "EvidenceError", None)]
+    assert service.live == "2"
+
+
+def test_a_server_that_takes_single_samples_only_changes_nothing(service: Serving) -> None:
+    second = service.promote(2)
+    service.server.load(second)
+    service.server.fault = "single_samples"
+    assert service.look() == [("deploy", "deployed", "2"), ("replay", "RuntimeUnusable", None)]
+    assert service.look() == [("replay", "RuntimeUnusable", None)]
+    assert service.live == "2"
+
+
+@pytest.mark.parametrize("fault", ["refuses", "float16"])
+def test_what_is_wrong_with_a_server_must_last_before_it_counts(
+    service: Serving, fault: str
+) -> None:
+    service.pause_s = 60.0
+    service.restart()
+    second = service.promote(2)
+    service.server.load(second)
+    service.server.fault = fault
+    assert service.look()[-1] == ("replay", "EvidenceError", None)
+    service.now = 59.0
+    assert service.look() == [("replay", "EvidenceError", None)]
+    assert service.live == "2"
+    service.now = 60.0
+    assert service.look() == [("replay", "rolled_back", "2")]
 
 
 def test_the_first_release_has_nothing_to_go_back_to(tmp_path: Path) -> None:
