@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from gate.records.export import Strategy
 
 
-# Nothing is run. The instance tells what each attribute is; a light data flow tells tensors from
-# Python values; `noqa: TRC001` on the line silences a rule there. The rules: docs/lint/README.md.
-
-
 class UnreadCode(Record):
     """Code that the model reaches and that could not be read."""
 
@@ -55,19 +51,20 @@ class LintReport(Record):
 def lint_model(model: nn.Module, *, strategy: Strategy = "traced") -> LintReport:
     """Report what an export of `model` by this strategy gets wrong, judged by the source.
 
-    The model is not run and not changed; eval mode is assumed. Code that cannot be read is listed
-    in `unread`.
+    The model is not run and not changed; eval mode is assumed. The values of its attributes and a
+    light data flow distinguish tensors from Python values. Code that cannot be read is listed in
+    `unread`. The rules: docs/lint/README.md.
     """
-    from gate.lint.forward_visitor import ForwardVisitor
+    from gate.lint.forward_visitor import ModelLinter
 
-    walk = ForwardVisitor(model, strategy)
-    walk.whole()
-    findings = sorted(walk.findings.items(), key=lambda pair: (pair[0][1:], pair[0][0]))
+    linter = ModelLinter(model, strategy)
+    linter.lint()
+    findings = sorted(linter.findings.items(), key=lambda pair: (pair[0][1:], pair[0][0]))
     return LintReport(
         strategy=strategy,
         findings=tuple(finding for _, finding in findings),
         unread=tuple(
-            UnreadCode(name=name, reason=why) for name, why in sorted(walk.not_read.items())
+            UnreadCode(name=name, reason=why) for name, why in sorted(linter.unread.items())
         ),
-        functions=len(walk.read),
+        functions=len(linter.read),
     )

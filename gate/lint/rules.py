@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from gate.records.export import LintLevel, Strategy
 
-# Each has a page, `docs/lint/<code>.md`, and a test with a model that shows it.
-
-
 _TRACE: frozenset[Strategy] = frozenset({"traced", "direct"})
 
 _TORCHSCRIPT: frozenset[Strategy] = _TRACE | {"scripted"}
@@ -27,6 +24,7 @@ class Rule:
     strategies: frozenset[Strategy]
 
 
+# Each rule has a page, `docs/lint/<code>.md`, and a test with a model that breaks it.
 RULES: dict[str, Rule] = {
     "TRC001": Rule(
         "Python or NumPy numbers from tensors",

@@ -1,23 +1,22 @@
-"""Abstract values of four kinds: tensor, shape, Python, unknown."""
+"""Abstract values: what is known of a tensor, a shape or a Python object before the model runs."""
 
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
+import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gate.lint.source import Definition, FunctionSource
-from gate.records.export import LintLevel, Strategy
+from gate.lint.source import Definition
 
 
 class Kind(Enum):
@@ -39,8 +38,13 @@ class _Nothing(Enum):
 NOTHING = _Nothing.NOTHING
 """Stands for an object that is not known (None is an object)."""
 
-
 _ids = itertools.count(1)
+
+_CONDITIONS = (bool, int, float, str, list, tuple, dict, set, frozenset, type(None), nn.Module)
+"""Objects whose truth does not depend on the input."""
+
+_FEW = 16
+"""Items of a list that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,15 @@ class Rank:
         return cls(next(_ids), 0)
 
     def plus(self, axes: int) -> Rank:
-        """Return the value with this many axes more."""
+        """Return the rank with this many axes more."""
         return Rank(self.base, self.offset + axes)
 
     def below(self, other: Rank | None) -> bool:
         """True if it is known to be smaller."""
         return other is not None and self.base == other.base and self.offset < other.offset
+
+
+SCALAR = Rank(0, 0)
 
 
 @dataclass(eq=False)
@@ -70,7 +77,7 @@ class Value:
 
     kind: Kind
     object: Any = NOTHING
-    """The object itself, where the model's own attributes and globals tell it."""
+    """The object itself, where the model's own attributes and globals have it."""
     fixed: bool = False
     """A tensor that is computed from weights alone."""
     rank: Rank | None = None
@@ -86,7 +93,7 @@ class Value:
     read: bool = False
     """A Python value that was read from a tensor."""
     flag: str | None = None
-    """True only while the model is exported: the name of the function that tells."""
+    """True only while the model is exported: the name of the function that returns it."""
     loop: bool = False
     """Something to loop over whose length depends on the input's size."""
     axis: int | None = None
@@ -102,11 +109,15 @@ class Value:
         return self.kind is Kind.TENSOR
 
     @property
+    def sized(self) -> bool:
+        """True for a shape, and for a number of one."""
+        return self.kind in (Kind.SHAPE, Kind.SIZE)
+
+    @property
     def elements(self) -> torch.Tensor | None:
         """The elements, where they can be read: not of a tensor on the meta device."""
-        thing = self.object
-        readable = isinstance(thing, torch.Tensor) and not (is_lazy(thing) or thing.is_meta)
-        return thing if readable else None
+        readable = isinstance(self.object, torch.Tensor) and not is_lazy(self.object)
+        return self.object if readable and not self.object.is_meta else None
 
     @property
     def constant(self) -> bool:
@@ -114,32 +125,49 @@ class Value:
         computed from these."""
         return self.fixed or isinstance(self.object, torch.Tensor)
 
+    @property
+    def computed(self) -> bool:
+        """True for a tensor that depends on the input."""
+        return self.tensor and not self.constant
+
+    @property
+    def decided(self) -> bool | None:
+        """The truth that is the same for every input; None: it is not known."""
+        if self.object is NOTHING or self.flag:
+            return None
+        if isinstance(self.object, torch.Tensor):
+            elements = self.elements
+            return bool(elements) if elements is not None and elements.numel() == 1 else None
+        if isinstance(self.object, _CONDITIONS):
+            return bool(self.object)
+        return True if callable(self.object) else None
+
     def with_rank(self, rank: Rank | None, *, unit: bool | None = None) -> Value:
-        """The same tensor in another rank."""
+        """Return the same tensor in another rank."""
         unit = self.unit if unit is None else unit
         return replace(self, object=NOTHING, rank=rank, unit=unit, items={})
 
 
 def tensor(rank: Rank | None = None, **facts: Any) -> Value:
-    """A tensor whose elements are not known."""
+    """Return a tensor whose elements are not known."""
     return Value(Kind.TENSOR, rank=rank, **facts)
 
 
 def python() -> Value:
-    """A Python value that does not depend on the input."""
+    """Return a Python value that does not depend on the input."""
     return Value(Kind.PYTHON)
 
 
 def unknown() -> Value:
-    """Nothing is known, so nothing is said about it."""
+    """Return a value of which nothing is known, so that no rule applies to it."""
     return Value(Kind.UNKNOWN)
 
 
-def of_object(thing: Any) -> Value:
-    """The value of an attribute, a global, a default."""
-    if isinstance(thing, torch.Tensor) and is_lazy(thing):
-        return Value(Kind.TENSOR, object=thing)
+def from_object(thing: Any) -> Value:
+    """Return the value of an attribute, a global, a default."""
     if isinstance(thing, torch.Tensor):
+        if is_lazy(thing):
+            return Value(Kind.TENSOR, object=thing)
         return Value(Kind.TENSOR, object=thing, rank=Rank(0, thing.dim()), unit=1 in thing.shape)
     if isinstance(thing, torch.Size):
         return Value(Kind.PYTHON, object=tuple(thing))
@@ -160,7 +188,7 @@ def ranks_differ(one: Value, other: Value) -> bool:
     """True for two tensors that are known to have different numbers of axes."""
     if one.rank is None or other.rank is None:
         return False
-    return one.rank.below(other.rank) or other.rank.below(one.rank)
+    return one.rank.base == other.rank.base and one.rank != other.rank
 
 
 def join(values: Iterable[Value]) -> Value:
@@ -176,27 +204,24 @@ def _join(one: Value, other: Value) -> Value:
         return one
     kinds = {one.kind, other.kind}
     if kinds == {Kind.TENSOR}:
-        rank = one.rank if one.rank == other.rank else None
-        return tensor(rank, unit=one.unit and other.unit, mask=one.mask and other.mask,
-                      lowered=one.lowered or other.lowered,
-                      fixed=one.constant and other.constant)  # fmt: skip
+        return tensor(
+            one.rank if one.rank == other.rank else None,
+            unit=one.unit and other.unit,
+            mask=one.mask and other.mask,
+            lowered=one.lowered or other.lowered,
+            fixed=one.constant and other.constant,
+        )
+    if kinds == {Kind.PYTHON}:
+        same = one.object is other.object and one.object is not NOTHING
+        return one if same else Value(Kind.PYTHON, read=one.read or other.read)
     if len(kinds) == 1:
-        same = one.object is other.object
-        if one.kind is Kind.PYTHON:
-            return one if same and one.object is not NOTHING else Value(
-                Kind.PYTHON, read=one.read or other.read
-            )  # fmt: skip
         return Value(one.kind, axis=one.axis if one.axis == other.axis else None)
-    plain = one if one.kind is Kind.PYTHON else other if other.kind is Kind.PYTHON else None
-    if plain is not None and (plain.object is None or isinstance(plain.object, int | float)):
+    plain, rest = (one, other) if one.kind is Kind.PYTHON else (other, one)
+    number = plain.object is None or isinstance(plain.object, int | float)
+    if plain.kind is Kind.PYTHON and number:
         # `mask = None` or `total = 0` before it becomes a tensor.
-        rest = other if plain is one else one
         return replace(rest, object=NOTHING, rank=None)
     return unknown()
-
-
-_FEW = 16
-"""Items of a list that are looked at."""
 
 
 def item(value: Value, position: int | None) -> Value:
@@ -214,50 +239,8 @@ def item(value: Value, position: int | None) -> Value:
     return unknown()
 
 
-def has_items(value: Value) -> bool:
-    """True for what Python takes items from, not torch."""
-    listed = isinstance(value.object, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
-    return listed or bool(value.items) or value.kind is Kind.TENSORS
-
-
-def static_items(value: Value) -> list[Value]:
-    """All of them, where their number is known; else none."""
-    own = value.object if isinstance(value.object, list | tuple) else ()
-    return [item(value, place) for place in range(len(value.items) or len(own))]
-
-
-def sequence(values: Sequence[Value], made: type[list[Any] | tuple[Any, ...]]) -> Value:
-    """The list or tuple of these values."""
-    items = dict(enumerate(values))
-    if values and all(value.tensor for value in values):
-        return Value(Kind.TENSORS, items=items)
-    objects: Any = NOTHING
-    if all(value.object is not NOTHING for value in values):
-        objects = made(value.object for value in values)
-    return Value(Kind.PYTHON, object=objects, items=items)
-
-
-def keyed(owner: Value, key: Value) -> Value:
-    """Return what `owner[key]` takes from anything but a tensor."""
-    if isinstance(owner.object, dict | nn.ModuleDict) and isinstance(key.object, str):
-        return of_object(owner.object[key.object]) if key.object in owner.object else unknown()
-    return item(owner, key.object if isinstance(key.object, int) else None)
-
-
-def sliced(owner: Value, bounds: Sequence[Any]) -> Value:
-    """Return what `owner[start:stop:step]` takes from anything but a tensor; None: an omitted
-    bound."""
-    if owner.kind is Kind.SHAPE:
-        start = bounds[0] if isinstance(bounds[0], int) else 0
-        return Value(Kind.SHAPE, axis=start)
-    plain = all(bound is None or isinstance(bound, int) for bound in bounds)
-    if plain and isinstance(owner.object, list | tuple | str):
-        return of_object(owner.object[slice(*bounds)])
-    return Value(owner.kind)
-
-
 def _size(shape: Value, position: int | None) -> Value:
-    """One and the same value for one axis, so that its names are known to share it."""
+    """Return one and the same value for one axis, so that its names share it."""
     if position is None:
         return Value(Kind.SIZE, axis=shape.axis, shape=shape)
     if position not in shape.items:
@@ -270,11 +253,11 @@ def _item_of_object(container: Any, position: int | None) -> Value:
     if isinstance(container, nn.Module):
         container = list(container.children())
         position = position or 0  # each child is read by itself, too
-    if isinstance(container, list | tuple) and container:
-        if position is not None and -len(container) <= position < len(container):
-            return of_object(container[position])
-        return join([of_object(one) for one in container[:_FEW]])
-    return unknown() if isinstance(container, list | tuple) else python()
+    if not isinstance(container, list | tuple):
+        return python()
+    if position is not None and -len(container) <= position < len(container):
+        return from_object(container[position])
+    return join(map(from_object, container[:_FEW])) if container else unknown()
 
 
 @dataclass(frozen=True)
@@ -294,55 +277,44 @@ class Arguments:
         return (*self.positional, *self.keywords.values())
 
     @property
+    def first(self) -> Value:
+        """The first positional argument; without one, an empty list."""
+        return self.positional[0] if self.positional else from_object([])
+
+    @property
     def signature(self) -> tuple[Any, ...]:
         """Return what two calls must share to be equal for the rules."""
         named = [*enumerate(self.positional), *sorted(self.keywords.items())]
         return (self.spread, *((name, *_facts(value)) for name, value in named))
 
     def after(self, *values: Value) -> Arguments:
-        """The same behind these."""
+        """Return the same arguments behind these."""
         return replace(self, positional=(*values, *self.positional))
 
-    def get(self, position: int, name: str) -> Value | None:
+    def get(self, position: int | None, name: str) -> Value | None:
         """Return an argument by name or position; None if it was not passed, or may not be."""
         if name in self.keywords:
             return self.keywords[name]
-        given = position < len(self.positional) and not self.spread
-        return self.positional[position] if given else None
+        if position is None or self.spread or position >= len(self.positional):
+            return None
+        return self.positional[position]
 
 
 def _facts(value: Value) -> Iterator[Any]:
     yield value.kind
     with contextlib.suppress(Exception):
-        thing = value.object
-        plain = isinstance(thing, bool | int | float | str | type(None))
-        yield thing if plain else id(thing)
+        plain = isinstance(value.object, bool | int | float | str | type(None))
+        yield value.object if plain else id(value.object)
     yield value.rank
     yield tuple(item.kind for item in value.items.values())
 
 
 @dataclass(frozen=True)
-class TensorMethod:
-    """`x.sum`, before it is called."""
+class Method:
+    """`x.sum` of a tensor, or `x.shape.numel` of a shape, before it is called."""
 
-    tensor: Value
+    owner: Value
     name: str
-
-
-@dataclass(frozen=True)
-class ShapeMethod:
-    """`x.shape.numel`, before it is called."""
-
-    shape: Value
-    name: str
-
-
-@dataclass(frozen=True)
-class Local:
-    """A function that is defined inside of another one."""
-
-    definition: Definition
-    scope: Frame
 
 
 @dataclass(frozen=True)
@@ -353,91 +325,13 @@ class Super:
     after: type
 
 
-class Walk(Protocol):
-    """Goes through the functions that the model reaches."""
+# --- parameters -----------------------------------------------------------------------------------
 
-    strategy: Strategy
-
-    def follow(self, function: Any, arguments: Arguments, scope: Frame) -> Value:
-        """Return the result of a user's function; its source is read on the way."""
-
-    def call_module(self, module: nn.Module, arguments: Arguments, scope: Frame) -> Value:
-        """Return the result of a module."""
-
-    def call_local(self, local: Local, arguments: Arguments) -> Value:
-        """Return the result of a function that is defined inside another one."""
-
-    def tell(self, scope: Frame, node: ast.expr | ast.stmt, code: str, **instead: str) -> None:
-        """A rule is broken. `instead`: level, message, rewrite, where they are not the rule's."""
-
-    def unread(self, thing: Any, reason: str) -> None:
-        """Code that the model reaches and that can't be read."""
-
-    def reaches(self, node: ast.If | ast.IfExp, scope: Frame) -> bool:
-        """Whether a value of the code that this guards may reach an output."""
-
-
-@dataclass(eq=False)
-class Frame:
-    """One run through a function."""
-
-    code: FunctionSource
-    walk: Walk
-    path: str
-    """Dotted path of the module."""
-    names: dict[str, Value]
-    owner: Any = None
-    """Its `self`."""
-    outer: Frame | None = None
-    top: bool = False
-    """It is the forward of the model itself."""
-    depth: int = 0
-    returned: list[Value] = field(default_factory=list)
-
-    def resolve(self, name: str) -> Value:
-        """The value of a name: local, of the enclosing functions, global, built in."""
-        if name in self.names:
-            return self.names[name]
-        if self.outer is not None:
-            return self.outer.resolve(name)
-        function = self.code.function
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        if name in cells:
-            try:
-                return of_object(cells[name].cell_contents)
-            except ValueError:  # not filled yet
-                return unknown()
-        if name in function.__globals__:
-            return of_object(function.__globals__[name])
-        return of_object(getattr(builtins, name)) if hasattr(builtins, name) else unknown()
-
-    def tell(
-        self,
-        code: str,
-        node: ast.expr | ast.stmt,
-        *,
-        level: LintLevel | None = None,
-        message: str | None = None,
-        rewrite: str | None = None,
-    ) -> None:
-        """Say that a rule is broken here."""
-        instead = {"level": level, "message": message, "rewrite": rewrite}
-        self.walk.tell(self, node, code, **{k: v for k, v in instead.items() if v is not None})
-
-
-_WORDS = {
-    "Tensor": Kind.TENSOR,
-    "FloatTensor": Kind.TENSOR,
-    "LongTensor": Kind.TENSOR,
-    "int": Kind.PYTHON,
-    "float": Kind.PYTHON,
-    "bool": Kind.PYTHON,
-    "str": Kind.PYTHON,
+_ANNOTATIONS = {
+    **dict.fromkeys(("Tensor", "FloatTensor", "LongTensor"), Kind.TENSOR),
+    **dict.fromkeys(("int", "float", "bool", "str", "Literal"), Kind.PYTHON),
+    **dict.fromkeys(("dict", "Dict", "Mapping", "OrderedDict"), Kind.DICT),
     "Size": Kind.SHAPE,
-    "dict": Kind.DICT,
-    "Dict": Kind.DICT,
-    "Mapping": Kind.DICT,
-    "OrderedDict": Kind.DICT,
 }
 
 _SEQUENCES = frozenset({"list", "List", "tuple", "Tuple", "Sequence", "Iterable"})
@@ -445,34 +339,41 @@ _SEQUENCES = frozenset({"list", "List", "tuple", "Tuple", "Sequence", "Iterable"
 _EITHER = frozenset({"Optional", "Union", "Annotated", "Final"})
 
 
-def bound(
-    definition: Definition, function: FunctionType | None, given: Arguments
-) -> dict[str, Value]:
-    """Names to values for a call. What is not given has its default."""
-    names = {}
-    for position, argument in enumerate(_positional(definition)):
-        value = given.get(position, argument.arg)
-        names[argument.arg] = value or _left_out(argument, function, given)
-    for argument in definition.args.kwonlyargs:
-        value = given.keywords.get(argument.arg)
-        names[argument.arg] = value or _left_out(argument, function, given)
-    names.update(_rest(definition, given))
-    return names
+def parameters(definition: Definition) -> list[ast.arg]:
+    """Return the parameters that may be passed by position."""
+    return [*definition.args.posonlyargs, *definition.args.args]
 
 
-def declared(
-    definition: Definition, function: FunctionType | None, owner: Value | None
+def bind(
+    definition: Definition,
+    function: FunctionType | None,
+    arguments: Arguments | None,
+    owner: Value | None = None,
 ) -> dict[str, Value]:
-    """Names to values of a forward that nobody was seen to call."""
+    """Return the values of a function's parameters by name: as passed, else the defaults.
+
+    arguments: None where no call of the function was read: the annotations and defaults tell, and
+    the first parameter is `owner`.
+    """
+    defaults = _defaults(function)
+    positional = parameters(definition)
     names = {}
-    arguments = [*_positional(definition), *definition.args.kwonlyargs]
-    for position, argument in enumerate(arguments):
-        if position == 0 and owner is not None:
-            names[argument.arg] = owner
-        else:
-            names[argument.arg] = _declared(argument, function)
+    for position, parameter in enumerate([*positional, *definition.args.kwonlyargs]):
+        default = defaults.get(parameter.arg, NOTHING)
+        if arguments is None:
+            first = owner if position == 0 else None
+            names[parameter.arg] = first or _declared(parameter, default)
+            continue
+        place = position if position < len(positional) else None
+        passed = arguments.get(place, parameter.arg)
+        if passed is None and (arguments.spread or default is NOTHING):
+            passed = annotated(parameter.annotation) or unknown()
+        names[parameter.arg] = passed or from_object(default)
     if definition.args.vararg:
-        names[definition.args.vararg.arg] = Value(Kind.TENSORS)
+        rest = () if arguments is None else arguments.positional[len(positional) :]
+        tensors = arguments is None or (rest and all(value.tensor for value in rest))
+        kind = Kind.TENSORS if tensors else Kind.UNKNOWN
+        names[definition.args.vararg.arg] = Value(kind, items=dict(enumerate(rest)))
     if definition.args.kwarg:
         names[definition.args.kwarg.arg] = unknown()
     return names
@@ -480,17 +381,25 @@ def declared(
 
 def annotated(node: ast.expr | None) -> Value | None:
     """Return the value that an annotation promises; None if it states nothing usable."""
-    if isinstance(node, ast.Constant):
-        return of_object(None) if node.value is None else annotated(_parsed(node.value))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _either([annotated(node.left), annotated(node.right)])
-    if isinstance(node, ast.Subscript):
-        return _generic(node)
-    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-    if name in _WORDS:
-        kind = _WORDS[name]
+    match node:
+        case ast.Constant(value=quoted):
+            return from_object(None) if quoted is None else annotated(_parsed(str(quoted)))
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either([annotated(left), annotated(right)])
+        case ast.Subscript():
+            return _generic(node)
+    name = _name(node)
+    if name in _ANNOTATIONS:
+        kind = _ANNOTATIONS[name]
         return tensor(Rank.new()) if kind is Kind.TENSOR else Value(kind)
     return unknown() if name and name != "Any" else None
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """Return an annotation in quotes."""
+    with contextlib.suppress(SyntaxError):
+        return ast.parse(text, mode="eval").body
+    return None
 
 
 def is_text(node: ast.expr | None) -> bool:
@@ -499,19 +408,20 @@ def is_text(node: ast.expr | None) -> bool:
     return text == "str" or text.startswith(("Literal['", "str |", "Optional[str"))
 
 
+def _name(node: ast.expr | None) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
 def _generic(node: ast.Subscript) -> Value | None:
-    base = node.value
-    name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+    name = _name(node.value)
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    parts = [annotated(part) for part in inner]
+    parts = [] if name == "Literal" else [annotated(part) for part in inner]
     if name in _EITHER:
-        return _either([*parts, *([of_object(None)] if name == "Optional" else [])])
+        return _either([*parts, *([from_object(None)] if name == "Optional" else [])])
     if name in _SEQUENCES:
         tensors = any(part is not None and part.tensor for part in parts)
-        return Value(Kind.TENSORS) if tensors else Value(Kind.PYTHON)
-    if name == "Literal":
-        return Value(Kind.PYTHON)
-    return annotated(base)
+        return Value(Kind.TENSORS if tensors else Kind.PYTHON)
+    return annotated(node.value)
 
 
 def _either(parts: list[Value | None]) -> Value | None:
@@ -519,57 +429,24 @@ def _either(parts: list[Value | None]) -> Value | None:
     present = [part for part in parts if part is not None and part.object is not None]
     if not present:
         return None
-    found = join(present)
+    joined = join(present)
     optional = any(part is not None and part.object is None for part in parts)
-    return unknown() if optional and not found.tensor else found
+    return unknown() if optional and not joined.tensor else joined
 
 
-def _parsed(text: object) -> ast.expr | None:
-    """An annotation in quotes."""
-    try:
-        return ast.parse(str(text), mode="eval").body
-    except SyntaxError:
-        return None
-
-
-def _positional(definition: Definition) -> list[ast.arg]:
-    return [*definition.args.posonlyargs, *definition.args.args]
-
-
-def _left_out(argument: ast.arg, function: FunctionType | None, given: Arguments) -> Value:
-    default = _default(argument, function)
-    if given.spread or default is NOTHING:
-        return annotated(argument.annotation) or unknown()
-    return of_object(default)
-
-
-def _declared(argument: ast.arg, function: FunctionType | None) -> Value:
-    promised = annotated(argument.annotation)
+def _declared(parameter: ast.arg, default: Any) -> Value:
+    promised = annotated(parameter.annotation)
     if promised is not None:
         return promised
-    default = _default(argument, function)
     if default is NOTHING:
         return tensor(Rank.new())
     # A default of None may stand for a tensor or for a number: nothing is known.
-    return unknown() if default is None else Value(of_object(default).kind)
+    return unknown() if default is None else Value(from_object(default).kind)
 
 
-def _default(argument: ast.arg, function: FunctionType | None) -> Any:
+def _defaults(function: FunctionType | None) -> dict[str, Any]:
     if function is None:
-        return NOTHING
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    if argument.arg in names:
-        behind = names.index(argument.arg) - (len(names) - len(defaults))
-        return defaults[behind] if behind >= 0 else NOTHING
-    return (function.__kwdefaults__ or {}).get(argument.arg, NOTHING)
-
-
-def _rest(definition: Definition, given: Arguments) -> Iterator[tuple[str, Value]]:
-    if definition.args.vararg:
-        more = given.positional[len(_positional(definition)) :]
-        tensors = bool(more) and all(value.tensor for value in more)
-        kind = Kind.TENSORS if tensors else Kind.UNKNOWN
-        yield definition.args.vararg.arg, Value(kind, items=dict(enumerate(more)))
-    if definition.args.kwarg:
-        yield definition.args.kwarg.arg, unknown()
+        return {}
+    signature = inspect.signature(function, follow_wrapped=False)
+    parameters = signature.parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}

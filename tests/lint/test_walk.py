@@ -248,8 +248,8 @@ def test_what_the_rules_stumble_over_is_said_to_be_unread(monkeypatch) -> None:
     def stumble(*_: object) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(forward_visitor, "run", stumble)
-    (unread,) = lint_model(forward("return x")).unread
+    monkeypatch.setattr(forward_visitor, "arithmetic", stumble)
+    (unread,) = lint_model(forward("return x + 1")).unread
     assert unread.reason == "the rules can't follow it: RuntimeError: odd"
 
 

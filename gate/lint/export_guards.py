@@ -1,0 +1,287 @@
+"""Whether the code that `torch.jit.is_tracing()` and its like guard may reach an output (TRC014).
+
+By names alone, and never hopeful: what is returned, decides a branch or is passed to a call for
+its effect is followed back through all assignments. An attribute counts wherever a function that a
+forward can reach reads one of this name.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gate.lint.source import Definition, Unreadable, parse
+from gate.lint.values import parameters
+
+_UNKNOWN = "?"
+"""A place that can't be named, so that it may be any."""
+
+_MUTATORS = frozenset(
+    {"append", "extend", "insert", "update", "add", "setdefault", "pop", "remove", "clear", "fill"}
+)
+
+_SIMPLE = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
+
+_ENDS = (
+    ast.Return | ast.Yield | ast.YieldFrom | ast.Await | ast.Break | ast.Continue | ast.Delete
+    | ast.Global | ast.Nonlocal
+)  # fmt: skip
+
+_CHANGES = (
+    ast.Return | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete | ast.Yield
+    | ast.Continue | ast.Break
+)  # fmt: skip
+
+
+def only_guards(body: Sequence[ast.stmt]) -> bool:
+    """True if these statements raise, warn or log, and change nothing that is returned."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    in_place = any(isinstance(call, ast.Attribute) and _is_in_place(call.attr) for call in calls)
+    return not in_place and not any(isinstance(node, _CHANGES) for node in nodes)
+
+
+def may_reach_output(
+    node: ast.If | ast.IfExp, definition: Definition, kinds: Iterable[type]
+) -> bool:
+    """True if a value of the code that this condition guards may reach an output of the function.
+
+    kinds: the classes of the model's modules, which may read the attributes that are written.
+    """
+    guarded = _guarded(node, definition)
+    if guarded is None:
+        return True
+    statements, left_out = guarded
+    written = _written(statements, definition)
+    if written is None or written & _reaching(definition, left_out):
+        return True
+    attributes = {place.partition(".")[2] for place in written if "." in place}
+    trees = _trees(kinds) if attributes else []
+    return bool(attributes & _attributes_read(trees, left_out) if trees else attributes)
+
+
+_Nodes = tuple[ast.AST, ...]
+
+
+def _guarded(node: ast.If | ast.IfExp, definition: Definition) -> tuple[_Nodes, _Nodes] | None:
+    """Return the statements that run only while the model is exported, or only while it is not,
+    and the nodes that are no part of the rest of the function.
+
+    None: what is guarded is itself a part of something that is more than an assignment.
+    """
+    if isinstance(node, ast.IfExp):
+        around = [
+            statement for statement in ast.walk(definition)  # outer ones first
+            if isinstance(statement, ast.stmt) and any(i is node for i in ast.walk(statement))
+        ]  # fmt: skip
+        simple = around and isinstance(around[-1], _SIMPLE)
+        return ((around[-1],), (around[-1],)) if simple else None
+    block = [] if isinstance(definition, ast.Lambda) else definition.body
+    if node in block and not node.orelse:
+        # The statements between `if guard: return x` and the same `return x` at the end.
+        *between, last = block[block.index(node) :]
+        end = node.body[-1]
+        if between and isinstance(end, ast.Return) and ast.dump(end) == ast.dump(last):
+            return (*node.body[:-1], *between[1:]), (node, *between[1:])
+    return (*node.body, *node.orelse), (node,)
+
+
+class _Flow(NamedTuple):
+    """What a node itself writes: names, and attributes as `self.x`."""
+
+    targets: frozenset[str]
+    """The places that are written."""
+    changed: frozenset[str]
+    """Those of them that are changed in place: by an index, an attribute or a method."""
+    sources: frozenset[str]
+    """The places that they are written from."""
+
+
+def _flow(node: ast.AST, owner: str) -> _Flow:
+    targets: list[ast.expr] = []
+    sources: list[ast.AST] = []
+    match node:
+        case ast.Assign():
+            targets, sources = node.targets, [node.value]
+        case ast.AnnAssign(value=value) if value is not None:
+            targets, sources = [node.target], [value]
+        case ast.AugAssign() | ast.NamedExpr():
+            targets, sources = [node.target], [node.value]
+        case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
+            targets, sources = [target], [source]
+        case ast.withitem(optional_vars=target) if target is not None:
+            targets, sources = [target], [node.context_expr]
+        case ast.Call(func=ast.Attribute(value=target, attr=name)) if _is_mutator(name):
+            targets, sources = [target], [*node.args, *(each.value for each in node.keywords)]
+        case ast.FunctionDef(name=name, body=body):
+            targets, sources = [ast.Name(id=name)], [*body]
+    written = frozenset(place for target in targets for place in _roots(target, owner))
+    read = {place for source in (*sources, *targets) for place in _reads(source, owner)}
+    if isinstance(node, ast.AugAssign):
+        read |= written
+    changed = written
+    if not isinstance(node, ast.AugAssign | ast.Call):  # which change a tensor in place
+        parts = [part for target in targets for part in ast.walk(target)]
+        stores = [p for p in parts if isinstance(p, ast.expr) and _is_inner_store(p, owner)]
+        changed = frozenset(place for part in stores for place in _roots(part, owner))
+    return _Flow(written, changed, frozenset(read))
+
+
+def _is_inner_store(part: ast.AST, owner: str) -> bool:
+    """True for `x[0]` and `x.y`, but not for `self.y`, which is another value of its own."""
+    match part:
+        case ast.Attribute(value=ast.Name(id=name)) if name == owner:
+            return False
+        case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+            return True
+    return False
+
+
+def _is_in_place(method: str) -> bool:
+    return method.endswith("_") and not method.endswith("__")
+
+
+def _is_mutator(method: str) -> bool:
+    return method in _MUTATORS or _is_in_place(method)
+
+
+def _roots(target: ast.expr, owner: str) -> Iterator[str]:
+    match target:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            for part in parts:
+                yield from _roots(part, owner)
+        case ast.Name(id=name):
+            yield name
+        case ast.Attribute(value=inner, attr=attribute):
+            yield f"self.{attribute}"
+            if not (isinstance(inner, ast.Name) and inner.id == owner):
+                yield from _roots(inner, owner)  # another module, which may read it
+        case ast.Subscript(value=inner) | ast.Starred(value=inner) | ast.Call(func=inner):
+            yield from _roots(inner, owner)
+        case _:
+            yield _UNKNOWN
+
+
+def _reads(node: ast.AST, owner: str) -> Iterator[str]:
+    match node:
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
+            yield f"self.{attribute}"
+        case ast.Name(id=name, ctx=ast.Load()):
+            yield name
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _reads(child, owner)
+
+
+def _owner(definition: Definition) -> str:
+    """Return the name of `self` in a function."""
+    return next((parameter.arg for parameter in parameters(definition)), "")
+
+
+def _written(statements: _Nodes, definition: Definition) -> set[str] | None:
+    """Return the places that are written; None: the statements may end the function, or change
+    what others hold."""
+    owner = _owner(definition)
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    if any(isinstance(node, _ENDS) for node in nodes):
+        return None
+    flows = [_flow(node, owner) for node in nodes]
+    places = {place for flow in flows for place in flow.targets}
+    changed = {place for flow in flows for place in flow.changed}
+    all_nodes = list(ast.walk(definition))
+    named = [n for n in all_nodes if not isinstance(n, ast.AugAssign | ast.Call)]
+    # What was assigned may be another name of the same thing.
+    changed = _closure(changed, [_flow(node, owner) for node in named])
+    own = {place for node in all_nodes for place in _flow(node, owner).targets}
+    own -= {node.arg for node in all_nodes if isinstance(node, ast.arg)}
+    foreign = {place for place in changed if "." not in place and place not in own}
+    return None if foreign or _UNKNOWN in places else places | changed
+
+
+def _reaching(definition: Definition, left_out: _Nodes) -> set[str]:
+    """Return the places whose values the rest of the function returns or acts on."""
+    owner = _owner(definition)
+    rest = list(_outside(definition, left_out))
+    live = {place for node in rest for place in _acted_on(node, owner)}
+    return _closure(live, [_flow(node, owner) for node in rest])
+
+
+def _closure(places: set[str], flows: list[_Flow]) -> set[str]:
+    """Return these places and all that they are written from."""
+    while more := {s for flow in flows if places & flow.targets for s in flow.sources} - places:
+        places = places | more
+    return places
+
+
+def _outside(node: ast.AST, left_out: _Nodes) -> Iterator[ast.AST]:
+    if any(node is each for each in left_out):
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _outside(child, left_out)
+
+
+def _acted_on(node: ast.AST, owner: str) -> Iterator[str]:
+    """Yield what a node outside of the guard returns, branches on, or passes to a call for its
+    effect."""
+    match node:
+        case ast.Return(value=value) | ast.Yield(value=value) if value is not None:
+            yield from _reads(value, owner)
+        case ast.YieldFrom(value=value) | ast.Expr(value=ast.Call() as value):
+            yield from _reads(value, owner)
+        case ast.If(test=test) if not only_guards([*node.body, *node.orelse]):
+            yield from _reads(test, owner)
+        case ast.While(test=decides) | ast.For(iter=decides) | ast.Match(subject=decides):
+            yield from _reads(decides, owner)
+
+
+# --- attributes -----------------------------------------------------------------------------------
+
+
+def _trees(kinds: Iterable[type]) -> list[ast.Module]:
+    """Return the files of classes, and of those that they inherit from, but for torch's; none
+    where one of them can't be read."""
+    classes = {base for kind in kinds for base in kind.__mro__}
+    own = [kind for kind in classes if kind.__module__.split(".")[0] not in ("torch", "builtins")]
+    try:
+        files = {inspect.getsourcefile(kind) or "" for kind in own}
+        texts = ["".join(linecache.getlines(file)) for file in sorted(files)]
+        return [parse(text) for text in texts] if all(texts) else []
+    except (OSError, TypeError, Unreadable):
+        return []
+
+
+def _attributes_read(trees: Iterable[ast.Module], left_out: _Nodes) -> set[str]:
+    """Return the names of attributes that functions read which a `forward` may reach, by their
+    names."""
+    bodies: dict[str, list[ast.AST]] = {}
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                bodies.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.Lambda):  # it may be called by any name
+                bodies.setdefault("forward", []).append(node)
+    found: set[str] = set()
+    ahead = ["forward", "__call__"]
+    while ahead:
+        for body in bodies.pop(ahead.pop(), ()):
+            nodes = list(_outside(body, left_out))
+            read = set(_attributes(nodes))
+            found |= read
+            ahead += [*read, *(node.id for node in nodes if isinstance(node, ast.Name))]
+    return found
+
+
+def _attributes(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield those that are read, and texts that are passed to calls, such as `getattr`."""
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr=name, ctx=ast.Load()):
+                yield name
+            case ast.Call(args=passed):
+                for part in passed:
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield part.value
