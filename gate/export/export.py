@@ -19,8 +19,7 @@ from gate.export import strategies
 from gate.export.export_warnings import Capture, captured, hazards, tracer_warnings
 from gate.export.failures import ExportFailure, export_error, failure_texts
 from gate.export.request import Example, ExportRequest, notices
-from gate.export.strategies import ExporterOptions, RungFailed, export_copy, neutral
-from gate.export.strategies import Strategy as ExporterStrategy
+from gate.export.strategies import ExporterOptions, RungFailed, Writer, export_copy, neutral
 from gate.export.torchscript_settings import TorchScriptSettings, registered
 from gate.export.verify_export import (
     File,
@@ -86,12 +85,7 @@ def _line(finding: LintFinding) -> str:
     return f"{finding.code} at {finding.location} ({finding.expression})"
 
 
-# One strategy alone carries if its file is valid and the one that was asked for. In a ladder the
-# file must also compute what the model computes (`gate.export.verify_export`); if only made-up data
-# speaks against it, it is kept aside, and taken where no later rung does better.
-
-
-STRATEGIES: dict[export.Strategy, ExporterStrategy] = {
+STRATEGIES: dict[Strategy, Writer] = {
     "traced": strategies.write_traced,
     "direct": strategies.write_direct,
     "scripted": strategies.write_scripted,
@@ -109,7 +103,7 @@ class ExportedFile:
     """A file that was written: how, and what speaks against it."""
 
     path: Path
-    strategy: export.Strategy
+    strategy: Strategy
     opset: int
     options: ExporterOptions
     output: Capture
@@ -118,7 +112,7 @@ class ExportedFile:
 
 
 class AllStrategiesFailed(Exception):
-    """No strategy carried."""
+    """Raised where no strategy wrote a usable file."""
 
     def __init__(self, refusal: ExportFailure, rungs: tuple[str, ...]) -> None:
         super().__init__(refusal.cause)
@@ -128,7 +122,12 @@ class AllStrategiesFailed(Exception):
 
 
 class StrategyRunner:
-    """One climb, into the folder `room`."""
+    """Tries the strategies of the settings in order, below the folder `room`.
+
+    A single strategy succeeds if its file is valid and the one that was requested. In a ladder the
+    file must also compute what the model computes (`gate.export.verify_export`). A file that
+    differs on made-up data only is kept, and used if no later strategy does better.
+    """
 
     def __init__(self, request: ExportRequest, room: Path, *, name: str, safety: LintGuard) -> None:
         """`name`: of the file."""
@@ -189,7 +188,7 @@ class StrategyRunner:
         tried = self._request.settings.rungs
         return AllStrategiesFailed(refusal.of_all(tried, cause=cause), self.rungs)
 
-    def _lowest(self, strategy: export.Strategy) -> ExportedFile:
+    def _lowest(self, strategy: Strategy) -> ExportedFile:
         """Return the model exported by the requested opset, or by the lowest that works."""
         wanted = self._opsets(strategy)
         while True:
@@ -202,7 +201,7 @@ class StrategyRunner:
                 if not wanted:
                     raise
 
-    def _opsets(self, strategy: export.Strategy) -> list[int]:
+    def _opsets(self, strategy: Strategy) -> list[int]:
         wanted = self._request.settings.opset
         if wanted != "auto":
             return [wanted]
@@ -211,7 +210,7 @@ class StrategyRunner:
             lowest = max(lowest, export.LOWEST_WITH_FUNCTIONS)
         return list(range(lowest, export.HIGHEST_OPSET[strategy] + 1))
 
-    def _attempt(self, strategy: export.Strategy, opset: int) -> ExportedFile:
+    def _attempt(self, strategy: Strategy, opset: int) -> ExportedFile:
         folder = self._room / f"{strategy}-{opset}"
         folder.mkdir()
         try:
@@ -227,7 +226,7 @@ class StrategyRunner:
                 failed.explain = partial(_explained, failed.explain, symbolics_spec, opset)
             raise
 
-    def _written(self, strategy: export.Strategy, opset: int, path: Path) -> ExportedFile:
+    def _written(self, strategy: Strategy, opset: int, path: Path) -> ExportedFile:
         """The file, if it is valid and the one that was asked for."""
         symbolics_spec = self._request.settings.custom_symbolics
         with (
@@ -243,7 +242,7 @@ class StrategyRunner:
             path, strategy, opset, options, output, self._changed_parameters_text(strategy)
         )
 
-    def _changed_parameters_text(self, strategy: export.Strategy) -> str | None:
+    def _changed_parameters_text(self, strategy: Strategy) -> str | None:
         """Parameters that forward changes: TorchScript writes them as the example leaves them."""
         own = dict(self._request.model.named_parameters())
         changed = [name for name in self._request.state.changed if name in own]
@@ -345,19 +344,24 @@ def staged(
         log_path = log_of(output)
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's
-                request = ExportRequest.of(copied, bound, settings, original=model)
+                request = ExportRequest.from_example(copied, bound, settings, original=model)
             safety = LintGuard(model, settings)
             ladder = StrategyRunner(request, room, name=output.name, safety=safety)
             try:
                 carried = ladder.run()
             except AllStrategiesFailed as failed:
                 raise _with_log(failed, log_path, ladder.log) from failed.__cause__
-        wanted_opset = settings.opset
         metadata = described(
-            strategy=carried.strategy, opset_asked=wanted_opset, rungs=ladder.rungs, source=source
+            strategy=carried.strategy,
+            opset_asked=settings.opset,
+            rungs=ladder.rungs,
+            source=source,
         )
         stamp_file(carried.path, metadata)
-        subject = _read(carried.path)
+        try:
+            subject = read_subject(carried.path)
+        except OnnxFileError as error:
+            raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
         read = safety.report(carried.strategy)
         record = _record(request, carried, ladder.rungs).model_copy(
             update={
@@ -390,16 +394,12 @@ def log_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.export.log")
 
 
-def _read(path: Path) -> Subject:
-    try:
-        return read_subject(path)
-    except OnnxFileError as error:
-        raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
-
-
 def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...]) -> ExportRecord:
     settings = request.settings
     doubts = () if carried.doubt is None else (f"the file {carried.doubt}",)
+    batch_axes = [
+        f"{name}={'none' if axis is None else axis}" for name, axis in settings.batch_axes.items()
+    ]
     return ExportRecord(
         strategy=carried.strategy,
         settings={
@@ -408,7 +408,7 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
             "opset_asked": settings.opset,
             "dynamic_batch": settings.dynamic_batch,
             "batch_size": settings.batch_size,
-            **_batch_axes_entry(settings),
+            **({"batch_axes": ";".join(batch_axes)} if batch_axes else {}),
             "custom_symbolics": settings.custom_symbolics,
             "lint": settings.lint,
             **carried.options,
@@ -424,12 +424,6 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
     )
 
 
-def _batch_axes_entry(settings: ExportSettings) -> dict[str, str]:
-    axes = (f"{name}={'none' if axis is None else axis}"
-            for name, axis in settings.batch_axes.items())  # fmt: skip
-    return {"batch_axes": ";".join(axes)} if settings.batch_axes else {}
-
-
 def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError:
     """Write the log beside the output; a full disk must not hide the error that is told."""
     log: Path | None = None
@@ -440,13 +434,11 @@ def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError
     return ExportError(failed.refusal.text(notes=failed.rungs, log=log))
 
 
-# Parity is measured and decided elsewhere. This catches files that can't be right.
-
-
 def self_check(
     model: nn.Module, exported: Exported, example: Mapping[str, NDArray[Any]]
 ) -> dict[str, float]:
-    """Largest absolute difference between `model` (eval, a copy) and the file on the CPU.
+    """Return the largest absolute difference between `model` (eval, a copy) and the file on the
+    CPU. It catches files that can't be right; `gate check` measures parity.
 
     Returns `max_abs_diff_export_batch` and, for each dynamic axis, `max_abs_diff_other_<label>`
     (`batch`: an odd number of samples, unlike the export batch), over all outputs, in float64.
@@ -469,7 +461,7 @@ def self_check(
     named = settings.model_copy(update={"input_names": names, "output_names": outputs})
     with neutral(copied):
         bound = Example.bind(example, names, settings)
-        request = ExportRequest.of(copied, bound, named, original=model)
+        request = ExportRequest.from_example(copied, bound, named, original=model)
         batches = {"export_batch": request.batch}
         batches |= {f"other_{label}": other for label, other in request.other_sizes.items()}
         found = {

@@ -89,8 +89,6 @@ def _flush_c() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
-# Matched against torch 2.15's texts; what matches nothing is told by its type and first line.
-
 _WIDEST = 240
 """Characters of what others wrote: messages, notes, places, reasons."""
 

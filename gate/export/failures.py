@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -20,6 +20,17 @@ from gate.export.export_warnings import captured, clipped, shorten_message
 from gate.export.torchscript_settings import overriding
 from gate.model.source_code import source_location
 from gate.records.export import Strategy
+
+
+class FailureText(NamedTuple):
+    """Cause and remedy: format strings, whose fields are the parameters of the code."""
+
+    cause: str
+    remedy: str
+    pattern: str | None = None
+    """Regular expression of torch's messages. `{0}` of the texts is what it matches, `{1}` its
+    first group."""
+
 
 _TENSORS_ONLY = (
     "a trace takes only tensors; it was called with {1}",
@@ -38,161 +49,188 @@ _BAKED = (
     "and no Python if on data; see the tracer warnings."
 )
 
-FAILURES: dict[str, tuple[str, str]] = {
-    # what torch raises: {0} is the matching text, {1} its first group
-    "data_dependent": (
+FAILURES: dict[str, FailureText] = {
+    # what torch raises
+    "data_dependent": FailureText(
         "forward decides by the values of a tensor{at}",
         "Use torch.where or torch.cond there, or set export.strategy to scripted, which keeps "
         "if, for and while.",
+        r"Could not guard on data-dependent expression|Dynamic control flow is not supported",
     ),
-    "fixed_axis": (
+    "fixed_axis": FailureText(
         "forward fixes an axis that should be dynamic{at}: {brief}",
         "Use the tensor's own shape there (x.shape[0], -1), or leave this axis out of the dynamic "
         "ones.",
+        r"Constraints violated|You marked .{1,200} as dynamic but",
     ),
-    "no_fake": (
+    "no_fake": FailureText(
         "a custom operator has no rule for the shape of its result{at}: {brief}",
         "Register one with @torch.library.register_fake, see docs/custom-operators.md.",
+        r"no fake impl registered|find fake impl|register_fake|Meta backend|meta kernel",
     ),
-    "untraceable_type": _TENSORS_ONLY,
-    "unsupported_type": _TENSORS_ONLY,
-    "returns_dict": (
+    "untraceable_type": FailureText(*_TENSORS_ONLY, r"Type '(.+?)' cannot be traced"),
+    "unsupported_type": FailureText(
+        *_TENSORS_ONLY, r"received an input of unsupported type: (\w+)"
+    ),
+    "returns_dict": FailureText(
         "a traced module can't return a dict",
         "Set export.strategy to direct or dynamo, which flatten dicts, or return a tuple.",
+        r"Encountering a dict at the output of the tracer",
     ),
-    "returns_other": (
+    "returns_other": FailureText(
         "forward returns something that is no tensor",
         "Return the tensors alone.",
+        r"Only tensors, lists, tuples of tensors|Type 'str' is not .{0,60}output",
     ),
-    "missing_argument": (
+    "missing_argument": FailureText(
         "forward was called without its argument {1}",
         "Give the example one array for each argument of forward. torch takes a dict in the last "
         "place for keyword arguments: let forward take the tensors themselves.",
+        r"(?:missing value for argument|missing \d+ required positional arguments?:|"
+        r"missing a required argument:) '(\w+)'",
     ),
-    "interpreter": ("the scripted module fails{at}: {1}", _OTHER_STRATEGY),
-    "hidden_python": (
+    "interpreter": FailureText(
+        "the scripted module fails{at}: {1}",
+        _OTHER_STRATEGY,
+        r"failed in the TorchScript interpreter(?:.*\n)*.*Error: (.+)",
+    ),
+    "hidden_python": FailureText(
         "the scripted module calls Python code that TorchScript can't see into",
         "Call a custom operator as torch.ops.namespace.name(…), not by its Python function; give "
         "other Python code to export.strategy: direct.",
+        r"required keyword attribute 'Subgraph' is undefined",
     ),
-    "uncompiled": (
+    "uncompiled": FailureText(
         "torch.jit.script can't compile forward{at}: {brief}",
         "Set export.strategy to traced or direct if forward takes one path for all inputs, or "
         "write this part with what TorchScript supports.",
+        r"<--- HERE",
     ),
-    "python_operator": (
+    "python_operator": FailureText(
         "the Python operator {1} has no ONNX form{at}",
         "Write it with torch's operators, or give it a static method symbolic(g, *inputs), or set "
         "export.autograd_inlining: true.",
+        r"[Cc]ouldn't export Python operator (\w+)",
     ),
-    "lost_shape": (
+    "lost_shape": FailureText(
         "the exporter has lost a shape or a type that it needs{at}: {brief}",
         "Set export.strategy to direct if the module was traced or scripted, else to dynamo.",
+        r"of unknown rank|Cannot determine scalar type|unknown (?:shape|dtype)",
     ),
-    "internal": ("the exporter failed inside{at}: {brief}", _OTHER_STRATEGY),
-    "uncaptured": (
+    "internal": FailureText(
+        "the exporter failed inside{at}: {brief}", _OTHER_STRATEGY, r"INTERNAL ASSERT FAILED"
+    ),
+    "uncaptured": FailureText(
         "torch.export can't take forward{at}: {brief}",
         "Change this part of forward, or set export.strategy to direct or scripted.",
+        r"Failed to export the model with torch\.export",
     ),
-    "untranslated": (
+    "untranslated": FailureText(
         "the dynamo exporter failed{at}: {brief}",
         "Set export.strategy to direct, or change this part of forward.",
+        r"Failed to (?:decompose|convert) the (?:FX graph|exported program)",
     ),
-    "unread": ("the exporter failed{at}: {brief}", "Simplify this part of forward."),
+    "unread": FailureText("the exporter failed{at}: {brief}", "Simplify this part of forward."),
     # before the exporter
-    "not_installed": ("the strategy dynamo {needs}", "{install}."),
-    "unequal_traces": (
+    "not_installed": FailureText("the strategy dynamo {needs}", "{install}."),
+    "unequal_traces": FailureText(
         "two traces of the model gave different graphs: forward draws random numbers, or "
         "depends on state that it changes itself",
         "Make eval mode repeatable.",
     ),
-    "trace_failed": (
+    "trace_failed": FailureText(
         "torch.jit.trace failed: {brief}",
         "Call forward with the example alone, and remove what is not a tensor operation.",
     ),
-    "script_failed": (
+    "script_failed": FailureText(
         "torch.jit.script failed: {brief}",
         "Annotate the types of arguments that are not tensors, and take out of forward what "
         "TorchScript does not support.",
     ),
-    "not_flat": (
+    "not_flat": FailureText(
         "the compiled model does not take or return flat tensors: {brief}",
         "Take and return tensors, in tuples.",
     ),
-    "keyword_only": (
+    "keyword_only": FailureText(
         "forward takes {name} by keyword only, and a trace around TorchScript cannot pass it",
         "Take {name} by position, too: leave out the * before it.",
     ),
-    "unannotated": (
+    "unannotated": FailureText(
         "forward takes {name} as a dict, list or tuple without an annotation: TorchScript "
         "takes every argument without an annotation for a tensor",
         "Annotate it, such as {name}: dict[str, torch.Tensor].",
     ),
-    "mixed_values": (
+    "mixed_values": FailureText(
         "{place} is a {kind} with values of several types ({types}), and TorchScript supports "
         "{kind}s of one type of value only",
         _NAMED_TUPLE,
     ),
     # of the file that was written
-    "invalid_file": ("the exporter wrote a file that is not valid: {reason}", "{remedy}."),
-    "other_opset": (
+    "invalid_file": FailureText(
+        "the exporter wrote a file that is not valid: {reason}", "{remedy}."
+    ),
+    "other_opset": FailureText(
         "the file is written in opset {opset}, expected opset {wanted}",
         "Set export.opset to {opset}, or to auto for the lowest that works.",
     ),
-    "foreign_operators": (
+    "foreign_operators": FailureText(
         "the file needs operators that ONNX Runtime does not have: {operators}",
         "Write them with ONNX's own operators in the symbolic function, see "
         "docs/custom-operators.md.",
     ),
-    "other_inputs": (
+    "other_inputs": FailureText(
         "the exported file has the inputs {inputs}, expected {wanted}: forward ignores an argument",
         "Leave the argument out of the example, or use it in forward.",
     ),
-    "other_outputs": (
+    "other_outputs": FailureText(
         "the exported file has the outputs {outputs}, expected {wanted}",
         "Name what forward returns, in its order, or set export.output_names: null.",
     ),
-    "other_domains": (
+    "other_domains": FailureText(
         "the file uses the domains {{{domains}}}, expected {domain}: {version} as "
         "export.custom_opsets says",
         "Leave {domain} out of it, or write an operator of it in custom_symbolics.",
     ),
-    "static_axis": (
+    "static_axis": FailureText(
         "{name} has the shape {shape} in the file, expected a dynamic axis {axis} ({label}): "
         "forward fixes its size (len(x), int(x.shape[{axis}]))",
         "Use -1 or x.shape[{axis}] as it is.",
     ),
-    "wrong_file": ("wrote a file that {reason}", _NO_PYTHON),
-    "wrong_export": ("the exported file {reason}", _NO_PYTHON),
-    "differs": ("differs by {error:.2g} from the model in {name}, at {sizes}", _NO_PYTHON),
-    "differs_on": ("{reason}, where the inputs are {title}", _NO_PYTHON),
-    "unusable": ("can't be right: {reason}", _NO_PYTHON),
-    "changed_parameters": ("has {names} as forward changed it for the example", _NO_PYTHON),
-    "unloadable": (
+    "wrong_file": FailureText("wrote a file that {reason}", _NO_PYTHON),
+    "wrong_export": FailureText("the exported file {reason}", _NO_PYTHON),
+    "differs": FailureText(
+        "differs by {error:.2g} from the model in {name}, at {sizes}", _NO_PYTHON
+    ),
+    "differs_on": FailureText("{reason}, where the inputs are {title}", _NO_PYTHON),
+    "unusable": FailureText("can't be right: {reason}", _NO_PYTHON),
+    "changed_parameters": FailureText(
+        "has {names} as forward changed it for the example", _NO_PYTHON
+    ),
+    "unloadable": FailureText(
         "ONNX Runtime can't load {file}: {reason}",
         "Try a lower export.opset, or a newer onnxruntime.",
     ),
-    "fails": ("the exported file fails with {sizes}: {reason}", _BAKED),
-    "other_shape": (
+    "fails": FailureText("the exported file fails with {sizes}: {reason}", _BAKED),
+    "other_shape": FailureText(
         "with {sizes} the exported file returns {got} for {name}, the model {want}",
         _BAKED,
     ),
-    "not_finite": (
+    "not_finite": FailureText(
         "with {sizes} {side} returns NaN or infinity for {name}, expected finite values",
         "Check the checkpoint and the example.",
     ),
     # of a ladder
-    "no_strategy": (
+    "no_strategy": FailureText(
         "no strategy of the ladder could export the model",
         "Change forward so that one of them takes it: each says above what it met.",
     ),
 }
-"""Cause and remedy by code: format strings, whose fields are the parameters of the code."""
+"""The texts by code; of errors that torch raises, the first whose pattern matches counts."""
 
 
 def failure_texts(code: str, *groups: str, **params: Any) -> tuple[str, str]:
     """Return cause and remedy of a code."""
-    cause, remedy = FAILURES[code]
+    cause, remedy, _ = FAILURES[code]
     return cause.format(*groups, **params), remedy.format(*groups, **params)
 
 
@@ -290,10 +328,8 @@ def is_custom(operator: str) -> bool:
     return operator.partition("::")[0] not in _OF_TORCH and family(operator) is None
 
 
-# Both are the same on every machine. torch tells them in four spellings: scopes and source ranges
-# of a TorchScript graph, traced or scripted, and the metadata of a `torch.export` graph.
-
-
+# The line and the module of an operator, in the forms that torch has for them: scopes and source
+# ranges of a TorchScript graph, traced or scripted, and the metadata of a `torch.export` graph.
 _PYTHON_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 _TRACED_FRAME = re.compile(r"^(.+?)\((\d+)\): ", re.MULTILINE)
@@ -306,7 +342,7 @@ _TORCHSCRIPT = "<--- HERE"
 
 _LAST = "most recent call last"
 
-_CONTAINERS = ("ModuleList", "ModuleDict")
+_CONTAINERS = {"ModuleList", "ModuleDict"}
 """Modules without a forward: they are part of a path and never of a scope."""
 
 
@@ -370,13 +406,10 @@ def _below(path: str, name: str, modules: dict[str, nn.Module]) -> str:
 def _only_containers(below: str, path: str, modules: dict[str, nn.Module]) -> bool:
     """True if every module from under `below` down to `path` is a container."""
     parts = path.removeprefix(below).split(".")
-    paths = [below + ".".join(parts[: end + 1]) for end in range(len(parts))]
-    return all(between in modules and _kind(modules[between]) in _CONTAINERS for between in paths)
-
-
-def _kind(module: nn.Module) -> str:
-    """The class's name, also of a module that was scripted or traced."""
-    return str(getattr(module, "original_name", type(module).__name__))
+    between = [modules.get(below + ".".join(parts[: end + 1])) for end in range(len(parts))]
+    # Of a module that was scripted or traced, the name of its class is `original_name`.
+    kinds = {getattr(module, "original_name", type(module).__name__) for module in between}
+    return kinds <= _CONTAINERS
 
 
 CUSTOM_SYMBOLICS = "export.custom_symbolics: package.module:register (docs/custom-operators.md)"
@@ -493,12 +526,6 @@ def some(items: Sequence[str]) -> str:
     return ", ".join(items[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-# The graph is captured and decomposed as the exporter does it; then every operator is looked up in
-# its table. The exporter itself stops at the first one that is missing. No higher opset helps: what
-# torch 2.15's table has for higher ones alone (gelu, group_norm, rms_norm and
-# scaled_dot_product_attention) is decomposed in lower ones.
-
-
 _LOWEST = 18
 """The opset that torch's table is written in; lower ones are converted afterwards."""
 
@@ -508,9 +535,13 @@ _OCCURRENCE = re.compile(r"@\d+$")
 def untranslated(
     module: nn.Module, arguments: tuple[Any, ...], opset: int, keywords: Mapping[str, Any]
 ) -> tuple[UnsupportedOperator, ...]:
-    """The operators of `module`, in order of execution, subgraphs of `torch.cond` included.
+    """Return the operators that the dynamo exporter lacks, in order of execution, subgraphs of
+    `torch.cond` included.
 
-    Raises what torch raises where the module can't be captured.
+    The exporter stops at the first one. Here the graph is captured and decomposed in its way, and
+    each operator is looked up in its table. No higher opset helps: what torch 2.15's table has for
+    higher ones alone (gelu, group_norm, rms_norm, scaled_dot_product_attention) is decomposed in
+    lower ones. Raises what torch raises where the module can't be captured.
     """
     from torch.onnx._internal.exporter import _core, _dispatching, _dynamic_shapes
 
@@ -561,13 +592,11 @@ def _described(node: fx.Node) -> UnsupportedOperator:
     )
 
 
-# Matched against torch 2.15's texts; what matches nothing is told by its type and first line.
-
-
 _READ = 50_000
 """Characters of a message that are searched."""
 
-
+# Patterns of torch 2.15's messages. An error that matches none is described by its type and first
+# line.
 _OPERATOR = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
 
 _SINCE = re.compile(r"added in version (\d+)")
@@ -588,32 +617,6 @@ _NODE_KIND = re.compile(r"containing node has kind '([\w:]+)'")
 _IDENTIFIER = re.compile(r"(\w+)(?=$|[\s,(])")
 
 
-_MESSAGES = {
-    (
-        r"Could not guard on data-dependent expression|Dynamic control flow is not supported"
-    ): "data_dependent",
-    r"Constraints violated|You marked .{1,200} as dynamic but": "fixed_axis",
-    r"(?:no fake impl registered|find fake impl|register_fake|Meta backend|meta kernel)": "no_fake",
-    r"Type '(.+?)' cannot be traced": "untraceable_type",
-    r"received an input of unsupported type: (\w+)": "unsupported_type",
-    (r"Encountering a dict at the output of the tracer"): "returns_dict",
-    r"Only tensors, lists, tuples of tensors|Type 'str' is not .{0,60}output": "returns_other",
-    (
-        r"(?:missing value for argument|missing \d+ required positional arguments?:|"
-        r"missing a required argument:) '(\w+)'"
-    ): "missing_argument",
-    r"failed in the TorchScript interpreter(?:.*\n)*.*Error: (.+)": "interpreter",
-    r"required keyword attribute 'Subgraph' is undefined": "hidden_python",
-    r"<--- HERE": "uncompiled",
-    r"[Cc]ouldn't export Python operator (\w+)": "python_operator",
-    r"of unknown rank|Cannot determine scalar type|unknown (?:shape|dtype)": "lost_shape",
-    r"INTERNAL ASSERT FAILED": "internal",
-    r"Failed to export the model with torch\.export": "uncaptured",
-    r"Failed to (?:decompose|convert) the (?:FX graph|exported program)": "untranslated",
-}
-"""Regular expressions of messages to codes of `FAILURES`; the first that matches counts."""
-
-
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
     """The operator that the error names, if it is about one: without its place."""
     text = _text(error)
@@ -632,19 +635,13 @@ def operator_in(error: BaseException) -> UnsupportedOperator | None:
     return None
 
 
-def opset_in(error: BaseException) -> int | None:
-    """The opset that the export was asked for, if the error says so."""
-    named = _OPERATOR.search(_text(error))
-    return int(named[2]) if named else None
-
-
 def reading(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
     """The failure of an error that is about no single operator."""
     text, source = _text(error), where(error)
     at = f" at {source}" if source else ""
     message = shorten_message(_chain(error)[-1])
-    for pattern, code in _MESSAGES.items():
-        if found := re.search(pattern, text):
+    for code, texts in FAILURES.items():
+        if texts.pattern and (found := re.search(texts.pattern, text)):
             groups = [clipped(group or "") for group in (found[0], *found.groups())]
             return ExportFailure.from_code(code, *groups, tried=tried, at=at, brief=message)
     kind = _NODE_KIND.search(text)
@@ -667,15 +664,10 @@ def where(error: BaseException) -> str | None:
 
 def _chain(error: BaseException) -> list[BaseException]:
     """The error and what caused it, outermost first."""
-    return list(_causes(error))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    visited: set[int] = set()
-    while error is not None and id(error) not in visited:
-        visited.add(id(error))
-        yield error
-        error = error.__cause__
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 def _text(error: BaseException) -> str:
@@ -701,11 +693,6 @@ def _is_machinery(filename: str) -> bool:
     if path.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in path.parts:
         return True
     return source_location(filename, 0).startswith(_MACHINERY)
-
-
-# It stops at the first operator that it does not know. A placeholder is registered for that one,
-# which notes where it is met, and the export is repeated, until nothing more is missing. The list
-# is that of the real exporter, after its own passes: what they remove or rename is not in it.
 
 
 _MOST_KINDS = 64
@@ -739,12 +726,15 @@ class LegacyExport:
 def unwritten(
     export: LegacyExport, module: nn.Module, *, original: nn.Module | None = None
 ) -> tuple[UnsupportedOperator, ...]:
-    """The operators of `module`, as it is handed to the exporter.
+    """Return the operators that the TorchScript-based exporter lacks in `module`, as it is handed
+    to it.
 
-    One export for each kind of operator that is missing, and one more; another one if `original`
-    is given, the module before it was traced: the exporter's own trace knows whole paths. A traced
-    or scripted module has no shapes, so that placeholders can stop an export early: what it did
-    not reach is looked up in the module's graph.
+    The exporter stops at the first one. A placeholder is registered for it, which notes where it
+    occurs, and the export is repeated until nothing is missing. What the exporter's own passes
+    remove or rename is not in the result. That takes one export for each kind of operator that is
+    missing, and one more; another one if `original` is given, the module before it was traced: the
+    exporter's own trace knows whole paths. A traced or scripted module has no shapes, so that
+    placeholders can stop an export early: what it did not reach is looked up in the module's graph.
     """
     kinds: dict[str, UnsupportedOperator] = {}
     met, error = _met(export, module, kinds)
@@ -816,11 +806,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch._C.Value) and value.type().kind() == "TensorType"
 
 
-# torch says so in many ways, some of hundreds of lines. Here it is one cause, one remedy, and a
-# text of at most `MOST_LINES` lines whose last line says what to do.
-
-
 MOST_LINES = 30
+"""Of the text of a failure; torch writes hundreds."""
 
 _MOST_OPERATORS = 12
 
@@ -850,7 +837,7 @@ class ExportFailure:
         return cls(*failure_texts(code, *groups, **params), tried=tried, code=code)
 
     @classmethod
-    def of(
+    def from_error(
         cls,
         error: BaseException,
         *,
@@ -870,7 +857,8 @@ class ExportFailure:
             every = (*every, named)
         if not every:
             return reading(error, tried)
-        opset = opset_in(error) if opset is None else opset
+        if opset is None and (stated := _OPERATOR.search(_text(error))):
+            opset = int(stated[2])
         return cls(_cause(every, opset), remedy(every, tried), every, tried)
 
     def of_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
@@ -879,7 +867,7 @@ class ExportFailure:
         if self.operators:
             advice = remedy(self.operators, tried)
         elif any(f"export.strategy to {strategy}" in advice for strategy in tried):
-            advice = FAILURES["no_strategy"][1]
+            advice = FAILURES["no_strategy"].remedy
         return ExportFailure(cause, advice, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
@@ -933,10 +921,6 @@ def _shortened(items: Sequence[str], most: int) -> list[str]:
     return [*items[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
-# An exporter stops at the first one. Here each is found with its place, so that the user knows the
-# whole of what is to be done.
-
-
 def unsupported(
     module: nn.Module,
     arguments: tuple[Any, ...],
@@ -982,7 +966,7 @@ def refused(
         found = unsupported(
             module, arguments, strategy=strategy, opset=opset, exporter_keywords=exporter_keywords
         )
-    return ExportFailure.of(error, operators=found, strategy=strategy, opset=opset)
+    return ExportFailure.from_error(error, operators=found, strategy=strategy, opset=opset)
 
 
 def _handed(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:

@@ -30,8 +30,6 @@ from gate.storage.files import temporary_folder
 from gate.storage.record import Record, added_field
 from gate.storage.yaml_section import load_section
 
-# Apart from the quantizer, so that params.yaml is read without onnx.
-
 
 class QuantizeSettings(Record):
     """Every choice of the quantizer."""
@@ -59,10 +57,6 @@ class QuantizeSettings(Record):
         return load_section(cls, path, "quantize")
 
 
-# It is another model with other answers, and judged as such: by its own policy, beside the exact
-# one.
-
-
 Batches = Iterator[Mapping[str, NDArray[Any]]]
 """Arrays by the names of the file's inputs, shape (batch, ...)."""
 
@@ -84,7 +78,8 @@ def quantize(
     settings: QuantizeSettings,
     axes: BatchAxes | None = None,
 ) -> Quantized:
-    """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`.
+    """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`. The
+    twin has other answers, so that a policy of its own judges it.
 
     `calibration` gives batches until `settings.samples` are used. `axes`: where the samples are in
     them; None: on axis 0. The same file, samples and

@@ -394,7 +394,7 @@ Run = Callable[[Example], object]
 class ExportRequest:
     """The model, inputs and axes that every strategy exports.
 
-    Built by `Request.of`, inside of `exporter.neutral`.
+    Built by `from_example`, inside of `gate.export.strategies.neutral`.
     """
 
     model: nn.Module
@@ -419,7 +419,7 @@ class ExportRequest:
     """Of the model: restored after each forward."""
 
     @classmethod
-    def of(
+    def from_example(
         cls,
         model: nn.Module,
         example: Example,

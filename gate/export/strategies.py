@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 import torch
@@ -21,21 +21,15 @@ from gate.export.request import Axes, ExportRequest, axes_text
 from gate.export.torchscript_settings import CustomSymbolics, TorchScriptSettings
 from gate.model.forward_signature import PositionalModel
 from gate.onnx_file.reading import subgraphs
-from gate.records.export import Strategy as StrategyStrategy
+from gate.records.export import Strategy
 
 ExporterOptions = dict[str, bool | int | float | str | None]
 """Everything that an exporter was told, flat, for the record."""
 
 
-class Strategy(Protocol):
-    """One way from a model to a file."""
-
-    def __call__(
-        self, request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
-    ) -> ExporterOptions:
-        """Write `path` in the opset of `symbolics`. Raises RungFailed, and OSError where the file
-        can't be written."""
-        ...
+Writer = Callable[..., ExporterOptions]
+"""Writes a request to a path in the opset of `symbolics`. Raises RungFailed, and OSError where the
+file can't be written."""
 
 
 class RungFailed(Exception):
@@ -61,7 +55,7 @@ class RungFailed(Exception):
         return cls(ExportFailure.from_code(code, **params), since=since)
 
     @classmethod
-    def of(
+    def from_error(
         cls,
         error: Exception,
         *,
@@ -70,7 +64,7 @@ class RungFailed(Exception):
         explain: Callable[[], ExportFailure] | None = None,
     ) -> RungFailed:
         """Return the failure for what an exporter raised."""
-        refusal = ExportFailure.of(error, strategy=strategy, opset=opset)
+        refusal = ExportFailure.from_error(error, strategy=strategy, opset=opset)
         since = opset_for_all(refusal.operators)
         return cls(refusal, since=since, explain=explain if refusal.operators else None)
 
@@ -121,11 +115,9 @@ def settings_of(request: ExportRequest, keywords: dict[str, Any]) -> ExporterOpt
     return {**flat, "fused_attention": False, "grad": False}
 
 
-# It refuses plain numbers: detector backbones return `{"0": …, "1": …}`. They are exported under
-# other names, and renamed. It forgets the name of an output that a function of the file computes.
-
-
 _STAND_IN = "parity_gate_value_"
+"""Begins the names under which plain numbers are exported, which torch's exporter refuses as names:
+detector backbones return `{"0": …, "1": …}`."""
 
 
 def accepted(names: Sequence[str]) -> list[str]:
@@ -149,7 +141,8 @@ def rename(path: Path, names: Sequence[str]) -> None:
 
 
 def rename_outputs(path: Path, names: Sequence[str]) -> None:
-    """Give the outputs of the file `path` these names, by position, where it has others.
+    """Give the outputs of the file `path` these names, by position, where it has others: the
+    exporter loses the name of an output that a function of the file computes.
 
     Raises OSError. Another number of outputs is left to whoever verifies the file.
     """
@@ -190,14 +183,14 @@ def _rename(graph: onnx.GraphProto, new: dict[str, str]) -> None:
             _rename(inner, new)
 
 
-# It writes opset 18 and above; what is asked for below is converted afterwards, and stays 18,
-# without an error, where that fails. So whoever asks for a number reads it back from the file.
-
-
 def write_dynamo(
     request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
 ) -> ExporterOptions:
-    """Export the module to `path`, weights of more than 2 GB beside it; say what was set.
+    """Export the module by `torch.export` to `path`, weights of more than 2 GB beside it; return
+    the settings.
+
+    PyTorch writes opset 18 and above and converts the file to lower ones. Where that fails, the
+    file stays at 18 without an error, so that the opset has to be read from the file.
 
     Raises RungFailed, and OSError where the file can't be written.
     """
@@ -227,11 +220,11 @@ def write_dynamo(
         except OSError:
             raise
         except Exception as error:
-            raise RungFailed.of(
+            raise RungFailed.from_error(
                 error,
                 strategy="dynamo",
                 opset=symbolics.opset,
-                explain=partial(_dynamo_explain, error, request, keywords),
+                explain=partial(_explain, error, request, strategy="dynamo", keywords=keywords),
             ) from error
     name_axes(path, request.declared)
     inputs = {name: request.axes[name] for name in request.input_names if name in request.axes}
@@ -239,12 +232,19 @@ def write_dynamo(
     return settings_of(request, plain | {"dynamic_shapes": shapes})
 
 
-def _dynamo_explain(
-    error: Exception, request: ExportRequest, keywords: dict[str, Any]
+def _explain(
+    error: Exception,
+    request: ExportRequest,
+    *,
+    strategy: Strategy,
+    keywords: dict[str, Any],
+    module: nn.Module | None = None,
 ) -> ExportFailure:
-    with request.flat() as module:
+    """Explain an error after the export. `module`: what was exported; None: the model itself, which
+    is flat no more by then."""
+    with request.flat() if module is None else contextlib.nullcontext(module) as exported:
         return refused(
-            error, module, request.arguments, strategy="dynamo", exporter_keywords=keywords
+            error, exported, request.arguments, strategy=strategy, exporter_keywords=keywords
         )
 
 
@@ -284,11 +284,6 @@ def _kind(value: Any) -> str:
     return "dict" if isinstance(value, Mapping) else type(value).__name__
 
 
-# `traced`: `torch.jit.trace`, then the exporter. `direct`: the exporter's own trace, which resolves
-# some fused operators (multi-head attention, `swapaxes`) that it can't write when they come in a
-# traced module. `scripted`: `torch.jit.script`, which keeps `if`, `for` and `while` on data.
-
-
 _CHECK_TRACE = True
 
 _STRICT_TRACE = True
@@ -297,7 +292,7 @@ _STRICT_TRACE = True
 def write_traced(
     request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
 ) -> ExporterOptions:
-    """Trace the model on the batch, export the trace to `path`; say what was set.
+    """Trace the model on the batch, export the trace to `path`; return the settings.
 
     Raises RungFailed, and OSError where the file can't be written.
     """
@@ -322,9 +317,10 @@ def _trace(module: nn.Module, request: ExportRequest) -> torch.jit.ScriptModule:
 def write_direct(
     request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
 ) -> ExporterOptions:
-    """Export the module to `path`; say what was set.
+    """Export the module to `path` by the exporter's own trace; return the settings.
 
-    Raises RungFailed, and OSError where the file can't be written.
+    That resolves some fused operators (multi-head attention, `swapaxes`) that the exporter can't
+    write in a traced module. Raises RungFailed, and OSError where the file can't be written.
     """
     with request.flat() as module:
         return _write(request, module, path, strategy="direct", opset=symbolics.opset)
@@ -333,7 +329,8 @@ def write_direct(
 def write_scripted(
     request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
 ) -> ExporterOptions:
-    """Compile the model, export it to `path`; say what was set.
+    """Compile the model, which keeps `if`, `for` and `while` on data, and export it to `path`;
+    return the settings.
 
     Structured inputs and outputs, and tensors that may be None, are flattened by a trace around the
     compiled model, which keeps what is compiled. Raises RungFailed, and OSError where the file
@@ -354,9 +351,9 @@ def write_scripted(
 
 
 def _write(
-    request: ExportRequest, module: nn.Module, path: Path, *, strategy: StrategyStrategy, opset: int
+    request: ExportRequest, module: nn.Module, path: Path, *, strategy: Strategy, opset: int
 ) -> ExporterOptions:
-    """Export `module`, which takes and returns flat tensors, to `path`; say what was set.
+    """Export `module`, which takes and returns flat tensors, to `path`; return the settings.
 
     `strategy` is the one that made the module. Raises RungFailed, and OSError where the file
     can't be written.
@@ -386,9 +383,13 @@ def _write(
     except OSError:
         raise
     except Exception as error:
-        find = partial(_torchscript_explain, error, request, strategy=strategy, keywords=keywords)
-        explain = partial(find, None if module is request.model else module)
-        raise RungFailed.of(error, strategy=strategy, opset=opset, explain=explain) from error
+        explain = partial(
+            _explain, error, request, strategy=strategy, keywords=keywords,
+            module=None if module is request.model else module,
+        )  # fmt: skip
+        raise RungFailed.from_error(
+            error, strategy=strategy, opset=opset, explain=explain
+        ) from error
     if request.settings.export_modules_as_functions:
         rename_outputs(path, accepted(request.output_names))
     rename(path, (*request.input_names, *request.output_names))
@@ -398,18 +399,3 @@ def _write(
         "dynamic_axes": axes_text(request.axes),
     }
     return settings_of(request, plain | described)
-
-
-def _torchscript_explain(
-    error: Exception,
-    request: ExportRequest,
-    module: nn.Module | None,
-    *,
-    strategy: StrategyStrategy,
-    keywords: dict[str, Any],
-) -> ExportFailure:
-    """Asked after the export: the model itself (None) is flat no more by then."""
-    with request.flat() if module is None else contextlib.nullcontext(module) as exported:
-        return refused(
-            error, exported, request.arguments, strategy=strategy, exporter_keywords=keywords
-        )

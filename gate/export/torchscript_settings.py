@@ -17,20 +17,17 @@ from gate.export.export_warnings import shorten_message
 from gate.model.loading import imported
 from gate.records.export import ExportSettings
 
-# `export.custom_symbolics: package.module:register` names a function that takes `Symbolics`:
-#
-#     def register(symbolics):
-#         symbolics.legacy("mine::hard_swish", symbolic_function)
-#         symbolics.dynamo(torch.ops.mine.hard_swish.default, onnxscript_function)
-
-
 Function = Callable[..., Any]
 
 Target = torch._ops.OpOverload
 
 
 class CustomSymbolics:
-    """The argument of `register`.
+    """The argument of the function that `export.custom_symbolics: package.module:register` names:
+
+        def register(symbolics):
+            symbolics.legacy("mine::hard_swish", symbolic_function)
+            symbolics.dynamo(torch.ops.mine.hard_swish.default, onnxscript_function)
 
     `opset` is the one that the file is written in. `translations` is the custom translation table
     of `torch.onnx.export(dynamo=True)`.
@@ -158,9 +155,7 @@ def _demand_callable(function: object, name: str) -> None:
         )
 
 
-# PyTorch calls all of them deprecated; a version without one must not leave it out in silence.
-
-
+# PyTorch calls all of them deprecated. A version that lacks one must not ignore it silently.
 _FIELDS = (
     "custom_opsets",
     "autograd_inlining",

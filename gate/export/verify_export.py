@@ -81,14 +81,9 @@ def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[fl
     )
 
 
-# On the example the file must compute what the model computes, at every size that is to be dynamic.
-# On changed data it should: a difference there is a doubt, for which a later rung is preferred. The
-# bound is a hundredth of the largest value of the output: a thousand times the rounding of a deep
-# network in float32, so that no correct file is in doubt; whether the file is exact, the gate
-# judges.
-
-
 _SHARE = 1e-2
+"""Of the largest value of an output: how far a file may be off. A thousand times the rounding of a
+deep network in float32, so that no correct file is in doubt."""
 
 _TINY = 1e-6
 """For outputs that are zero: no more than the rounding of values of about 1."""
@@ -127,7 +122,13 @@ def _cause(code: str, **params: Any) -> str:
 
 
 class NumericalCheck:
-    """The model's own answers, computed once for all rungs. Used inside of `neutral`."""
+    """Compares files with the model's own answers, computed once for all rungs, inside of
+    `neutral`.
+
+    On the example the file must compute what the model computes, at every size that is to be
+    dynamic. On changed data it should: a difference there is a doubt, for which a later rung is
+    preferred.
+    """
 
     def __init__(self, request: ExportRequest) -> None:
         self._request = request
@@ -303,6 +304,6 @@ def _check_dynamic(spec: TensorSpec, request: ExportRequest) -> None:
 
 
 def _invalid(error: OnnxFileError, path: Path) -> RungFailed:
-    # The name of the temporary file would tell nobody anything.
+    # Without the path of the temporary file.
     cause, _, remedy = str(error).replace(str(path), path.name).rstrip(".").rpartition(". ")
     return RungFailed.because("invalid_file", reason=cause or str(error), remedy=remedy)

@@ -72,7 +72,7 @@ def objection(model: nn.Module, path: Path) -> CheckFailure | None:
     arrays: dict[str, Any] = {"x": np.random.default_rng(0).random((5, 3)).astype(np.float32) + 0.5}
     model = model.eval()
     with neutral(model):
-        request = ExportRequest.of(model, Example(arrays), ExportSettings(batch_size=2))
+        request = ExportRequest.from_example(model, Example(arrays), ExportSettings(batch_size=2))
         return NumericalCheck(request).objection(path)
 
 

@@ -99,7 +99,7 @@ OPERATORS = st.builds(
     ],
 )
 def test_names_the_operator_and_the_way_out(error: Exception, cause: str, remedy: str) -> None:
-    refusal = ExportFailure.of(error)
+    refusal = ExportFailure.from_error(error)
     assert refusal.cause.startswith(cause)
     assert remedy in refusal.remedy
 
@@ -112,13 +112,13 @@ def test_brief_is_one_line() -> None:
 def test_reads_the_whole_chain_of_causes() -> None:
     error = RuntimeError("Failed to do it")
     error.__cause__ = UnsupportedOperatorError("aten::eig", 13, None)
-    assert ExportFailure.of(error).operators[0].name == "aten::eig"
+    assert ExportFailure.from_error(error).operators[0].name == "aten::eig"
 
 
 def test_causes_in_a_circle_end() -> None:
     error = RuntimeError("round")
     error.__cause__ = error
-    assert ExportFailure.of(error).cause.endswith("RuntimeError: round")
+    assert ExportFailure.from_error(error).cause.endswith("RuntimeError: round")
 
 
 @pytest.mark.parametrize(
@@ -143,20 +143,24 @@ def test_knows_the_frequent_families(operator: str, why: str) -> None:
 
 def test_no_strategy_that_failed_is_proposed() -> None:
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
-    assert "strategy to dynamo" in ExportFailure.of(error, strategy="direct").remedy
-    assert "dynamo" not in ExportFailure.of(error, strategy="dynamo").remedy
+    assert "strategy to dynamo" in ExportFailure.from_error(error, strategy="direct").remedy
+    assert "dynamo" not in ExportFailure.from_error(error, strategy="dynamo").remedy
 
 
 def test_after_a_whole_ladder_no_strategy_is_proposed() -> None:
     tried = ("traced", "direct", "scripted", "dynamo")
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
-    refusal = ExportFailure.of(error, strategy="traced").of_all(tried, cause="none could")
+    refusal = ExportFailure.from_error(error, strategy="traced").of_all(tried, cause="none could")
     assert "export.strategy" not in refusal.text()
     assert refusal.remedy == "Replace it in the model by operators that ONNX has."
-    dictionary = ExportFailure.of(RuntimeError("Encountering a dict at the output of the tracer"))
+    dictionary = ExportFailure.from_error(
+        RuntimeError("Encountering a dict at the output of the tracer")
+    )
     assert "export.strategy" in dictionary.text()
     assert "export.strategy" not in dictionary.of_all(tried, cause="none could").text()
-    median = ExportFailure.of(ValueError(), operators=[UnsupportedOperator("aten::a", since=16)])
+    median = ExportFailure.from_error(
+        ValueError(), operators=[UnsupportedOperator("aten::a", since=16)]
+    )
     assert median.of_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
 
 
@@ -167,7 +171,7 @@ def test_the_text_of_several_operators() -> None:
     eig = [UnsupportedOperator("aten::eig", f"layer.{i}", "pkg/net.py:3") for i in range(6)]
     grid = UnsupportedOperator("aten::grid_sampler", "", None, since=16)
     swish = UnsupportedOperator("mine::swish", "head", "pkg/net.py:9")
-    refusal = ExportFailure.of(
+    refusal = ExportFailure.from_error(
         UnsupportedOperatorError("aten::eig", 13, None),
         operators=[*eig, grid, swish],
         strategy="direct",
@@ -196,7 +200,7 @@ def test_the_text_of_several_operators() -> None:
 
 def test_one_opset_that_has_them_all_is_the_remedy() -> None:
     operators = [UnsupportedOperator("aten::a", since=14), UnsupportedOperator("aten::b", since=16)]
-    refusal = ExportFailure.of(RuntimeError(), operators=operators)
+    refusal = ExportFailure.from_error(RuntimeError(), operators=operators)
     assert refusal.remedy == "Set export.opset to 16 or more."
 
 
@@ -209,7 +213,9 @@ def test_one_opset_that_has_them_all_is_the_remedy() -> None:
 def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
     operators: list[UnsupportedOperator], message: str, notes: list[str], strategy: str | None
 ) -> None:
-    refusal = ExportFailure.of(RuntimeError(message), operators=operators, strategy=strategy)
+    refusal = ExportFailure.from_error(
+        RuntimeError(message), operators=operators, strategy=strategy
+    )
     lines = refusal.text(notes=notes, log=Path("model.onnx.export.log")).splitlines()
     assert len(lines) <= MOST_LINES
     assert lines[-1].strip() == refusal.remedy.strip()
@@ -221,11 +227,11 @@ def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
 
 def test_eighty_operators_are_all_named() -> None:
     operators = [UnsupportedOperator(f"aten::a_rather_long_name_{i}", "a.b") for i in range(80)]
-    lines = ExportFailure.of(RuntimeError(), operators=operators).text().splitlines()
+    lines = ExportFailure.from_error(RuntimeError(), operators=operators).text().splitlines()
     assert len(lines) <= MOST_LINES
     assert all(operator.name in "\n".join(lines) for operator in operators)
 
 
 def test_a_graph_dump_never_gets_through() -> None:
     error = torch.onnx.OnnxExporterError("It failed.\n" + "graph(%x : Tensor):\n" * 13_000)
-    assert "graph(" not in ExportFailure.of(error).text()
+    assert "graph(" not in ExportFailure.from_error(error).text()
