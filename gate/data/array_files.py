@@ -65,9 +65,6 @@ def changed(how: str) -> DataError:
     )
 
 
-# Nothing is unpickled, and no array is read whole.
-
-
 SINGLE_NAME = "input"
 """Name of the only array of an `.npy` file, which carries no name itself."""
 

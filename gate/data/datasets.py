@@ -118,10 +118,6 @@ def _of_image(image: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         ) from error
 
 
-# A tensor or an array; `(x, label)`; a mapping of arrays by input name. Pictures become arrays by
-# the spec. Nothing is unpickled, and no field of Python objects is taken.
-
-
 @dataclass(frozen=True)
 class Sample:
     """One sample."""
@@ -132,7 +128,11 @@ class Sample:
 
 
 class ItemConverter:
-    """Converts items to samples, which all must be like the first one."""
+    """Converts items to samples, which all must be like the first one.
+
+    An item is a tensor or an array, `(x, label)`, or a mapping of arrays by input name. Pictures
+    become arrays by the spec. Nothing is unpickled, and no field of Python objects is taken.
+    """
 
     def __init__(
         self, first: Any, fields: Fields, pictures: PictureDecoder, *, origin: str
@@ -290,10 +290,6 @@ def _described(value: Any) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-# Its samples go to the disk and not into memory. Reading it anew for each pass would need nothing,
-# but many give another order each time, and no place could be looked at again.
-
-
 _LOOK_BYTES = 1 << 26
 """So many are written between two looks at the room that is left, and are left there."""
 
@@ -303,7 +299,8 @@ _NOTHING = object()
 def spooled(
     data: Iterable[Any], make: Callable[[Any], ItemConverter], *, origin: str
 ) -> MappedRows:
-    """The samples of an iterable. `make`: what the first item says of all.
+    """Return the samples of an iterable, on the disk: many iterables give another order each time
+    they are read. `make`: what the first item says of all.
 
     Raises DataError for what is no whole set of samples, StorageError where it does not fit into
     the temporary folder.

@@ -12,13 +12,14 @@ from gate.errors import DataError, InputMismatch
 from gate.records.evidence import BatchAxes, TensorSpec
 from gate.storage.arrays import HALF, STRING, Batch, OutputArray, RuntimeArray, largest, rounded
 
-# Inside the gate every array of a batch has the samples on axis 0. Where an input of the file has
-# them on another axis, or none, arrays are moved at the call of the file and of the model.
-
 
 @dataclass(frozen=True)
 class InputBinding:
-    """Input names of the file in its order, each with the name of its samples."""
+    """Input names of the file in its order, each with the name of its samples.
+
+    Every array of a batch has the samples on axis 0. Where an input of the file has them on another
+    axis, or none, arrays are moved at the call of the file and of the model.
+    """
 
     pairs: tuple[tuple[str, str], ...]
     """(input of the file, name of the samples)."""

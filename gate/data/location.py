@@ -204,9 +204,6 @@ def _unreadable(name: str, error: Exception) -> DataError:
     return DataError(f"cannot read {name}: {reason}. {_CHECK}")
 
 
-# Without anything heavy, so that a command can look at it before any child is started.
-
-
 LABEL = "label"
 
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")

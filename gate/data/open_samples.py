@@ -102,11 +102,9 @@ def _local(place: str) -> list[SourceFile]:
     return [LocalFile(path)] if path.suffix.lower() in (*TARS, *COLUMNS) else []
 
 
-# Of each sample a short digest is kept, in a file without a name, so that memory does not grow.
-
-
 _DIGEST_BYTES = 8
-"""Enough to notice chance, and no proof against intent."""
+"""Of the digest of a sample, which is kept in a file without a name, so that memory does not grow.
+Enough to notice chance, and no proof against intent."""
 
 
 class RepeatedReadCheck(SampleReader):
@@ -181,10 +179,6 @@ def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
     return np.uint64(int.from_bytes(digest.digest(), "little") or 1)
 
 
-# PyTorch's DataLoader runs them. A worker opens the samples itself, by their name: so nothing of
-# this process goes there, and threads of ONNX Runtime are not forked.
-
-
 _START_S = 8.0
 """Until workers have imported PyTorch: what is decoded in less is decoded here."""
 
@@ -204,7 +198,9 @@ def read_ahead(rows: SampleReader, opening: Opening, *, workers: int | None) -> 
 
 
 class AheadRows(SampleReader):
-    """Another source, of which batches in order are read by workers."""
+    """Another source, of which batches in order are read by workers of PyTorch's DataLoader. A
+    worker opens the samples itself, by their name, so that threads of ONNX Runtime are not
+    forked."""
 
     def __init__(self, rows: SampleReader, opening: Opening, workers: int | None) -> None:
         """`workers`: None takes as many as there are cores for, once that pays."""

@@ -24,13 +24,9 @@ if TYPE_CHECKING:
     from gate.records.evidence import BatchAxes, TensorSpec
 
 
-# They stream from where they lie in batches; nothing is ever held whole. `open_labels` and
-# `check_labels` live in `gate.data.array_files`, named here, so that callers need one
-# import.
-
-
 class SampleSet:
-    """The samples of a source, or a range of them: named arrays of bool, int, float or str.
+    """The samples of a source, or a range of them: named arrays of bool, int, float or str, which
+    are streamed in batches and never held whole.
 
     Laws: the digest depends on names, dtypes, shapes and values only, not on what holds the samples
     nor on what lies around them: `Samples.of(a).digest() == Samples.open(saved(a)).digest()`, and

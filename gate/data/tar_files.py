@@ -21,8 +21,6 @@ from gate.errors import DataError, first_line
 from gate.storage.arrays import npy_array
 
 # As WebDataset has it: the members of a sample lie together and have one name up to the first dot.
-
-
 PICTURES = frozenset({"png", "jpg", "jpeg", "bmp", "webp", "tif", "tiff", "gif"})
 
 ARRAY, LABEL = "npy", "cls"

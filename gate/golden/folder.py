@@ -321,13 +321,9 @@ def _described(
     }
 
 
-# A consumer decodes the picture, preprocesses it in its own way, compares the tensor with the
-# golden input (`max_diff`), and feeds its own tensor to the model. The gate does the first part by
-# Pillow.
-
-
 MAX_DIFF = 1.0
-"""Steps that a consumer may be off: rounding to one grey level or its neighbour."""
+"""Steps by which the tensor that a consumer makes of a picture may differ from the golden input:
+rounding to one grey level or its neighbor."""
 
 PIXEL_LIMIT = 1 << 25
 """Of one picture, as it is and resized: a photograph of 33 megapixels."""

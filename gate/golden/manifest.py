@@ -15,10 +15,6 @@ from gate.storage.digest import Digest
 from gate.storage.files import wrong_name
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
-# The arrays lie beside `golden.json` as raw values: little-endian, C order, no header, so that a
-# browser or another language reads them without numpy.
-
-
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",

@@ -21,10 +21,6 @@ from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import OutputArray, rounded
 from gate.weights.value_graph import inlined
 
-# The weights are taken out of the graph once and handed to every session as they lie in memory, so
-# that building a session costs milliseconds for a model of any size.
-
-
 _INLINE = 1024
 """Bytes up to which a constant stays in the graph: shapes and axes are read from there."""
 
@@ -93,7 +89,11 @@ def _dequantized(
 
 
 class FileGraph:
-    """The nodes of a file in their order; tensors are identified by their names."""
+    """The nodes of a file in their order; tensors are identified by their names.
+
+    The weights are taken out of the graph once and handed to every session as they lie in memory,
+    so that building a session costs milliseconds for a model of any size.
+    """
 
     def __init__(self, candidate: TestedFile) -> None:
         """Raises OnnxFileError, DigestMismatch, StorageError."""

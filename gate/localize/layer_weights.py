@@ -21,11 +21,6 @@ from gate.storage.arrays import OutputArray
 from gate.weights.layouts import misplaced
 from gate.weights.model_tensors import FORMATS, leeway, norms
 
-# Match by name, by equal values in any order or shape and, where none is equal, by nearness.
-# Exporters reshape, transpose, gather, slice and pack (LSTM, GRU) the tensors of a model: then most
-# of their values are still there.
-
-
 Floats = NDArray[np.float64]
 
 Detail = dict[str, Any]
@@ -81,7 +76,9 @@ def counterparts(
     reordered: bool = False,
     folded: bool = False,
 ) -> Counterparts:
-    """Pair `tensors` with the constants `found`.
+    """Pair `tensors` with the constants `found`: by name, by equal values in any order or shape
+    and, where none is equal, by nearness. Exporters reshape, transpose, gather, slice and pack
+    (LSTM, GRU) the tensors of a model, and most of their values remain.
 
     `others`: names of tensors of the model that are none of these. `loose`: names of those among
     `tensors` that may belong elsewhere: they need evidence, where others only need the shape.

@@ -316,15 +316,13 @@ def _check_matched(
         )
 
 
-# It runs after the verdict and never changes it; failures are reported, not raised.
-
-
 SAMPLES = 8
 """Samples on which the layers are compared."""
 
 
 def locate_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
-    """Return the localization of `compare_failure`, or the reason why there is none."""
+    """Return the localization of `compare_failure`, or the reason why there is none. It runs after
+    the verdict and never changes it."""
     try:
         compared = compare_failure(case, evidence, decision)
     except Exception as error:

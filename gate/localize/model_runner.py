@@ -30,8 +30,6 @@ from gate.reference.torch_session import TorchSession
 from gate.reference.validity import difference, is_near, is_valid
 from gate.storage.arrays import Batch, OutputArray
 
-# Composite modules are heard too: what they return may come from functional code of their own.
-
 
 @dataclass(frozen=True)
 class HookEvent:
@@ -164,17 +162,15 @@ def _is_plain(leaf: object) -> bool:
     )
 
 
-# A value is one tensor at one time: what an in-place operation leaves behind is another value. A
-# sketch has a few of its elements, always the same ones for the same number of elements.
-
-
 ELEMENTS = 8192
-"""Enough to see one channel of hundreds, few enough that hundreds of layers cost nothing."""
+"""Elements of a sketch: enough to see one channel of hundreds, few enough that hundreds of layers
+cost nothing."""
 
 
 @dataclass(frozen=True)
 class ComputedValue:
-    """The first-batch result of one call of a module, or of code between two calls."""
+    """The first-batch result of one call of a module, or of code between two calls: one tensor at
+    one time. What an in-place operation makes of it is another value."""
 
     number: int
     path: str
@@ -188,6 +184,7 @@ class ComputedValue:
     """Numbers of the values that the module got; none for functional values."""
     shape: tuple[int, ...]
     sketch: OutputArray
+    """Some of its elements, the same ones for every value of this size."""
     repeats: int | None
     """Number of an earlier value that it equals, as what Dropout returns in eval mode."""
 

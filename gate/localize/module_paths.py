@@ -15,12 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gate.localize.model_runner import ComputedValue
 from gate.reference.onnx_reference import OnnxReference
 
-# The exporter that traces names nodes `/layer1/layer1.0/relu_1/Relu`, from a module that was traced
-# before `/layer1/0/relu/Relu`; dynamo writes the path into the node's metadata. None of them is
-# sure: the second call of a traced module and the second module of a scripted class carry the name
-# of the module around them only.
-
-
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 _INDEXED = re.compile(r"(.+)_(\d+)")
@@ -36,7 +30,13 @@ class ModuleScope:
 
 
 class ModulePaths:
-    """The module tree of a model, to find modules in by the names of nodes."""
+    """The module tree of a model, to find modules in by the names of nodes.
+
+    The TorchScript-based exporter names nodes `/layer1/layer1.0/relu_1/Relu`, of a module that was
+    traced before `/layer1/0/relu/Relu`; dynamo writes the path into the node's metadata. None of
+    them is certain: the second call of a traced module and the second module of a scripted class
+    only carry the name of the module around them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         first = {id(module): path for path, module in model.named_modules()}

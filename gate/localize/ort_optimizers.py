@@ -101,8 +101,6 @@ def _truths(
 
 # ONNX Runtime has no API that lists the optimizers. The most verbose log names each one when it
 # starts and when it ends, and that log is the same for all providers.
-
-
 _LEVEL = re.compile(r"graph transformer\(s\) for level (\d+)")
 
 _BEGINS = re.compile(r"Applying graph transformer (\S+) on step")
@@ -133,12 +131,9 @@ def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> t
     return tuple(sorted(levels, key=lambda name: wanted not in levels[name]))
 
 
-# They stand here because the log names the sets only, and not the rule that applied.
-# `disabled_optimizers` takes the names of rules too, and ignores names that it does not have: a
-# rule that a version lacks does no harm here, and one that is missing here leaves the name of the
-# set.
-
-
+# The log names sets of rules only, not the rule that applied. `disabled_optimizers` takes the names
+# of rules too, and ignores unknown ones: a rule that a version lacks does no harm here, and one
+# that is missing here leaves the name of the set.
 RULES: Mapping[str, tuple[str, ...]] = {
     "Level1_RuleBasedTransformer": (
         "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout",
@@ -358,11 +353,6 @@ def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
     return node.op_type, node.domain, names, tuple(attributes)
 
 
-# First the level, then the optimizers that changed the graph, the fewest of which must be off,
-# those of that level first; of a set of rules, the rule. What is named was tried: with it off the
-# session answers what the model computes, as it does with all optimizations off.
-
-
 _ROUNDS = 4
 """How often those are added that only then change the graph."""
 
@@ -380,7 +370,9 @@ def _stopped(failure: str) -> dict[str, Any]:
 
 
 def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> OptimizerFault:
-    """Find them. Never raises: what breaks is the reason why none is named.
+    """Find the level, then the fewest optimizers that changed the graph and must be off, those of
+    the level first; of a set of rules, the rule. With them off the session answers what the model
+    computes. Never raises: what breaks is the reason why none is named.
 
     `size_bytes`: of the file; of large ones the nodes are not compared.
     """
@@ -506,9 +498,6 @@ def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int)
     )
 
 
-# That process gets arrays, and neither the model nor torch.
-
-
 APART_LIMIT_S = 300.0
 """For the whole process, by the clock: only one that hangs takes as long."""
 
@@ -529,23 +518,15 @@ class TrialSettings:
     deterministic: bool
 
 
-@dataclass(frozen=True)
-class _ArrayPaths:
-    """The paths of the files that hold a reference output's arrays, by input or output name."""
-
-    feed: Mapping[str, str]
-    outputs: Mapping[str, str]
-    first: bool
-    truths: Mapping[str, str] | None
-
-
 _INQUIRY = TypeAdapter(TrialSettings)
 
-_PLACES = TypeAdapter(list[_ArrayPaths])
+_Places = list[dict[str, Any]]
+"""For each reference output its fields, with the files of arrays in the place of these."""
 
 
 def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> OptimizerFault:
-    """Run `blame` in a sandbox, and return its result.
+    """Run `find_faulty_optimizer` in a sandbox, which gets arrays and neither the model nor torch,
+    and return its result.
 
     Never raises, except KeyboardInterrupt: if the process dies or takes too long, the result gives
     that as the reason why no optimizer is named.
@@ -556,7 +537,7 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
         with temporary_folder() as folder:
             arguments = {
                 "inquiry": _INQUIRY.dump_python(inquiry, mode="json"),
-                "places": _PLACES.dump_python(_written(right, folder), mode="json"),
+                "places": _written(right, folder),
                 "folder": str(folder),
             }
             found = run_in_sandbox(f"{__name__}:tried", arguments, limits=limits, what=_WHAT)
@@ -567,10 +548,10 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
         return OptimizerFault(**_stopped(describe_failure(error)))
 
 
-def tried(inquiry: Mapping[str, Any], places: list[Any], folder: str) -> dict[str, Any]:
+def tried(inquiry: Mapping[str, Any], places: _Places, folder: str) -> dict[str, Any]:
     """The child's side of `blame_apart`."""
     given = _INQUIRY.validate_json(json.dumps(inquiry))
-    right = _read(_PLACES.validate_json(json.dumps(places)), Path(folder))
+    right = _read(places, Path(folder))
     trials = OptimizerTrials(
         given.candidate,
         given.limits.setup.optimised,
@@ -581,7 +562,7 @@ def tried(inquiry: Mapping[str, Any], places: list[Any], folder: str) -> dict[st
     return find_faulty_optimizer(trials, size_bytes=given.candidate.subject.size_bytes).to_plain()
 
 
-def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_ArrayPaths]:
+def _written(right: Sequence[ReferenceOutput], folder: Path) -> _Places:
     """Raises OSError, and ValueError for what is no number nor text."""
     numbers = itertools.count()
 
@@ -592,26 +573,26 @@ def _written(right: Sequence[ReferenceOutput], folder: Path) -> list[_ArrayPaths
         return names
 
     return [
-        _ArrayPaths(
-            written(answer.feed),
-            written(answer.outputs),
-            answer.first,
-            None if answer.truths is None else written(answer.truths),
-        )
+        {
+            "feed": written(answer.feed),
+            "outputs": written(answer.outputs),
+            "first": answer.first,
+            "truths": None if answer.truths is None else written(answer.truths),
+        }
         for answer in right
     ]
 
 
-def _read(places: Sequence[_ArrayPaths], folder: Path) -> list[ReferenceOutput]:
+def _read(places: _Places, folder: Path) -> list[ReferenceOutput]:
     def read(files: Mapping[str, str]) -> dict[str, OutputArray]:
         return {name: np.load(folder / file, allow_pickle=False) for name, file in files.items()}
 
     return [
         ReferenceOutput(
-            read(place.feed),
-            read(place.outputs),
-            place.first,
-            None if place.truths is None else read(place.truths),
+            read(place["feed"]),
+            read(place["outputs"]),
+            place["first"],
+            None if place["truths"] is None else read(place["truths"]),
         )
         for place in places
     ]

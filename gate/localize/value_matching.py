@@ -173,11 +173,6 @@ def is_equal(value: OutputArray, array: OutputArray) -> bool:
     return value.shape == array.shape and difference(value, array) <= _EQUAL
 
 
-# Values decide where they agree: of all tensors of its shape a value is the one that it equals, up
-# to rounding. Behind a fault they don't; there names, operators and the order decide, until the cut
-# run gives every layer right inputs and values can decide again.
-
-
 # All but the unit roundoff were set by hand on the half `tune` of the corpora
 # (benchmarks/world): no measurement of a single one is written down.
 _EQUAL = 1e-3
@@ -212,7 +207,12 @@ _NEAR = 0.5
 
 
 class ValueMatcher:
-    """Pairs the values of one survey with the tensors of one file."""
+    """Pairs the values of one survey with the tensors of one file.
+
+    Values decide where they agree: of all tensors of its shape a value is the one that it equals,
+    up to rounding. Behind a fault they don't; there names, operators and the order decide, until
+    the cut run gives every layer right inputs and values can decide again.
+    """
 
     def __init__(
         self,

@@ -26,8 +26,6 @@ from gate.errors import ModelError
 #
 # What forward takes is put together by the same dotted names: `batch.image` and `batch.mask` become
 # `forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
-
-
 _WHOLE = "output"
 
 _WHITE = re.compile(r"\s+")

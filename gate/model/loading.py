@@ -94,10 +94,6 @@ def _generated(module: nn.Module) -> str | None:
     return None
 
 
-# `load_checkpoint` and `save_checkpoint` live in `gate.model.checkpoint`, `torchvision_model` in
-# `gate.model.loading`; all loading is named here, so that callers need one import.
-
-
 _EXPECTED = "a callable without arguments that returns an nn.Module"
 
 

@@ -65,9 +65,6 @@ def _running(module: ModuleType, file: str) -> Iterator[CodeType]:
                 yield function.__code__
 
 
-# Nothing is imported here: what is loaded already says where it is, the rest is looked up.
-
-
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _COMPILED = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -80,7 +77,10 @@ _JUDGE = "gate"
 
 @dataclass
 class SourceFiles:
-    """Modules with all that they import, sorted by where they come from. Fields: `ModelCode`."""
+    """Modules with all that they import, sorted by where they come from. Fields: `ModelCode`.
+
+    Nothing is imported: loaded modules have their place, the others are looked up.
+    """
 
     files: dict[str, Digest] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
@@ -280,10 +280,6 @@ def _owners(top: str) -> tuple[tuple[str, str], ...]:
 def _installed() -> dict[str, list[str]]:
     """Top-level module to distributions; takes half a second, so only where names differ."""
     return dict(metadata.packages_distributions())
-
-
-# Apart, because the export's warnings, its refusals and the lint findings must name one place
-# alike.
 
 
 def source_location(file: str, line: int) -> str:

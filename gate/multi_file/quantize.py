@@ -20,8 +20,6 @@ from gate.onnx_file.sandboxed_reading import release_within
 from gate.records.evidence import ExportRecord, Subject
 from gate.storage import files
 
-# Each is calibrated on what the chain gives it; the others travel byte by byte.
-
 
 @dataclass(frozen=True)
 class QuantizedRelease:
@@ -38,7 +36,8 @@ class QuantizedRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseQuantization:
-    """How a release becomes a quantized one."""
+    """How a release becomes a quantized one: each part is calibrated on what the chain gives it,
+    and parts that are not quantized are copied."""
 
     model: nn.Module
     """Whose modules the parts compute like: the chain runs with them."""

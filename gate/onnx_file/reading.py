@@ -169,10 +169,6 @@ def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
     return offset + (stated or size)
 
 
-# The data file is named after its content, so that a model that is replaced never points to new
-# data, nor a new one to old data.
-
-
 SINGLE_FILE_LIMIT = 2**31 - 2**24
 """Bytes that one protobuf file may have, with 16 MiB left for what reads and writes it."""
 
@@ -194,8 +190,9 @@ def is_large(path: Path) -> bool:
 def externalize_weights(path: Path, *, name: str) -> Path:
     """Move the weights of the model `path` into one new data file beside it; return that file.
 
-    It is called `<name>.<16 hex digits of its SHA-256>.data`. The same weights give the same bytes;
-    they are copied in pieces, never held whole. Raises OSError.
+    It is called `<name>.<16 hex digits of its SHA-256>.data`, so that a model that is replaced
+    never points to new data, nor a new one to old data. The same weights give the same bytes; they
+    are copied in pieces, never held whole. Raises OSError.
     """
     model = onnx.load(path, load_external_data=False)
     pending = path.with_name(f".{name}.gathering")

@@ -109,8 +109,6 @@ def _is_text(path: Path) -> bool:
 
 
 # A file of 20 MB can hold ten million empty nodes, which take 3.5 GB once they are parsed.
-
-
 def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject:
     """Run `read_subject`, or `ReleaseFiles.subject` for a release, in a child; None: the file is
     trusted, and is read in this process. Names and bytes that the child reports are verified

@@ -59,13 +59,12 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
-# `get_available_providers()` proves nothing, and the active providers of a session say only what
-# was allowed: the profile says what ran.
-
-
 @dataclass(frozen=True)
 class Placement:
-    """Nodes that ran, counted per provider, and the compute nodes among those on the CPU."""
+    """Nodes that ran, counted per provider, and the compute nodes among those on the CPU.
+
+    From the profile: the active providers of a session are only those that were allowed.
+    """
 
     nodes_per_provider: dict[str, int]
     cpu_nodes: tuple[CpuNode, ...]

@@ -11,10 +11,6 @@ from gate.records.runtime import HEAVY, CpuNode
 if TYPE_CHECKING:
     import onnx
 
-# ONNX Runtime computes such nodes on the CPU on purpose, in every graph with dynamic axes. They are
-# found by data flow: a value is data if a graph output depends on its elements. A value that is
-# only read as a shape, an index, an axis or a count is a parameter, however many elements it has.
-
 _PARAMETERS: Mapping[str, Iterable[int]] = {
     "AffineGrid": (1,),
     "CenterCropPad": (1,),
@@ -112,7 +108,10 @@ class _Values:
 def shape_nodes(model: onnx.ModelProto) -> frozenset[str]:
     """Return the nodes whose outputs reach only shapes, indices, axes or other parameters.
 
-    They are named `op_type:node_name`, as ONNX Runtime's profile has it.
+    They are named `op_type:node_name`, as ONNX Runtime's profile has it, which computes such nodes
+    on the CPU on purpose. They are found by data flow: a value is data if a graph output depends on
+    its elements. A value that is only read as a shape, an index, an axis or a count is a parameter,
+    however many elements it has.
 
     Integers that follow from shapes and constants alone are shapes wherever they go, and so is a
     single number (the scale of an attention). A node that computes with activations is none,

@@ -195,9 +195,6 @@ def stamp_file(path: Path, metadata: dict[str, str]) -> None:
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
-# Apart, so that who quantizes and who promotes know one key.
-
-
 QUANTIZED_FROM = "parity_gate.quantized_from"
 """Key in the file's metadata: digest of the exact file."""
 

@@ -7,10 +7,8 @@ from typing import Any
 from gate.policy.sections import Bounds, ConfidenceBands, Instruments, RuntimePolicy
 from gate.records.runtime import RUNTIMES, BoundsKind, RuntimeName
 
-# All bounds are free of the model's scale. Where they come from: docs/metrics.md, those on CUDA
+# No bound depends on the model's scale. Where they come from: docs/metrics.md, those on CUDA
 # docs/cuda.md, those of the quantized twin docs/adr/0012.
-
-
 ANSWERS_ONLY = Instruments(
     noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
 )

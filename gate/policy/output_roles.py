@@ -8,13 +8,14 @@ from typing import Literal
 from gate.policy.policy import Policy
 from gate.records.outputs import ClassParity, OutputParity
 
-# The laws of the guess (task `auto`, an output without a role): it claims agreement where the
-# samples can prove it, that is where the reference gives at least two classes; elsewhere the
-# numbers decide. A constant output is of no class unless the policy says so.
-
 
 def class_metrics_for(policy: Policy, output: OutputParity) -> ClassParity | None:
-    """The class metrics by which the output is judged; None: it is judged by numbers alone."""
+    """Return the class metrics by which the output is judged; None: it is judged by numbers alone.
+
+    For an inferred role (task `auto`, an output without a role) agreement is claimed where the
+    samples can prove it: where the reference gives at least two classes. A constant output has no
+    class unless the policy says so.
+    """
     classes = output.classification
     if classes is None or not policy.counts_classes(output.name):
         return None

@@ -88,13 +88,9 @@ def _values(
             yield place, json.loads(json.dumps(value))
 
 
-# They are a part of the policy that judges, so of its digest, of the decision and of every page;
-# such a verdict promotes nothing.
-
-
 def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
-    """The policy with these values, in YAML, at their dotted places; the same policy where all are
-    its own already.
+    """Return the policy with these values, in YAML, at their dotted places; the same policy where
+    all are its own already. The policy records them, so that its verdict promotes nothing.
 
     Raises PolicyError for a place that no policy has, and for a value that does not fit.
     """

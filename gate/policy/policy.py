@@ -132,10 +132,6 @@ class Scope:
             raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
 
 
-# Strict on purpose: unknown keys, text for numbers, negative, NaN or infinite bounds, a policy
-# without a runtime and a runtime without a bound are all refused.
-
-
 _OF_RELEASES = (
     "A policy holds for any release: name its parts and their chain in a release file beside them "
     "(release.yaml), or in the section 'release:' of params.yaml; see docs/releases.md"
@@ -143,7 +139,11 @@ _OF_RELEASES = (
 
 
 class Policy(PolicyRecord):
-    """All that the gate demands."""
+    """All that the gate demands.
+
+    Unknown keys, text for numbers, negative, NaN or infinite bounds, a policy without a runtime and
+    a runtime without a bound are refused.
+    """
 
     schema_version: Literal[1] = 1
     """Of the form of the policy's text."""

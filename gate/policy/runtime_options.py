@@ -22,9 +22,6 @@ from gate.records.runtime import (
     RuntimeTraits,
 )
 
-# Those who open a session and the decision on it read them here: what is asked for is one thing.
-
-
 OPTIMISATIONS_OFF = "ORT_DISABLE_ALL"
 
 BASIC = "ORT_ENABLE_BASIC"
@@ -217,10 +214,8 @@ def _json(options: Mapping[str, JsonValue]) -> str:
     return json.dumps(dict(options))
 
 
-# A recording gives one answer to each input. So it can't be repeated, and its samples can't be put
-# into other batches; a policy that bounds either of it is refused here.
-
-
+# A recording has one answer for each input. It can't be repeated, and its samples can't be put into
+# other batches, so that a policy that bounds either of it is refused.
 UNREPEATED = (
     "repeatability",
     "repeatability_ratio",

@@ -92,8 +92,6 @@ Waivers = Annotated[
 
 # The text below a field is what `gate policy explain` and the site's policy reference say of it;
 # `gate.decision.catalog` has the rest about bounds.
-
-
 Bound = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -377,9 +375,7 @@ class PreprocessingPolicy(PolicyRecord):
 
 
 # Deployment jobs of hosted registries look for a tag named after their task, with the value
-# `Approved`: the gate can listen to that very tag.
-
-
+# `Approved`; a policy can name that tag.
 REVIEW_TAG, APPROVED, REJECTED = "gate.review", "approved", "rejected"
 """A no by these is heard whatever is configured."""
 

@@ -13,10 +13,6 @@ from gate.preprocess.resample import Sampling, resample
 from gate.preprocess.spec import Geometry, PreprocessSpec, Resize, channels_last, cropped, geometry
 from gate.storage.arrays import Pixels, Tensor
 
-# A `Hypothesis` is what would come out if the causes that it names were at work; `causes` beside
-# this looks which one is nearest to what a consumer made.
-
-
 NO_ANTIALIAS = "no antialias"
 
 ANTIALIAS = "antialias, which the spec has not"
@@ -190,14 +186,12 @@ DIGITS = 3
 """Of a step: below that lies the rounding of float32 normalisation."""
 
 
-# A hypothesis is tested, not guessed: the change is applied to the picture, and named only where at
-# least half of the mean difference vanishes with it. A second change must halve the rest again.
-
-
 ROUNDING = 1.0
 """Steps: what is within it needs no cause, integer pixels round to one side or the other."""
 
 _LEAST_GAIN = 0.5
+"""Share of the mean difference that must vanish with a change that is applied to the picture; with
+a second one, of the rest."""
 
 _CHANGES = 4
 """Causes at once at most."""

@@ -20,9 +20,6 @@ from gate.preprocess.spec import Geometry, PreprocessSpec, Resize, cropped, geom
 from gate.records.preprocessing import ImplementationName
 from gate.storage.arrays import Pixels, Tensor
 
-# Each is imported when it is asked for.
-
-
 Preprocess = Callable[[Pixels], Tensor]
 """uint8 RGB (height, width, 3) to the spec's tensor for one picture, without the batch axis."""
 
@@ -37,7 +34,7 @@ WHERE: dict[ImplementationName, str] = {
     "canvas": "gate.preprocess.implementations:CANVAS_IMPLEMENTATION",
     "rust-image": "gate.preprocess.resample:IMPLEMENTATION",
 }
-"""Module, and name in it."""
+"""Module, which is imported on demand, and name in it."""
 
 
 def always(
@@ -74,10 +71,8 @@ def implementation(name: str) -> Implementation:
     return found
 
 
-# What a page of onnxruntime-web does. `antialias` asks for imageSmoothingQuality "high", else
-# "low"; the browser is free in how it takes either. It has no bicubic.
-
-
+# Preprocessing in a page of onnxruntime-web. `antialias` asks for imageSmoothingQuality "high",
+# else "low", which browsers interpret freely. A canvas has no bicubic.
 _PAGE = """
 async ({ png, box, spec }) => {
   const blob = await (await fetch("data:image/png;base64," + png)).blob();
@@ -164,12 +159,12 @@ def _canvas_version() -> str:
 CANVAS_IMPLEMENTATION = Implementation(_canvas_incapable, _opened, _canvas_version, _canvas_missing)
 
 
-# `opencv` resizes by INTER_LINEAR, INTER_CUBIC or INTER_NEAREST_EXACT; `opencv-area` takes
-# INTER_AREA where the picture shrinks, which is what OpenCV has against aliasing: a box filter.
-
-
 def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Tensor:
-    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    """Return the spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError.
+
+    area: shrink by INTER_AREA, a box filter, which is what OpenCV has against aliasing. Otherwise
+    by INTER_LINEAR, INTER_CUBIC or INTER_NEAREST_EXACT.
+    """
     import cv2
 
     box = geometry(spec, *pixels.shape[:2])

@@ -13,12 +13,6 @@ from gate.preprocess.implementations import Implementation, always
 from gate.preprocess.spec import PreprocessSpec, cropped, geometry, to_tensor
 from gate.storage.arrays import Pixels, Tensor
 
-# The crate samples vertically into float32, then horizontally, and rounds only then, half away from
-# zero (`FilterType::Nearest`, `Triangle`, `CatmullRom`; source: image-rs/image,
-# src/imageops/sample.rs, from 0.23 on). Sums run tap by tap in float32, as there, so the pixels are
-# the same: tests/preprocess/rust_image holds vectors that the crate itself computed.
-
-
 Mode = Literal["nearest", "bilinear", "bicubic"]
 
 RustImageFloats = NDArray[np.float32]
@@ -36,7 +30,13 @@ def preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
 
 
 def resize(pixels: Pixels, size: tuple[int, int], mode: Mode) -> Pixels:
-    """`pixels` of shape (height, width, channels), resized to `size` (height, width)."""
+    """Return `pixels` of shape (height, width, channels), resized to `size` (height, width).
+
+    Rust's crate `image` samples vertically into float32, then horizontally, and rounds only then,
+    half away from zero (`FilterType::Nearest`, `Triangle`, `CatmullRom`; source: image-rs/image,
+    src/imageops/sample.rs, from 0.23 on). Sums run tap by tap in float32, as there, so that the
+    pixels are the same: tests/preprocess/rust_image holds vectors that the crate computed.
+    """
     if pixels.shape[:2] == size:
         return pixels
     tall = _sampled(pixels.astype(np.float32), size[0], mode)
@@ -93,14 +93,11 @@ def _version() -> str:
 IMPLEMENTATION = Implementation(lambda _spec: None, always(preprocess), _version)
 
 
-# A linear map for each axis: weights (outputs, inputs). `coordinates` says which place of the input
-# an output pixel looks at: `half_pixel` (o + 0.5) * ratio - 0.5; `asymmetric` o * ratio;
-# `align_corners` o * (inputs - 1) / (outputs - 1) (the terms of ONNX's Resize).
-
-
 Filter = Literal["nearest", "bilinear", "bicubic", "box", "mipmap"]
 
 Coordinates = Literal["half_pixel", "asymmetric", "align_corners"]
+"""The place of the input for an output pixel o, in the terms of ONNX's Resize: (o + 0.5) * ratio -
+0.5; o * ratio; o * (inputs - 1) / (outputs - 1)."""
 
 Floats = NDArray[np.float64]
 

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
     from gate.storage.arrays import Pixels, Tensor
 
-# The steps, always in this order: resize, crop, order of channels, value range, mean and std,
-# layout, dtype. Between resize and value range the picture is uint8, as it is for all who will
-# implement it.
-
-
 SECTION = "preprocessing"
 
 
@@ -158,9 +153,6 @@ class PreprocessSpec(_SpecRecord):
             mean=(0.485, 0.456, 0.406),
             std=(0.229, 0.224, 0.225),
         )
-
-
-# Apart, so that who promotes and who deploys look for it in one place.
 
 
 def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:

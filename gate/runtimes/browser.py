@@ -26,10 +26,8 @@ from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Run
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
 
-# `Node(s) placed on [X]. Number of nodes: 3`, and where there is more than one provider, a line
-# `Conv (/conv/Conv)` for each node of it.
-
-
+# The log of onnxruntime-web: `Node(s) placed on [X]. Number of nodes: 3`, and where there is more
+# than one provider, a line `Conv (/conv/Conv)` for each node of it.
 _COUNT = re.compile(r"nodes placed on \[(\w+)\]\. Number of nodes: (\d+)", re.IGNORECASE)
 
 _NODE = re.compile(r"(\w+) \((.*)\)")

@@ -32,10 +32,6 @@ from gate.storage.arrays import RuntimeArray, little_endian
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 
-# Four bytes with the header's length, the header ([name, dtype, shape, bytes] each), then the
-# arrays, each from a multiple of eight bytes on, so that the page can look at them without a copy.
-
-
 DTYPES = frozenset(
     {
         "float16", "float32", "float64", "bool", "int8", "uint8", "int16", "uint16", "int32",
@@ -50,7 +46,12 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(arrays: Mapping[str, RuntimeArray]) -> bytes:
-    """Raises EvidenceError for a dtype that a page has no array for."""
+    """Return the arrays as the page reads them: four bytes with the header's length, the header
+    ([name, dtype, shape, bytes] each), then the arrays, each from a multiple of eight bytes on, so
+    that the page can use them without a copy.
+
+    Raises EvidenceError for a dtype that a page has no array for.
+    """
     header = []
     for name, array in arrays.items():
         if array.dtype.name not in DTYPES:
@@ -94,11 +95,8 @@ def _padding(length: int) -> int:
     return -length % _ALIGNED
 
 
-# npm fetches the package, nothing of it is run, and of its dependencies it needs none: the files
-# are bundled. What npm brought must have the digest of the package; what is opened, that of the
-# file.
-
-
+# npm fetches the package, whose files are bundled: nothing of it is run, and no dependency is
+# needed. What npm brings must have the digest of the package; what is opened, that of the file.
 NAME, VERSION = "onnxruntime-web", "1.30.0"
 
 INTEGRITY = (
@@ -238,10 +236,6 @@ def _npm() -> list[str]:
     )
 
 
-# It is Chromium's proxy, too: whatever the page or Chromium itself asks of another host comes here,
-# and is refused. Chromium asks its maker for updates, for one.
-
-
 _PAGE = b"<!doctype html><meta charset=utf-8><script type=module src=page.mjs></script>"
 
 _SCRIPT = Path(__file__).with_name("page.mjs")
@@ -264,7 +258,11 @@ class OnDisk:
 
 
 class PageServer:
-    """Serves one page, below an address that nobody can guess."""
+    """Serves one page, below an address that nobody can guess.
+
+    It is Chromium's proxy, too: requests of the page or of Chromium itself (for updates) to another
+    host arrive here and are refused.
+    """
 
     def __init__(self) -> None:
         self._secret = secrets.token_urlsafe(16)

@@ -16,10 +16,6 @@ from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Run
 from gate.sandbox.worker_process import Remedies, WorkerProcess
 from gate.storage.arrays import Batch, RuntimeArray
 
-# The process is ended where it takes longer than the runtime allows itself. It is no prison:
-# whoever installs a package lets its code run.
-
-
 _LOOK_S = 120.0
 """To import what a runtime needs, and to say whether it can run: some libraries take half a
 minute."""
@@ -45,7 +41,9 @@ class PlainOptions(BaseModel):
 
 
 class IsolatedRuntime(Runtime):
-    """Stands for a runtime in another process, which is started when it is first asked."""
+    """Stands for a runtime in another process, which is started when it is first asked, and ended
+    where it takes longer than the runtime's own limit. It is no sandbox: installing a package lets
+    its code run."""
 
     options = PlainOptions
 

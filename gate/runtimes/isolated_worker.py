@@ -32,10 +32,6 @@ from gate.sandbox.child import kill_with_parent
 from gate.sandbox.worker_process import receive, send
 from gate.storage.arrays import RuntimeArray
 
-# What the runtime raises goes back as its name and message; what it does to this process stays
-# here.
-
-
 _OF_RECORDINGS = ("live", "has_probe", "run_probe")
 
 Header = dict[str, Any]
@@ -44,7 +40,8 @@ Answer = tuple[Header, dict[str, RuntimeArray]]
 
 
 def serve_runtime(descriptor: int) -> None:
-    """Answer the other side until it closes the connection."""
+    """Answer the other side until it closes the connection. What the runtime raises goes back as
+    its name and message."""
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     hello, _ = receive(connection)

@@ -10,14 +10,6 @@ from pathlib import Path
 
 import psutil
 
-# Linux keeps the peak since the process began, and takes a new start from `/proc/self/clear_refs`.
-# Elsewhere, and where that is refused, memory is looked at between the runs alone. What allocators
-# hold for later use is given back once, before the file is opened: a resnet18 in what PyTorch had
-# held looked as if it took a third of what it takes. More often costs more time than it shows.
-# Runtimes that share a process share libraries, too: a figure to compare runtimes and releases by,
-# roughly. Where the system does not say how much memory is taken, there is none.
-
-
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 _NEW_PEAK = "5"
@@ -26,7 +18,14 @@ _NEW_PEAK = "5"
 
 class PeakMemory:
     """The peak memory of one runtime from `begin` to `end`, over several such spans, in bytes of
-    the host."""
+    the host.
+
+    Linux keeps the peak since the process began, and restarts it by `/proc/self/clear_refs`.
+    Elsewhere, and where that is refused, memory is read between the runs only. What allocators hold
+    for later use is given back once, before the file is opened: without that, a resnet18 seemed to
+    take a third of its memory. Runtimes in one process share libraries, so that the figure compares
+    runtimes and releases roughly.
+    """
 
     def __init__(self) -> None:
         self.grown: int | None = None

@@ -126,11 +126,8 @@ class RecordingManifest(Record):
         return self
 
 
-# A recording is bound by these to the samples it was made of: to each, and to their order.
-
-
 Rows = NDArray[np.uint8]
-"""SHA-256 digests, shape (samples, 32)."""
+"""SHA-256 digests, shape (samples, 32). They bind a recording to its samples and their order."""
 
 WIDTH = 32
 
@@ -169,11 +166,6 @@ def digest_of(rows: Rows) -> Digest:
     return Digest.of_bytes(np.ascontiguousarray(rows).tobytes())
 
 
-# Sizes are compared before anything is read; names lead nowhere outside of the folder; nothing is
-# unpickled. A zip must hold its members as they are, without compression: so it can't unpack to
-# more than it is.
-
-
 _HEADER_LIMIT = 4096
 """Bytes of the header of an `.npy` file."""
 
@@ -183,7 +175,12 @@ _REMEDY = "Pack it again: gate record pack."
 
 
 class Recording:
-    """An open recording. Its arrays are mapped, and stay so after the files are gone."""
+    """An open recording. Its arrays are mapped, and stay so after the files are gone.
+
+    It is untrusted: sizes are compared before anything is read, names can't lead outside of the
+    folder, nothing is unpickled. The members of a zip must not be compressed, so that it can't
+    unpack to more than its own size.
+    """
 
     def __init__(self, path: Path) -> None:
         """`path`: a folder, or a zip of it.

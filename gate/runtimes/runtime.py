@@ -27,18 +27,16 @@ if TYPE_CHECKING:
     from gate.storage.arrays import Batch, RuntimeArray
 
 
-# It may say anything: NumPy's numbers, words, nothing. What is none is as if it had said nothing:
-# its answers are judged, not its words about itself.
-
-
+# A runtime may report anything. A report that is no valid number counts as missing, because its
+# outputs are judged, not its statements about itself.
 def count_of(value: object) -> int | None:
-    """Bytes; None for what is no whole number from 0 on."""
+    """Return a number of bytes; None for what is no whole number from 0 on."""
     number = _number(value)
     return int(number) if number is not None and number >= 0 and number == int(number) else None
 
 
 def seconds_of(value: object) -> float | None:
-    """None for what is no time above 0."""
+    """Return a time; None for what is no time above 0."""
     number = _number(value)
     return number if number is not None and number > 0 else None
 
@@ -223,11 +221,6 @@ class Runtime(ABC):
         self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
         """A session; `example` is a small batch. Raises whatever shows that it can't run."""
-
-
-# A package names its runtimes in the entry points of the group `parity_gate.runtimes`. One that
-# takes a name of the gate's, or of another package, is refused with both: nobody answers for
-# somebody else.
 
 
 def load_runtime(place: str) -> Runtime:

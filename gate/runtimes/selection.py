@@ -40,12 +40,9 @@ from gate.runtimes.runtime import (
 from gate.storage.arrays import STRING, Batch
 from gate.storage.yaml_section import first_problem
 
-# A package names its runtimes in the entry points of the group `parity_gate.runtimes`. One that
-# takes a name of the gate's, or of another package, is refused with both: nobody answers for
-# somebody else.
-
-
 GROUP = "parity_gate.runtimes"
+"""The group of entry points in which a package names its runtimes. One that takes a name of the
+gate's, or of another package, is refused."""
 
 BUILTIN: dict[RuntimeName, str] = {
     "torch-cuda": "gate.runtimes.torch_cuda:TorchCudaRuntime",

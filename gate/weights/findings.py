@@ -440,8 +440,6 @@ def _rounding(values: Values, expected: NDArray[Any]) -> tuple[str | None, float
 
 # Only what a layer multiplies by counts as a weight. Zeros and infinities elsewhere are everyday:
 # masks of -inf, tables that a scatter fills, class tokens before training.
-
-
 _FACTORS = {
     "Conv": (1,), "ConvTranspose": (1,), "DeformConv": (1,),
     "Gemm": (0, 1), "MatMul": (0, 1),

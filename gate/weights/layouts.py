@@ -159,8 +159,6 @@ def _sums(matrix: Values) -> NDArray[np.uint64]:
 # A constant is read as lines (rows, blocks of rows, columns), each found by the sum of its bits
 # among the lines of the model. Lines that follow each other in the model as in the constant are a
 # run; a constant of a few runs is a slice or a concatenation of what they come from.
-
-
 _RUNS = 24
 """More runs than this are a selection of rows, whose order nothing here could check."""
 
@@ -399,8 +397,6 @@ def _joined(
 # (directions, 2 * gates * hidden) = [of W, of R]. Gates of LSTM: input, output, forget, cell; of
 # GRU: update, reset, hidden (operators LSTM and GRU of the ONNX specification). PyTorch: input,
 # forget, cell, output; reset, update, new.
-
-
 _ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 
 

@@ -313,12 +313,6 @@ def _rounded(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
             yield ModelTensor(tensor.names, lambda values=values: values, tensor.shape)  # type: ignore[misc]
 
 
-# Every constant of floats is found among the parameters, buffers and attributes of the model: as it
-# is, in another order, cut out or joined, packed for a recurrent operator, with a BatchNorm folded
-# in, or as forward computes it. One that is surely a tensor of the model and differs is a finding;
-# what is not found is listed, and never called equal.
-
-
 _LISTED = 20
 
 _SETTINGS = 8
@@ -334,7 +328,13 @@ _NARROW: dict[int, str] = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16:
 
 
 class Constants:
-    """Compares the constants of one file with the reference."""
+    """Compares the constants of one file with the reference.
+
+    A constant of floats is looked for among the parameters, buffers and attributes of the model: as
+    it is, in another order, cut out or joined, packed for a recurrent operator, with a BatchNorm
+    folded in, or as forward computes it. One that is certainly a tensor of the model and differs is
+    a finding; one that is not found is listed, and never counts as equal.
+    """
 
     def __init__(self, witness: ReferenceObserver) -> None:
         self._witness = witness

@@ -20,10 +20,8 @@ from gate.reference.error_models import bare
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
-# A tensor is found by the sum of its bits, which no transposition, reshape or flip changes. What is
-# found so is compared element by element afterwards; the sum alone proves nothing.
-
-
+# A tensor is found by the sum of its bits, which no transposition, reshape or flip changes, and is
+# compared element by element afterwards.
 Values = NDArray[Any]
 """float32, or int64 for integers and bools."""
 
@@ -163,16 +161,14 @@ def _within(region: slice, at: int) -> bool:
     return (region.start or 0) <= at and (region.stop is None or at < region.stop)
 
 
-# An exporter that folds constants writes just these into the file: a masked weight, the weight of a
-# weight norm, a table of sines.
-
-
 _LIMIT = 1 << 28
 """Elements that are kept at most: 1 GiB of float32."""
 
 
 class DerivedConstants(DispatchMode):
-    """Keeps the results of operators that get nothing but the model's tensors and numbers.
+    """Keeps the results of operators that get nothing but the model's tensors and numbers: a masked
+    weight, the weight of a weight norm, a table of sines. Exporters that fold constants write them
+    into the file.
 
     A tensor of unknown origin is an input or made of one.
     """
@@ -345,8 +341,6 @@ _LEEWAYS: Mapping[str | None, Leeway] = {
 # `(bias[k] - mean[k]) * scale[k] + beta[k]`, with `scale = gamma / sqrt(var + eps)` (Ioffe and
 # Szegedy 2015, section 3.1). Of a model that was made half before its export each of these steps
 # rounds to 16 bits, in this order: both exporters of PyTorch give these weights to the last bit.
-
-
 Floats = NDArray[np.float64]
 
 

@@ -18,10 +18,6 @@ from gate.errors import OnnxFileError
 from gate.onnx_file.reading import subgraphs, tensors_of
 from gate.onnx_file.tested_file import TestedFile
 
-# `condense` leaves every tensor's name, dtype and shape in the model, and the values of small ones;
-# the values of the others are dropped once they are counted.
-
-
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 INTEGERS = (
