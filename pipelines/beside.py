@@ -67,8 +67,10 @@ def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
 
     model, _ = trained(ModelParams.load())
     file = ReleaseFile.load(onnx)
-    chain = ChainModel.of(model, chain=file.chain, references=file.references, inputs=samples.names)
-    return Interfaces.of(chain, samples.batches(batch_size))
+    chain = ChainModel.from_model(
+        model, chain=file.chain, references=file.references, inputs=samples.names
+    )
+    return Interfaces.from_batches(chain, samples.batches(batch_size))
 
 
 def _measured_before(

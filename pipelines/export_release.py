@@ -38,7 +38,7 @@ def export_release(
     staged = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    chain = ChainModel.of(
+    chain = ChainModel.from_model(
         model,
         chain=str(params.chain),
         references=references_of(params.parts),

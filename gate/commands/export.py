@@ -339,7 +339,7 @@ def _export(question: Mapping[str, Any]) -> CommandResult:
         ) as exported:
             checked = self_check(model, exported, example)
     note = note_path(question["output"])
-    ExportNote.of(exported.subject, exported.record).save(note)
+    ExportNote.from_record(exported.subject, exported.record).save(note)
     plain = {
         "file": str(question["output"]),
         "record": str(note),

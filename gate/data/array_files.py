@@ -37,7 +37,7 @@ class Stamp:
     written_ns: int
 
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Return the stamp of the file as it is now. Raises OSError."""
         status = path.stat()
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -197,7 +197,7 @@ def open_shard(path: Path) -> Shard:
     suffix = path.suffix.lower()
     if suffix == ".npy":
         array = open_array(path)
-        return Shard({SINGLE_NAME: array}, Stamp.of_file(path))
+        return Shard({SINGLE_NAME: array}, Stamp.from_file(path))
     if suffix == ".npz":
         return Shard(open_npz(path))
     if suffix in _IMAGES:

@@ -61,7 +61,7 @@ class LocalFile(SourceFile):
         if (pointer := detect_pointer_file(path)) is not None:
             raise DataError(pointer)
         try:
-            self._stamp = Stamp.of_file(path)
+            self._stamp = Stamp.from_file(path)
         except OSError as error:
             raise _unreadable(self.name, error) from error
 

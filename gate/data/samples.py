@@ -29,8 +29,8 @@ class SampleSet:
     are streamed in batches and never held whole.
 
     Laws: the digest depends on names, dtypes, shapes and values only, not on what holds the samples
-    nor on what lies around them: `Samples.of(a).digest() == Samples.open(saved(a)).digest()`, and
-    `samples.between(i, j).digest() == Samples.of(rows i to j).digest()`.
+    nor on what lies around them: `from_data(a).digest() == open(saved(a)).digest()`, and
+    `samples.between(i, j).digest() == from_data(rows i to j).digest()`.
     """
 
     def __init__(self, rows: SampleReader, places: range | None = None) -> None:
@@ -76,7 +76,7 @@ class SampleSet:
         return cls(MappedRows([Shard(held)], origin="the mapping of arrays"))
 
     @classmethod
-    def of(cls, data: Any) -> SampleSet:
+    def from_data(cls, data: Any) -> SampleSet:
         """Samples of what `open` takes, of an array or tensor, of a mapping of such, or of a torch
         DataLoader, Dataset or iterable. Raises DataError, StorageError as `open` does."""
         if isinstance(data, cls):

@@ -209,18 +209,6 @@ class FileVectors:
         return next(counts, 1)
 
 
-def write_golden(
-    folder: Path,
-    *,
-    model: GoldenModel,
-    inputs: Mapping[str, Array],
-    outputs: Mapping[str, ExpectedOutput],
-    origin: Origin,
-) -> GoldenManifest:
-    """Write the vectors of one file into `folder`; as `write_answers`."""
-    return write_answers(folder, FileVectors(model, inputs, outputs), parts={}, origin=origin)
-
-
 def write_answers(
     folder: Path, whole: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
 ) -> GoldenManifest:

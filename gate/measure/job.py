@@ -417,7 +417,7 @@ class EvaluationData:
         """Samples as `SampleSet.of` takes them, with their labels, if they have any."""
         if isinstance(data, cls):
             return data
-        samples = SampleSet.of(data)
+        samples = SampleSet.from_data(data)
         labels = samples.labels()
         if labels is None:
             return cls(samples)

@@ -230,7 +230,7 @@ class Builder:
             record = self._quantize(path, steps.quantize, record)
         subject = read_subject(path)
         if record is not None:
-            ExportNote.of(subject, record).save(note_path(path))
+            ExportNote.from_record(subject, record).save(note_path(path))
         return path, steps.model_copy(update={"edits": edits})
 
     def _quantize(

@@ -44,7 +44,7 @@ class ChainModel(nn.Module):
         self.inputs = tuple(inputs)
 
     @classmethod
-    def of(
+    def from_model(
         cls, model: nn.Module, *, chain: str, references: Mapping[str, str], inputs: Sequence[str]
     ) -> ChainModel:
         """Build the chain from a copy of `model` on the CPU, in eval mode.
@@ -179,7 +179,7 @@ class Parameters:
     """In the order of the signature."""
 
     @classmethod
-    def of(cls, module: nn.Module) -> Parameters:
+    def from_module(cls, module: nn.Module) -> Parameters:
         """None where the signature can't be read."""
         try:
             found = inspect.signature(module.forward).parameters.values()
@@ -395,7 +395,7 @@ class CallRecorder:
 
     @contextlib.contextmanager
     def _hooked(self, name: str, module: nn.Module) -> Iterator[None]:
-        parameters, given = Parameters.of(module), list[tuple[Leaf, Array]]()
+        parameters, given = Parameters.from_module(module), list[tuple[Leaf, Array]]()
 
         def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             """Noted here: a module may write into what it is given."""

@@ -75,7 +75,7 @@ class Interfaces:
     by_part: Mapping[str, PartInterface]
 
     @classmethod
-    def of(cls, chain: ChainModel, batches: Iterable[Batch]) -> Interfaces:
+    def from_batches(cls, chain: ChainModel, batches: Iterable[Batch]) -> Interfaces:
         """Run the chain with its modules until it has called all of them. Raises ModelError where
         it breaks, or never calls one; DataError."""
         calls = CallRecorder()

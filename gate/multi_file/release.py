@@ -89,7 +89,7 @@ class MultiFileRelease:
         Raises PolicyError, OnnxFileError, ModelError, InputMismatch, DataError.
         """
         files = release_within(path, None)
-        chain = ChainModel.of(
+        chain = ChainModel.from_model(
             model,
             chain=files.file.chain,
             references=files.file.references,

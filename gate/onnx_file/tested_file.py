@@ -120,7 +120,7 @@ class ExportNote(Record):
     record: ExportRecord
 
     @classmethod
-    def of(cls, subject: Subject, record: ExportRecord) -> Self:
+    def from_record(cls, subject: Subject, record: ExportRecord) -> Self:
         """The note on a file that was exported."""
         return cls(subject_sha256=subject.sha256, record=record)
 

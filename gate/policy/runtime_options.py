@@ -129,7 +129,7 @@ class OrtSetup:
     """True if options are recorded by provider: two providers have options of one name."""
 
     @classmethod
-    def of_traits(
+    def from_traits(
         cls, traits: RuntimeTraits, options: Mapping[str, JsonValue], cuda: Mapping[str, str]
     ) -> Self:
         """Create the setup of a built-in runtime name. `cuda`: options of the CUDA provider."""
@@ -141,7 +141,7 @@ class OrtSetup:
         )
 
     @classmethod
-    def of_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
+    def from_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
         """Create the setup of a runtime of the kind `ort`. Raises ValidationError."""
         wanted = OrtOptions.model_validate_json(_json(options))
         given = {name: dict(values) for name, values in wanted.provider_options.items()}
@@ -344,13 +344,13 @@ def setup_of(
     """The same, of a runtime by its kind and options. Raises ValidationError."""
     traits = RUNTIMES.get(name)
     if traits is not None:
-        return OrtSetup.of_traits(traits, options, cuda) if traits.engine != "torch" else None
-    return OrtSetup.of_options(options, cuda) if kind == ORT else None
+        return OrtSetup.from_traits(traits, options, cuda) if traits.engine != "torch" else None
+    return OrtSetup.from_options(options, cuda) if kind == ORT else None
 
 
 def plain_setup(name: RuntimeName) -> OrtSetup:
     """Return the setup of a built-in runtime name without options."""
-    return OrtSetup.of_traits(RUNTIMES[name], {}, {})
+    return OrtSetup.from_traits(RUNTIMES[name], {}, {})
 
 
 def _setup(

@@ -155,15 +155,13 @@ class TensorDifference:
         self._sum = np.zeros(3)
         self._output_max = 0.0
         self._output_sum = 0.0
-        self._over = 0
-        self.elements = 0
-        self.nonfinite = 0
+        self._over = self._elements = self._nonfinite = 0
 
     def update(self, tensor: Tensor, reference: Tensor) -> float:
         """Take in one picture of equal shape and dtype; gives its mean difference in steps."""
         off = np.abs(channels_last(tensor, self._spec) - channels_last(reference, self._spec))
         finite = np.isfinite(off)
-        self.nonfinite += int(off.size - finite.sum())
+        self._nonfinite += int(off.size - finite.sum())
         off = np.where(finite, off, 0.0)
         in_steps = off * self._steps
         self._max = np.maximum(self._max, in_steps.max(axis=(0, 1)))
@@ -171,38 +169,26 @@ class TensorDifference:
         self._output_max = max(self._output_max, float(off.max()))
         self._output_sum += float(off.sum())
         self._over += int((np.round(in_steps, DIGITS) > 1.0).sum())
-        self.elements += off.size
+        self._elements += off.size
         return math.inf if not finite.all() else float(in_steps.mean())
 
-    @property
-    def max(self) -> float:
-        """Largest difference in steps, to a thousandth."""
-        return round(float(self._max.max()), DIGITS)
-
-    @property
-    def mean(self) -> float:
-        """Mean difference in steps."""
-        return float(self._sum.sum()) / self.elements
-
-    @property
-    def share_over_step(self) -> float:
-        """Share of values that are more than a step off."""
-        return self._over / self.elements
-
-    @property
-    def output(self) -> tuple[float, float]:
-        """Largest and mean difference in the tensor's own units."""
-        return self._output_max, self._output_sum / self.elements
-
-    @property
-    def channels(self) -> tuple[ChannelDifference, ...]:
-        """Largest and mean difference of each channel, in the order of the spec's."""
-        means: Sequence[float] = (self._sum / (self.elements / 3)).tolist()
-        largest: Sequence[float] = np.round(self._max, DIGITS).tolist()
-        return tuple(
-            ChannelDifference(max=high, mean=mean)
-            for high, mean in zip(largest, means, strict=True)
-        )
+    def compute(self) -> dict[str, Any]:
+        """Return the fields of `ConsumerParity` that it measures: largest and mean difference in
+        steps, over all and by channel of the spec, and in the tensor's own units."""
+        largest = np.round(self._max, DIGITS).tolist()
+        means = (self._sum / (self._elements / 3)).tolist()
+        return {
+            "nonfinite": self._nonfinite,
+            "max_diff": round(float(self._max.max()), DIGITS),
+            "mean_diff": float(self._sum.sum()) / self._elements,
+            "over_one_step": self._over / self._elements,
+            "max_diff_output": self._output_max,
+            "mean_diff_output": self._output_sum / self._elements,
+            "channels": tuple(
+                ChannelDifference(max=high, mean=mean)
+                for high, mean in zip(largest, means, strict=True)
+            ),
+        }
 
 
 @dataclass(frozen=True)
@@ -288,23 +274,16 @@ class Consumer:
             failure=self._failure,
             incapable=self._incapable,
         )
-        difference, exhibit = self._difference, self.exhibit
+        exhibit = self.exhibit
         if not self._images or exhibit is None:
             return record
         diagnosis = diagnose(
             exhibit.pixels, exhibit.tensor, self._spec, reference=exhibit.reference
         )
-        largest, mean = difference.output
         return record.model_copy(
             update={
-                "nonfinite": difference.nonfinite,
+                **self._difference.compute(),
                 "values": self._range.compute(),
-                "max_diff": difference.max,
-                "mean_diff": difference.mean,
-                "over_one_step": difference.share_over_step,
-                "max_diff_output": largest,
-                "mean_diff_output": mean,
-                "channels": difference.channels,
                 "worst": exhibit.picture,
                 "causes": diagnosis.causes,
                 "explained": diagnosis.explained,

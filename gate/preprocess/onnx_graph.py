@@ -59,12 +59,14 @@ def build_graph(
         _crop(graph, spec.crop)
     _values(graph, spec)
     graph.then("Identity", output=TENSORS)
-    sides: list[Any] = ["batch", *(axis or "side" for axis in spec.shape)]
+    # Unknown axes have names of their own: one name would say that they are equal.
+    sides = [axis or f"side_{place}" for place, axis in enumerate(spec.shape, 1)]
+    pictures = ["batch", "height", "width", 3]
     made = helper.make_graph(
         graph.nodes,
         "preprocessing",
-        [_described(PICTURES, TensorProto.UINT8, ["batch", "height", "width", 3])],
-        [_described(TENSORS, _DTYPES[spec.dtype], _distinct(sides))],
+        [helper.make_tensor_value_info(PICTURES, TensorProto.UINT8, pictures)],
+        [helper.make_tensor_value_info(TENSORS, _DTYPES[spec.dtype], ["batch", *sides])],
         graph.constants,
     )
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
@@ -86,7 +88,8 @@ def prepend_graph(spec: PreprocessSpec, model: Path, output: Path) -> None:
         raise OnnxFileError(f"cannot read {model} as ONNX: {error}. Export it again.") from error
     name = _only_input(spec, loaded, model)
     try:
-        loaded = _from_opset(loaded, MIN_OPSET)
+        if _opset(loaded) < MIN_OPSET:
+            loaded = version_converter.convert_version(loaded, MIN_OPSET)
         front = build_graph(spec, opset=_opset(loaded))
         front.ir_version = loaded.ir_version = max(front.ir_version, loaded.ir_version)
         joined = compose.merge_models(
@@ -184,15 +187,6 @@ def _values(graph: _Graph, spec: PreprocessSpec) -> None:
         graph.then("Cast", to=_DTYPES[spec.dtype])
 
 
-def _described(name: str, dtype: int, shape: list[Any]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def _distinct(shape: list[Any]) -> list[Any]:
-    """Unknown axes by names of their own: one name would say that they are equal."""
-    return [f"side_{place}" if axis == "side" else axis for place, axis in enumerate(shape)]
-
-
 def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str:
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
@@ -218,10 +212,6 @@ def _opset(model: onnx.ModelProto) -> int:
     return max(
         int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")
     )
-
-
-def _from_opset(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
-    return model if _opset(model) >= least else version_converter.convert_version(model, least)
 
 
 def _rename_input(model: onnx.ModelProto, name: str) -> None:

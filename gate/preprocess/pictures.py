@@ -73,7 +73,7 @@ class Picture:
     """uint8 RGB (height, width, 3). Raises DataError."""
 
     @classmethod
-    def of_file(cls, path: Path) -> Picture:
+    def from_file(cls, path: Path) -> Picture:
         """The picture in a file."""
         return cls(path.as_posix(), partial(read_picture, path))
 
@@ -133,7 +133,7 @@ def pictures_in(paths: Sequence[Path]) -> tuple[Picture, ...]:
     twice = sorted({str(path) for path in found if found.count(path) > 1})
     if twice:
         raise DataError(f"{twice[0]} is named twice. Name every picture once.")
-    return tuple(Picture.of_file(path) for path in found)
+    return tuple(Picture.from_file(path) for path in found)
 
 
 def _below(folder: Path) -> list[Path]:

@@ -121,9 +121,12 @@ class BrowserWasmRuntime(Runtime):
         example: Batch,  # noqa: ARG002 - nothing is traced
     ) -> Session:
         """Open a `BrowserSession`."""
-
-        engine = ENGINES[self.promises.provider]
-        return BrowserSession(file, engine, _settings(options, conditions))
+        settings = PageSettings(
+            threads=options.threads or conditions.threads,
+            level=options.graph_optimization_level,
+            software=isinstance(options, WebGpuOptions) and options.software_adapter,
+        )
+        return BrowserSession(file, ENGINES[self.promises.provider], settings)
 
 
 class BrowserWebGpuRuntime(BrowserWasmRuntime):
@@ -137,8 +140,6 @@ class BrowserWebGpuRuntime(BrowserWasmRuntime):
         return super().absent_reason(options) or self._without_adapter(options)
 
     def _without_adapter(self, options: WebGpuOptions) -> str | None:
-        from gate.runtimes.browser_page import PageServer, opened_page
-
         software = options.software_adapter
         on_linux = sys.platform == "linux"
         if on_linux and not software and not any(place.exists() for place in _GPU_DEVICES):
@@ -155,15 +156,6 @@ class BrowserWebGpuRuntime(BrowserWasmRuntime):
                 "Vulkan driver, or options: {software_adapter: true}."
             )
         return None
-
-
-def _settings(options: WasmOptions, conditions: Conditions) -> Any:
-
-    return PageSettings(
-        threads=options.threads or conditions.threads,
-        level=options.graph_optimization_level,
-        software=isinstance(options, WebGpuOptions) and options.software_adapter,
-    )
 
 
 @dataclass(frozen=True)

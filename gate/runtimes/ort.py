@@ -322,7 +322,7 @@ class NamedOrt(_OnnxRuntime):
 
     def _setup(self, options: Any, conditions: Conditions) -> OrtSetup:
         given = options.model_dump(mode="json")
-        return OrtSetup.of_traits(RUNTIMES[self.name], given, conditions.cuda_options)
+        return OrtSetup.from_traits(RUNTIMES[self.name], given, conditions.cuda_options)
 
 
 class OrtCpu(NamedOrt):
@@ -364,7 +364,7 @@ class Ort(_OnnxRuntime):
         return missing or super().absent_reason(options)
 
     def _setup(self, options: Any, conditions: Conditions) -> OrtSetup:
-        return OrtSetup.of_options(options.model_dump(mode="json"), conditions.cuda_options)
+        return OrtSetup.from_options(options.model_dump(mode="json"), conditions.cuda_options)
 
 
 def _missing(providers: Sequence[str]) -> str | None:

@@ -133,7 +133,7 @@ class LineIndex(NamedTuple):
     """That sorts the sums."""
 
     @classmethod
-    def of(cls, matrices: list[Matrix]) -> LineIndex:
+    def from_matrices(cls, matrices: list[Matrix]) -> LineIndex:
         """Over these tensors."""
         sums = [_sums(one.lines) for one in matrices] or [np.zeros(0, np.uint64)]
         everything = np.concatenate(sums)
@@ -272,7 +272,7 @@ class Lines:
 
     def _of_length(self, length: int) -> LineIndex:
         if length not in self._by_length:
-            self._by_length[length] = LineIndex.of(
+            self._by_length[length] = LineIndex.from_matrices(
                 [Matrix(one, lines) for one in self._stored for lines in _matrices(one, length)]
             )
         return self._by_length[length]

@@ -43,7 +43,7 @@ class Initializers:
     infinities: int = 0
 
     @classmethod
-    def of(cls, array: NDArray[Any]) -> Initializers:
+    def from_array(cls, array: NDArray[Any]) -> Initializers:
         """Count in pieces, so that the masks stay small beside the array."""
         flat = array.reshape(-1)
         zeros = nans = infinities = 0
@@ -56,9 +56,9 @@ class Initializers:
         return cls(flat.size, zeros, nans, infinities)
 
     @classmethod
-    def of_tensor(cls, tensor: TensorProto, values: NDArray[Any]) -> Initializers:
+    def from_tensor(cls, tensor: TensorProto, values: NDArray[Any]) -> Initializers:
         """Return the counts for the values of `tensor`; only their number if not floats."""
-        return cls.of(values) if tensor.data_type in FLOATS else cls(math.prod(tensor.dims))
+        return cls.from_array(values) if tensor.data_type in FLOATS else cls(math.prod(tensor.dims))
 
 
 class DroppedContents:
@@ -72,7 +72,7 @@ class DroppedContents:
         """Return the counts of a tensor's values, which may have been dropped since."""
         if _is_dropped(tensor):
             return self._counted[int(tensor.external_data[0].value)]
-        return Initializers.of_tensor(tensor, numpy_helper.to_array(tensor))
+        return Initializers.from_tensor(tensor, numpy_helper.to_array(tensor))
 
     def dropped(self, tensor: TensorProto) -> bool:
         """True if the tensor has no values any more."""
@@ -116,7 +116,7 @@ def condense(
             continue
         values = numpy_helper.to_array(tensor)
         note = None if look is None else look(tensor, values)
-        ledger.drop(tensor, Initializers.of_tensor(tensor, values), note)
+        ledger.drop(tensor, Initializers.from_tensor(tensor, values), note)
     return ledger
 
 

@@ -101,7 +101,7 @@ class Place:
             rows = dict(samples)
         kind, calls = self.kind, CallRecorder()
         named = {part: part for part in kind.parts}
-        chain = ChainModel.of(model, chain=kind.chain, references=named, inputs=tuple(rows))
+        chain = ChainModel.from_model(model, chain=kind.chain, references=named, inputs=tuple(rows))
         calls.record(chain, rows)
         for part in kind.parts:
             example = self.folder / f"{part}.npz"

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gate.errors import DigestMismatch, EvidenceError
-from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden, write_golden
+from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, files_of, read_golden
 from gate.golden.manifest import GoldenManifest, GoldenModel
 from gate.storage import files
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
+from tests.golden_vectors.vectors import write_golden
 
 NAMES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float32", "float64"]
 MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")

@@ -21,7 +21,6 @@ from gate.golden.folder import (
     add_pictures,
     files_of,
     read_golden,
-    write_golden,
 )
 from gate.golden.manifest import GoldenModel
 from gate.golden.tolerance import refit
@@ -33,7 +32,7 @@ from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.storage.digest import Digest
 from tests import builders
-from tests.golden_vectors.vectors import golden_of, origin
+from tests.golden_vectors.vectors import golden_of, origin, write_golden
 from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
 from tests.registry.releases import onnx_file

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from gate import cli
 from gate.errors import DigestMismatch, EvidenceError, StorageError
-from gate.golden.folder import ExpectedOutput, read_golden, write_golden
+from gate.golden.folder import ExpectedOutput, read_golden
 from gate.golden.manifest import GoldenResult
 from gate.golden.verify import compare, verify_golden
 from gate.storage.digest import Digest
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
     given = read_golden(tmp_path / "golden")
     path.write_bytes(b"no model")
-    write_golden(
+    vectors.write_golden(
         tmp_path / "golden",
         model=given.golden.model.model_copy(
             update={"sha256": builders.Digest.of_bytes(b"no model")}

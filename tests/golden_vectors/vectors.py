@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate.golden.folder import ExpectedOutput, write_golden
+from gate.golden.folder import ExpectedOutput, FileVectors, write_answers
 from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
 from gate.onnx_file.reading import read_subject
 from gate.records.evidence import Evidence
@@ -39,6 +39,11 @@ def origin() -> Origin:
 def golden_model(path: Path) -> GoldenModel:
     subject = read_subject(path)
     return GoldenModel(sha256=subject.sha256, file=path.name, external_data=subject.external_data)
+
+
+def write_golden(folder: Path, *, origin: Origin, **vectors: Any) -> GoldenManifest:
+    """Vectors of one file."""
+    return write_answers(folder, FileVectors(**vectors), parts={}, origin=origin)
 
 
 def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:

@@ -18,7 +18,7 @@ def test_it_holds_for_its_file_and_for_no_other(tmp_path: Path) -> None:
     subject = read_subject(path)
     record = builders.evidence().export
     assert record is not None
-    note = ExportNote.of(subject, record)
+    note = ExportNote.from_record(subject, record)
     note.verify(subject, path=path)
     other = subject.model_copy(update={"sha256": builders.digest("another")})
     with pytest.raises(DigestMismatch, match=r"Give the record .*model\.onnx\.export\.json"):

@@ -121,7 +121,7 @@ def test_one_call_of_each_module_says_what_it_returns(folder: Path, good: Evalua
             taken += 1
             yield batch
 
-    interfaces = Interfaces.of(chain_of(tiny.run), batches())
+    interfaces = Interfaces.from_batches(chain_of(tiny.run), batches())
     assert taken == 1
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     found = interfaces.open_release(TestedFile(path, good.evidence.subject))
@@ -138,8 +138,12 @@ def test_a_part_may_be_called_late_and_not_never(folder: Path) -> None:
         return parts["head"](voxels) if len(calls) > 2 else voxels
 
     calls: list[int] = []
-    interfaces = Interfaces.of(chain_of(late), SampleSet.open(folder / "x.npy").batches(8))
+    interfaces = Interfaces.from_batches(
+        chain_of(late), SampleSet.open(folder / "x.npy").batches(8)
+    )
     assert calls == [8, 8, 8]
     assert set(interfaces.by_part) == {"encoder", "head"}
     with pytest.raises(ModelError, match="never calls the part head"):
-        Interfaces.of(chain_of(tiny.never_calls_head), SampleSet.open(folder / "x.npy").batches(8))
+        Interfaces.from_batches(
+            chain_of(tiny.never_calls_head), SampleSet.open(folder / "x.npy").batches(8)
+        )

@@ -145,7 +145,7 @@ def test_a_part_within_a_part_has_calls_of_its_own() -> None:
     whole = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     for parts in ({"whole": whole, "inner": whole[0]}, {"inner": whole[0], "whole": whole}):
         calls = CallRecorder()
-        apart = ChainModel.of(
+        apart = ChainModel.from_model(
             nn.ModuleDict(parts), chain=f"{__name__}:runs_whole", references={n: n for n in parts},
             inputs=["x"],
         )  # fmt: skip

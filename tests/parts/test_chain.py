@@ -38,7 +38,7 @@ def narrowed(parts: Any, batch: Any) -> Any:
 
 
 def chained(function: str) -> ChainModel:
-    return ChainModel.of(
+    return ChainModel.from_model(
         model(), chain=f"{__name__}:{function}",
         references={"encoder": "encoder", "head": "head"}, inputs=["input"],
     )  # fmt: skip

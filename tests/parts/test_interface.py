@@ -34,14 +34,14 @@ class Takes(nn.Module):
 def test_tensors_come_in_the_order_of_forward(
     given: tuple[Any, ...], named: dict[str, Any], names: list[str]
 ) -> None:
-    found = Parameters.of(Takes()).tensors(given, named, part="one")
+    found = Parameters.from_module(Takes()).tensors(given, named, part="one")
     assert [leaf.name for leaf in found] == names
 
 
 def test_a_signature_that_nobody_can_read() -> None:
     module = nn.Module()
     module.forward = torch.add
-    found = Parameters.of(module).tensors((A,), {"other": B}, part="one")
+    found = Parameters.from_module(module).tensors((A,), {"other": B}, part="one")
     assert [leaf.name for leaf in found] == ["input_0", "other"]
 
 
@@ -58,7 +58,7 @@ def test_a_signature_that_nobody_can_read() -> None:
 )
 def test_what_is_no_tensor_is_named(given: Any, seen: str) -> None:
     with pytest.raises(ModelError, match=f"the part one {seen}: a file takes tensors alone"):
-        Parameters.of(Takes()).tensors((A, given), {}, part="one")
+        Parameters.from_module(Takes()).tensors((A, given), {}, part="one")
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_one_session_proves_its_placement_and_computes_as_any_other(good, level,
 
     original = OrtSession._create
     monkeypatch.setattr(OrtSession, "_create", counted)
-    setup = OrtSetup.of_options(
+    setup = OrtSetup.from_options(
         {"providers": [CPU_PROVIDER], "graph_optimization_level": level}, {}
     )
     batch = {"input": tiny.images(4)}

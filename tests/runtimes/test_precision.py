@@ -31,5 +31,5 @@ BFLOAT16 = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "1"}
 )
 def test_float32_is_said_only_where_nothing_can_round_more(providers, reported, config, precision):
     """TensorRT takes TF32 by itself, and no option of it says so."""
-    setup = OrtSetup.of_options({"providers": providers, "config": config}, {})
+    setup = OrtSetup.from_options({"providers": providers, "config": config}, {})
     assert precision_of(setup, reported) == precision

@@ -17,7 +17,7 @@ VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
 def test_counting_in_pieces_is_counting(array, chunk):
     before, value_graph._CHUNK = value_graph._CHUNK, chunk
     try:
-        seen = Initializers.of(array)
+        seen = Initializers.from_array(array)
     finally:
         value_graph._CHUNK = before
     assert seen == Initializers(
@@ -32,7 +32,7 @@ def test_dropped_tensors_keep_their_count_but_not_their_bytes():
     ledger = DroppedContents()
     tensors = [numpy_helper.from_array(np.full(2000, n, np.float32), str(n)) for n in (0, 1)]
     for tensor in tensors:
-        ledger.drop(tensor, Initializers.of_tensor(tensor, numpy_helper.to_array(tensor)))
+        ledger.drop(tensor, Initializers.from_tensor(tensor, numpy_helper.to_array(tensor)))
         assert tensor.ByteSize() < 100
         assert small_values(tensor) is None
     assert [ledger.contents(tensor).zeros for tensor in tensors] == [2000, 0]
