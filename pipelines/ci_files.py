@@ -29,7 +29,7 @@ def write(story: Summary, report: PromotionReport) -> None:
         CiResult(
             command="promote",
             is_stage=True,
-            exit_code=ExitCode.of_promotion(report.outcome, report.verdict.value),
+            exit_code=ExitCode.from_promotion(report.outcome, report.verdict.value),
             model=report.model_name,
             sentence=report.sentence(),
             story=story,

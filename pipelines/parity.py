@@ -105,7 +105,7 @@ def _write_numbers(evidence: Evidence) -> None:
         for entry in logits.confidence.per_class if logits else ():
             writer.writerow([place, entry.label, entry.mean, entry.max])
     files.write_text(paths.CONFIDENCE_BY_CLASS, text.getvalue())
-    folder.write_charts(paths.PLOTS, html_page.of_evidence(evidence))
+    folder.write_charts(paths.PLOTS, html_page.evidence_charts(evidence))
 
 
 if __name__ == "__main__":

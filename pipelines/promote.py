@@ -137,7 +137,7 @@ def main() -> int:
     # An experiment is there to be compared, whatever came out; what is not signed can't be.
     if "DVC_EXP_NAME" in os.environ and verdict.refusal is None:
         return ExitCode.DONE
-    return ExitCode.of_promotion(report.outcome, report.verdict.value)
+    return ExitCode.from_promotion(report.outcome, report.verdict.value)
 
 
 def _judged(twin: EvaluatedFile | None, policy: Policy | None) -> SummaryInputs | None:

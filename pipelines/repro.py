@@ -48,7 +48,7 @@ def main() -> int:
     report = last_promotion()
     if report is not None and "promote" in ran.codes and report.outcome == "refused":
         print(_closing(ran), flush=True)
-        return ExitCode.of_promotion(report.outcome, report.verdict.value)
+        return ExitCode.from_promotion(report.outcome, report.verdict.value)
     failed = ran.failed
     if failed is not None and ran.codes[failed] == ExitCode.REJECTED:
         print(

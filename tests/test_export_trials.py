@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from gate.commands.export_compare import Plan, compare_exports
+from gate.commands.export_compare import compare_exports
+from gate.commands.options import STRATEGIES
 from gate.errors import ExportError, ModelError
 from gate.export import export as trials
 from gate.measure.job import Reference
 from gate.onnx_file.reading import read_subject
 from gate.records.evidence import Source
-from gate.records.export import ExportSettings, ExportTrialRecord
+from gate.records.export import ExportSettings, ExportTrialRecord, Trials
 
 
 class Mean(nn.Module):
@@ -53,18 +55,33 @@ def example(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(0).normal(size=(count, 16)).astype(np.float32)}
 
 
+ALL = list(itertools.product(STRATEGIES, (13, 18), (True, False)))
+
+
+def compared(
+    model: nn.Module,
+    exports: list[tuple[str, int, bool]],
+    *,
+    count: int = 8,
+    settings: ExportSettings | None = None,
+    **more: Any,
+) -> Trials:
+    settings = settings or ExportSettings()
+    return compare_exports(reference(model), example(count), exports, settings=settings, **more)
+
+
 def by_title(found) -> dict[str, ExportTrialRecord]:
     return {trial.title: trial for trial in found.trials}
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return compare_exports(reference(Plain()), example(), plan=Plan(opsets=(13, 18)))
+    return compared(Plain(), ALL)
 
 
 @pytest.mark.proof
 def test_every_way_is_a_row_with_all_that_is_asked_for(plain) -> None:
-    assert len(plain.trials) == len(Plan()) == 16
+    assert len(plain.trials) == len(ALL)
     row = by_title(plain)["traced, opset 13, folded"]
     assert (row.verdict, row.opset, row.failure) == ("PASS", 13, None)
     assert row.nodes == 3
@@ -93,8 +110,7 @@ def test_equal_files_are_measured_once(plain) -> None:
 
 
 def test_the_exporter_that_bakes_a_number_in_is_found() -> None:
-    plan = Plan(strategies=("traced", "scripted"), opsets=(13,), foldings=(True,))
-    found = by_title(compare_exports(reference(Mean()), example(), plan=plan))
+    found = by_title(compared(Mean(), [("traced", 13, True), ("scripted", 13, True)]))
     assert found["traced, opset 13, folded"].verdict == "FAIL"
     assert any(
         "TracerWarning" in w or "len" in w for w in found["traced, opset 13, folded"].warnings
@@ -117,8 +133,7 @@ def test_bits_that_an_exporter_loses_are_found(monkeypatch: pytest.MonkeyPatch) 
         return dataclasses.replace(exported, subject=read_subject(output))
 
     monkeypatch.setattr(trials, "export_model", losing)
-    plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
-    (trial,) = compare_exports(reference(Plain()), example(), plan=plan).trials
+    (trial,) = compared(Plain(), [("direct", 13, True)]).trials
     assert trial.verdict == "FAIL"
     assert all(parity.top1_agreement == 1.0 for parity in trial.parities)
 
@@ -130,8 +145,8 @@ class Unscriptable(Plain):
 
 
 def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
-    plan = Plan(strategies=("scripted", "direct"), opsets=(13, 99), foldings=(False,))
-    found = compare_exports(reference(Unscriptable()), example(), plan=plan)
+    exports = list(itertools.product(("scripted", "direct"), (13, 99), (False,)))
+    found = compared(Unscriptable(), exports)
     assert {trial.verdict for trial in found.trials} == {"PASS", "not exported"}
     for trial in found.trials:
         assert (trial.failure is None) == (trial.verdict == "PASS")
@@ -141,9 +156,9 @@ def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
 
 
 def test_where_nothing_is_exported_it_is_an_error() -> None:
-    plan = Plan(strategies=("scripted",), opsets=(13,))
+    exports = [("scripted", 13, folding) for folding in (True, False)]
     with pytest.raises(ExportError, match="none of 2 exports"):
-        compare_exports(reference(Unscriptable()), example(), plan=plan)
+        compared(Unscriptable(), exports)
 
 
 class Broken(Plain):
@@ -153,25 +168,25 @@ class Broken(Plain):
 
 def test_a_model_that_can_not_be_computed_is_an_error() -> None:
     with pytest.raises((ExportError, ModelError), match="no weights here"):
-        compare_exports(reference(Broken()), example(), plan=Plan(opsets=(13,)))
+        compared(Broken(), [("traced", 13, True), ("dynamo", 13, False)])
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_few_samples_become_more(count: int) -> None:
-    plan = Plan(strategies=("direct",), opsets=(13,), foldings=(True,))
-    found = compare_exports(reference(Plain()), example(count), plan=plan)
+    found = compared(Plain(), [("direct", 13, True)], count=count)
     assert found.samples == max(count, 8)
     assert [trial.verdict for trial in found.trials] == ["PASS"]
 
 
 def test_progress_and_settings() -> None:
     seen: list[tuple[int, int]] = []
-    plan = Plan(strategies=("direct",), opsets=(13, 17), foldings=(True,))
     settings = ExportSettings(dynamic_batch=False, batch_size=4, output_names=("scores",))
-    found = compare_exports(
-        reference(Plain()), example(), plan=plan, settings=settings,
-        progress=lambda done, total, title: seen.append((done, total)),
-    )  # fmt: skip
+    found = compared(
+        Plain(),
+        [("direct", 13, True), ("direct", 17, True)],
+        settings=settings,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == [(0, 2), (1, 2), (2, 2)]
     assert [trial.verdict for trial in found.trials] == ["PASS", "PASS"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import stat
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -192,102 +193,100 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-class ConsumerTensors(click.ParamType):  # type: ignore[type-arg]
-    """`NAME=FILE.npy`, of a file that is there."""
-
-    name = "tensors"
-    _FILE = ExistingPath(DataError, "an .npy file with one tensor for each picture")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text. Raises DataError."""
-        name, _, file = str(value).partition("=")
-        if not name or not file:
-            raise DataError(f"--tensors {value}: expected NAME=FILE.npy.")
-        self._FILE.convert(file, param, ctx)
-        return str(value)
-
-
-class _Named(click.ParamType):  # type: ignore[type-arg]
+class Named(click.ParamType):  # type: ignore[type-arg]
     """`NAME=VALUE`, as a tuple of the two."""
 
-    expected: ClassVar[str]
+    def __init__(
+        self,
+        name: str,
+        expected: str,
+        split: Callable[[str], tuple[str, Any]],
+        *,
+        place: ExistingPath | None = None,
+    ) -> None:
+        """`split`: returns the two, or raises ValueError, with a hint or without. `place`: what the
+        value names."""
+        self.name, self._expected, self._split, self._place = name, expected, split, place
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """The two. Fails with a usage error, raises what `parse` raises."""
+        """The two. Fails with a usage error, raises what `place` raises."""
         if isinstance(value, tuple):  # click converts what it has converted once more
             return value
         try:
-            return self.parse(str(value), param, ctx)
+            name, text = self._split(str(value))
         except ValueError as error:
-            self.fail(f"{value!r}: expected {self.expected}.{error}", param, ctx)
-
-    def parse(
-        self, text: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Any]:
-        """Return the two. Raises ValueError, with a hint or without, for another text."""
-        raise NotImplementedError
+            self.fail(f"{value!r}: expected {self._expected}.{error}", param, ctx)
+        return name, text if self._place is None else self._place.convert(text, param, ctx)
 
 
-class NamedPath(_Named):
-    """`NAME=PLACE`."""
-
-    place: ClassVar[ExistingPath]
-
-    def parse(
-        self, text: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """The two. Raises what the place's kind raises."""
-        name, _, place = text.partition("=")
-        if not self.is_name(name) or not place:
-            raise ValueError
-        return name, self.place.convert(place, param, ctx)
-
-    def is_name(self, name: str) -> bool:
-        """Return whether this may be the name."""
-        raise NotImplementedError
+def _split_path(text: str, is_name: Callable[[str], bool]) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not is_name(name) or not path:
+        raise ValueError
+    return name, path
 
 
-class NamedRecording(NamedPath):
-    """`NAME=FOLDER` of what was computed elsewhere; or a zip of it. Raises EvidenceError."""
+def _split_recording(text: str) -> tuple[str, str]:
+    from gate.records.runtime import is_runtime_name
 
-    name = "recording"
-    place = ExistingPath(EvidenceError, "what gate record pack wrote", kind="either")
-    expected = "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots"
-
-    def is_name(self, name: str) -> bool:
-        """Return whether a runtime may have this name."""
-        from gate.records.runtime import is_runtime_name
-
-        return is_runtime_name(name)
+    return _split_path(text, is_runtime_name)
 
 
-class NamedPart(NamedPath):
-    """`NAME=FILE.onnx` of a part of a release. Raises OnnxFileError."""
-
-    name = "part"
-    place = ExistingPath(OnnxFileError, "the ONNX file of a part")
-    expected = "NAME=FILE.onnx, the name of letters, digits and _"
-
-    def is_name(self, name: str) -> bool:
-        """Return whether a part may have this name."""
-        return name.isidentifier() and name.isascii()
+def _split_tensors(text: str) -> tuple[str, str]:
+    try:
+        return _split_path(text, bool)
+    except ValueError:
+        raise DataError(f"--tensors {text}: expected NAME=FILE.npy.") from None
 
 
-class NamedRole(_Named):
-    """`NAME=ROLE` of an output."""
+def _split_role(text: str) -> tuple[str, str]:
+    name, _, role = text.rpartition("=")
+    if not name or role not in ROLES:
+        near = difflib.get_close_matches(role, ROLES, n=1)
+        raise ValueError(f" Did you mean {near[0]}?" if near else "")
+    return name, role
 
-    name = "role"
-    expected = f"NAME=ROLE, with one of {', '.join(ROLES)}"
 
-    def parse(self, text: str, *_context: Any) -> tuple[str, str]:
-        """The two."""
-        name, _, role = text.rpartition("=")
-        if not name or role not in ROLES:
-            near = difflib.get_close_matches(role, ROLES, n=1)
-            raise ValueError(f" Did you mean {near[0]}?" if near else "")
-        return name, role
+def _split_axis(text: str) -> tuple[str, int | None]:
+    name, _, axis = text.rpartition("=")
+    if not name or not (axis == "none" or (axis.isascii() and axis.isdecimal())):
+        raise ValueError
+    return name, None if axis == "none" else int(axis)
+
+
+def _split_setting(text: str) -> tuple[str, str]:
+    place, is_set, value = text.partition("=")
+    if not is_set or not all(place.split(".")):
+        raise ValueError
+    return place, value
+
+
+NAMED_RECORDING = Named(
+    "recording",
+    "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots",
+    _split_recording,
+    place=ExistingPath(EvidenceError, "what gate record pack wrote", kind="either"),
+)
+
+NAMED_PART = Named(
+    "part",
+    "NAME=FILE.onnx, the name of letters, digits and _",
+    lambda text: _split_path(text, lambda name: name.isidentifier() and name.isascii()),
+    place=ExistingPath(OnnxFileError, "the ONNX file of a part"),
+)
+
+NAMED_TENSORS = Named(
+    "tensors",
+    "NAME=FILE.npy",
+    _split_tensors,
+    place=ExistingPath(DataError, "an .npy file with one tensor for each picture"),
+)
+
+NAMED_ROLE = Named("role", f"NAME=ROLE, with one of {', '.join(ROLES)}", _split_role)
+
+NAMED_AXIS = Named("axis", "NAME=AXIS with an axis counted from 0, or NAME=none", _split_axis)
 
 
 class ModelName(click.ParamType):  # type: ignore[type-arg]
@@ -323,20 +322,6 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
                 )
             ctx.with_resource(working_in(key.workspace))
         return key.name
-
-
-class NamedAxis(_Named):
-    """`NAME=AXIS` or `NAME=none` of an input or output."""
-
-    name = "axis"
-    expected = "NAME=AXIS with an axis counted from 0, or NAME=none"
-
-    def parse(self, text: str, *_context: Any) -> tuple[str, int | None]:
-        """The name, and the axis counted from 0."""
-        name, _, axis = text.rpartition("=")
-        if not name or not (axis == "none" or (axis.isascii() and axis.isdecimal())):
-            raise ValueError
-        return name, None if axis == "none" else int(axis)
 
 
 ONNX_FILE = ExistingPath(OnnxFileError, "an ONNX file")
@@ -464,22 +449,11 @@ PART = RecordFile("plan_sha256", "a part of a plan")
 EVIDENCE = RecordFile("subject", "evidence")
 
 
-class Setting(_Named):
-    """`place.in.the.policy=value`, the value in YAML."""
-
-    name = "setting"
-    expected = "PLACE=VALUE, such as runtimes.ort-cpu.bounds.noise_ratio=2"
-
-    def parse(self, text: str, *_context: Any) -> tuple[str, str]:
-        """The two."""
-        place, is_set, value = text.partition("=")
-        if not is_set or not all(place.split(".")):
-            raise ValueError
-        return place, value
-
-
 SETTINGS = click.option(
-    "--set", "settings", type=Setting(), multiple=True, metavar="PLACE=VALUE",
+    "--set", "settings", multiple=True, metavar="PLACE=VALUE",
+    type=Named(
+        "setting", "PLACE=VALUE, such as runtimes.ort-cpu.bounds.noise_ratio=2", _split_setting
+    ),
     help="Override a policy setting for a trial: runtimes.ort-cpu.bounds.noise_ratio=2. The "
     "decision records it and cannot be promoted. Repeatable.",
 )  # fmt: skip

@@ -105,7 +105,7 @@ def command(
 
 
 def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
-    status = ExitCode.of_promotion(deployment.outcome, None if deployment.judged else "ERROR")
+    status = ExitCode.from_promotion(deployment.outcome, None if deployment.judged else "ERROR")
     manifest = deployment.manifest
     plain = {
         "outcome": deployment.outcome,

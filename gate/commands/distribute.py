@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.commands import click_types
+from gate.commands import click_types, options
 from gate.commands.ci_files import VerdictCommand
 from gate.commands.click_types import PART_FILE, PLAN_FILE, ModelName
 from gate.commands.evaluate import evaluate, policy_from_request
-from gate.commands.options import (
-    KEY,
-    MEASURING,
-    MODEL,
-    OVERWRITE,
-    TRACKING_URI,
-    CheckRequest,
-    report_option,
-    with_options,
-)
+from gate.commands.options import CheckRequest
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, ExitCode, within_limits
 from gate.errors import EvidenceError, StorageError
@@ -102,13 +93,13 @@ def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
     "-o", "--output", type=click_types.EVIDENCE, metavar="EVIDENCE",
     help="Write the evidence here, besides the report.",
 )  # fmt: skip
-@report_option("Write records, page, figures and samples.csv here, signed.")
-@OVERWRITE
-@KEY
+@options.report_option("Write records, page, figures and samples.csv here, signed.")
+@options.OVERWRITE
+@options.KEY
 @click.option(
     "--name", type=ModelName(), help="The registered model that the verdict is for. Default: none."
 )
-@TRACKING_URI
+@options.TRACKING_URI
 @click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
 @within_limits
 def merge_command(
@@ -166,7 +157,7 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
 
 
 @click.command("plan", short_help="Cut a check into units that many machines can measure.")
-@with_options((MODEL, *MEASURING))
+@options.with_options((options.MODEL, *options.MEASURING))
 @click.option(
     "--units", type=click.IntRange(min=2), metavar="N",
     help="At most so many, the lead included; each is a range of whole batches. Default: as gate "

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gate import installation
-from gate.commands.options import TRACKING_URI, tracking_uri
+from gate.commands.options import TRACKING_URI
+from gate.commands.options import tracking_uri as address_of
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.errors import GateError, PackageMissing
 from gate.storage.safe_text import redacted
@@ -130,13 +131,9 @@ def command(tracking_uri: str | None) -> CommandResult:
       gate doctor --json
       gate doctor --tracking-uri http://127.0.0.1:5000
     """
-    return _examine(tracking_uri)
-
-
-def _examine(given: str | None) -> CommandResult:
     from gate.commands.progress import spinner
 
-    address = tracking_uri(given)
+    address = address_of(tracking_uri)
 
     def preflight() -> None:
         from gate.mlflow_client.connection import check_server

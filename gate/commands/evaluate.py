@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gate.api import EvaluationResult
     from gate.distributed.worker_pool import CheckedFile
-    from gate.measure.job import EvaluationData, Reference
+    from gate.measure.job import EvaluationData
     from gate.mlflow_client.runs import RunLogger, Runs
     from gate.policy.policy import Policy, Precision, Task
     from gate.policy.sections import Role
@@ -167,11 +167,11 @@ def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summa
     story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
     line, first = click.get_current_context().obj, story.steps[0].command or ""
     if first.startswith("gate promote ") and "--twin" not in first:  # that names its own policy
-        story = story.with_command("gate promote ", " ".join([first, *_of_promote(request)]))
+        story = story.with_command("gate promote ", " ".join([first, *_promote_options(request)]))
     commands = [step.command for step in story.steps if step.command]
     looking = [command for command in commands if command.startswith("gate locate ")]
     if looking:
-        whole = " ".join([looking[0], *_of_locate(request, policy)])
+        whole = " ".join([looking[0], *_locate_options(request, policy)])
         story = story.with_command("gate locate ", whole)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
     if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
@@ -186,7 +186,7 @@ def _untried(words: list[str]) -> list[str]:
     return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
 
 
-def _of_locate(request: CheckRequest, policy: Policy) -> list[str]:
+def _locate_options(request: CheckRequest, policy: Policy) -> list[str]:
     """The options by which gate locate sees the same numbers, quoted for a shell."""
     built_in = request.policy is None and policy.precision != "exact"
     given = {
@@ -197,7 +197,7 @@ def _of_locate(request: CheckRequest, policy: Policy) -> list[str]:
     return [f"{name} {shlex.quote(str(value))}" for name, value in given.items() if value]
 
 
-def _of_promote(request: CheckRequest) -> list[str]:
+def _promote_options(request: CheckRequest) -> list[str]:
     """Return the options without which gate promote would use other values, quoted for a shell."""
     source = click.get_current_context().get_parameter_source("state")
     given = {
@@ -214,9 +214,49 @@ def _of_promote(request: CheckRequest) -> list[str]:
     ]
 
 
-def _write_arguments(report: Path, request: CheckRequest) -> None:
-    """Write into the report which files were checked. Raises StorageError."""
-    from gate.records.layout import ARGUMENTS, CheckArguments
+def _save_report(
+    request: CheckRequest,
+    verdicted: EvaluationResult,
+    *,
+    story: Summary,
+    spec: PreprocessSpec | None,
+    signing: Signing | None,
+    opened: ExitStack | None,
+) -> Path | None:
+    """Write the report where one is requested, or where a run needs it; return its folder.
+
+    `opened`: of a run, with which the folder is removed where no report is requested. Raises the
+    exceptions of `_write_signed`.
+    """
+    if request.report is not None:
+        with report_folder(request.report) as folder:
+            if signing is not None:
+                _write_signed(folder, verdicted, signing, compared=request.against is not None)
+            _write_report(folder, request, verdicted, story=story, spec=spec)
+        return request.report
+    if opened is None:
+        return None
+    folder = opened.enter_context(temporary_folder())
+    _write_report(folder, request, verdicted, story=story, spec=spec)
+    return folder
+
+
+def _write_report(
+    folder: Path,
+    request: CheckRequest,
+    verdicted: EvaluationResult,
+    *,
+    story: Summary,
+    spec: PreprocessSpec | None,
+) -> None:
+    """Write the records, the page, the table of samples, the worst of them as pictures, and which
+    files were checked.
+
+    Raises StorageError.
+    """
+    from gate.measure import artifacts
+    from gate.records.layout import ARGUMENTS, METRICS, PICTURES, SAMPLES, CheckArguments
+    from gate.report.folder import write_report
 
     CheckArguments(
         model=str(request.model),
@@ -224,23 +264,10 @@ def _write_arguments(report: Path, request: CheckRequest) -> None:
         checkpoint=str(request.checkpoint) if request.checkpoint else None,
         preprocessing=str(request.preprocessing) if request.preprocessing else None,
         batch_axes=dict(request.batch_axes),
-    ).save(report / ARGUMENTS)
-
-
-def write_report(
-    report: Path, verdicted: EvaluationResult, *, story: Summary, spec: PreprocessSpec | None
-) -> None:
-    """Write the records, the page, the table of samples, and the worst of them as pictures.
-
-    Raises StorageError.
-    """
-    from gate.measure import artifacts
-    from gate.records.layout import METRICS, PICTURES, SAMPLES
-    from gate.report import folder
-
-    verdicted.samples.save(report / SAMPLES)
+    ).save(folder / ARGUMENTS)
+    verdicted.samples.save(folder / SAMPLES)
     if verdicted.metric_values:
-        write_bytes(report / METRICS, verdicted.metric_values)
+        write_bytes(folder / METRICS, verdicted.metric_values)
     samples = verdicted.job.samples
     if artifacts.picture_layout(samples.specs) is not None and not is_installed("PIL"):
         click.echo(
@@ -249,10 +276,10 @@ def write_report(
             err=True,
         )
     worst = artifacts.thumbnails(samples, verdicted.evidence, spec)
-    artifacts.save(report / PICTURES, worst)
+    artifacts.save(folder / PICTURES, worst)
     # Last, because the page shows the pictures that are there.
-    folder.write_report(
-        report,
+    write_report(
+        folder,
         verdicted.decision,
         verdicted.evidence,
         story=story,
@@ -260,8 +287,8 @@ def write_report(
     )
 
 
-def write_signed_report(
-    report: Path, verdicted: EvaluationResult, *, compared: bool, signing: Signing
+def _write_signed(
+    folder: Path, verdicted: EvaluationResult, signing: Signing, *, compared: bool
 ) -> None:
     """Sign what was measured and decided, as it is in memory, before any of it is written; then
     write what `gate promote` and consumers read: both statements, the policy as it was applied, the
@@ -269,30 +296,29 @@ def write_signed_report(
 
     Raises KeyUnusable; DigestMismatch where the file is another by now; StorageError.
     """
+    from gate.measure.artifacts import has_golden, write_golden_of
     from gate.records.layout import CHANGE, GOLDEN, POLICY
     from gate.signing.subjects import statement_subjects
 
-    golden = _write_golden(report / GOLDEN, verdicted)
-    evidence, onnx_path = verdicted.evidence, verdicted.job.candidate.path
+    evidence, job, golden = verdicted.evidence, verdicted.job, None
+    if verdicted.decision.passed and has_golden(job):
+        vectors = write_golden_of(folder / GOLDEN, job, evidence=evidence)
+        golden = Digest.of_bytes(vectors.file_bytes())
     signing.statements(
         evidence,
         verdicted.decision,
         policy=verdicted.policy,
-        subjects=statement_subjects(onnx_path, evidence, golden=golden),
-    ).write(report)
-    verdicted.policy.save(report / POLICY)
+        subjects=statement_subjects(job.candidate.path, evidence, golden=golden),
+    ).write(folder)
+    verdicted.policy.save(folder / POLICY)
     if compared:
-        verdicted.change.save(report / CHANGE)
+        verdicted.change.save(folder / CHANGE)
 
 
 @contextlib.contextmanager
-def report_folder(report: Path | None) -> Iterator[Path]:
-    """An empty folder. What is written there replaces an earlier report in the folder that was
-    asked for, once all of it is written. Raises StorageError."""
-    if report is None:
-        with temporary_folder() as folder:
-            yield folder
-        return
+def report_folder(report: Path) -> Iterator[Path]:
+    """An empty folder. What is written there replaces an earlier report, once all of it is written.
+    Raises StorageError."""
     try:
         # Inside of the folder, which may be a mounted one, or the current one.
         with scratch(report / "report") as folder:
@@ -320,17 +346,6 @@ def _replace_report(folder: Path, report: Path) -> None:
             there.unlink(missing_ok=True)
     for entry in sorted(folder.iterdir()):
         entry.rename(report / entry.name)
-
-
-def _write_golden(folder: Path, verdicted: EvaluationResult) -> Digest | None:
-    """Write the golden vectors of a file that passed, if they can hold its inputs. Return the
-    digest of golden.json, from memory."""
-    from gate.measure.artifacts import has_golden, write_golden_of
-
-    if not verdicted.decision.passed or not has_golden(verdicted.job):
-        return None
-    golden = write_golden_of(folder, verdicted.job, evidence=verdicted.evidence)
-    return Digest.of_bytes(golden.file_bytes())
 
 
 def open_runs(uri: str, experiment: str | None) -> Runs:
@@ -366,7 +381,7 @@ class TrackedRun:
 
     runs: Runs
     page: RunLogger
-    judgement: SummaryInputs
+    judgment: SummaryInputs
     folder: Path
     """The folder of the report."""
     opened: ExitStack
@@ -384,7 +399,7 @@ class TrackedRun:
         from gate.mlflow_client.log_evaluation import log_numbers
 
         try:
-            log_numbers(self.page, self.judgement, inputs=inputs)
+            log_numbers(self.page, self.judgment, inputs=inputs)
         except GateError as error:
             self.failure = error
         self._describe()
@@ -399,7 +414,7 @@ class TrackedRun:
                 with self.opened:
                     if self.failure is not None:
                         raise self.failure
-                    log_files(self.page, self.judgement, folder=self.folder)
+                    log_files(self.page, self.judgment, folder=self.folder)
                 if self.remember:
                     self.runs.remember(self.page, self.folder)
             except GateError as error:
@@ -425,60 +440,30 @@ class TrackedRun:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """A request, and its verdict."""
+def _show(
+    console: Console,
+    request: CheckRequest,
+    policy: Policy,
+    story: Summary,
+    run: TrackedRun | None,
+) -> None:
+    from gate.report.terminal import print_summary
 
-    request: CheckRequest
-    verdicted: EvaluationResult
-    judgement: SummaryInputs
-
-    def write(
-        self,
-        reference: Reference,
-        *,
-        opened: ExitStack | None,
-        signing: Signing | None,
-        compared: bool,
-    ) -> Path | None:
-        """Write the report where one is requested, or where a run needs it; return its folder.
-
-        For a run only, it is written into a folder that `opened` removes. `compared`: with the
-        champion. Raises the exceptions of `write_signed_report`.
-        """
-        wanted = self.request.report
-        if wanted is None and opened is None:
-            return None
-        with contextlib.ExitStack() as stack:
-            keeping = stack if wanted is not None or opened is None else opened
-            report = keeping.enter_context(report_folder(wanted))
-            _write_arguments(report, self.request)
-            if wanted is not None and signing is not None:
-                write_signed_report(report, self.verdicted, compared=compared, signing=signing)
-            write_report(report, self.verdicted, story=self.judgement.story, spec=reference.spec)
-        return wanted or report
-
-    def show(self, console: Console, *, run: TrackedRun | None, verbose: bool) -> None:
-        """Print it. `run`: what there is to say of the run."""
-        from gate.report.terminal import print_summary
-
-        story, policy = self.judgement.story, self.verdicted.policy
-        print_summary(story, console, verbose=verbose)
-        subject = story.subject
-        named, folder = self.request.policy, self.request.report
-        origin = f"of {named}" if named else "built in"
-        stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
-        console.print(
-            "file    " + make_printable(
-                f"{self.request.model}, {subject.sha256.short}, opset {subject.opset}; "
-                f"policy {origin}, task {policy.task}, precision {policy.precision}{stated}"
-            )
-        )  # fmt: skip
-        if folder is not None:
-            console.print(f"report  {folder / 'report.html'}")
-            console.print(f"signed  by {make_printable(subject.signed_by or 'nobody')}")
-        if run is not None:
-            console.print(f"run     {run.text}")
+    print_summary(story, console, verbose=request.verbose)
+    subject, named, folder = story.subject, request.policy, request.report
+    origin = f"of {named}" if named else "built in"
+    stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
+    console.print(
+        "file    " + make_printable(
+            f"{request.model}, {subject.sha256.short}, opset {subject.opset}; "
+            f"policy {origin}, task {policy.task}, precision {policy.precision}{stated}"
+        )
+    )  # fmt: skip
+    if folder is not None:
+        console.print(f"report  {folder / 'report.html'}")
+        console.print(f"signed  by {make_printable(subject.signed_by or 'nobody')}")
+    if run is not None:
+        console.print(f"run     {run.text}")
 
 
 def evaluate(
@@ -504,7 +489,7 @@ def _evaluated(
     from gate.preprocess.pictures import read_dumped_tensors
 
     _refuse_existing(request)
-    signing = Signing.of_report(
+    signing = Signing.from_options(
         request.report,
         key=request.key,
         model=request.name,
@@ -559,7 +544,7 @@ def _evaluated(
                     progress=progress,
                 )
     decision, evidence = verdicted.decision, verdicted.evidence
-    judgement = SummaryInputs(
+    judgment = SummaryInputs(
         decision=decision,
         evidence=evidence,
         policy=verdicted.policy,
@@ -568,21 +553,22 @@ def _evaluated(
         model_name=request.name,
         signed_by=None if signing is None else signing.label,
     )
-    addressed_story = addressed(judgement.story, request, policy=verdicted.policy)
-    judgement = replace(judgement, steps=addressed_story.steps)
-    checked = Checked(request=request, verdicted=verdicted, judgement=judgement)
-    folder = checked.write(
-        reference,
-        opened=opened if runs is not None else None,
+    addressed_story = addressed(judgment.story, request, policy=verdicted.policy)
+    judgment = replace(judgment, steps=addressed_story.steps)
+    folder = _save_report(
+        request,
+        verdicted,
+        story=judgment.story,
+        spec=reference.spec,
         signing=signing,
-        compared=request.against is not None,
+        opened=opened if runs is not None else None,
     )
     run = None
     if runs is not None and page is not None and folder is not None:
         run = TrackedRun(
             runs,
             page,
-            judgement,
+            judgment,
             folder,
             opened,
             current_workspace(),
@@ -592,9 +578,9 @@ def _evaluated(
 
     from gate.summary.render import with_texts
 
-    story, is_onnx = judgement.story, evidence.source.is_onnx
+    story, is_onnx = judgment.story, evidence.source.is_onnx
     result = CommandResult(
-        ExitCode.of_verdict(decision.verdict.value),
+        ExitCode.from_verdict(decision.verdict.value),
         {
             "verdict": decision.verdict.value,
             "task": verdicted.policy.task,
@@ -605,7 +591,7 @@ def _evaluated(
             **_source_of(verdicted),
             **({"run": run.plain} if run is not None else {}),
         },
-        lambda console: checked.show(console, run=run, verbose=request.verbose),
+        lambda console: _show(console, request, verdicted.policy, story, run),
         record=story,
         finish=run.finish if run is not None else str,
     )

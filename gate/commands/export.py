@@ -11,26 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from gate.commands.click_types import (
-    NEW_FILE,
-    QUANTIZE_SETTINGS_FILE,
-    RECIPE_FILE,
-    SAMPLES,
-    SETTINGS_FILE,
-    SPEC_FILE,
-    Factory,
-    NamedAxis,
-)
-from gate.commands.options import (
-    BATCH_AXIS,
-    CHECKPOINT,
-    MODEL,
-    STRATEGIES,
-    WEIGHTS,
-    with_options,
-)
+from gate.commands import click_types as types
+from gate.commands import options
 from gate.commands.progress import loading, progress_bar, spinner
-from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
+from gate.commands.result import CommandResult, Dispatch, ExitCode, Parsed, machine_options
 from gate.errors import ExportRefused, PolicyError
 from gate.storage.safe_text import make_printable
 
@@ -48,8 +32,6 @@ _AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
 
 _DOMAIN = re.compile(r"(?P<domain>\S+)=(?P<version>\d+)")
 
-_ALL = "all"
-
 _PLAIN = ("strategy", "opset", "autograd_inlining", "operator_export_type")
 
 _SWITCHES = ("keep_initializers_as_inputs", "verbose")
@@ -57,37 +39,45 @@ _SWITCHES = ("keep_initializers_as_inputs", "verbose")
 _TYPES = ("ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH")
 
 
-class _Opset(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
-    name = "opset"
+def _parse_opset(text: str) -> int | str:
+    if text != "auto" and not text.isdecimal():
+        raise ValueError(f"{text!r} is neither auto nor a number")
+    return text if text == "auto" else int(text)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        """`auto` or a number; which ones, the settings know."""
-        if value == "auto":
-            return "auto"
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
-        return int(value)
+
+def _split_axis(text: str) -> tuple[str, tuple[int, str]]:
+    parsed = _AXIS.fullmatch(text)
+    if parsed is None:
+        raise ValueError
+    return parsed["name"], (int(parsed["axis"]), parsed["label"])
+
+
+def _split_domain(text: str) -> tuple[str, int]:
+    parsed = _DOMAIN.fullmatch(text)
+    if parsed is None:
+        raise ValueError
+    return parsed["domain"], int(parsed["version"])
 
 
 _OPTIONS = (
     click.option(
-        "--strategy", type=click.Choice(["ladder", *STRATEGIES]),
+        "--strategy", type=click.Choice(["ladder", *options.STRATEGIES]),
         help="ladder (default): try all, and take the first whose file computes what the model "
         "does.",
     ),
     click.option(
-        "--opset", type=_Opset(), metavar="13|auto",
+        "--opset", type=Parsed("opset", _parse_opset), metavar="13|auto",
         help="auto (default without --settings): the lowest from 13 on that works.",
     ),
     click.option(
         "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
+        type=types.Named("axis", "NAME:AXIS=LABEL, such as image:2=height", _split_axis),
         help="A dynamic axis beside the batch axis. Axes of outputs follow those of inputs; "
         "naming one requires it to be dynamic. Repeatable.",
     ),
     click.option(
-        "--batch-axis", "batch_axes", type=NamedAxis(), multiple=True, metavar="NAME=AXIS|none",
+        "--batch-axis", "batch_axes", multiple=True, metavar="NAME=AXIS|none",
+        type=types.NAMED_AXIS,
         help="The batch axis of an input, or none if it has no batch axis. Default: axis 0, and "
         "none of a scalar. Repeatable.",
     ),
@@ -97,7 +87,7 @@ _OPTIONS = (
         "returns, in their order, else output_0, output_1, or output.",
     ),
     click.option(
-        "--settings", type=SETTINGS_FILE, metavar="FILE.yaml",
+        "--settings", type=types.SETTINGS_FILE, metavar="FILE.yaml",
         help="YAML with an 'export:' section, such as params.yaml; options override it.",
     ),
     click.option(
@@ -110,6 +100,7 @@ _OPTIONS = (
     ),
     click.option(
         "--custom-opset", multiple=True, metavar="DOMAIN=VERSION",
+        type=types.Named("domain", "DOMAIN=VERSION, such as com.microsoft=1", _split_domain),
         help="Opset version of a custom domain; not with dynamo. Repeatable.",
     ),
     click.option(
@@ -157,34 +148,15 @@ def _changes(given: Mapping[str, Any], base: ExportSettings) -> Iterator[tuple[s
         yield "output_names", tuple(names.split(","))
     if given["dynamic"]:
         axes = {name: dict(labels) for name, labels in base.dynamic_axes.items()}
-        for text in given["dynamic"]:
-            name, axis, label = _axis(text)
+        for name, (axis, label) in given["dynamic"]:
             axes.setdefault(name, {})[axis] = label
         yield "dynamic_axes", axes
     if given["batch_axes"]:
         yield "batch_axes", {**base.batch_axes, **dict(given["batch_axes"])}
     if given["custom_opset"]:
-        yield "custom_opsets", {**base.custom_opsets, **dict(map(_opset, given["custom_opset"]))}
+        yield "custom_opsets", {**base.custom_opsets, **dict(given["custom_opset"])}
     if classes := given["export_modules_as_functions"]:
-        yield "export_modules_as_functions", True if _ALL in classes else classes
-
-
-def _axis(text: str) -> tuple[str, int, str]:
-    parsed = _AXIS.fullmatch(text)
-    if parsed is None:
-        raise click.BadParameter(
-            f"{text!r} is not NAME:AXIS=LABEL, such as image:2=height", param_hint="--dynamic"
-        )
-    return parsed["name"], int(parsed["axis"]), parsed["label"]
-
-
-def _opset(text: str) -> tuple[str, int]:
-    parsed = _DOMAIN.fullmatch(text)
-    if parsed is None:
-        raise click.BadParameter(
-            f"{text!r} is not DOMAIN=VERSION, such as com.microsoft=1", param_hint="--custom-opset"
-        )
-    return parsed["domain"], int(parsed["version"])
+        yield "export_modules_as_functions", True if "all" in classes else classes
 
 
 SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
@@ -195,28 +167,30 @@ SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
     "export", cls=Dispatch, subcommands=SUBCOMMANDS,
     short_help="Export a PyTorch model to an ONNX file.",
 )  # fmt: skip
-@click.argument("factory", type=Factory(), metavar="PKG.MODULE:FACTORY", required=False)
+@click.argument("factory", type=types.Factory(), metavar="PKG.MODULE:FACTORY", required=False)
 @click.option(
-    "--example-input", type=SAMPLES, metavar="FILE",
+    "--example-input", type=types.SAMPLES, metavar="FILE",
     help="Samples on axis 0: FILE.npy, or FILE.npz with one array per input. Arrays are matched to "
     "arguments of forward by name (batch.image for a dict or tuple), else by position. Required "
     "without --recipe.",
 )  # fmt: skip
-@click.option("--output", type=NEW_FILE, required=True, metavar="MODEL.onnx", help="Output file.")
 @click.option(
-    "--recipe", type=RECIPE_FILE, metavar="recipe.yaml",
+    "--output", type=types.NEW_FILE, required=True, metavar="MODEL.onnx", help="Output file."
+)
+@click.option(
+    "--recipe", type=types.RECIPE_FILE, metavar="recipe.yaml",
     help="Write the file that gate mend found, byte for byte. The recipe names the model, the "
     "samples and all settings, so only --output goes with it.",
 )  # fmt: skip
-@WEIGHTS
+@options.WEIGHTS
 @click.option(
     "--submodule", metavar="PATH",
     help="Export only this submodule, for example model.bbox_head, for a release of several files. "
     "--example-input has its inputs.",
 )  # fmt: skip
-@with_options(_OPTIONS)
+@options.with_options(_OPTIONS)
 @click.option(
-    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
+    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
     help="Preprocessing spec (gate preprocess); its digest is stored in the file.",
 )  # fmt: skip
 @machine_options
@@ -402,23 +376,23 @@ def _spec(spec: TensorSpec) -> str:
 
 
 @click.command("quantize", short_help="Quantize an ONNX file to int8.")
-@MODEL
+@options.MODEL
 @click.option(
-    "--calibration", type=SAMPLES, required=True,
+    "--calibration", type=types.SAMPLES, required=True,
     help="Representative samples, different from those of gate check: FILE.npy, FILE.npz with one "
     "array per input, or a folder of such. For a release: the inputs of its chain.",
 )  # fmt: skip
-@BATCH_AXIS
+@options.BATCH_AXIS
 @click.option(
-    "--output", type=NEW_FILE, required=True,
+    "--output", type=types.NEW_FILE, required=True,
     help="Output file; for a release, a release file in a new folder.",
 )  # fmt: skip
 @click.option(
-    "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
+    "--reference", type=types.Factory(), metavar="PKG.MODULE:FACTORY",
     help="For a release: a callable without arguments that returns the nn.Module; its chain "
     "provides the inputs of each part.",
 )  # fmt: skip
-@CHECKPOINT
+@options.CHECKPOINT
 @click.option(
     "--part", "parts", multiple=True, metavar="NAME",
     help="For a release: quantize only this part. Repeatable. Default: all that can be quantized.",
@@ -440,7 +414,7 @@ def _spec(spec: TensorSpec) -> str:
     help="7-bit weights: the same results on processors with and without VNNI.",
 )  # fmt: skip
 @click.option(
-    "--settings", type=QUANTIZE_SETTINGS_FILE,
+    "--settings", type=types.QUANTIZE_SETTINGS_FILE,
     help="Read all settings from YAML with a 'quantize:' section, for example params.yaml or "
     "settings.yaml of gate mend. Such a file can also exclude layers from quantization.",
 )  # fmt: skip

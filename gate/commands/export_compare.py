@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         Trials,
         TrialVerdict,
     )
-    from gate.records.outputs import OutputParity
 
     Arrays = Mapping[str, NDArray[Any]]
 
@@ -105,14 +104,10 @@ def command(
     reference = Reference.from_factory(factory, checkpoint=checkpoint, untrained=True)
     samples = SampleSet.open(example_input)
     example = next(samples.batches(min(len(samples), _MOST)))
-    plan = Plan(tuple(dict.fromkeys(strategy)), tuple(dict.fromkeys(opset)), foldings)
+    exports = list(itertools.product(dict.fromkeys(strategy), dict.fromkeys(opset), foldings))
     with progress_bar("exporting") as progress:
         found = compare_exports(
-            reference,
-            example,
-            plan=plan,
-            settings=stated,
-            progress=lambda done, total, _title: progress(done, total),
+            reference, example, exports, settings=stated or ExportSettings(), progress=progress
         )
     if report is not None:
         found.save(report / "trials.json")
@@ -141,61 +136,38 @@ _NOISE = 0.1
 _BOUND = 1.5
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The exports to try. Constant folding is tried both ways for every strategy and opset."""
-
-    strategies: tuple[str, ...] = ("traced", "direct", "scripted", "dynamo")
-    opsets: tuple[int, ...] = (13, 18)
-    foldings: tuple[bool, ...] = (True, False)
-
-    def __iter__(self) -> Iterator[tuple[str, int, bool]]:
-        return (
-            (strategy, opset, folding)
-            for strategy in self.strategies
-            for opset in self.opsets
-            for folding in self.foldings
-        )
-
-    def __len__(self) -> int:
-        return len(self.strategies) * len(self.opsets) * len(self.foldings)
-
-
 def compare_exports(
     reference: Reference,
     example: Arrays,
+    exports: Sequence[tuple[str, int, bool]],
     *,
-    plan: Plan | None = None,
-    settings: ExportSettings | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    settings: ExportSettings,
+    progress: Callable[[int, int], object] = lambda _done, _total: None,
 ) -> Trials:
-    """Export the model in every way of the plan and measure each file on the example.
+    """Export the model in every way and measure each file on the example.
 
-    `settings`: of the exports, but for strategy, opset and folding. A small example is filled up
-    to 8 samples with noise around it. `progress` is called with trials done, all, and the next
-    one's title. What can't be exported or measured is a row that says so. Raises GateError where
+    `exports`: strategy, opset and constant folding of each; all else is of `settings`. A small
+    example is filled up to 8 samples with noise around it. `progress` is called with the trials
+    done and all. What can't be exported or measured is a row that says so. Raises GateError where
     the model itself can't be computed, ExportError where no trial gives a file.
     """
     from gate.data.samples import SampleSet
     from gate.measure.job import EvaluationData
-    from gate.records.export import ExportSettings, Trials
+    from gate.records.export import Trials
 
-    plan, settings = plan or Plan(), settings or ExportSettings()
     samples = SampleSet.from_arrays(_enough(example))
     workload = EvaluationData(samples, batch_size=min(_LEAST_SAMPLES, len(samples)))
     bench = _StrategyComparison(reference, example, workload, settings)
     trials: list[ExportTrialRecord] = []
-    for done, (strategy, opset, folding) in enumerate(plan):
-        if progress is not None:
-            progress(done, len(plan), f"{strategy}, opset {opset}")
+    for done, (strategy, opset, folding) in enumerate(exports):
+        progress(done, len(exports))
         trials.append(bench.trial(strategy, opset, folding=folding))
     if all(trial.failure is not None for trial in trials):
         raise ExportError(
             f"none of {len(trials)} exports of {reference.source.factory} succeeded; "
             f"{trials[0].title}: {trials[0].failure}. Try gate lint, and gate export for the log."
         )
-    if progress is not None:
-        progress(len(plan), len(plan), "done")
+    progress(len(exports), len(exports))
     return Trials(
         factory=reference.source.factory,
         samples=len(samples),
@@ -357,6 +329,7 @@ def _policy(*, samples: int) -> Policy:
 def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
     from gate.decision.check_result import Verdict
     from gate.records.export import TrialParity
+    from gate.records.outputs import largest
 
     checks = [c for c in decision.checks if c.runtime in (runtime.runtime, None)]
     verdicts = {check.verdict for check in checks}
@@ -367,29 +340,17 @@ def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
         verdict = "ERROR"
     outputs = runtime.outputs
     logits = [o.classification for o in outputs if o.classification is not None]
-    noises = [o.noise.ratio for o in outputs if o.noise is not None]
     return TrialParity(
         runtime=runtime.runtime,
         verdict=verdict,
-        max_abs_diff=_worst(outputs, "max_abs_diff"),
-        l2_logits=_worst(outputs, "l2_max"),
-        l2_probabilities=_largest([c.l2_probabilities_max for c in logits]),
-        noise_ratio=_largest(noises),
+        max_abs_diff=largest(output.max_abs_diff for output in outputs),
+        l2_logits=largest(output.l2_max for output in outputs),
+        l2_probabilities=largest(c.l2_probabilities_max for c in logits),
+        noise_ratio=largest(o.noise.ratio for o in outputs if o.noise is not None),
         top1_agreement=min((c.top1_agreement for c in logits), default=None),
         latency_ms=runtime.latency.median_ms if runtime.latency else None,
         failure=runtime.failure,
     )
-
-
-def _worst(outputs: tuple[OutputParity, ...], field: str) -> float | None:
-    return _largest([getattr(output, field) for output in outputs])
-
-
-def _largest(numbers: list[float]) -> float | None:
-    """NaN counts as the largest."""
-    if any(math.isnan(number) for number in numbers):
-        return math.nan
-    return max(numbers, default=None)
 
 
 def _brief(error: Exception) -> str:

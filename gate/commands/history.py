@@ -248,14 +248,8 @@ def exported(ledger: Ledger) -> Iterator[bytes]:
     return (row.line + b"\n" for row in rows)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A verified checkpoint."""
-
-    checkpoint: Checkpoint
-    signers: tuple[PublicKey, ...]
-    since: int
-    """Number of lines that were added afterwards."""
+Kept = tuple["Checkpoint", tuple["PublicKey", ...], int]
+"""A verified checkpoint, the keys that signed it, and how many lines were added afterwards."""
 
 
 def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
@@ -271,8 +265,7 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
     if checkpoint is not None and believed is None:
         raise click.UsageError("a checkpoint is believed by its signature: say whose with --trust.")
     try:
-        proven = audit_ledger(ledger)
-        kept = None
+        proven, kept = audit_ledger(ledger), None
         if checkpoint is not None and believed is not None:
             kept = _kept(checkpoint, ledger, believed)
     except (DigestMismatch, EvidenceError, Untrusted) as error:
@@ -298,26 +291,23 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
     )
 
 
-def _kept(path: Path, ledger: Ledger, trust: Trust) -> _Kept:
+def _kept(path: Path, ledger: Ledger, trust: Trust) -> Kept:
     from gate.ledger.maintenance import Checkpoint, checkpoint_signers
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
     signed = SignedStatement.of(read_untrusted(path, limit=ENVELOPE_LIMIT), what=str(path))
     signers = checkpoint_signers(signed, trust=trust)
     checkpoint = Checkpoint.read(signed)
-    return _Kept(checkpoint, signers, checkpoint.verify(ledger))
+    return checkpoint, signers, checkpoint.verify(ledger)
 
 
-def _plain(kept: _Kept) -> dict[str, Any]:
-    return {
-        "lines": kept.checkpoint.lines,
-        "at": kept.checkpoint.at,
-        "since": kept.since,
-        "signers": [key.key_id for key in kept.signers],
-    }
+def _plain(kept: Kept) -> dict[str, Any]:
+    checkpoint, signers, since = kept
+    keys = [key.key_id for key in signers]
+    return {"lines": checkpoint.lines, "at": checkpoint.at, "since": since, "signers": keys}
 
 
-def _show_verified(ledger: Ledger, proven: Audit, kept: _Kept | None, console: Console) -> None:
+def _show_verified(ledger: Ledger, proven: Audit, kept: Kept | None, console: Console) -> None:
     last = "" if proven.head is None else f", the last with digest {proven.head}"
     lines = [f"the ledger {ledger.location} holds: {proven.lines} lines{last}"]
     writers = () if ledger.trust is None else ledger.trust.writers
@@ -335,10 +325,11 @@ def _show_verified(ledger: Ledger, proven: Audit, kept: _Kept | None, console: C
         numbers = ", ".join(map(str, proven.accepted))
         lines.append(f"vouched for by a later line of a trusted writer only: {numbers}")
     if kept is not None:
-        names = ", ".join(key.label for key in kept.signers)
+        checkpoint, signers, since = kept
+        names = ", ".join(key.label for key in signers)
         lines.append(
-            f"the checkpoint of {kept.checkpoint.at}, signed by {names}: its "
-            f"{kept.checkpoint.lines} lines are there, {kept.since} came since"
+            f"the checkpoint of {checkpoint.at}, signed by {names}: its {checkpoint.lines} lines "
+            f"are there, {since} came since"
         )
     print_lines(console, *lines)
 

@@ -184,7 +184,7 @@ class Signing:
     resource: str | None = None
 
     @classmethod
-    def of_report(
+    def from_options(
         cls, report: Path | None, *, key: str | None, model: str | None, registry: str
     ) -> Signing | None:
         """Return the signing of a report; None without a report.

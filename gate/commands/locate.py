@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gate.commands import options
 from gate.commands.click_types import NEW_FILE
 from gate.commands.loaders import downloaded_reference
-from gate.commands.options import (
-    BATCH_AXIS,
-    CHECKPOINT,
-    INPUTS,
-    MODEL,
-    PICTURE_SPEC,
-    PRECISION,
-    REFERENCE,
-    policy_option,
-    report_option,
-)
 from gate.commands.progress import loading, spinner
 from gate.commands.result import CommandResult, ExitCode, within_limits
 from gate.storage import files
@@ -32,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @click.command("locate", short_help="Say which layer of an ONNX file diverges first.")
-@MODEL
-@REFERENCE
-@CHECKPOINT
-@INPUTS
-@BATCH_AXIS
-@PICTURE_SPEC
+@options.MODEL
+@options.REFERENCE
+@options.CHECKPOINT
+@options.INPUTS
+@options.BATCH_AXIS
+@options.PICTURE_SPEC
 @click.option(
     "--samples", type=click.IntRange(min=1), default=8, show_default=True,
     help="Compute on the first N samples.",
@@ -47,9 +37,9 @@ if TYPE_CHECKING:
     help="The runtime whose layers are compared: ort-cpu, ort-cpu-optimized, ort-cuda, "
     "ort-cuda-optimized, or one of kind ort of the policy.",
 )  # fmt: skip
-@PRECISION
-@policy_option("YAML whose determinism and CUDA settings are in force.")
-@report_option("Write localisation.json and a chart here.")
+@options.PRECISION
+@options.policy_option("YAML whose determinism and CUDA settings are in force.")
+@options.report_option("Write localisation.json and a chart here.")
 @click.option(
     "--save", type=NEW_FILE, metavar="MARKED.onnx",
     help="Write the file with the tensor of each mapped layer as an output, for a viewer.",

@@ -214,7 +214,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     return CommandResult(
         ExitCode.INTERRUPTED
         if record.ended_by == "interrupt" and record.winner is None
-        else ExitCode.of_verdict(record.verdict),
+        else ExitCode.from_verdict(record.verdict),
         plain,
         lambda console: _show(request, record, recipe, console, unsearched),
     )

@@ -13,6 +13,11 @@ import click
 from gate.commands.click_types import (
     CHECKPOINT_FILE,
     LABELS_FILE,
+    NAMED_AXIS,
+    NAMED_PART,
+    NAMED_RECORDING,
+    NAMED_ROLE,
+    NAMED_TENSORS,
     NEW_FOLDER,
     ONNX_FILE,
     PICTURES,
@@ -22,14 +27,9 @@ from gate.commands.click_types import (
     SETTINGS,
     SLICES_FILE,
     SPEC_FILE,
-    ConsumerTensors,
     ExistingPath,
     Factory,
     ModelName,
-    NamedAxis,
-    NamedPart,
-    NamedRecording,
-    NamedRole,
     ReferenceType,
     SampleLocationType,
 )
@@ -63,39 +63,29 @@ _OF_CLUSTER = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per
 
 CLUSTER: tuple[Callable[..., Any], ...] = (
     click.option(
-        "--engine",
-        type=click.Choice(_ENGINES),
-        default="processes",
-        show_default=True,
+        "--engine", type=click.Choice(_ENGINES), default="processes", show_default=True,
         help="ray: measure on a Ray cluster, with the same results (docs/scale.md).",
     ),
     click.option(
-        "--address",
-        metavar="HOST:PORT",
+        "--address", metavar="HOST:PORT",
         help="The Ray cluster; auto finds the one on this machine. Default: RAY_ADDRESS, else a "
         "cluster that is stopped after the check.",
     ),
     click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        metavar="N",
+        "--workers", type=click.IntRange(min=1), metavar="N",
         help="Number of workers. Default: as many as fit on the cluster's CPUs.",
     ),
     click.option(
-        "--cpus-per-worker",
-        type=click.IntRange(min=1),
-        default=_OF_CLUSTER["cpus_per_worker"],
+        "--cpus-per-worker", type=click.IntRange(min=1), default=_OF_CLUSTER["cpus_per_worker"],
         show_default=True,
         help="CPUs and threads per worker.",
     ),
     click.option(
-        "--gpus-per-worker",
-        type=click.FloatRange(min=0.0),
-        default=_OF_CLUSTER["gpus_per_worker"],
-        show_default=True,
+        "--gpus-per-worker", type=click.FloatRange(min=0.0),
+        default=_OF_CLUSTER["gpus_per_worker"], show_default=True,
         help="GPUs per worker. This machine needs the same GPU model.",
     ),
-)
+)  # fmt: skip
 """As `--help` lists them."""
 
 
@@ -134,7 +124,7 @@ INPUTS = click.option(
 )  # fmt: skip
 
 BATCH_AXIS = click.option(
-    "--batch-axis", "batch_axes", type=NamedAxis(), multiple=True, metavar="NAME=AXIS|none",
+    "--batch-axis", "batch_axes", type=NAMED_AXIS, multiple=True, metavar="NAME=AXIS|none",
     help="The batch axis of an input or output of the file, or none if it has no batch axis. "
     "Default: by the file's symbolic dimensions (docs/inputs.md). Repeatable.",
 )  # fmt: skip
@@ -374,7 +364,7 @@ class CheckRequest(MeasuringRequest):
     cpus_per_worker: int = 1
     gpus_per_worker: float = 0.0
     pictures: tuple[Path, ...] = ()
-    tensors: tuple[str, ...] = ()
+    tensors: tuple[tuple[str, Path], ...] = ()
     export_record: Path | None = None
     verbose: bool = False
     against: str | None = None
@@ -391,23 +381,18 @@ MEASURING = (
     INPUTS,
     BATCH_AXIS,
     click.option(
-        "--decode-workers",
-        type=click.IntRange(min=0),
-        metavar="N",
+        "--decode-workers", type=click.IntRange(min=0), metavar="N",
         help="Processes that read data sets, pictures and columns ahead. Default: cores - 1, at "
         "most 4, if reading takes longer than starting them.",
     ),
     click.option(
-        "--labels",
-        type=LABELS_FILE,
+        "--labels", type=LABELS_FILE,
         help="FILE.npy with one class index per sample. Default: the labels in --inputs, if any. "
         "For metrics of the policy labels of any kind: .npy, JSON lines or Parquet "
         "(docs/task-metrics.md).",
     ),
     click.option(
-        "--slices",
-        type=SLICES_FILE,
-        metavar="FILE",
+        "--slices", type=SLICES_FILE, metavar="FILE",
         help="JSON lines or Parquet with the columns by which the policy's metrics are sliced. "
         "Default: the file of --labels.",
     ),
@@ -417,71 +402,52 @@ MEASURING = (
     ),
     PRECISION,
     click.option(
-        "--task",
-        type=click.Choice(_TASKS),
+        "--task", type=click.Choice(_TASKS),
         help="classification: at least one output has class scores; tensors: compare numbers only; "
         "auto: judge top-1 agreement where the samples can prove it. Default: the policy's, or "
         "auto.",
     ),
     click.option(
-        "--role",
-        "roles",
-        type=NamedRole(),
-        multiple=True,
-        metavar="NAME=ROLE",
+        "--role", "roles", type=NAMED_ROLE, multiple=True, metavar="NAME=ROLE",
         help=f"Role of the output NAME: {', '.join(ROLES)} (docs/roles.md). Overrides the "
         "policy's outputs:. Repeatable.",
     ),
     SETTINGS,
     click.option(
-        "--runtime",
-        "runtimes",
-        multiple=True,
-        metavar="NAME",
+        "--runtime", "runtimes", multiple=True, metavar="NAME",
         help="Also measure this runtime, by its built-in bounds if the policy does not name it. "
         "gate runtimes lists them. Repeatable.",
     ),
     click.option(
-        "--preprocessing",
-        type=SPEC_FILE,
-        metavar="SPEC",
+        "--preprocessing", type=SPEC_FILE, metavar="SPEC",
         help="Preprocessing spec (gate preprocess). It turns pictures of --inputs into inputs; its "
         "digest becomes part of the evidence.",
     ),
     BATCH_SIZE,
-)
+)  # fmt: skip
 
 """The options of a `MeasuringRequest`: model, samples, policy."""
 
 CHECK_OPTIONS = (
     click.argument("model", type=ONNX_FILE, required=False),
     click.option(
-        "--part",
-        "parts",
-        type=NamedPart(),
-        multiple=True,
-        metavar="NAME=FILE.onnx",
+        "--part", "parts", type=NAMED_PART, multiple=True, metavar="NAME=FILE.onnx",
         help="Instead of MODEL: one file of a release of several files, exported from the "
         "submodule NAME of the reference. With --chain; writes release.yaml beside the files. "
         "Repeatable.",
     ),
     click.option(
-        "--chain",
-        metavar="PKG.MODULE:FUNCTION",
+        "--chain", metavar="PKG.MODULE:FUNCTION",
         help="FUNCTION(parts, batch) that runs the parts in order (docs/releases.md).",
     ),
     *MEASURING,
     click.option(
-        "--recorded",
-        type=NamedRecording(),
-        multiple=True,
-        metavar="NAME=FOLDER",
+        "--recorded", type=NAMED_RECORDING, multiple=True, metavar="NAME=FOLDER",
         help="Judge outputs that another machine computed (gate record pack), by the policy's "
         "runtime NAME or by built-in bounds. Repeatable.",
     ),
     click.option(
-        "--server",
-        metavar="URL",
+        "--server", metavar="URL",
         help="Also measure a live model server (Open Inference Protocol): "
         "http://127.0.0.1:8000/v2/models/digits. The policy's runtime 'server' has its options.",
     ),
@@ -489,38 +455,28 @@ CHECK_OPTIONS = (
     OVERWRITE,
     KEY,
     click.option(
-        "--name",
-        type=ModelName(),
+        "--name", type=ModelName(),
         help="Registered model that the signed verdict is for, in --tracking-uri. Default: none; "
         "gate promote then signs again.",
     ),
     click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        metavar="N",
+        "--jobs", type=click.IntRange(min=1), metavar="N",
         help="Number of processes, with one thread each; the results do not depend on it. "
         "Default: one per physical core, if a short trial shows that it is faster.",
     ),
     *CLUSTER,
     click.option(
-        "--pictures",
-        type=PICTURES,
-        multiple=True,
+        "--pictures", type=PICTURES, multiple=True,
         help="Pictures (files or folders) for the preprocessing comparison, if the policy has one. "
         "Repeatable.",
     ),
     click.option(
-        "--tensors",
-        type=ConsumerTensors(),
-        multiple=True,
-        metavar="NAME=FILE.npy",
+        "--tensors", type=NAMED_TENSORS, multiple=True, metavar="NAME=FILE.npy",
         help="Tensors that your consumer NAME of that policy made of the pictures, on axis 0, in "
         "their order (folders: by name). Repeatable.",
     ),
     click.option(
-        "--export-record",
-        type=RECORD_FILE,
-        metavar="MODEL.onnx.export.json",
+        "--export-record", type=RECORD_FILE, metavar="MODEL.onnx.export.json",
         help="Record that gate export wrote beside the file: lint findings and exporter warnings, "
         "for the policy's export_findings.",
     ),
@@ -531,7 +487,7 @@ CHECK_OPTIONS = (
     click.option("--track", is_flag=True, help="Log everything to an MLflow run."),
     TRACKING_URI,
     EXPERIMENT,
-)
+)  # fmt: skip
 """The options of a `CheckRequest`, as `--help` lists them."""
 
 

@@ -68,7 +68,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
         "check": spec_texts(check) if check else None,
         "values": [_value(each) for each in values],
     }
-    lines = [*_lines(fields, values)] if check is None else [name, *_of_check(check)]
+    lines = [*_lines(fields, values)] if check is None else [name, *_check_lines(check)]
     return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
 
 
@@ -100,7 +100,7 @@ def _lines(fields: tuple[PolicyField, ...], values: list[EffectiveValue]) -> Ite
         elif field.default is not None:
             yield f"  default   {json.dumps(field.default)}"
         if field.check is not None:
-            yield from _of_check(field.check, sentence=False)
+            yield from _check_lines(field.check, sentence=False)
         if field.built_in:
             listed = ", ".join(f"{value:g} on {where}" for where, value in field.built_in.items())
             yield f"  built in  {listed}"
@@ -108,7 +108,7 @@ def _lines(fields: tuple[PolicyField, ...], values: list[EffectiveValue]) -> Ite
         yield f"  here      {each.dotted} = {json.dumps(each.value)} ({each.origin})"
 
 
-def _of_check(check: CheckSpec, *, sentence: bool = True) -> Iterator[str]:
+def _check_lines(check: CheckSpec, *, sentence: bool = True) -> Iterator[str]:
     if sentence:
         yield f"  {check.meaning}"
     if check.formula:

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import (
-    NEW_FILE,
-    ONNX_FILE,
-    PICTURES,
-    SPEC_FILE,
-    ConsumerTensors,
-)
+from gate.commands import click_types as types
 from gate.commands.options import MODEL, report_option
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.storage import files
@@ -28,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _SPEC = click.option(
-    "--spec", type=SPEC_FILE,
+    "--spec", type=types.SPEC_FILE,
     help="YAML or JSON spec, or a file with a section preprocessing:. "
     "Default: torchvision's ImageNet evaluation.",
 )  # fmt: skip
@@ -47,15 +41,15 @@ def command() -> None:
 
 
 @command.command("compare", short_help="Compare implementations of one spec on pictures.")
-@click.argument("images", type=PICTURES, nargs=-1, required=True)
+@click.argument("images", type=types.PICTURES, nargs=-1, required=True)
 @_SPEC
-@click.option("--model", type=ONNX_FILE, help="ONNX classifier: also count top-1 changes.")
+@click.option("--model", type=types.ONNX_FILE, help="ONNX classifier: also count top-1 changes.")
 @click.option(
     "--implementations", metavar="A,B",
     help="Implementations to compare. Default: all that are installed.",
 )  # fmt: skip
 @click.option(
-    "--tensors", type=ConsumerTensors(), multiple=True, metavar="NAME=FILE.npy",
+    "--tensors", type=types.NAMED_TENSORS, multiple=True, metavar="NAME=FILE.npy",
     help="Tensors that your own consumer made of the images, on axis 0, in their order. "
     "Repeatable.",
 )  # fmt: skip
@@ -71,7 +65,7 @@ def _compare(
     spec: Path | None,
     model: Path | None,
     implementations: str | None,
-    tensors: tuple[str, ...],
+    tensors: tuple[tuple[str, Path], ...],
     reference: str | None,
     bound: float,
     report: Path | None,
@@ -133,7 +127,7 @@ def _compare(
 @command.command("prepend", short_help="Prepend the preprocessing to an ONNX file.")
 @MODEL
 @_SPEC
-@click.option("--output", type=NEW_FILE, required=True, help="Output file.")
+@click.option("--output", type=types.NEW_FILE, required=True, help="Output file.")
 @machine_options
 def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
     """Write MODEL.onnx with the spec prepended: one file from uint8 pictures to outputs.

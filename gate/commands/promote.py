@@ -13,14 +13,9 @@ from urllib.parse import quote
 
 import click
 
+from gate.commands import click_types as types
+from gate.commands import options
 from gate.commands.ci_files import VerdictCommand
-from gate.commands.click_types import (
-    GOLDEN_FOLDER,
-    ONNX_FILE,
-    REPORT_FOLDER,
-    SPEC_FILE,
-    ModelName,
-)
 from gate.commands.evaluate import open_runs
 from gate.commands.loaders import (
     LedgerOptions,
@@ -33,15 +28,6 @@ from gate.commands.loaders import (
     signer_texts,
     with_writing,
     written_ledger,
-)
-from gate.commands.options import (
-    EXPERIMENT,
-    KEY,
-    MODEL,
-    SIGNING_TRUST,
-    TRACKING_URI,
-    policy_option,
-    with_state,
 )
 from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
@@ -115,7 +101,7 @@ def promoted(
 
     `digest`: of the file. `verdict`: of the decision on it. `signed_by`: its signers, for display.
     """
-    status = ExitCode.of_promotion(promotion.outcome, verdict)
+    status = ExitCode.from_promotion(promotion.outcome, verdict)
     url = version_page(uri, name, promotion.version)
     plain = {
         "name": name,
@@ -165,7 +151,7 @@ class ReleasePage:
     report: Path
 
     @contextmanager
-    def open(self, judgement: SummaryInputs, twin: EvaluatedFile | None) -> Iterator[RunLogger]:
+    def open(self, judgment: SummaryInputs, twin: EvaluatedFile | None) -> Iterator[RunLogger]:
         """Open it, to be written: the run that `gate check --track` wrote, else a new one with the
         whole record, whose pages are rendered again from the records. Raises the RegistryErrors,
         StorageError."""
@@ -176,7 +162,7 @@ class ReleasePage:
         if self.run_id is not None:
             yield self.runs.page(self.run_id)
             return
-        decision, evidence, policy = judgement.decision, judgement.evidence, judgement.policy.twin
+        decision, evidence, policy = judgment.decision, judgment.evidence, judgment.policy.twin
         found = self.runs.recorded(self.report, decision)
         with self.runs.new("gate promote") if found is None else self.runs.again(found) as page:
             if found is None:
@@ -185,11 +171,11 @@ class ReleasePage:
                         folder,
                         decision,
                         evidence,
-                        story=judgement.story,
-                        explanation=judgement.explanation,
+                        story=judgment.story,
+                        explanation=judgment.explanation,
                         report=self.report,
                     )
-                    log_evaluation(page, judgement, folder=folder)
+                    log_evaluation(page, judgment, folder=folder)
             if twin is not None and policy is not None:
                 judged = SummaryInputs(
                     decision=twin.decision, evidence=twin.evidence, policy=policy
@@ -198,7 +184,7 @@ class ReleasePage:
             yield page
 
     def description(
-        self, judgement: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
+        self, judgment: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
     ) -> str:
         """Markdown with links to the run, to its report where we wrote it, to the version."""
         from gate.mlflow_client.log_evaluation import links
@@ -208,16 +194,16 @@ class ReleasePage:
 
         own = self.run_id is None
         there = links(page, version=version) if own else {"MLflow run": page.address}
-        return cut(summary_markdown(judgement.story, there), BODY_LIMIT)
+        return cut(summary_markdown(judgment.story, there), BODY_LIMIT)
 
     def write_outcome(
-        self, page: RunLogger, promotion: PromotionResult, judgement: SummaryInputs
+        self, page: RunLogger, promotion: PromotionResult, judgment: SummaryInputs
     ) -> None:
         """Write there what became of it. Raises what `write_promotion` raises."""
         from gate.mlflow_client.log_evaluation import write_promotion
 
         version = None if promotion.version is None else (self.model, promotion.version)
-        note = self.description(judgement, page, version=version)
+        note = self.description(judgment, page, version=version)
         own = self.run_id is None
         closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n" if own else None
         write_promotion(page, promotion, model_name=self.model, note=closing)
@@ -227,36 +213,36 @@ class ReleasePage:
 
 
 @click.command("promote", cls=VerdictCommand, short_help="Put a judged file into service.")
-@MODEL
-@click.option("--name", type=ModelName(), required=True, help="The registered model.")
+@options.MODEL
+@click.option("--name", type=types.ModelName(), required=True, help="The registered model.")
 @click.option(
-    "--report", type=REPORT_FOLDER, required=True, metavar="DIR",
+    "--report", type=types.REPORT_FOLDER, required=True, metavar="DIR",
     help="What gate check --report wrote: evidence.json and decision.json, and their statements.",
 )  # fmt: skip
-@policy_option(
+@options.policy_option(
     "The policy that was applied. Default: policy.json of --report, else the built-in one."
 )
 @click.option(
-    "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
+    "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
     help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
 )  # fmt: skip
 @click.option(
-    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
+    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
     help="The spec that gate check got, to go with the file.",
 )  # fmt: skip
-@click.option("--twin", type=ONNX_FILE, help="The quantized twin that the policy names.")
+@click.option("--twin", type=types.ONNX_FILE, help="The quantized twin that the policy names.")
 @click.option(
-    "--twin-report", type=REPORT_FOLDER, metavar="DIR",
+    "--twin-report", type=types.REPORT_FOLDER, metavar="DIR",
     help="What gate check --report wrote about the twin.",
 )  # fmt: skip
-@KEY
-@SIGNING_TRUST
+@options.KEY
+@options.SIGNING_TRUST
 @HAND_IN
 @click.option("--run-id", help="The MLflow run that the version belongs to. Default: "
               "that of gate check --track, else a new one with the whole record.")  # fmt: skip
-@with_state
-@TRACKING_URI
-@EXPERIMENT
+@options.with_state
+@options.TRACKING_URI
+@options.EXPERIMENT
 @machine_options
 def command(
     model: Path,
@@ -349,7 +335,7 @@ def command(
         vouched.model, again, evidence, trust=trust
     )
     trend = Trend(rows=change.trend[-MOST_ROWS:])
-    judgement = SummaryInputs(
+    judgment = SummaryInputs(
         decision=again,
         evidence=evidence,
         policy=judge,
@@ -364,8 +350,8 @@ def command(
     )
     promotion: PromotionResult | None = None
     try:
-        with spinner("promoting"), pages.open(judgement, checked.twin) as page:
-            description = pages.description(judgement, page)
+        with spinner("promoting"), pages.open(judgment, checked.twin) as page:
+            description = pages.description(judgment, page)
             promotion = (
                 refused(vouched.model, release, str(verified), handing_in=submits)
                 if isinstance(verified, Untrusted)
@@ -375,7 +361,7 @@ def command(
                     handing_in=submits,
                 )
             )
-            pages.write_outcome(page, promotion, judgement)
+            pages.write_outcome(page, promotion, judgment)
     except GateError as error:
         if promotion is None:
             raise
@@ -389,7 +375,7 @@ def command(
         verdict=decision.verdict.value,
         signed_by=signer_texts(signers),
     )
-    return replace(outcome, record=judgement.story)
+    return replace(outcome, record=judgment.story)
 
 
 def _verify(
@@ -453,12 +439,12 @@ def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
 
 
 @click.command("rollback", short_help="Put the previous version back into service.")
-@click.argument("model", type=ModelName())
+@click.argument("model", type=types.ModelName())
 @click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@policy_option("Which names the reviewers' tag, if that is another one than gate.review.")
+@options.policy_option("Which names the reviewers' tag, if that is another one than gate.review.")
 @with_writing
-@TRACKING_URI
+@options.TRACKING_URI
 @machine_options
 def rollback_command(
     model: str,

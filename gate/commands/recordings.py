@@ -7,23 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import (
-    META_FILE,
-    NEW_FOLDER,
-    NEW_RECORDING,
-    OUTPUTS,
-    SENT,
-    Factory,
-)
-from gate.commands.options import (
-    BATCH_AXIS,
-    BATCH_SIZE,
-    CHECKPOINT,
-    INPUTS,
-    MODEL,
-    PICTURE_SPEC,
-    policy_option,
-)
+from gate.commands import click_types as types
+from gate.commands import options
 from gate.commands.progress import progress_bar
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.storage.safe_text import make_printable
@@ -49,23 +34,23 @@ def record_command() -> None:
 
 
 @record_command.command("pack", short_help="Pack outputs of another machine.")
-@MODEL
+@options.MODEL
 @click.option(
-    "--inputs", type=SENT, required=True,
+    "--inputs", type=types.SENT, required=True,
     help="The samples, or the folder that gate samples export wrote.",
 )  # fmt: skip
 @click.option(
-    "--outputs", type=OUTPUTS, required=True,
+    "--outputs", type=types.OUTPUTS, required=True,
     help="Outputs, samples on axis 0: FILE.npy, FILE.npz with one array per output, a folder of "
     "such, or a folder with outputs.json, which includes the probes.",
 )  # fmt: skip
 @click.option(
-    "--meta", type=META_FILE, required=True,
+    "--meta", type=types.META_FILE, required=True,
     help="JSON: runtime, version, device, precision, recorded_at; model_sha256 if the machine "
     "computed it.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=NEW_RECORDING, required=True, metavar="DIR|FILE.zip",
+    "-o", "--output", type=types.NEW_RECORDING, required=True, metavar="DIR|FILE.zip",
     help="A new folder, or a new zip.",
 )  # fmt: skip
 @machine_options
@@ -118,18 +103,20 @@ def samples_command() -> None:
 
 
 @samples_command.command("export", short_help="Write samples and probes for another machine.")
-@MODEL
-@INPUTS
-@BATCH_AXIS
-@PICTURE_SPEC
-@click.option("-o", "--output", type=NEW_FOLDER, required=True, metavar="DIR", help="A new folder.")
+@options.MODEL
+@options.INPUTS
+@options.BATCH_AXIS
+@options.PICTURE_SPEC
 @click.option(
-    "--reference", type=Factory(), metavar="PKG.MODULE:FACTORY",
+    "-o", "--output", type=types.NEW_FOLDER, required=True, metavar="DIR", help="A new folder."
+)
+@click.option(
+    "--reference", type=types.Factory(), metavar="PKG.MODULE:FACTORY",
     help="The PyTorch model; with it, probes are written, too.",
 )  # fmt: skip
-@CHECKPOINT
-@policy_option("Policy of the later gate check; it selects the probes. Default: built-in.")
-@BATCH_SIZE
+@options.CHECKPOINT
+@options.policy_option("Policy of the later gate check; it selects the probes. Default: built-in.")
+@options.BATCH_SIZE
 @machine_options
 def _export(
     model: Path,

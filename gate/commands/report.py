@@ -15,7 +15,7 @@ from gate.storage import files
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.summary.summary import Change, Summary
+    from gate.summary.summary import Summary
 
 
 _COMPARED = "comparison.html"
@@ -69,24 +69,19 @@ def command(
     from gate.ledger.entry import now
     from gate.policy.policy import Policy
     from gate.records.layout import PAGE
-    from gate.report.folder import EvaluationRecords, RecordFiles
+    from gate.report.folder import RecordFiles, read_report
     from gate.report.html_page import render_page
-    from gate.summary.champion_changes import change_between
     from gate.summary.render import with_texts
 
     judge = Policy.from_file(policy) if policy is not None else None
     believed = local_keys().trust_if_any(trust)
     given = RecordFiles(decision, explanation, judge, now(), believed)
     if other is None:
-        judged, change = EvaluationRecords.read(records, given), None
+        place, name, report = records, PAGE, read_report(records, given)
     else:
-        judged = EvaluationRecords.read(other, given)
-        before = EvaluationRecords.read(records, RecordFiles(policy=judge, now=given.now))
-        change = change_between(
-            (before.decision, before.evidence), judged.decision, judged.evidence
-        )
-    report = judged.report(change)
-    path = output or judged.folder / (PAGE if other is None else _COMPARED)
+        before = read_report(records, RecordFiles(policy=judge, now=given.now))
+        place, name, report = other, _COMPARED, read_report(other, given, before=before)
+    path = output or (place if place.is_dir() else place.parent) / name
     files.write_text(path, render_page(report))
     return CommandResult(
         ExitCode.DONE,
@@ -97,20 +92,21 @@ def command(
                 report.story, onnx_reference=report.story.subject.is_onnx_reference
             ),
         },
-        lambda console: _show(report.story, change, path, console),
+        lambda console: _show(report.story, path, console, compared=other is not None),
     )
 
 
-def _show(story: Summary, change: Change | None, output: Path, console: Console) -> None:
+def _show(story: Summary, output: Path, console: Console, *, compared: bool) -> None:
     from rich.text import Text
 
     from gate.report.terminal import print_table
 
     console.print(Text(f"{story.headline.verdict}  {story.headline.sentence}"))
-    if change is not None:
-        changed = [row for row in change.rows if row.changed]
+    if compared:
+        rows = story.change.rows
+        changed = [row for row in rows if row.changed]
         if changed:
             cells = [(row.name, row.before, row.now, row.sense or "") for row in changed]
             console.print(print_table(("what changed", "before", "now", ""), cells))
-        console.print(f"{len(change.rows) - len(changed)} of {len(change.rows)} did not change")
+        console.print(f"{len(rows) - len(changed)} of {len(rows)} did not change")
     console.print(f"report  {output}")

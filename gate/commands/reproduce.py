@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gate.commands.click_types import (
-    NEW_FILE,
-    ONNX_FILE,
-    ReferenceType,
-    SampleLocationType,
-)
+from gate.commands import click_types as types
 from gate.commands.loaders import ReportLocation, downloaded_reference
 from gate.commands.options import BATCH_AXIS, CHECKPOINT, PICTURE_SPEC, policy_option
 from gate.commands.progress import loading, spinner
@@ -33,22 +28,24 @@ if TYPE_CHECKING:
 @click.command("reproduce", short_help="Write the smallest graph that shows a rejection.")
 @click.argument("report", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--model", type=ONNX_FILE, metavar="MODEL.onnx",
+    "--model", type=types.ONNX_FILE, metavar="MODEL.onnx",
     help="The file of the report. Default: where gate check found it.",
 )  # fmt: skip
 @click.option(
-    "--reference", type=ReferenceType(), metavar="PKG.MODULE:FACTORY|FILE.onnx",
+    "--reference", type=types.ReferenceType(), metavar="PKG.MODULE:FACTORY|FILE.onnx",
     help="As of gate check. Default: that of the report.",
 )  # fmt: skip
 @CHECKPOINT
 @click.option(
-    "--inputs", type=SampleLocationType(), metavar="SOURCE",
+    "--inputs", type=types.SampleLocationType(), metavar="SOURCE",
     help="The samples of the check: samples.npy. Default: where gate check found them.",
 )  # fmt: skip
 @BATCH_AXIS
 @PICTURE_SPEC
 @policy_option("Policy of the check. Default: that of the report.")
-@click.option("--output", type=NEW_FILE, required=True, metavar="BUG.zip", help="The zip: bug.zip.")
+@click.option(
+    "--output", type=types.NEW_FILE, required=True, metavar="BUG.zip", help="The zip: bug.zip."
+)
 @click.option(
     "--strip", is_flag=True,
     help="Replace weights by random ones of the same distribution. Exit code 1 if the difference "

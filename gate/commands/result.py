@@ -19,7 +19,6 @@ from click.core import ParameterSource
 
 from gate import installation
 from gate.errors import GateError, PackageMissing
-from gate.installation import find_broken
 from gate.sandbox.limits import (
     CHECK_S,
     FILE_S,
@@ -83,17 +82,17 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
     @classmethod
-    def of_verdict(cls, verdict: str) -> ExitCode:
+    def from_verdict(cls, verdict: str) -> ExitCode:
         """Return the exit code of a verdict."""
         return cls(_OF_VERDICTS[verdict])
 
     @classmethod
-    def of_promotion(cls, outcome: str, verdict: str | None = None) -> ExitCode:
+    def from_promotion(cls, outcome: str, verdict: str | None = None) -> ExitCode:
         """0 unless refused; then as the decision says, and 1 where it was a PASS or there is none:
         the file was judged, and something else forbids it."""
         if outcome != "refused":
             return cls.DONE
-        return max(cls.REJECTED, cls.of_verdict(verdict or "FAIL"))
+        return max(cls.REJECTED, cls.from_verdict(verdict or "FAIL"))
 
 
 _Result = TypeVar("_Result")
@@ -129,52 +128,39 @@ class Printed:
 def machine_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself.
 
-    Only an outcome ends the command well: click would take its own `Exit`, raised by foreign
-    code, for the exit code of a command that is done.
+    Which extra is missing is said in one line: before anything is done where the command can't do
+    without it, else when it turns out.
     """
-    command = _with_packages(_without_exit(command))
-    for name, help_text in (
-        ("--debug", "Show the traceback of an unexpected error."),
-        ("--json", "Print one JSON text on stdout, nothing else."),
-    ):
-        command = click.option(name, is_flag=True, expose_value=False, help=help_text)(command)
-    return command
 
-
-def _without_exit(command: Callable[..., _Result]) -> Callable[..., _Result]:
     @functools.wraps(command)
     def guarded(*arguments: Any, **options: Any) -> _Result:
+        path = click.get_current_context().command_path
+        name = path.partition(" ")[2]
         try:
+            installation.require(name)
             return command(*arguments, **options)
         except click.exceptions.Exit as error:
+            # Raised by foreign code: click would take it for that of a command that is done.
             raise SystemExit(error.exit_code) from error
-
-    return guarded
-
-
-def _with_packages(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Say in one line which extra is missing: before anything is done where the command can't do
-    without it, else when it turns out."""
-
-    @functools.wraps(command)
-    def complete(*arguments: Any, **options: Any) -> _Result:
-        path = click.get_current_context().command_path
-        try:
-            installation.require(path.partition(" ")[2])
-            return command(*arguments, **options)
         except PackageMissing as error:
             raise type(error)(f"{path} {error}") from error
-        except (GateError, click.ClickException, click.Abort, click.exceptions.Exit):
+        except (GateError, click.ClickException, click.Abort):
             raise
         except Exception as error:
-            lacks: PackageMissing | None = find_broken(path.partition(" ")[2])
+            lacks: PackageMissing | None = installation.find_broken(name)
             if lacks is None and isinstance(error, ModuleNotFoundError):
                 lacks = installation.missing(error)
             if lacks is None:
                 raise
             raise type(lacks)(f"{path} {lacks}") from error
 
-    return complete
+    whole: Callable[..., _Result] = guarded
+    for name, help_text in (
+        ("--debug", "Show the traceback of an unexpected error."),
+        ("--json", "Print one JSON text on stdout, nothing else."),
+    ):
+        whole = click.option(name, is_flag=True, expose_value=False, help=help_text)(whole)
+    return whole
 
 
 def console(stream: TextIO) -> Console:
@@ -245,24 +231,22 @@ class Line:
     """Whether foreign files are judged in a child: not where this is one."""
 
 
-class Measure(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """A text with a unit."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """A text that a function parses, which raises ValueError."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number. Fails with the parser's message."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """What the function returns. Fails with its message."""
         try:
             return self._parse(str(value))
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 
 
-TIME, SIZE = Measure("time", parse_duration), Measure("size", parse_size)
+TIME, SIZE = Parsed("time", parse_duration), Parsed("size", parse_size)
 
 _Command = Callable[..., Any]
 

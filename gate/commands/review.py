@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -75,7 +75,7 @@ def _signed_review(
     from gate.signing.keys import SigningKey
 
     expected, uri = parse_digest(sha256), uri_of(tracking_uri)
-    signing_key, believed = SigningKey.load(key), LocalTrust.from_path(trust)
+    signing_key, believed = SigningKey.load(key), _local_trust(trust)
     with spinner("reading the version"):
         check_server(uri)
         registry = MlflowRegistry(uri)
@@ -102,32 +102,27 @@ def _signed_review(
         "characters": size,
         "tag": signing.tag,
         "refused_before": signing.refused_before,
-        "trust": None if believed is None else signing.by_trust(believed),
+        "trust": signing.by_trust(),
         "url": version_page(uri, of.model, of.version),
     }
     return CommandResult(ExitCode.DONE, plain, signing.show)
 
 
-@dataclass(frozen=True)
-class LocalTrust:
-    """A trust that can be read from here: perhaps the service's, perhaps not."""
+def _local_trust(named: Path | None) -> tuple[Path, Trust] | None:
+    """Return a trust that can be read from here, with its file: perhaps the service's, perhaps not.
 
-    path: Path
-    trust: Trust
+    It is the one that is named, else the folder's if it is there and whole. Raises PolicyError for
+    one that is named.
+    """
+    from gate.signing.trust import Trust
 
-    @classmethod
-    def from_path(cls, named: Path | None) -> Self | None:
-        """The one that is named, else the folder's if it is there and whole. Raises PolicyError for
-        one that is named."""
-        from gate.signing.trust import Trust
-
-        if named is not None:
-            return cls(named, Trust.from_file(named))
-        path = local_keys().trust_path
-        with contextlib.suppress(PolicyError):
-            # Signing needs no trust: a damaged file that was not named must not block a reviewer.
-            return cls(path, Trust.from_file(path)) if path.exists() else None
-        return None
+    if named is not None:
+        return named, Trust.from_file(named)
+    path = local_keys().trust_path
+    with contextlib.suppress(PolicyError):
+        # Signing needs no trust: a damaged file that was not named must not block a reviewer.
+        return (path, Trust.from_file(path)) if path.exists() else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,8 @@ class _Signing:
     word: Word
     submission: ReviewSubmission
     key: PublicKey
-    trust: LocalTrust | None
+    trust: tuple[Path, Trust] | None
+    """With its file."""
 
     @property
     def tag(self) -> str:
@@ -158,21 +154,23 @@ class _Signing:
             return Tag.REFUSED
         return Tag.REVIEW if rejects(tags, ReviewTag()) else None
 
-    def by_trust(self, at_hand: LocalTrust) -> dict[str, Any]:
+    def by_trust(self) -> dict[str, Any] | None:
         """Return whether the trust counts the key, and why not, as JSON values."""
-        refusal = self._refusal(at_hand.trust)
-        return {"path": str(at_hand.path), "counts": refusal is None, "why_not": refusal}
-
-    def _refusal(self, trust: Trust) -> str | None:
-        """Return why a trust would not count this review, or None if it would."""
         from datetime import UTC, datetime
 
+        if self.trust is None:
+            return None
+        path, trust = self.trust
         signed, key = self.submission.statements, self.key
         measured_by = (*signed.evidence.key_ids, *signed.decision.key_ids) if signed else ()
         own = self.word == "approved" and key.key_id in measured_by
         if own and not trust.measurer_may_approve:
-            return f"{key.name} ({key.short}) signed the verdict itself, and can't approve its own"
-        return trust.refusal_of(key, "reviewers", at=datetime.now(UTC))
+            refusal: str | None = (
+                f"{key.name} ({key.short}) signed the verdict itself, and can't approve its own"
+            )
+        else:
+            refusal = trust.refusal_of(key, "reviewers", at=datetime.now(UTC))
+        return {"path": str(path), "counts": refusal is None, "why_not": refusal}
 
     def lines(self) -> list[str]:
         """Return lines that show what is signed and who signed the verdict.
@@ -199,11 +197,11 @@ class _Signing:
                 f"its tag {self.refused_before} says that it was refused already; a refused "
                 "version waits for no review"
             )
-        if self.trust is not None:
-            refusal = self._refusal(self.trust.trust)
-            counts = "counts" if refusal is None else "does not count"
-            why = "" if refusal is None else f": {refusal}"
-            facts["trust"] = f"{self.trust.path} {counts} this key as a reviewer's{why}"
+        trust = self.by_trust()
+        if trust is not None:
+            counts = "counts" if trust["counts"] else "does not count"
+            why = "" if trust["counts"] else f": {trust['why_not']}"
+            facts["trust"] = f"{trust['path']} {counts} this key as a reviewer's{why}"
         return [f"{name:<{_ROOM}}{make_printable(text)}" for name, text in facts.items()]
 
     def show(self, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +13,36 @@ from gate.commands.result import CommandResult, ExitCode, machine_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-NAMES = ("gate.yaml", "release.yaml", "evidence", "decision", "summary", "statement")
+_FILES = {
+    "gate.yaml": ("gate.policy.policy:Policy", "parity-gate policy"),
+    "release.yaml": (
+        "gate.onnx_file.release_file:ReleaseFile",
+        "parity-gate release of several files",
+    ),
+    "evidence": ("gate.records.evidence:Evidence", "parity-gate evidence"),
+    "decision": ("gate.decision.decide:Decision", "parity-gate decision"),
+    "summary": ("gate.summary.summary:Summary", "parity-gate summary"),
+    "statement": (
+        "gate.signing.statement:Statement",
+        "in-toto statement: the payload of parity-gate's envelopes",
+    ),
+}
+"""Name of a file to the model of its content, and the title of its schema."""
+
+NAMES = tuple(_FILES)
 
 
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a file of this name (one of `NAMES`)."""
     from gate.records.schemas import record_schema, settings_schema
 
-    if name == "gate.yaml":
-        from gate.policy.policy import Policy
-
-        return settings_schema(Policy, title="parity-gate policy", section="gate")
-    if name == "release.yaml":
-        from gate.onnx_file.release_file import ReleaseFile
-
-        return settings_schema(ReleaseFile, title="parity-gate release of several files")
-    if name == "evidence":
-        from gate.records.evidence import Evidence
-
-        return record_schema(Evidence, title="parity-gate evidence")
-    if name == "decision":
-        from gate.decision.decide import Decision
-
-        return record_schema(Decision, title="parity-gate decision")
-    if name == "summary":
-        from gate.summary.summary import Summary
-
-        return record_schema(Summary, title="parity-gate summary")
-    from gate.signing.statement import Statement
-
-    return record_schema(
-        Statement, title="in-toto statement: the payload of parity-gate's envelopes"
-    )
+    place, title = _FILES[name]
+    module, _, model = place.partition(":")
+    found = getattr(importlib.import_module(module), model)
+    if not name.endswith(".yaml"):
+        return record_schema(found, title=title)
+    section = "gate" if name == "gate.yaml" else None
+    return settings_schema(found, title=title, section=section)
 
 
 def schema_text(name: str) -> str:

@@ -13,18 +13,10 @@ from urllib.parse import unquote
 
 import click
 
+from gate.commands import options
 from gate.commands.click_types import POLICY_FILE, ModelName
 from gate.commands.loaders import folder_trust, key_uri, named_state
-from gate.commands.options import (
-    FILE,
-    SECRET_FILE,
-    SERVICE_KEY,
-    TRACKING_URI,
-    TRUST,
-    policy_option,
-    tracking_uri,
-    with_state,
-)
+from gate.commands.options import tracking_uri
 from gate.commands.progress import spinner
 from gate.commands.result import (
     SERVICE_MEMORY_LIMIT,
@@ -48,11 +40,11 @@ if TYPE_CHECKING:
 
 @click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
 @click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
-@policy_option("The policy in force. Default: the built-in one.")
-@TRUST
-@SERVICE_KEY
+@options.policy_option("The policy in force. Default: the built-in one.")
+@options.TRUST
+@options.SERVICE_KEY
 @click.option(
-    "--store", type=FILE, default=Path(".gate/store"), show_default=True,
+    "--store", type=options.FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",
 )  # fmt: skip
 @click.option(
@@ -61,8 +53,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
-@with_state
-@TRACKING_URI
+@options.with_state
+@options.TRACKING_URI
 @machine_options
 def reconcile_command(**places: Any) -> CommandResult:
     """Do for each MODEL what the service does after an event, without one.
@@ -144,12 +136,12 @@ def _environment(name: str) -> dict[str, Any]:
 )  # fmt: skip
 @click.option("--host", **_environment("HOST"), help="Default: 127.0.0.1.")
 @click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free one.")
-@SECRET_FILE
+@options.SECRET_FILE
 @click.option(
     "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
     help="Another address of the same registry, under which things were promoted; repeat it.",
 )  # fmt: skip
-@click.option("--store", type=FILE, **_environment("STORE"), help="Default: .gate/store.")
+@click.option("--store", type=options.FILE, **_environment("STORE"), help="Default: .gate/store.")
 @click.option(
     "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
     **_environment("CORS_ORIGINS"),
@@ -159,8 +151,8 @@ def _environment(name: str) -> dict[str, Any]:
     "--policy", type=POLICY_FILE, **_environment("POLICY"),
     help="By which it decides what is deployed. Default: the built-in one.",
 )  # fmt: skip
-@TRUST
-@SERVICE_KEY
+@options.TRUST
+@options.SERVICE_KEY
 @click.option(
     "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
     help="The largest body of a delivery that is read. Default: 64 KiB.",
@@ -190,13 +182,13 @@ def _environment(name: str) -> dict[str, Any]:
     help="Send verdicts, promotions, reverts and reviews there, signed (docs/notifications.md).",
 )  # fmt: skip
 @click.option(
-    "--notify-secret-file", type=FILE, **_environment("NOTIFY_SECRET_FILE"),
+    "--notify-secret-file", type=options.FILE, **_environment("NOTIFY_SECRET_FILE"),
     help="The secrets by which they are signed, one in a line.",
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
-@with_state
-@TRACKING_URI
+@options.with_state
+@options.TRACKING_URI
 @machine_options
 def serve_command(**options: Any) -> CommandResult:
     """Take MLflow's webhooks and keep the registry and what is deployed right.
@@ -290,8 +282,8 @@ def webhooks_command() -> None:
     help="Where the server finds gate serve.",
 )  # fmt: skip
 @_NAME
-@SECRET_FILE
-@TRACKING_URI
+@options.SECRET_FILE
+@options.TRACKING_URI
 @machine_options
 def _register(
     url: str, name: str, secret_file: Path | None, tracking_uri: str | None
@@ -319,7 +311,7 @@ def _register(
 
 
 @webhooks_command.command("list")
-@TRACKING_URI
+@options.TRACKING_URI
 @machine_options
 def _list(tracking_uri: str | None) -> CommandResult:
     """List all webhooks of the server.
@@ -343,7 +335,7 @@ def _list(tracking_uri: str | None) -> CommandResult:
 
 @webhooks_command.command("test")
 @_NAME
-@TRACKING_URI
+@options.TRACKING_URI
 @machine_options
 def _test(name: str, tracking_uri: str | None) -> CommandResult:
     """Have the server send a test of every event. Exit code 2 if one is not taken.
@@ -361,13 +353,13 @@ def _test(name: str, tracking_uri: str | None) -> CommandResult:
 
 @webhooks_command.command("rotate", short_help="Exchange the secret while the service runs.")
 @_NAME
-@SECRET_FILE
+@options.SECRET_FILE
 @click.option(
     "--overlap", type=click.FloatRange(min=0), default=120.0, show_default=True,
     metavar="SECONDS",
     help="How long both secrets are in force: longer than MLFLOW_WEBHOOK_CACHE_TTL (60 s).",
 )  # fmt: skip
-@TRACKING_URI
+@options.TRACKING_URI
 @machine_options
 def _rotate(
     name: str, secret_file: Path | None, overlap: float, tracking_uri: str | None

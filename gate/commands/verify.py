@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import (
-    EVIDENCE_FILE,
-    GOLDEN_FOLDER,
-    ONNX_FILE,
-    SPEC_FILE,
-    STATEMENT_FILE,
-    TRUST_FILE,
-    ModelName,
-)
+from gate.commands import click_types as types
 from gate.commands.options import MODEL, address, parse_digest, policy_option
 from gate.commands.progress import spinner
 from gate.commands.result import (
@@ -133,19 +125,20 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
 @click.command("verify-release", short_help="Prove that a released file computes the same here.")
 @MODEL
 @click.option(
-    "--golden", type=GOLDEN_FOLDER, required=True, metavar="FOLDER",
+    "--golden", type=types.GOLDEN_FOLDER, required=True, metavar="FOLDER",
     help="The golden vectors that came with the file: golden.json and its arrays.",
 )  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option("--golden-sha256", metavar="HEX", help="The digest that golden.json must have.")
 @click.option(
-    "--verdict", type=STATEMENT_FILE, metavar="decision.dsse.json",
+    "--verdict", type=types.STATEMENT_FILE, metavar="decision.dsse.json",
     help="The signed verdict that came with it: a trusted key must vouch for file and vectors, "
     "before either is read. With --trust.",
 )  # fmt: skip
 @click.option(
-    "--trust", type=TRUST_FILE, metavar="FILE", help="Whose signatures count (gate keys trust)."
-)
+    "--trust", type=types.TRUST_FILE, metavar="FILE",
+    help="Whose signatures count (gate keys trust).",
+)  # fmt: skip
 @machine_options
 @limit_options(FILE_S)
 def verify_release_command(
@@ -249,38 +242,40 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
 
 
 @click.command("verify-verdict", short_help="Check who vouches for a file, and that it passed.")
-@click.argument("statement", type=STATEMENT_FILE, metavar="decision.dsse.json")
+@click.argument("statement", type=types.STATEMENT_FILE, metavar="decision.dsse.json")
 @click.option(
-    "--model", type=ONNX_FILE, required=True, metavar="MODEL.onnx",
+    "--model", type=types.ONNX_FILE, required=True, metavar="MODEL.onnx",
     help="The file. Its external data lies beside it.",
 )  # fmt: skip
 @click.option(
-    "--trust", type=TRUST_FILE, required=True, metavar="FILE",
+    "--trust", type=types.TRUST_FILE, required=True, metavar="FILE",
     help="Whose signatures count: yours, not the sender's (gate keys trust).",
 )  # fmt: skip
 @click.option(
-    "--evidence", type=EVIDENCE_FILE, metavar="evidence.json",
+    "--evidence", type=types.EVIDENCE_FILE, metavar="evidence.json",
     help="What the verdict was made on; evidence.dsse.json beside it is checked as well.",
 )  # fmt: skip
 @click.option(
-    "--evidence-statement", type=STATEMENT_FILE, metavar="FILE",
+    "--evidence-statement", type=types.STATEMENT_FILE, metavar="FILE",
     help="Who measured. Default: evidence.dsse.json beside the evidence, where it is there.",
 )  # fmt: skip
 @policy_option(
     "The policy that was applied. With --evidence the decision is made again.", metavar="FILE"
 )
 @click.option(
-    "--name",
-    type=ModelName(),
+    "--name", type=types.ModelName(),
     help="The registered model that the verdict must be for; with --registry.",
-)
+)  # fmt: skip
 @click.option(
     "--registry", metavar="URI", help="The MLflow registry that it must be for. Nobody is asked."
 )
 @click.option(
-    "--golden", type=GOLDEN_FOLDER, metavar="FOLDER", help="The golden vectors that came with it."
+    "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
+    help="The golden vectors that came with it.",
+)  # fmt: skip
+@click.option(
+    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC", help="The spec that came with it."
 )
-@click.option("--preprocessing", type=SPEC_FILE, metavar="SPEC", help="The spec that came with it.")
 @machine_options
 def verify_verdict_command(
     statement: Path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from gate.decision.check_result import CheckResult, Verdict
 
@@ -129,8 +129,6 @@ class CheckSpec:
         found = self.codes.get(name, COMMON.get(name))
         return CodeSpec(found) if isinstance(found, str) else found
 
-
-_Row = TypeVar("_Row")
 
 ROUNDING = "× rounding"
 
@@ -1647,8 +1645,13 @@ REASONS: dict[str, str] = {
 
 
 def row_of(name: str) -> CheckSpec | None:
-    """Return the row of a check, or of the longest beginning of its name that has one."""
-    return by_beginning(CHECKS, name)
+    """Return the row of a check, or of the longest beginning of its name that has one.
+
+    A beginning has whole words: `probe_`, not `pro`.
+    """
+    ends = [end for end in range(1, len(name)) if "_" in name[end - 1 : end + 1]]
+    beginnings = (name[:end] for end in (len(name), *reversed(ends)))
+    return next((CHECKS[start] for start in beginnings if start in CHECKS), None)
 
 
 def meaning_of(name: str) -> CheckSpec:
@@ -1678,10 +1681,3 @@ def cause_for(check: CheckResult) -> Cause:
         return "waived"
     code = code_for(check)
     return code.cause if code and code.cause else row_for(check).cause
-
-
-def by_beginning(table: Mapping[str, _Row], name: str) -> _Row | None:
-    """Look up a name, else its longest beginning of whole words, in a table."""
-    ends = [end for end in range(1, len(name)) if "_" in name[end - 1 : end + 1]]
-    beginnings = (name[:end] for end in (len(name), *reversed(ends)))
-    return next((table[start] for start in beginnings if start in table), None)

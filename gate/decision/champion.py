@@ -65,11 +65,11 @@ class Champion:
             "sha256": self.sha256,
             "subject_sha256": evidence.subject.sha256,
             "data_sha256": evidence.dataset.sha256,
-            "noise_ratio": TrendRow.of(evidence).noise_ratio,
+            "noise_ratio": TrendRow.from_evidence(evidence).noise_ratio,
         }
         if self.evidence is not None:
             fields["evidence_sha256"] = self.evidence.digest()
-            fields["champion_noise_ratio"] = TrendRow.of(self.evidence).noise_ratio
+            fields["champion_noise_ratio"] = TrendRow.from_evidence(self.evidence).noise_ratio
         return fields
 
     @classmethod

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, compared
 from gate.decision.check_result import CheckResult, Problem
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, Latency, RuntimeEvidence
+from gate.records.outputs import largest
 
 _MB = 1e6
 
@@ -65,12 +66,6 @@ def _single_sample_latency(single: Latency | None) -> Latency | None:
     return single if single is not None and single.batch_size == 1 else None
 
 
-def largest_ratio(ratios: Mapping[int, float]) -> float | None:
-    """Return the value that `latency_ratio` bounds: NaN if any ratio is; None without a ratio."""
-    worst = max(ratios.values(), default=None)
-    return math.nan if any(map(math.isnan, ratios.values())) else worst
-
-
 def _ratio(latency: Latency, reference: Latency) -> float:
     new, old = latency.median_ms, reference.median_ms
     timed = latency.batches > 0 and reference.batches > 0
@@ -89,7 +84,7 @@ def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> Chec
         "ratios": [f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items()],
         "notes": notes,
     }
-    metric = BoundedMetric("latency_ratio", largest_ratio(ratios), "<=", bound)
+    metric = BoundedMetric("latency_ratio", largest(ratios.values()), "<=", bound)
     return _compared(metric, runtime, params)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +24,13 @@ class _Kernel:
     """A range of versions of an operator, and the types that it takes."""
 
     first: int
-    last: int | None
-    """None: an open range, which holds for the version `first` of the operator alone."""
+    last: int
     types: Mapping[str, frozenset[str]]
     """By input (`i0`) or output (`o0`)."""
 
     def runs(self, since_version: int, inputs: tuple[str, ...]) -> bool:
         """Return whether the kernel may run this version and types; an unknown type fits."""
-        if self.last is None:
-            if since_version != self.first:
-                return False
-        elif not self.first <= since_version <= self.last:
-            return False
-        return all(
+        return self.first <= since_version <= self.last and all(
             not kind or kind in self.types.get(f"i{place}", (kind,))
             for place, kind in enumerate(inputs)
         )
@@ -46,7 +41,7 @@ class KernelTable:
     """The CUDA kernels of one version of ONNX Runtime."""
 
     version: str
-    kernels: Mapping[str, tuple[_Kernel, ...]]
+    kernels: Mapping[str, list[_Kernel]]
     """By operator: `ArgMax`, `com.microsoft::Attention`."""
 
     def lacks_kernel(self, node: CpuNode, version: str | None) -> bool:
@@ -60,9 +55,8 @@ class KernelTable:
             return False
         if version is None or _number(version) > _number(self.version):
             return False
-        since, inputs = node.since_version, node.inputs
         rows = self.kernels.get(node.operator, ())
-        return not any(kernel.runs(since, inputs) for kernel in rows)
+        return not any(kernel.runs(node.since_version, node.inputs) for kernel in rows)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -74,7 +68,7 @@ def _number(version: str) -> tuple[int, ...]:
 def cuda_kernels() -> KernelTable:
     """The committed table."""
     head, *lines = _TABLE.read_text(encoding="utf-8").splitlines()
-    kernels: dict[str, list[_Kernel]] = {}
+    kernels = defaultdict[str, list[_Kernel]](list)
     for line in lines:
         operator, versions, *allowed = line.split()
         first, _, last = versions.rstrip("+").partition("-")
@@ -83,6 +77,6 @@ def cuda_kernels() -> KernelTable:
             for slots, _, kinds in (each.partition("=") for each in allowed)
             for slot in slots.split(",")
         }
-        kernel = _Kernel(int(first), int(last) if last else None, types)
-        kernels.setdefault(operator, []).append(kernel)
-    return KernelTable(head.split()[-1], {name: tuple(rows) for name, rows in kernels.items()})
+        # An open range holds for the first version of the operator alone.
+        kernels[operator].append(_Kernel(int(first), int(last or first), types))
+    return KernelTable(head.split()[-1], kernels)

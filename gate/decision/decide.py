@@ -48,7 +48,7 @@ def iter_checks(
     yield from provenance_rules.export_checks(policy, evidence)
     yield from output_rules.named(policy, evidence)
     if evidence.subject.parts:  # each has a graph of its own
-        yield from _of_parts(stated, evidence)
+        yield from _part_checks(stated, evidence)
     else:
         yield from instrument_rules.graph(policy, evidence)
     yield from provenance_rules.parity(policy, evidence)
@@ -58,7 +58,7 @@ def iter_checks(
     for name in (*RUNTIMES, *others):
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
-            measured = list(_of_runtime(policy, runtime_policy, evidence, name))
+            measured = list(_runtime_checks(policy, runtime_policy, evidence, name))
             checks = bound_rules.left_to_rounding(evidence, measured)
             if runtime_policy.exceeded == "warn" and evidence.runtime(name) is not None:
                 checks = [_as_warning(runtime_policy, check) for check in checks]
@@ -73,7 +73,7 @@ def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResul
     return check.with_code(check.code or "", Verdict.WAIVED, warns=True)
 
 
-def _of_parts(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+def _part_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     for name, part in evidence.subject.parts.items():
         measured = evidence.parts.get(name)
         yield evidence_rules.whole(part, measured, name)
@@ -83,7 +83,7 @@ def _of_parts(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
                 yield check.model_copy(update={"part": name})
 
 
-def _of_runtime(
+def _runtime_checks(
     policy: Policy, runtime_policy: RuntimePolicy, evidence: Evidence, name: RuntimeName
 ) -> Iterator[CheckResult]:
     runtime = evidence.runtime(name)

@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 def measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """One check for each metric: whether this evidence has it, as the policy defines it."""
     for metric in policy.metrics:
-        problem = _problem(metric, _of(evidence, metric), evidence)
+        problem = _problem(metric, _metric_evidence(evidence, metric), evidence)
         yield _statement("metric", metric, problem)
 
 
@@ -39,7 +39,7 @@ def runtime_metric_checks(
 ) -> Iterator[CheckResult]:
     """Yield the checks of one runtime; none for a metric that was not measured (see `measured`)."""
     for metric in policy.metrics:
-        found = _of(evidence, metric)
+        found = _metric_evidence(evidence, metric)
         if found is None or _problem(metric, found, evidence) is not None:
             continue
         sides = [(group, group.runtimes.get(runtime.runtime)) for group in found.groups]
@@ -87,7 +87,7 @@ def _statement(
     )
 
 
-def _of(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence | None:
+def _metric_evidence(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence | None:
     return next((each for each in evidence.metrics if each.name == metric.name), None)
 
 

@@ -229,11 +229,11 @@ def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Bo
         compared.append(BoundedMetric("cosine_distance", distance, "<=", bound))
     classes = class_metrics_for(policy, output)
     if classes is not None:
-        compared += _of_classes(policy, bounds, output, classes)
+        compared += _class_metrics(policy, bounds, output, classes)
     return compared
 
 
-def _of_classes(
+def _class_metrics(
     policy: Policy, bounds: Bounds, output: OutputParity, classes: ClassParity
 ) -> list[BoundedMetric]:
     compared = classification(policy, bounds, output, classes)

@@ -19,30 +19,29 @@ from gate.storage.arrays import Pixels
 from gate.storage.untrusted_files import detect_pointer_file
 
 
-def read_dumped_tensors(texts: Iterable[str]) -> dict[str, NDArray[Any]]:
+def read_dumped_tensors(named: Iterable[tuple[str, Path]]) -> dict[str, NDArray[Any]]:
     """The tensors by consumer, one for each picture on axis 0, mapped into memory.
 
     Raises DataError for a name that can't stand in a record or is given twice, and for a file
     that is no array of such tensors.
     """
     found: dict[str, NDArray[Any]] = {}
-    for text in texts:
-        name, _, file = text.partition("=")
-        if not name or not file:
-            raise DataError(f"--tensors {text}: expected NAME=FILE.npy.")
+    for name, file in named:
         if not re.fullmatch(CONSUMER_NAME, name):
             raise DataError(
-                f"--tensors {text}: a consumer's name has small letters, digits, dots and hyphens "
-                "only, and starts with a letter or digit. Take another name."
+                f"--tensors {name}={file}: a consumer's name has small letters, digits, dots and "
+                "hyphens only, and starts with a letter or digit. Take another name."
             )
         if name in found:
-            raise DataError(f"--tensors {text}: {name} is given twice. Give each consumer once.")
+            raise DataError(
+                f"--tensors {name}={file}: {name} is given twice. Give each consumer once."
+            )
         found[name] = _read(file)
     return found
 
 
-def _read(file: str) -> NDArray[Any]:
-    if (pointer := detect_pointer_file(Path(file))) is not None:
+def _read(file: Path) -> NDArray[Any]:
+    if (pointer := detect_pointer_file(file)) is not None:
         raise DataError(pointer)
     try:
         tensors = np.lib.format.open_memmap(file, mode="r")

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from gate.records.evidence import Evidence, Latency, RuntimeEvidence
 from gate.records.metrics import ChampionMetric, MetricValue
+from gate.records.outputs import largest
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
 # Both files compute on the same samples in one process, or their evidence has what each computed
@@ -120,7 +121,7 @@ class TrendRow(Record):
     """Median of a batch. Another machine, or another batch, has another one."""
 
     @classmethod
-    def of(cls, evidence: Evidence) -> TrendRow:
+    def from_evidence(cls, evidence: Evidence) -> TrendRow:
         """Return the row of optimized ONNX Runtime on the CPU, which serves, else the first."""
         runtime = _runtime(evidence)
         outputs = () if runtime is None else runtime.outputs
@@ -128,7 +129,7 @@ class TrendRow(Record):
         return cls(
             sha256=evidence.subject.sha256,
             measured_at=evidence.measured_at,
-            noise_ratio=_worst(output.noise.ratio for output in outputs if output.noise),
+            noise_ratio=largest(output.noise.ratio for output in outputs if output.noise),
             agreement=_least(each.top1_agreement for each in classes),
             accuracy=_least(each.accuracy.candidate for each in classes if each.accuracy),
             metrics=dict(_task_metrics(evidence, runtime)),
@@ -145,7 +146,7 @@ class Trend(Record):
     def followed_by(self, evidence: Evidence) -> Trend:
         """Return the trend with this release added or replaced; the oldest rows are dropped."""
         others = [row for row in self.rows if row.sha256 != evidence.subject.sha256]
-        return Trend(rows=tuple([*others, TrendRow.of(evidence)][-MOST_ROWS:]))
+        return Trend(rows=tuple([*others, TrendRow.from_evidence(evidence)][-MOST_ROWS:]))
 
 
 def _task_metrics(
@@ -164,13 +165,7 @@ def _runtime(evidence: Evidence) -> RuntimeEvidence | None:
     return preferred or next(iter(measured.values()), None)
 
 
-def _worst(values: Iterable[float]) -> float | None:
-    """The largest, where NaN is larger than all."""
-    numbers = list(values)
-    return math.nan if any(map(math.isnan, numbers)) else max(numbers, default=None)
-
-
 def _least(values: Iterable[float]) -> float | None:
     """The smallest, where NaN is smaller than all."""
-    worst = _worst(-value for value in values)
+    worst = largest(-value for value in values)
     return None if worst is None else -worst

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 from gate.records.instruments import NoiseParity, StabilityParity
 from gate.storage.record import Count, Measured, Record, added_field
 
@@ -15,6 +18,12 @@ PER_OCTAVE = 4
 EDGES = (1.0, 1.1875, 1.40625, 1.6875)
 """1, 2^(1/4), 2^(2/4), 2^(3/4), cut to 5 bits of the mantissa, so that the bin of a float64 can be
 read from its leading bits: within 0.6 %."""
+
+
+def largest(numbers: Iterable[float]) -> float | None:
+    """Return the largest number, NaN if one is NaN, or None if there are none."""
+    values = list(numbers)
+    return math.nan if any(map(math.isnan, values)) else max(values, default=None)
 
 
 class Histogram(Record):

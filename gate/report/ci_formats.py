@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest
-from prometheus_client.registry import Collector
 
 from gate.decision.check_result import Verdict
 from gate.lint.lint import LintReport
@@ -27,9 +26,9 @@ from gate.storage.safe_text import make_printable
 from gate.summary.render import format_bound_usage, render_check
 from gate.summary.summary import CheckRow, Finding, Summary
 
-Colour = Literal["passed", "rejected", "not judged"]
+Outcome = Literal["passed", "rejected", "not judged"]
 
-_COLOURS: dict[int, Colour] = {0: "passed", 1: "rejected"}
+_OUTCOMES: dict[int, Outcome] = {0: "passed", 1: "rejected"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +55,9 @@ class CiResult:
         return f"{'stage' if self.is_stage else 'gate'} {self.command}"
 
     @property
-    def colour(self) -> Colour:
-        """The color of the case in a CI: without a pass or a rejection it is "not judged"."""
-        return _COLOURS.get(self.exit_code, "not judged")
+    def outcome(self) -> Outcome:
+        """The outcome of the build: without a pass or a rejection it is "not judged"."""
+        return _OUTCOMES.get(self.exit_code, "not judged")
 
     @property
     def verdict(self) -> Verdict:
@@ -80,13 +79,13 @@ class CiResult:
 
     @property
     def shown_by_a_check(self) -> bool:
-        """Whether some check has the color of the whole build.
+        """Whether some check has the outcome of the whole build.
 
         If not, a case with the reason is added: a red build must not consist of green checks.
         """
         verdicts = {word.check.verdict for word in self.story.words} if self.story else set()
-        wanted = Verdict.FAIL if self.colour == "rejected" else Verdict.ERROR
-        return self.colour == "passed" or wanted in verdicts
+        wanted = Verdict.FAIL if self.outcome == "rejected" else Verdict.ERROR
+        return self.outcome == "passed" or wanted in verdicts
 
 
 # One suite a runtime, one case a check. A build that is not green has a case with the reason, also
@@ -111,7 +110,7 @@ def junit_xml(result: CiResult) -> str:
     root = ElementTree.Element("testsuites", name="parity-gate")
     suites = [] if result.story is None else list(_suites(result.story))
     if not result.shown_by_a_check:
-        suites.append(_suite(result.command, [_riddle(result)]))
+        suites.append(_suite(result.command, [_unexplained_case(result)]))
     root.extend(suites)
     _count(root)
     ElementTree.indent(root)
@@ -207,12 +206,12 @@ def _sentences(word: CheckRow, cause: str | None, *, onnx_reference: bool) -> It
         yield f"Try: {remedy}"
 
 
-def _riddle(result: CiResult) -> ElementTree.Element:
+def _unexplained_case(result: CiResult) -> ElementTree.Element:
     """Return a case with the reason for a result that no check explains."""
     case = ElementTree.Element("testcase", name=result.title)
-    tag = "failure" if result.colour == "rejected" else "error"
+    tag = "failure" if result.outcome == "rejected" else "error"
     found = ElementTree.SubElement(case, tag, message=make_printable(result.reason))
-    found.set("type", result.colour)
+    found.set("type", result.outcome)
     found.text = make_printable(result.reason)
     return case
 
@@ -233,20 +232,13 @@ _DECISIVE = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
 
 def openmetrics_text(result: CiResult) -> str:
     """The text, ending with `# EOF`. Every series has the label `model`; docs/ci.md lists them."""
-
-    class Numbers(Collector):
-        """Those of this result."""
-
-        def collect(self) -> Iterator[GaugeMetricFamily]:
-            model = make_printable(result.subject)
-            yield from _of_result(result, model)
-            if result.story is not None:
-                yield from _of_file(result.story, model)
-                yield from _of_runtimes(result.story, model)
-                yield from _of_checks(result.story, model)
-
-    registry = CollectorRegistry()
-    registry.register(Numbers())
+    model = make_printable(result.subject)
+    gauges = list(_result_gauges(result, model))
+    if result.story is not None:
+        gauges += _file_gauges(result.story, model)
+        gauges += _runtime_gauges(result.story, model)
+        gauges += _check_gauges(result.story, model)
+    registry = SimpleNamespace(collect=lambda: gauges)
     text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # it has no types
     return text.decode()
 
@@ -266,7 +258,7 @@ def _gauge(
     return made
 
 
-def _of_result(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
+def _result_gauges(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
     code = {(result.command,): result.exit_code}
     meaning = "Of the command: 0 passed, 1 rejected, 2 could not judge."
     yield _gauge(model, "exit_code", meaning, code, "command")
@@ -275,7 +267,7 @@ def _of_result(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
     yield _gauge(model, "verdict", meaning, verdicts, "verdict")
 
 
-def _of_file(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
+def _file_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     subject = story.subject
     file = {(str(subject.sha256), str(subject.policy_sha256 or "")): 1}
     meaning = "1; which file was judged, by which policy."
@@ -290,7 +282,7 @@ def _of_file(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
             yield _gauge(model, f"{name}_timestamp", meaning, {(): seconds}, unit="seconds")
 
 
-def _of_runtimes(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
+def _runtime_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     rows = [(make_printable(row.runtime), row) for row in story.proof]
     passed = {(name, row.state): float(row.state == "passed") for name, row in rows}
     meaning = "1 where every check of the runtime held."
@@ -303,7 +295,7 @@ def _of_runtimes(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     yield _gauge(model, "batch_latency", meaning, latency, "runtime", unit="seconds")
 
 
-def _of_checks(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
+def _check_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     counts = Counter(
         (make_printable(word.check.runtime or MEASUREMENT), word.check.verdict.value)
         for word in story.words

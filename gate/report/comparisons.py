@@ -38,7 +38,7 @@ def print_comparison(parity: PreprocessingParity, console: Console, *, bound: fl
     """The table of consumers in steps, then causes, then the values of both sides."""
     about = (
         f"{parity.images} pictures, against {parity.reference}; differences in 1/255 of the "
-        f"value range before normalisation, {bound:g} allowed"
+        f"value range before normalization, {bound:g} allowed"
     )
     print_sentences(console, [about])
     shown = print_table(_PREPROCESSING_HEADINGS, right=_PREPROCESSING_HEADINGS[1:-1])

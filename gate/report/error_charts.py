@@ -417,7 +417,7 @@ def bound_usage_chart(
         paint,
         title=f"How much of its bound each number has used{more}",
         alternative=f"{len(rows)} checks, {beyond} beyond their bound. The worst: "
-        + "; ".join(f"{label} {_of_bound(row[0])}" for label, row in rows[:5]),
+        + "; ".join(f"{label} {_usage_text(row[0])}" for label, row in rows[:5]),
         height=_AXIS + _STRAIN_PITCH * len(rows) + _LEGEND_PITCH * -(-len(runtimes) // columns),
     )
 
@@ -438,7 +438,7 @@ def _mark(axes: Axes, row: int, word: CheckRow, runtimes: list[str]) -> None:
     axes.plot(place, at, marker, color=color, fillstyle=fill, markersize=5.5, clip_on=False)
 
 
-def _of_bound(word: CheckRow) -> str:
+def _usage_text(word: CheckRow) -> str:
     value = word.strain or 0.0
     if math.isfinite(value):
         return f"{format_number(value)} times its bound"

@@ -10,24 +10,9 @@ from pathlib import Path
 from gate.decision.decide import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, GateError
 from gate.policy.policy import Policy
+from gate.records import layout
 from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Evidence
-from gate.records.layout import (
-    CHANGE,
-    DECISION,
-    DECISION_STATEMENT,
-    EVIDENCE,
-    EVIDENCE_STATEMENT,
-    EXPLANATION,
-    LOCALISATION,
-    MARKDOWN,
-    METRICS,
-    OF_REPORTS,
-    PAGE,
-    PICTURES,
-    PLOTS,
-    SAMPLES,
-)
 from gate.records.localization import Explanation, Localization
 from gate.report import html_page, markdown
 from gate.report.chart import Chart
@@ -38,6 +23,7 @@ from gate.signing.verification import StatementPair
 from gate.storage import files
 from gate.storage.safe_text import make_printable
 from gate.storage.untrusted_files import RECORD_LIMIT
+from gate.summary.champion_changes import change_between
 from gate.summary.summarize import summarize
 from gate.summary.summary import Change, Summary
 
@@ -61,18 +47,18 @@ def write_report(
     explanation = explanation or Explanation()
     report = Report(story, evidence, decision, explanation=explanation, pictures=pictures(folder))
     texts = {
-        EVIDENCE: evidence.to_json(indent=2) + "\n",
-        DECISION: decision.to_json(indent=2) + "\n",
-        MARKDOWN: markdown.summary_markdown(story, {}),
-        PAGE: render_page(report),
+        layout.EVIDENCE: evidence.to_json(indent=2) + "\n",
+        layout.DECISION: decision.to_json(indent=2) + "\n",
+        layout.MARKDOWN: markdown.summary_markdown(story, {}),
+        layout.PAGE: render_page(report),
     }
     if explanation.localisation is not None:
-        texts[LOCALISATION] = explanation.localisation.to_json(indent=2) + "\n"
+        texts[layout.LOCALISATION] = explanation.localisation.to_json(indent=2) + "\n"
     for name, text in texts.items():
         files.write_text(folder / name, text)
     if explanation.localisation is None:
-        (folder / LOCALISATION).unlink(missing_ok=True)
-    return (*(folder / name for name in texts), *write_charts(folder / PLOTS, report.charts))
+        (folder / layout.LOCALISATION).unlink(missing_ok=True)
+    return (*(folder / name for name in texts), *write_charts(folder / layout.PLOTS, report.charts))
 
 
 _SAMPLES_LIMIT = 1 << 30
@@ -82,7 +68,7 @@ _SAMPLES_LIMIT = 1 << 30
 def refuse_links(folder: Path) -> None:
     """Raise EvidenceError if a part of the report in `folder` is a symbolic link: what it points
     to would be published as a part of the report."""
-    for name in OF_REPORTS:
+    for name in layout.OF_REPORTS:
         path = folder / name
         inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
         for each in (path, *inside):
@@ -105,10 +91,14 @@ def write_again(
     """Write the report of these records into the folder `target`. Only what no record holds is
     copied from the folder `report`: statements, thumbnails, and the table of samples. What is no
     plain file there is left out. Raises StorageError."""
-    shown = [path.name for path in sorted((report / PICTURES).glob("*.png"))[:_MOST_PICTURES]]
-    limits = {EVIDENCE_STATEMENT: RECORD_LIMIT, DECISION_STATEMENT: RECORD_LIMIT}
-    limits |= {SAMPLES: _SAMPLES_LIMIT, METRICS: _SAMPLES_LIMIT}
-    limits |= {f"{PICTURES}/{name}": LARGEST_PICTURE for name in shown if _PICTURE.fullmatch(name)}
+    shown = sorted((report / layout.PICTURES).glob("*.png"))[:_MOST_PICTURES]
+    limits = {layout.EVIDENCE_STATEMENT: RECORD_LIMIT, layout.DECISION_STATEMENT: RECORD_LIMIT}
+    limits |= {layout.SAMPLES: _SAMPLES_LIMIT, layout.METRICS: _SAMPLES_LIMIT}
+    limits |= {
+        f"{layout.PICTURES}/{path.name}": LARGEST_PICTURE
+        for path in shown
+        if _PICTURE.fullmatch(path.name)
+    }
     for name, limit in limits.items():
         with suppress(OSError), files.open_inside(report, name) as stream:
             data = stream.read(limit + 1)
@@ -116,9 +106,9 @@ def write_again(
                 files.write_bytes(target / name, data)
     change = load_change(report, evidence)
     if change is not None:
-        change.save(target / CHANGE)
+        change.save(target / layout.CHANGE)
     if explanation != Explanation():
-        explanation.save(target / EXPLANATION)
+        explanation.save(target / layout.EXPLANATION)
     write_report(target, decision, evidence, story=story, explanation=explanation)
 
 
@@ -144,7 +134,7 @@ def pictures(folder: Path) -> dict[int, bytes]:
     useful.
     """
     found: dict[int, bytes] = {}
-    for path in sorted((folder / PICTURES).glob("*.png"))[:_MOST_PICTURES]:
+    for path in sorted((folder / layout.PICTURES).glob("*.png"))[:_MOST_PICTURES]:
         name = _PICTURE.fullmatch(path.name)
         try:
             if name is not None and path.stat().st_size <= LARGEST_PICTURE:
@@ -168,67 +158,38 @@ class RecordFiles:
     """The keys whose signatures count; None: no signature counts."""
 
 
-@dataclass(frozen=True)
-class EvaluationRecords:
-    """Evidence and decision, with the other files of their folder."""
+def read_report(
+    place: Path, given: RecordFiles | None = None, *, before: Report | None = None
+) -> Report:
+    """Read an evidence file, or the folder that contains one, with the records next to it.
 
-    folder: Path
-    evidence: Evidence
-    decision: Decision
-    explanation: Explanation
-    change: Change | None = None
-    """Against the version that served when it was measured; None: it was not compared."""
-    confidence: float = 0.95
-    """Of what agreement proves."""
-    signed_by: str | None = None
-    """Name and short id of the key that signed both; None: no trusted key did."""
-
-    @classmethod
-    def read(cls, place: Path, given: RecordFiles | None = None) -> EvaluationRecords:
-        """Read an evidence file, or the folder that contains one, with the records next to it.
-
-        Raises EvidenceError where a record is missing or incomplete, DigestMismatch where the
-        decision is on other evidence.
-        """
-        given = given or RecordFiles()
-        file = place / EVIDENCE if place.is_dir() else place
-        evidence = Evidence.load(file)
-        path, policy = given.decision or file.parent / DECISION, given.policy
-        if policy is not None:
-            compared = None
-            with suppress(GateError):  # another policy judges the same comparison
-                compared = _decision(path, evidence).incumbent
-            decision = decide(policy, evidence, incumbent=compared, decided_at=given.now)
-        else:
-            decision = _decision(path, evidence)
-        return cls(
-            file.parent,
-            evidence,
-            decision,
-            _explanation(file.parent, given.explanation, evidence),
-            load_change(file.parent, evidence),
-            cls.confidence if policy is None else policy.confidence,
-            None
-            if given.trust is None
-            else _signed_by(file.parent, evidence, decision, given.trust),
-        )
-
-    def report(self, change: Change | None = None) -> Report:
-        """Return the report. `change`: the comparison with other records."""
-        story = summarize(
-            self.decision,
-            self.evidence,
-            explanation=self.explanation,
-            change=change or self.change,
-            confidence=self.confidence,
-        ).signed(self.signed_by and make_printable(self.signed_by))
-        return Report(
-            story,
-            self.evidence,
-            self.decision,
-            explanation=self.explanation,
-            pictures=pictures(self.folder),
-        )
+    `before`: an earlier report, from which the changes are shown; else those from the champion are,
+    where the two were compared. Raises EvidenceError where a record is missing or incomplete,
+    DigestMismatch where the decision is on other evidence.
+    """
+    given = given or RecordFiles()
+    file = place / layout.EVIDENCE if place.is_dir() else place
+    folder, evidence = file.parent, Evidence.load(file)
+    path, policy = given.decision or folder / layout.DECISION, given.policy
+    if policy is not None:
+        compared = None
+        with suppress(GateError):  # another policy judges the same comparison
+            compared = _decision(path, evidence).incumbent
+        decision = decide(policy, evidence, incumbent=compared, decided_at=given.now)
+    else:
+        decision = _decision(path, evidence)
+    explanation = _explanation(folder, given.explanation, evidence)
+    if before is None:
+        change = load_change(folder, evidence)
+    else:
+        change = change_between((before.decision, before.evidence), decision, evidence)
+    confidence = 0.95 if policy is None else policy.confidence
+    story = summarize(
+        decision, evidence, explanation=explanation, change=change, confidence=confidence
+    )
+    if given.trust is not None:
+        story = story.signed(_signed_by(folder, evidence, decision, given.trust))
+    return Report(story, evidence, decision, explanation, pictures(folder))
 
 
 def load_change(folder: Path, evidence: Evidence) -> Change | None:
@@ -238,17 +199,17 @@ def load_change(folder: Path, evidence: Evidence) -> Change | None:
     displayed.
     """
     try:
-        change = Change.load(folder / CHANGE)
+        change = Change.load(folder / layout.CHANGE)
     except GateError:
         return None
     measured = [(row.sha256, row.measured_at) for row in change.trend[-1:]]
-    this = TrendRow.of(evidence)
+    this = TrendRow.from_evidence(evidence)
     return change if measured == [(this.sha256, this.measured_at)] else None
 
 
 def load_explanation(folder: Path, evidence: Evidence) -> Explanation:
     """Return the localization of this file next to the evidence; empty if missing or unreadable."""
-    for name in (EXPLANATION, LOCALISATION):
+    for name in (layout.EXPLANATION, layout.LOCALISATION):
         with suppress(GateError):
             found = _read(folder / name)
             if _is_of(found, evidence):
@@ -263,7 +224,8 @@ def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trus
     """
     with suppress(GateError):
         statements = StatementPair.from_folder(folder)
-        return labels(statements.verify(evidence, decision, trust=trust, now=statements.made_at))
+        keys = statements.verify(evidence, decision, trust=trust, now=statements.made_at)
+        return make_printable(labels(keys) or "") or None
     return None
 
 
@@ -302,7 +264,7 @@ def _explanation(folder: Path, given: Path | None, evidence: Evidence) -> Explan
 
 def _read(path: Path) -> Explanation:
     """`gate locate` writes the layers alone, the pipeline the explanation around them."""
-    if path.name == EXPLANATION:
+    if path.name == layout.EXPLANATION:
         return Explanation.load(path)
     try:
         return Explanation(localisation=Localization.load(path))

@@ -29,8 +29,7 @@ from gate.report.error_charts import (
     confidence_chart,
     differences_chart,
 )
-from gate.report.metric_charts import metric_charts
-from gate.report.model_charts import depth_chart, latency, memory, trend_charts
+from gate.report.model_charts import depth_chart, latency, memory, metric_charts, trend_charts
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
     allowed,
@@ -54,7 +53,7 @@ _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 """Of the first chart, which has to fit on a telephone's first screen."""
 
 
-def of_evidence(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
+def evidence_charts(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
     """Return the charts that have data, with bounds if there is a decision."""
     drawn = (
         differences_chart(evidence, decision),
@@ -66,7 +65,7 @@ def of_evidence(evidence: Evidence, decision: Decision | None = None) -> tuple[C
     return tuple(chart for chart in drawn if chart is not None)
 
 
-def of_report(
+def report_charts(
     story: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
 ) -> tuple[Chart, ...]:
     """All charts of a report."""
@@ -76,11 +75,11 @@ def of_report(
     return (
         *(chart for chart in (bounds, layers) if chart is not None),
         *metric_charts(evidence, decision),
-        *of_evidence(evidence, decision),
+        *evidence_charts(evidence, decision),
     )
 
 
-def of_cause(story: Summary, explanation: Explanation) -> Chart | None:
+def cause_chart(story: Summary, explanation: Explanation) -> Chart | None:
     """Return the one chart that shows the cause.
 
     It is the depth where a layer is at fault, else the numbers of the first finding and their
@@ -112,7 +111,7 @@ _CREWS = {
 Facts = dict[str, tuple[tuple[str, str], ...]]
 
 
-def of(evidence: Evidence, decision: Decision) -> Facts:
+def report_facts(evidence: Evidence, decision: Decision) -> Facts:
     """Heading to its facts, each a name and a text."""
     return {
         "What was judged": tuple(_subject(evidence)),
@@ -121,7 +120,7 @@ def of(evidence: Evidence, decision: Decision) -> Facts:
     }
 
 
-def commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
+def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     """Return pairs of a purpose and its command. Words in capitals are the reader's files."""
     source = evidence.source
     model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
@@ -245,7 +244,7 @@ class Report:
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
         """The charts of the evidence; what has no data is left out."""
-        return of_report(self.story, self.evidence, self.decision, self.explanation)
+        return report_charts(self.story, self.evidence, self.decision, self.explanation)
 
 
 MOST_CHECKS, MOST_LAYERS = 1000, 400
@@ -330,7 +329,7 @@ def render_page(report: Report) -> str:
     """The whole page."""
     story, evidence, decision = report.story, report.evidence, report.decision
     script = _source("script.js")
-    cause = of_cause(story, report.explanation)
+    cause = cause_chart(story, report.explanation)
     shown = None if cause is None else cause.alternative
     return (
         _templates()
@@ -347,8 +346,8 @@ def render_page(report: Report) -> str:
             layers=layers(report.explanation.localisation),
             samples=worst_samples(evidence, report.pictures),
             cost_headings=COST_HEADINGS,
-            facts=of(evidence, decision),
-            reproduce=commands(evidence),
+            facts=report_facts(evidence, decision),
+            reproduce=reproduce_commands(evidence),
             style=_source("style.css"),
             script=script,
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -359,7 +358,7 @@ def render_page(report: Report) -> str:
 def render_screen(report: Report) -> str:
     """Return the first screen of the page as an element for a notebook or another page: a frame
     that needs neither files nor scripts, and follows the reader's light or dark colors."""
-    cause = of_cause(report.story, report.explanation)
+    cause = cause_chart(report.story, report.explanation)
     return _frame(story=report.story, decision=report.decision, cause=cause)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gate.decision.check_result import Verdict
 from gate.records.champion_comparison import TrendRow
-from gate.report.ci_formats import CiResult, Colour
+from gate.report.ci_formats import CiResult, Outcome
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
     beginning,
@@ -198,7 +198,7 @@ _MARKS = {"passed": "✅", "rejected": "❌", "not judged": "⚠️"}
 
 _VERDICTS = {"passed": Verdict.PASS, "rejected": Verdict.FAIL, "not judged": Verdict.ERROR}
 
-_NOTHING: dict[Colour, str] = {
+_NOTHING: dict[Outcome, str] = {
     "passed": "Nothing was decided.",
     "rejected": "It was rejected before anything was measured (exit code 1).",
     "not judged": "Nothing was decided (exit code 2): this is neither a pass nor a rejection.",
@@ -212,9 +212,9 @@ def pull_request_comment(result: CiResult) -> str:
     """Markdown text of at most `LIMIT` bytes: the verdict, what came of it, then the story: cause,
     findings, what changed against the champion, runtimes, next steps."""
     about = f" ({literal(result.subject)})" if result.subject else ""
-    lines = [f"## {_MARKS[result.colour]} parity-gate: {_verdict_text(result)}{about}", ""]
+    lines = [f"## {_MARKS[result.outcome]} parity-gate: {_verdict_text(result)}{about}", ""]
     if result.story is None:
-        lines += [f"`{result.title}`: {literal(result.reason)}", "", _NOTHING[result.colour], ""]
+        lines += [f"`{result.title}`: {literal(result.reason)}", "", _NOTHING[result.outcome], ""]
         return _cut("\n".join(lines))
     if result.sentence:
         lines += [f"`{result.title}`: **{literal(result.sentence)}**", ""]
@@ -224,9 +224,9 @@ def pull_request_comment(result: CiResult) -> str:
 def _verdict_text(result: CiResult) -> str:
     """The verdict; of a passed file that was refused all the same, that first."""
     if result.story is None:
-        return "could not judge" if result.colour == "not judged" else result.colour
-    as_decided = result.verdict is _VERDICTS[result.colour]
-    return result.verdict if as_decided else f"{result.colour}, the verdict is {result.verdict}"
+        return "could not judge" if result.outcome == "not judged" else result.outcome
+    as_decided = result.verdict is _VERDICTS[result.outcome]
+    return result.verdict if as_decided else f"{result.outcome}, the verdict is {result.verdict}"
 
 
 def _cut(text: str) -> str:

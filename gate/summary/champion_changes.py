@@ -159,7 +159,7 @@ def _measured(
     old: Evidence, new: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[ChangeRow]:
     """Yield the rows on what each evidence records by itself."""
-    before, now = TrendRow.of(old), TrendRow.of(new)
+    before, now = TrendRow.from_evidence(old), TrendRow.from_evidence(new)
     rows = (
         _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
         _numbers("agreement with its own model", before.agreement, now.agreement, more_is="better"),

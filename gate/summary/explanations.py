@@ -128,15 +128,15 @@ def nonfinite(scene: Scene) -> GroupExplanation:
     check = scene.group.headline_check
     text, found = render_check(check, "headline"), scene.group.localisation
     if found is None:
-        return _of(check, check.output, text)
+        return _account(check, check.output, text)
     if found.fault is None:
         text = render_account("explained", text=text, cause=found.cause)
         return GroupExplanation(check.output, clean(text), found.remedy)
     blamed, fault = _fault(found, found.fault)
-    return _of(check, blamed or check.output, render_account("begins", text=text, fault=fault))
+    return _account(check, blamed or check.output, render_account("begins", text=text, fault=fault))
 
 
-def _of(check: CheckResult, blamed: str | None, text: str | None = None) -> GroupExplanation:
+def _account(check: CheckResult, blamed: str | None, text: str | None = None) -> GroupExplanation:
     """Return the account of one check: its sentence, or `text`, and its remedy."""
     sentence = render_check(check, "headline") if text is None else text
     return GroupExplanation(blamed, clean(sentence), render_check(check, "remedy"))
@@ -191,22 +191,22 @@ def _weights(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "graph_") or scene.shown
     findings = check.params.get("findings")
     if not findings:
-        return _of(check, None)
+        return _account(check, None)
     first = findings[0]
     text = render_check(check.model_copy(update={"params": {"findings": [first]}}), "headline")
     if findings[1:]:
         text = render_account("first_of", text=text, count=len(findings))
     noisy = worst_of([c for c in scene.group.checks if c.runtime], "noise_ratio")
     usage = format_bound_usage(noisy) if noisy else ""
-    return _of(check, make_printable(location_of(first)), with_number(text, usage))
+    return _account(check, make_printable(location_of(first)), with_number(text, usage))
 
 
 def _batch(scene: Scene) -> GroupExplanation:
     check = scene.group.headline_check
     if not check.name.startswith("probe_batch"):
-        return _of(check, None if check.name == "runtime" else check.output)
+        return _account(check, None if check.name == "runtime" else check.output)
     size = "one sample" if check.samples == 1 else f"{check.samples} samples"
-    return _of(check, None, render_account("batch", size=size, off=_off_by(check)))
+    return _account(check, None, render_account("batch", size=size, off=_off_by(check)))
 
 
 def _off_by(check: CheckResult) -> str:
@@ -229,7 +229,7 @@ def _baked_in(scene: Scene) -> GroupExplanation:
     if found is not None and found.probe is not None and found.fault is not None:
         fault = make_printable(found.fault).replace("`", "")
         text = render_account("begins_on_probe", text=text, probe=found.probe, fault=fault)
-    return _of(check, None, _with_warning(text, scene.evidence))
+    return _account(check, None, _with_warning(text, scene.evidence))
 
 
 def _beyond(scene: Scene) -> GroupExplanation:
@@ -237,7 +237,7 @@ def _beyond(scene: Scene) -> GroupExplanation:
     probe = check.name.removeprefix("probe_")
     if check.code == "beyond_range":
         text = render_account("overflows", probe=probe, failure=_shortly(check))
-        return _of(check, None, text)
+        return _account(check, None, text)
     text = render_account("beyond", probe=probe, off=_off_by(check))
     return GroupExplanation(None, clean(text), LIMITS)
 
@@ -266,7 +266,7 @@ def _explained_by(
     def account(scene: Scene) -> GroupExplanation:
         worst = (worst_of(scene.group.checks, name) for name in names)
         check = next(filter(None, worst), scene.shown)
-        return _of(check, blames(check))
+        return _account(check, blames(check))
 
     return account
 
@@ -280,22 +280,22 @@ def _accounts_optimiser(scene: Scene) -> GroupExplanation:
 def _device(scene: Scene) -> GroupExplanation:
     check = worst_of(scene.group.checks, "precision") or scene.shown
     if check.name == "runtime":
-        return _of(check, check.runtime)
+        return _account(check, check.runtime)
     if check.name in ("provider", "device", "precision"):
         text = render_account("about", who=check.runtime, text=short(render_check(check)))
-        return _of(check, check.runtime, text)
+        return _account(check, check.runtime, text)
     code = "differs_only_on" if scene.group.cpu_agrees else "differs_on"
     text = render_account(code, where=scene.where, number=scene.number)
     device = next((c for c in scene.group.checks if c.name == "device"), check)
-    return _of(device, check.runtime, text)
+    return _account(device, check.runtime, text)
 
 
 def _preprocessing(scene: Scene) -> GroupExplanation:
     check = scene.shown
     consumer = check.params.get("consumer")
     if not isinstance(consumer, str):
-        return _of(check, None)
-    return _of(check, consumer, led_by(consumer, render_check(check, "headline")))
+        return _account(check, None)
+    return _account(check, consumer, led_by(consumer, render_check(check, "headline")))
 
 
 def _numbers(scene: Scene) -> GroupExplanation:
@@ -309,7 +309,7 @@ def _numbers(scene: Scene) -> GroupExplanation:
     elif found is not None:
         text = render_account("explained", text=text, cause=found.cause)
     seam = found.remedy if found is not None and found.has_seam else None
-    account = _of(check, check.output, text)
+    account = _account(check, check.output, text)
     return replace(account, remedy=seam) if seam else account
 
 
@@ -317,7 +317,7 @@ def _export(scene: Scene) -> GroupExplanation:
     check = scene.shown
     who = _WARNED.get(check.name, "the export")
     text = render_account("warned", who=who, text=short(render_check(check)))
-    return _of(check, who, text)
+    return _account(check, who, text)
 
 
 def _waived(scene: Scene) -> GroupExplanation:

@@ -9,33 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any, Literal, TypeVar
 
+from gate.decision import catalog, faults
 from gate.decision.bound_rules import agreement_lower_bound
-from gate.decision.catalog import (
-    CHANGE_REFERENCE,
-    CONVERT_AGAIN,
-    MISMATCHES,
-    NOTES,
-    PROBLEMS,
-    REASONS,
-    ROUNDING,
-    Cause,
-    code_for,
-    meaning_of,
-    row_for,
-)
+from gate.decision.catalog import Cause
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import Decision
-from gate.decision.faults import (
-    ACCOUNTS,
-    DETAILS,
-    FINDINGS,
-    OPTIMIZERS,
-    OUTCOMES,
-    SEAMS,
-    WEIGHTS,
-    FaultSpec,
-    fault_spec,
-)
+from gate.decision.faults import FaultSpec
 from gate.records.evidence import Evidence
 from gate.records.instruments import GraphCode, GraphFinding
 from gate.records.localization import (
@@ -145,7 +124,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "after": lambda details: f" ({details})" if details else "",
     "some": lambda items: ", ".join(map(str, items[:_SOME])) + (", …" if items[_SOME:] else ""),
     "of_model": lambda name: f"the model's {name}" if name else "the model's",
-    "reason": lambda text: REASONS.get(text, text),
+    "reason": lambda text: catalog.REASONS.get(text, text),
     "or": lambda items: " or ".join(map(str, items)),
     "short": lambda text: short(broken(str(text))),
     "brief": lambda text: short(beginning(text)),
@@ -172,10 +151,12 @@ _TEMPLATE = _Template()
 
 def _notes(notes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for note in notes:
-        yield _TEMPLATE.vformat(NOTES.get(note["code"], "{code}."), (), note)
+        yield _TEMPLATE.vformat(catalog.NOTES.get(note["code"], "{code}."), (), note)
 
 
-def _problems(problems: Sequence[Mapping[str, Any]], table: Mapping[str, str] = PROBLEMS) -> str:
+def _problems(
+    problems: Sequence[Mapping[str, Any]], table: Mapping[str, str] = catalog.PROBLEMS
+) -> str:
     return "; ".join(
         _TEMPLATE.vformat(table.get(problem["code"], "{code}"), (), problem) for problem in problems
     )
@@ -183,7 +164,7 @@ def _problems(problems: Sequence[Mapping[str, Any]], table: Mapping[str, str] = 
 
 def _beginning(text: str, problems: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of problems as the beginning of a sentence, which a name is as it is."""
-    is_name = not problems or PROBLEMS.get(problems[0]["code"], "{").startswith("{")
+    is_name = not problems or catalog.PROBLEMS.get(problems[0]["code"], "{").startswith("{")
     return text if is_name else capital(text)
 
 
@@ -198,7 +179,7 @@ def render_check(
     It is one line. `headline`: the sentence of a finding, without a full stop at its end.
     `onnx_reference`: the remedy is for a file whose reference is an ONNX file.
     """
-    code = code_for(check)
+    code = catalog.code_for(check)
     if code is None:  # of a record before codes, or of a newer version
         stored = check.remedy if part == "remedy" else check.explanation
         if stored is None and part != "remedy":
@@ -210,7 +191,7 @@ def render_check(
         if part == "headline" and code.headline is not None:
             template = code.headline
         elif part == "remedy":
-            spec = row_for(check)
+            spec = catalog.row_for(check)
             cause = (code.cause if code.remedy else None) or spec.cause
             template = remedy_for(code.remedy or spec.remedy, cause, onnx_reference=onnx_reference)
         if template.startswith("{problems}") or ". {problems}" in template:
@@ -227,7 +208,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
     bound = f"{check.bound:.6g}" if isinstance(check.bound, float) else str(check.bound)
     notes, problems = check.params.get("notes", []), check.params.get("problems", [])
     mismatch: dict[str, str] = {}
-    if check.params.get("mismatch") in MISMATCHES:  # a sentence in a record without codes
+    if check.params.get("mismatch") in catalog.MISMATCHES:  # a sentence in a record without codes
         texts = render_mismatch(check.params["mismatch"], check.params)
         mismatch = dict(zip(("mismatch", "advice"), texts, strict=True))
     values = {name: getattr(check, name) for name in CheckResult.model_fields}
@@ -249,7 +230,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
 def render_mismatch(code: str, params: Mapping[str, Any]) -> tuple[str, str]:
     """Return how the outputs of a file differ from the model's, without a full stop, and the
     remedy."""
-    spec = MISMATCHES[code]
+    spec = catalog.MISMATCHES[code]
     return _TEMPLATE.vformat(spec.text, (), params), str(spec.remedy)
 
 
@@ -266,9 +247,11 @@ def location_of(finding: str | Mapping[str, Any]) -> str:
 
 
 def _finding_detail(finding: Mapping[str, Any]) -> str:
-    text = _problems([finding], FINDINGS).rstrip(".")
+    text = _problems([finding], faults.FINDINGS).rstrip(".")
     if "more" in finding:
-        text = _TEMPLATE.vformat(FINDINGS["more"], (), {"text": text, "more": finding["more"]})
+        text = _TEMPLATE.vformat(
+            faults.FINDINGS["more"], (), {"text": text, "more": finding["more"]}
+        )
     return make_printable(text)
 
 
@@ -289,7 +272,7 @@ def _weights(report: Any) -> str:
         "unmatched": numbers["unmatched"],
         "absent": numbers["absent"],
     }
-    template = "".join(WEIGHTS[part] for part, is_shown in shown.items() if is_shown)
+    template = "".join(faults.WEIGHTS[part] for part, is_shown in shown.items() if is_shown)
     values = {**report, "same": same, "ways": ", ".join(ways), "differ": differ}
     return make_printable(f"{_TEMPLATE.vformat(template, (), values)}.")
 
@@ -320,8 +303,8 @@ def _add_texts(value: Any, plain: Any, onnx_reference: bool) -> None:
 
 def render_fault(code: str, params: Mapping[str, Any]) -> FaultSpec:
     """Return the text of a fault, without a full stop, and its remedy."""
-    spec = fault_spec(code, params) or FaultSpec(f"the fault is {code}")
-    values = {**params, "details": _problems(params.get("details", ()), DETAILS)}
+    spec = faults.fault_spec(code, params) or FaultSpec(f"the fault is {code}")
+    values = {**params, "details": _problems(params.get("details", ()), faults.DETAILS)}
     return spec._replace(text=make_printable(_TEMPLATE.vformat(spec.text, (), values)))
 
 
@@ -356,13 +339,13 @@ def remedy_for(
     if not onnx_reference or not remedy or fault in _OF_PRECISION:
         return remedy
     if cause == "model":
-        return CHANGE_REFERENCE
-    return CONVERT_AGAIN if cause in _OF_EXPORT else remedy
+        return catalog.CHANGE_REFERENCE
+    return catalog.CONVERT_AGAIN if cause in _OF_EXPORT else remedy
 
 
 def render_account(code: str, /, **values: Any) -> str:
     """Return a part of the sentence of a finding."""
-    return _TEMPLATE.vformat(ACCOUNTS[code], (), values)
+    return _TEMPLATE.vformat(faults.ACCOUNTS[code], (), values)
 
 
 def led_by(name: str, text: str) -> str:
@@ -381,8 +364,10 @@ def render_optimizer(blame: OptimizerFault) -> FaultSpec:
         codes += ["reason"] if values["reason"] else []
     how = "disable" if blame.names else "lower" if blame.below else None
     return FaultSpec(
-        make_printable("".join(_TEMPLATE.vformat(OPTIMIZERS[code], (), values) for code in codes)),
-        _TEMPLATE.vformat(OPTIMIZERS[how], (), values) if how else None,
+        make_printable(
+            "".join(_TEMPLATE.vformat(faults.OPTIMIZERS[code], (), values) for code in codes)
+        ),
+        _TEMPLATE.vformat(faults.OPTIMIZERS[how], (), values) if how else None,
     )
 
 
@@ -391,7 +376,7 @@ def _located(found: Localization) -> Iterator[FaultSpec]:
     module = found.first_divergence or "The model itself"
     values = {"module": module, "fault": found.fault, "seam": found.seam}
     for item in found.outcome:
-        spec = OUTCOMES.get(item["code"], FaultSpec("{code}."))
+        spec = faults.OUTCOMES.get(item["code"], FaultSpec("{code}."))
         text = make_printable(_TEMPLATE.vformat(spec.text, (), values | item))
         yield spec._replace(text=text)
     if found.blame is not None:
@@ -412,7 +397,7 @@ def _rendered(found: Localization) -> Localization:
     update: dict[str, Any] = {}
     remedies: list[str | None] = []
     if found.seam_code is not None:
-        spec = SEAMS.get(found.seam_code, FaultSpec(found.seam_code))
+        spec = faults.SEAMS.get(found.seam_code, FaultSpec(found.seam_code))
         update["seam"] = make_printable(_TEMPLATE.vformat(spec.text, (), found.seam_params))
         remedies.append(spec.remedy)
     if found.fault_code is not None:
@@ -440,8 +425,8 @@ def _with_text(fault: LayerFault) -> LayerFault:
 def _with_detail(row: LayerRow) -> LayerRow:
     if row.code is None:
         return row
-    if row.code in DETAILS:
-        text = make_printable(_problems([{**row.params, "code": row.code}], DETAILS))
+    if row.code in faults.DETAILS:
+        text = make_printable(_problems([{**row.params, "code": row.code}], faults.DETAILS))
     else:
         text = render_fault(row.code, row.params).text
     return row.model_copy(update={"detail": text})
@@ -458,7 +443,7 @@ def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
     if code is None:
         stored: str | None = getattr(blame, name)
         return stored
-    return make_printable(_TEMPLATE.vformat(OPTIMIZERS.get(code, code), (), params))
+    return make_printable(_TEMPLATE.vformat(faults.OPTIMIZERS.get(code, code), (), params))
 
 
 def explained(explanation: Explanation) -> Explanation:
@@ -483,7 +468,7 @@ def nan_as_infinite(value: float | None) -> float:
 def observed(check: CheckResult) -> str:
     """Return the observed value as text; in full if it only rounds to its bound."""
     if not isinstance(check.observed, float):
-        code = code_for(check)
+        code = catalog.code_for(check)
         return make_printable(check.observed or (code and code.observed) or "")
     short = format_number(check.observed)
     rounds_to_bound = isinstance(check.bound, float) and short == format_number(check.bound)
@@ -651,7 +636,7 @@ def is_about_samples(check: CheckResult) -> bool:
 
 def format_bound_usage(check: CheckResult, *, unit: bool = True) -> str:
     """Return the observed value and the bound with their unit: `33.7 × rounding, allowed 1.67`."""
-    of = meaning_of(check.name).unit
+    of = catalog.meaning_of(check.name).unit
     if not isinstance(check.observed, float) or not isinstance(check.bound, float):
         return ""
     least = "at least " if check.relation == ">=" else ""
@@ -660,8 +645,8 @@ def format_bound_usage(check: CheckResult, *, unit: bool = True) -> str:
         if shown[0] == shown[1] and check.observed != check.bound:
             shown[0] = f"{100.0 * check.observed!r} %"
         return f"{shown[0]}, allowed {least}{shown[1]}"
-    rounding = unit and of == ROUNDING and check.params.get("metric") != "relative_diff"
-    suffix = f" {ROUNDING}" if rounding else ""
+    rounding = unit and of == catalog.ROUNDING and check.params.get("metric") != "relative_diff"
+    suffix = f" {catalog.ROUNDING}" if rounding else ""
     return f"{observed(check)}{suffix}, allowed {least}{format_number(check.bound)}"
 
 

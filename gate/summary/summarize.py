@@ -11,12 +11,13 @@ from typing import Literal
 
 from gate.decision.catalog import Cause, meaning_of
 from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.cost_rules import largest_ratio, latency_ratios
+from gate.decision.cost_rules import latency_ratios
 from gate.decision.decide import Decision
 from gate.policy.overrides import sentence
 from gate.policy.policy import Policy
 from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
 from gate.records.localization import Explanation
+from gate.records.outputs import largest
 from gate.records.runtime import RUNTIMES, traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.champion_changes import unasked
@@ -69,7 +70,7 @@ def costs_of(evidence: Evidence) -> tuple[CostRow, ...]:
     for runtime in timed:
         if runtime.measured and runtime.cost is not None:
             row = _costs_row(make_printable(runtime.runtime), runtime.cost, runtime.latency)
-            ratio = largest_ratio(latency_ratios(evidence, runtime)[0])
+            ratio = largest(latency_ratios(evidence, runtime)[0].values())
             update = {"latency_ratio": ratio, "memory_bytes": runtime.memory_bytes}
             rows.append(row.model_copy(update=update))
     return tuple(rows)

@@ -7,7 +7,7 @@ from gate.commands.result import ExitCode
 
 @pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("ERROR", 2)])
 def test_a_verdict_is_an_exit_code(verdict: str, code: int) -> None:
-    assert int(ExitCode.of_verdict(verdict)) == code
+    assert int(ExitCode.from_verdict(verdict)) == code
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_a_verdict_is_an_exit_code(verdict: str, code: int) -> None:
     ],
 )
 def test_a_refusal_is_what_its_decision_is(outcome: str, verdict: str | None, code: int) -> None:
-    assert int(ExitCode.of_promotion(outcome, verdict)) == code
+    assert int(ExitCode.from_promotion(outcome, verdict)) == code

@@ -11,7 +11,7 @@ import torch
 from gate.api import EvaluationResult, check
 from gate.decision.check_result import Verdict
 from gate.measure.job import EvaluationData, Reference
-from gate.report.html_page import of as facts_of
+from gate.report.html_page import report_facts
 from tests.exhaustive import exhaustive
 from tests.parts import towers
 from tests.parts.exports import export
@@ -78,7 +78,7 @@ def test_a_decoder_in_a_loop_is_judged(steps: Path) -> None:
     later_steps = 2 * COUNT // 4  # of each batch, whose tokens grow
     left_out = {name: part.dataset.left_out for name, part in verdicted.evidence.parts.items()}
     assert left_out == {"encoder": 0, "decoder": later_steps}
-    facts = dict(facts_of(verdicted.evidence, verdicted.decision)["What was judged"])
+    facts = dict(report_facts(verdicted.evidence, verdicted.decision)["What was judged"])
     assert (
         f"{later_steps} calls of other sizes were judged in the chain alone"
         in facts["part decoder"]

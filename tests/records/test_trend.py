@@ -11,9 +11,11 @@ from tests.builders import absent, class_parity, output_parity, runtime_evidence
 
 def test_a_row_is_of_the_runtime_that_serves() -> None:
     slow = runtime_evidence("ort-cpu", outputs=(output_parity(noise=None),))
-    row = TrendRow.of(builders.evidence(runtimes=(slow, runtime_evidence("ort-cpu-optimized"))))
+    row = TrendRow.from_evidence(
+        builders.evidence(runtimes=(slow, runtime_evidence("ort-cpu-optimized")))
+    )
     assert (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms) == (1.1, 1.0, 0.97, 20.0)
-    assert TrendRow.of(builders.evidence(runtimes=(slow,))).noise_ratio is None
+    assert TrendRow.from_evidence(builders.evidence(runtimes=(slow,))).noise_ratio is None
 
 
 def test_the_worst_output_counts_and_nan_is_worse_than_all() -> None:
@@ -21,7 +23,9 @@ def test_the_worst_output_counts_and_nan_is_worse_than_all() -> None:
         output_parity(classification=class_parity(top1_agreement=math.nan)),
         output_parity(noise=builders.noise_parity(ratio=2.0)),
     )
-    row = TrendRow.of(builders.evidence(runtimes=(runtime_evidence("ort-cpu", outputs=outputs),)))
+    row = TrendRow.from_evidence(
+        builders.evidence(runtimes=(runtime_evidence("ort-cpu", outputs=outputs),))
+    )
     assert row.noise_ratio == 2.0
     assert row.agreement is not None
     assert math.isnan(row.agreement)
@@ -29,7 +33,7 @@ def test_the_worst_output_counts_and_nan_is_worse_than_all() -> None:
 
 
 def test_what_was_not_measured_is_not_there() -> None:
-    row = TrendRow.of(builders.evidence(runtimes=(absent("ort-cuda"),)))
+    row = TrendRow.from_evidence(builders.evidence(runtimes=(absent("ort-cuda"),)))
     assert (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms) == (None,) * 4
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from gate.report.ci_formats import CiResult
+from gate.report.html_page import Report
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
 from tests.report import stories
 from tests.report.samples import HOSTILE, failed
 
 
-def _story(case: stories.Case) -> Summary:
+def _story(case: Report) -> Summary:
     return summarize(case.decision, case.evidence, explanation=case.explanation)
 
 

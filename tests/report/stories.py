@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
@@ -23,17 +23,16 @@ from gate.records.preprocessing import (
     TensorSummary,
 )
 from gate.records.runtime import RUNTIMES
-from gate.report.html_page import Report, render_page
+from gate.report.html_page import Report
+from gate.summary.summarize import check_row, summarize
 from gate.summary.summary import (
     Change,
     ChangeRow,
     CheckRow,
     Finding,
     Headline,
-    RuntimeProof,
     Step,
     Summary,
-    SummarySubject,
 )
 from tests.builders import (
     absent,
@@ -45,6 +44,7 @@ from tests.builders import (
     policy,
     probe_parity,
     runtime_evidence,
+    with_outputs,
 )
 
 LAYER = "layer3.0.conv1"
@@ -59,30 +59,7 @@ BLAMED = (
 CPU = ("ort-cpu", "ort-cpu-optimized")
 
 
-@dataclass(frozen=True)
-class Case:
-    """All that a page is made of."""
-
-    story: Summary
-    evidence: Evidence
-    decision: Decision
-    explanation: Explanation = field(default_factory=Explanation)
-    pictures: dict[int, bytes] | None = None
-
-    def page(self) -> str:
-        return render_page(self.report())
-
-    def report(self) -> Report:
-        return Report(
-            self.story,
-            self.evidence,
-            self.decision,
-            explanation=self.explanation,
-            pictures=self.pictures or {},
-        )
-
-
-def passed() -> Case:
+def passed() -> Report:
     """Within every bound; CUDA is waived."""
     seen = _evidence(wrong=False)
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
@@ -94,10 +71,10 @@ def passed() -> Case:
         "allowed, on 400 samples with ort-cpu and ort-cpu-optimized.",
     )
     step = Step(label="Promote it", command="gate promote model.onnx --name resnet-digits")
-    return Case(_story(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures())
+    return Report(_story(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures())
 
 
-def waiting() -> Case:
+def waiting() -> Report:
     """Passed; a reviewer has to approve."""
     case = passed()
     headline = Headline(
@@ -113,7 +90,7 @@ def waiting() -> Case:
     return replace(case, story=story)
 
 
-def rejected() -> Case:
+def rejected() -> Report:
     """One layer rounded to float16: 26 checks in three findings."""
     seen = _evidence(wrong=True)
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
@@ -163,10 +140,10 @@ def rejected() -> Case:
         Step(label="See each layer", command="gate locate model.onnx --reference torchvision.models:resnet18 --inputs samples.npy"),
     )  # fmt: skip
     story = _story(headline, judged, seen, findings=findings, steps=steps)
-    return Case(story, seen, judged, Explanation(localisation=_layers()), pictures())
+    return Report(story, seen, judged, Explanation(localisation=_layers()), pictures())
 
 
-def everywhere() -> Case:
+def everywhere() -> Report:
     """Rejected on a machine where all five runtimes run, with as long a headline as there is."""
     case = rejected()
     measured = case.evidence.runtimes[0]
@@ -180,26 +157,15 @@ def everywhere() -> Case:
         }
     )
     story = _story(headline, judged, seen, findings=case.story.findings, steps=case.story.steps)
-    return Case(story, seen, judged, case.explanation, pictures())
+    return Report(story, seen, judged, case.explanation, pictures())
 
 
-def unjudged() -> Case:
+def unjudged() -> Report:
     """The samples prove nothing."""
     seen = _evidence(wrong=False)
-    seen = seen.model_copy(
-        update={
-            "runtimes": tuple(
-                r.model_copy(
-                    update={
-                        "outputs": tuple(
-                            o.model_copy(update={"reference_constant": True}) for o in r.outputs
-                        )
-                    }
-                )
-                for r in seen.runtimes
-            )
-        }
-    )
+    (output,) = seen.runtimes[0].outputs
+    constant = output.model_copy(update={"reference_constant": True})
+    seen = with_outputs(constant, **dict(seen))
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.ERROR
     finding = Finding(
@@ -219,10 +185,10 @@ def unjudged() -> Case:
     step = Step(label="Judge again on varied samples", command="gate check model.onnx --reference torchvision.models:resnet18 --inputs varied.npy")  # fmt: skip
     absent_change = Change(absent="no champion serves under this name yet")
     story = _story(headline, judged, seen, findings=(finding,), steps=(step,))
-    return Case(story.model_copy(update={"change": absent_change}), seen, judged)
+    return Report(story.model_copy(update={"change": absent_change}), seen, judged)
 
 
-def hostile() -> Case:
+def hostile() -> Report:
     """Every text that comes from outside attacks the page."""
     case = rejected()
     seen = case.evidence
@@ -265,7 +231,7 @@ def hostile() -> Case:
         }
     )  # fmt: skip
     found = _layers(HOSTILE)
-    return Case(story, seen, judged, Explanation(localisation=found), pictures())
+    return Report(story, seen, judged, Explanation(localisation=found), pictures())
 
 
 def pictures() -> dict[int, bytes]:
@@ -286,20 +252,6 @@ def _story(
     findings: tuple[Finding, ...] = (),
     steps: tuple[Step, ...] = (),
 ) -> Summary:
-    subject = SummarySubject(
-        name="resnet-digits",
-        version="12",
-        sha256=seen.subject.sha256,
-        size_bytes=seen.subject.size_bytes,
-        opset=seen.subject.opset,
-        producer=seen.subject.producer,
-        factory=seen.source.factory,
-        samples=seen.dataset.samples,
-        measured_at=seen.measured_at,
-        decided_at=judged.decided_at,
-        machine="AMD EPYC 7B13 64-Core Processor",
-        signed_by="release-2026 (ed25519 4f1c…)",
-    )
     rows = (
         ChangeRow(name="accuracy", before="0.9712", now="0.9711", changed=True, sense="worse"),
         ChangeRow(name="noise_ratio", before="1.2", now="1.1", changed=True, sense="better"),
@@ -308,57 +260,14 @@ def _story(
         ChangeRow(name="opset", before="13", now="13", changed=False),
         ChangeRow(name="policy", before="sha256:1234", now="sha256:1234", changed=False),
     )  # fmt: skip
-    return Summary(
-        headline=headline,
-        subject=subject,
-        findings=findings,
-        proof=tuple(_proof(r, judged) for r in seen.runtimes),
-        change=Change(version="11", sha256=digest("before"), rows=rows),
-        steps=steps,
-        notes=(
-            "ort-cpu / logits: top-1 agrees on 400 of 400 samples; with 95 % confidence the "
-            "agreement is at least 0.9925.",
-            "All 42 weights match (2 unchanged, 40 folded).",
-        ),
-        words=tuple(map(word, judged.checks)),
-    )
-
-
-def _proof(runtime: Any, judged: Decision) -> RuntimeProof:
-    if runtime.absent_reason:
-        return RuntimeProof(runtime=runtime.runtime, state="waived", reason="no CUDA device, and the policy asks for it only when present")  # fmt: skip
-    words = [word(c) for c in judged.checks if c.runtime == runtime.runtime]
-    worst = max((w for w in words if w.strain is not None), key=lambda w: w.strain or 0.0)
-    failed = any(c.verdict is Verdict.FAIL for c in judged.checks if c.runtime == runtime.runtime)
-    unclear = any(c.verdict is Verdict.ERROR for c in judged.checks if c.runtime == runtime.runtime)
-    return RuntimeProof(
-        runtime=runtime.runtime,
-        state="failed" if failed else "not judged" if unclear else "passed",
-        provider="CPUExecutionProvider",
-        nodes="CPU 49",
-        worst=worst.check,
-        strain=worst.strain,
-        agreement=1.0,
-        latency_ms=20.0,
-    )
+    change = Change(version="11", sha256=digest("before"), rows=rows)
+    story = summarize(judged, seen, change=change).about(name="resnet-digits", version="12")
+    update = {"headline": headline, "findings": findings, "steps": steps}
+    return story.signed("release-2026 (ed25519 4f1c…)").model_copy(update=update)
 
 
 def word(check: CheckResult) -> CheckRow:
-    strain = None
-    if isinstance(check.observed, float) and isinstance(check.bound, float):
-        shares = check.relation == ">=" and check.bound <= 1.0
-        used, allowed = check.observed, check.bound
-        if check.relation == ">=":
-            used, allowed = (1.0 - used, 1.0 - allowed) if shares else (allowed, used)
-        strain = 0.0 if used <= 0.0 else used / allowed if allowed > 0.0 else math.inf
-    return CheckRow(
-        check=check,
-        meaning="How much larger the runtime's error is than the rounding error of PyTorch itself.",
-        formula="rms(c - r64) / floor / scatter",
-        unit="times rounding",
-        why="Correct exports reach 1.28; the mildest fault that only this sees, 1.9.",
-        strain=strain,
-    )  # fmt: skip
+    return check_row(check, evidence())
 
 
 def _evidence(*, wrong: bool) -> Evidence:

@@ -73,12 +73,12 @@ class Outline(HTMLParser):
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     """With charts of their own: these are made before `reused_charts`."""
-    return {name: case().page() for name, case in CASES.items()}
+    return {name: render_page(case()) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
 def again() -> str:
-    return stories.rejected().page()
+    return render_page(stories.rejected())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -171,7 +171,7 @@ def test_what_is_too_much_is_counted() -> None:
     deep = found.model_copy(update={"layers": found.layers * 40})
     explanation = case.explanation.model_copy(update={"localisation": deep})
     story = case.story.model_copy(update={"words": case.story.words * 20})
-    report = case.report().__class__(story, case.evidence, many, explanation)
+    report = Report(story, case.evidence, many, explanation)
     text = Outline(render_page(report)).text
     assert f"{len(checks) - html_page.MOST_CHECKS} more that used less of their bounds" in text
     assert f"{html_page.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
@@ -212,7 +212,7 @@ def large_page() -> str:
     seen = seen.model_copy(update={"runtimes": runtimes})
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.FAIL
-    report = case.report().__class__(case.story, seen, judged, case.explanation, case.pictures or {})  # fmt: skip
+    report = Report(case.story, seen, judged, case.explanation, case.pictures)
     return render_page(report)
 
 
@@ -223,7 +223,7 @@ def test_fifty_thousand_samples_and_a_thousand_classes_are_small(large_page: str
 
 def test_what_must_not_be_missed_is_before_the_findings() -> None:
     case = stories.rejected()
-    shown = render_page(case.report())
+    shown = render_page(case)
     assert shown.count("Error along the depth of the model") == shown.count('id="chart-cause"') * 3
     warned = case.story.model_copy(update={"warnings": ("the code changed since <b>",)})
     shown = render_page(Report(warned, case.evidence, case.decision, case.explanation))
@@ -232,7 +232,7 @@ def test_what_must_not_be_missed_is_before_the_findings() -> None:
 
 def test_reasons_are_short_and_names_of_runtimes_whole() -> None:
     case = stories.rejected()
-    assert "asks for it only when present. " in render_page(case.report())
+    assert ": no CUDA device. " in render_page(case)
     proof = [
         one.model_copy(update={"reason": one.reason and "no device here: neither a, nor b."})
         for one in case.story.proof
@@ -315,7 +315,7 @@ def test_a_bound_that_allows_nothing_is_not_used_by_an_infinite_factor() -> None
     agreement = next(w for w in story.words if w.check.name == "top1_agreement")
     assert agreement.strain == math.inf
     assert "inf ×" not in first
-    assert "inf ×" not in case.page()
+    assert "inf ×" not in render_page(case)
     assert "99.25 %, allowed at least 100 %" in first
 
 

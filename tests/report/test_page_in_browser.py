@@ -12,6 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from gate.records.evidence import Evidence
+from gate.report.html_page import render_page
 from tests.browser import chromium
 from tests.report import stories
 
@@ -53,7 +54,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return {name: case().page() for name, case in CASES.items()}
+    return {name: render_page(case()) for name, case in CASES.items()}
 
 
 def opened(browser: Browser, html: str, size: tuple[int, int], scheme: str = "light") -> Page:
@@ -146,7 +147,7 @@ def test_no_text_of_a_chart_is_clipped(browser: Browser, size: tuple[int, int]) 
             confidence["per_class"] = confidence["per_class"][:1]
     seen = Evidence.from_json(json.dumps(one_class))
     for shown in (case, replace(case, evidence=seen)):
-        page = opened(browser, shown.page(), size)
+        page = opened(browser, render_page(shown), size)
         assert page.locator("#chart-confidence").count() == 1
         assert page.evaluate(CLIPPED) == []
 
@@ -211,7 +212,7 @@ def test_hostile_names_run_nothing(browser: Browser) -> None:
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     refused: list[str] = []
     page.on("console", lambda message: refused.append(message.text))
-    page.set_content(stories.hostile().page())
+    page.set_content(render_page(stories.hostile()))
     page.wait_for_load_state("networkidle")
     unfold(page)
     assert page.locator("script").count() == 1

@@ -37,7 +37,7 @@ OPENERS: dict[str, tuple[str, type[GateError], Open]] = {
     "columns": ("x.parquet", DataError, lambda path: Opening(str(path)).rows()),
     "shards of pictures": ("x.tar", DataError, lambda path: Opening(str(path)).rows()),
     "picture": ("x.png", DataError, read_picture),
-    "tensors of a consumer": ("t.npy", DataError, lambda path: read_dumped_tensors([f"phone={path}"])),
+    "tensors of a consumer": ("t.npy", DataError, lambda path: read_dumped_tensors([("phone", path)])),
     "pictures to train on": ("x.npz", DataError, _read_npz),
     "argument: model": ("m.onnx", OnnxFileError, lambda path: ONNX_FILE.convert(path, None, None)),
     "argument: checkpoint": ("w.pt", CheckpointError,

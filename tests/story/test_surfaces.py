@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from gate.mlflow_client.runs import headline_tags, run_name, status_of
-from gate.report.html_page import render_page
+from gate.report.html_page import Report, render_page
 from gate.report.markdown import summary_markdown
 from gate.report.terminal import print_summary
 from gate.summary.summarize import summarize
@@ -33,26 +33,26 @@ CASES = {"passed": stories.passed, "rejected": stories.rejected, "unjudged": sto
 LINKS = {"MLflow run": "#/experiments/1/runs/2"}
 
 
-def told(name: str) -> tuple[Summary, stories.Case]:
+def told(name: str) -> tuple[Summary, Report]:
     case = CASES[name]()
     story = summarize(case.decision, case.evidence, explanation=case.explanation)
     story = story.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
     return story, replace(case, story=story)
 
 
-def terminal(story: Summary, _case: stories.Case) -> str:
+def terminal(story: Summary, _case: Report) -> str:
     stream = io.StringIO()
     print_summary(story, Console(file=stream, width=80))
     return stream.getvalue()
 
 
-def markdown(story: Summary, _case: stories.Case) -> str:
+def markdown(story: Summary, _case: Report) -> str:
     return summary_markdown(story, LINKS)
 
 
-def html(_story: Summary, case: stories.Case) -> str:
+def html(_story: Summary, case: Report) -> str:
     """What a reader of the page reads, without the charts."""
-    body = render_page(case.report()).partition("<body>")[2] or render_page(case.report())
+    body = render_page(case).partition("<body>")[2] or render_page(case)
     for element in ("script", "style", "svg"):
         body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)
     # Where a name may be broken, and where not, is nothing to read.
@@ -61,7 +61,7 @@ def html(_story: Summary, case: stories.Case) -> str:
     return unescape("\n".join(line for line in lines if line)) + "\n"
 
 
-def mlflow(story: Summary, case: stories.Case) -> str:
+def mlflow(story: Summary, case: Report) -> str:
     headline, verdict = story.headline, case.decision.verdict
     shown = {
         "name": run_name(verdict, case.decision.subject_sha256, headline),

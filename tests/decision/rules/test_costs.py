@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.cost_rules import costs, largest_ratio, latency_ratios
+from gate.decision.cost_rules import costs, latency_ratios
 from gate.decision.decide import decide
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
+from gate.records.outputs import largest
 from gate.summary.render import render_check
 from tests.builders import absent, evidence, policy, runtime_evidence
 
@@ -199,16 +200,8 @@ def test_who_does_not_run_here_is_not_blamed_and_who_is_slow_does_not_pass() -> 
     assert (decision.verdict, decision.runtimes) == (Verdict.FAIL, ("ort-cpu-optimized",))
 
 
-@pytest.mark.parametrize(
-    ("ratios", "largest"),
-    [({}, None), ({1: 0.5}, 0.5), ({1: 0.5, 32: 2.0}, 2.0), ({1: 3.0, 32: 2.0}, 3.0)],
-)
-def test_the_largest_ratio_counts(ratios: dict[int, float], largest: float | None) -> None:
-    assert largest_ratio(ratios) == largest
-
-
-@pytest.mark.parametrize("ratios", [{1: math.nan, 32: 0.4}, {1: 0.4, 32: math.nan}])
-def test_a_ratio_that_is_no_number_hides_behind_no_other(ratios: dict[int, float]) -> None:
-    largest = largest_ratio(ratios)
-    assert largest is not None
-    assert math.isnan(largest)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_ratio_that_is_no_number_hides_behind_no_other(order: int) -> None:
+    assert math.isnan(largest([math.nan, 0.4][::order]) or 0.0)
+    assert largest([3.0, 2.0][::order]) == 3.0
+    assert largest([]) is None

@@ -17,6 +17,7 @@ from gate.report import chart as drawing
 from gate.report import html_page
 from gate.report.chart import BLUE, RED, Chart, decimal
 from gate.report.error_charts import bound_usage_chart, worst_first
+from gate.report.html_page import Report
 from gate.report.model_charts import _clear, depth_chart, memory, trend_charts
 from gate.summary.summary import CheckRow
 from tests.builders import (  # fmt: skip
@@ -47,8 +48,8 @@ def texts(chart: Chart) -> list[str]:
     return ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
 
 
-def all_of(case: stories.Case) -> tuple[Chart, ...]:
-    return html_page.of_report(case.story, case.evidence, case.decision, case.explanation)
+def all_of(case: Report) -> tuple[Chart, ...]:
+    return html_page.report_charts(case.story, case.evidence, case.decision, case.explanation)
 
 
 def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts() -> None:
@@ -72,9 +73,9 @@ def test_the_same_records_give_the_same_bytes_and_others_do_not() -> None:
 
 
 def test_what_has_no_data_is_left_out() -> None:
-    assert html_page.of_evidence(evidence(runtimes=(absent("ort-cuda"),))) == ()
+    assert html_page.evidence_charts(evidence(runtimes=(absent("ort-cuda"),))) == ()
     tensors = of(output_parity(classification=None))
-    assert names(html_page.of_evidence(tensors)) == {"latency"}
+    assert names(html_page.evidence_charts(tensors)) == {"latency"}
 
 
 @pytest.mark.rows(4)
@@ -95,7 +96,7 @@ def test_spoilt_numbers_are_drawn(value: float) -> None:
     seen = of(output)
     judged = decide(policy(), seen, decided_at="now")
     words = tuple(map(stories.word, judged.checks))
-    drawn = html_page.of_evidence(seen, judged)
+    drawn = html_page.evidence_charts(seen, judged)
     assert names(drawn) == {"differences", "confidence", "agreement", "latency"}
     ranked = bound_usage_chart(words)
     assert ranked is not None
@@ -190,17 +191,19 @@ def test_the_name_of_a_layer_lies_on_no_point() -> None:
 
 def test_the_first_chart_is_of_the_cause() -> None:
     rejected, passed = stories.rejected(), stories.passed()
-    layer = html_page.of_cause(rejected.story, rejected.explanation)
+    layer = html_page.cause_chart(rejected.story, rejected.explanation)
     assert layer is not None
     assert stories.LAYER in texts(layer)
-    finding = html_page.of_cause(rejected.story, Explanation())
+    finding = html_page.cause_chart(rejected.story, Explanation())
     assert finding is not None
     blamed = {check.name for check in rejected.story.findings[0].checks}
     assert blamed <= set(texts(finding))
-    everything = html_page.of_cause(passed.story, passed.explanation)
+    everything = html_page.cause_chart(passed.story, passed.explanation)
     assert everything is not None
     assert "19 more in the table" in everything.title
-    assert html_page.of_cause(passed.story.model_copy(update={"words": ()}), Explanation()) is None
+    assert (
+        html_page.cause_chart(passed.story.model_copy(update={"words": ()}), Explanation()) is None
+    )
 
 
 @pytest.mark.parametrize("times", [1, 40])
@@ -216,7 +219,7 @@ def test_the_depth_of_any_model_names_its_first_source(times: int) -> None:
 
 
 def test_old_evidence_says_that_the_sign_was_not_recorded() -> None:
-    (chart,) = (c for c in html_page.of_evidence(evidence()) if c.name == "confidence")
+    (chart,) = (c for c in html_page.evidence_charts(evidence()) if c.name == "confidence")
     assert "sign not recorded" in chart.alternative
     (signed,) = (c for c in all_of(stories.rejected()) if c.name == "confidence")
     assert "class 9 +0.00015" in signed.alternative
@@ -226,7 +229,7 @@ def test_old_evidence_says_that_the_sign_was_not_recorded() -> None:
 def test_agreement_has_the_interval_that_the_samples_prove() -> None:
     few = of(output_parity(classification=class_parity(top1_disagreements=2)))
     judged = decide(policy(), few, decided_at="now")
-    (chart,) = (c for c in html_page.of_evidence(few, judged) if c.name == "agreement")
+    (chart,) = (c for c in html_page.evidence_charts(few, judged) if c.name == "agreement")
     assert "398 of 400, with 95 % confidence at least 0.9843, allowed from 1" in chart.alternative
 
 
