@@ -287,6 +287,19 @@ def evidence(**overrides: Any) -> Evidence:
     return with_drawn_probes(Evidence(**fields | overrides))
 
 
+def with_outputs(*outputs: OutputParity, **overrides: Any) -> Evidence:
+    """Good evidence, but for the outputs of the file and of each runtime that was measured."""
+    good = evidence(**overrides)
+    (spec,) = good.subject.outputs
+    specs = tuple(spec.model_copy(update={"name": output.name}) for output in outputs)
+    runtimes = tuple(
+        each.model_copy(update={"outputs": outputs}) if each.outputs else each
+        for each in good.runtimes
+    )
+    subject = good.subject.model_copy(update={"outputs": specs})
+    return good.model_copy(update={"subject": subject, "runtimes": runtimes})
+
+
 def with_single_samples(measured: Evidence) -> Evidence:
     """With what is recorded of single samples: sizes of differences, the worst, what crosses 0.5
     and both sides' confidence by class."""

@@ -15,7 +15,7 @@ from gate.policy.policy import Policy
 from gate.records.outputs import OutputParity
 from gate.summary.render import render_check
 from tests import builders
-from tests.builders import class_parity, output_parity, row_parity, runtime_evidence
+from tests.builders import class_parity, output_parity, row_parity
 
 NAN, INF = math.nan, math.inf
 INTEGERS: dict[str, Any] = {
@@ -36,14 +36,10 @@ def scaled(policy: Policy) -> Policy:
     return policy.model_copy(update={"runtimes": runtimes})
 
 
-def judge(output: OutputParity, *, task: Any = "auto", **policy: Any) -> Decision:
-    """The built-in policy on evidence whose every runtime gives this output."""
-    good = builders.evidence()
-    runtimes = tuple(
-        runtime_evidence(r.runtime, outputs=(output,)) if r.outputs else r for r in good.runtimes
-    )
+def judge(*outputs: OutputParity, task: Any = "auto", **policy: Any) -> Decision:
+    """The built-in policy on evidence whose every runtime gives these outputs."""
     chosen = scaled(Policy.default(task=task)).model_copy(update=policy)
-    evidence = good.model_copy(update={"runtimes": runtimes})
+    evidence = builders.with_outputs(*outputs)
     return decide(chosen, evidence, decided_at="2026-01-01T00:00:00+00:00")
 
 
@@ -141,15 +137,7 @@ def test_probabilities_are_compared_as_they_are() -> None:
     """The confidence bounds hold for the numbers in the file, not for a softmax of them."""
     policy = builders.policy(outputs={"logits": "probabilities"})
     rows = row_parity(confidence_diff=0.5, bands=(0.0, 0.0, 0.0, 1.0))
-    good = builders.evidence()
-    evidence = good.model_copy(
-        update={
-            "runtimes": tuple(
-                runtime_evidence(r.runtime, outputs=(output_parity(rows=rows),)) if r.outputs else r
-                for r in good.runtimes
-            )
-        }
-    )
+    evidence = builders.with_outputs(output_parity(rows=rows))
     decision = decide(policy, evidence, decided_at="now")
     assert problems(decision) == {
         "confidence_diff", "confidence_over_1_percent", "confidence_over_5_percent",
@@ -183,24 +171,6 @@ CONSTANT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def judge_beside(output: OutputParity, **policy: Any) -> Decision:
-    """The output beside logits that vary."""
-    good = builders.evidence()
-    spec = good.subject.outputs[0]
-    subject = good.subject.model_copy(
-        update={"outputs": (spec, spec.model_copy(update={"name": output.name}))}
-    )
-    runtimes = tuple(
-        runtime_evidence(r.runtime, outputs=(output_parity(), output)) if r.outputs else r
-        for r in good.runtimes
-    )
-    evidence = good.model_copy(update={"subject": subject, "runtimes": runtimes})
-    task = policy.pop("task", "auto")
-    return decide(
-        scaled(Policy.default(task=task)).model_copy(update=policy), evidence, decided_at="now"
-    )
-
-
 @pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
 @pytest.mark.parametrize(
     ("fields", "verdict"),
@@ -220,7 +190,7 @@ def judge_beside(output: OutputParity, **policy: Any) -> Decision:
     ],
 )  # fmt: skip
 def test_a_constant_beside_what_varies(task, fields, verdict: Verdict) -> None:
-    decision = judge_beside(output_parity(**CONSTANT | fields), task=task)
+    decision = judge(output_parity(), output_parity(**CONSTANT | fields), task=task)
     assert decision.verdict is verdict, decision.problems
     assert {check.output for check in decision.problems} <= {"scale", None}
     codes = {c.code for c in decision.checks if (c.name, c.output) == ("reference", "scale")}

@@ -57,11 +57,7 @@ def evidence(
     logits = output_parity(
         classification=class_parity(crossings=crossings, **classes), **(output or {})
     )
-    good = builders.evidence()
-    runtimes = tuple(
-        r.model_copy(update={"outputs": (logits,)}) if r.outputs else r for r in good.runtimes
-    )
-    return good.model_copy(update={"runtimes": runtimes})
+    return builders.with_outputs(logits)
 
 
 def judge(record: Evidence, **fields: Any) -> Decision:
