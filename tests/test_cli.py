@@ -71,8 +71,21 @@ class TestHelp:
         assert cli.main([command, "--help"]) == 0
         text = capsys.readouterr().out
         assert "\n  Examples:\n" in text  # each on a line of its own
-        assert f"gate {command}" in text.split("Examples:")[1]
         assert "--json" in text
+        found = cli.gate.get_command(click.Context(cli.gate), command)
+        for sub in getattr(found, "commands", {"": found}):
+            self._assert_examples(f"{command} {sub}".split(), capsys)
+
+    def _assert_examples(self, command: list[str], capsys) -> None:
+        """There are some, and they have no option that the command lacks."""
+        assert cli.main([*command, "--help"]) == 0
+        options, examples = capsys.readouterr().out.split("Examples:")[1].split("Options:")[::-1]
+        lines = [line.strip() for line in examples.replace("\\\n", " ").splitlines()]
+        named = [line for line in lines if line.startswith(f"gate {' '.join(command)}")]
+        assert named
+        own = " ".join(line.partition(" | ")[0] for line in named)
+        used = set(re.findall(r"--[a-z0-9-]+", own))
+        assert used <= set(re.findall(r"--[a-z0-9-]+", options))
 
     def test_the_group_lists_all_commands_with_whole_sentences(self, capsys) -> None:
         assert cli.main(["--help"]) == 0

@@ -13,6 +13,12 @@ from gate import cli
 Capture = pytest.CaptureFixture[str]
 
 
+def as_json(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a command line; return the exit code, and what `--json` prints."""
+    code = cli.main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
 def runner(
     command: str,
 ) -> tuple[Callable[..., tuple[int, str, str]], Callable[..., tuple[int, dict[str, Any]]]]:
@@ -23,8 +29,4 @@ def runner(
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 
-    def as_json(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
-        code, out, _ = run(capsys, *arguments, "--json")
-        return code, json.loads(out)
-
-    return run, as_json
+    return run, lambda capsys, *arguments: as_json(capsys, command, *arguments)

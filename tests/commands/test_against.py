@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from gate.model.loading import build_model
 from gate.registry.registered_model import RegisteredModel
 from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
-from tests.registry.servers import empty_database
+from tests.commands.running import as_json
 from tests.small_project import _export, made
 
 # SQLAlchemy, about MLflow's own tables.
@@ -48,30 +47,21 @@ runtimes: {ort-cpu-optimized: {required: always, bounds: {scaled_diff: 1.0e-4, t
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An own registry, the policy, and a file of a model that is worse on the labels."""
-    empty_database(tmp_path / "mlflow.db")
-    for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "GATE_STATE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+def place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With the policy, and a file of a model that is worse on the labels."""
     monkeypatch.syspath_prepend(str(made()))
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    (tmp_path / "worse_models.py").write_text(WORSE)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (place / "policy.yaml").write_text(POLICY)
+    (place / "worse_models.py").write_text(WORSE)
+    monkeypatch.syspath_prepend(str(place))
     worse = build_model("worse_models:build").eval()
     _export(worse, {"input": np.load(made() / "images.npy")[:4]}, Path("worse.onnx"), ("logits",))
-    yield tmp_path
+    yield place
     sys.modules.pop("worse_models", None)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = cli.main([*arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 def check(capsys, file: Path, factory: str, report: str, *more: str) -> tuple[int, dict[str, Any]]:
     project = made()
-    return run(
+    return as_json(
         capsys, "check", str(file), "--reference", factory, "--inputs", str(project / "images.npy"),
         "--labels", str(project / "labels.npy"), "--policy", "policy.yaml", "--report", report, *more,
     )  # fmt: skip
@@ -79,7 +69,7 @@ def check(capsys, file: Path, factory: str, report: str, *more: str) -> tuple[in
 
 def promote(capsys, file: Path, report: str) -> tuple[int, dict[str, Any]]:
     options = ("--report", report, "--policy", "policy.yaml")
-    return run(capsys, "promote", str(file), "--name", "small", *options)
+    return as_json(capsys, "promote", str(file), "--name", "small", *options)
 
 
 @pytest.mark.proof

@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from tests.small_project import made
 
 CHECK = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
 
 
 @pytest.fixture
-def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = made()
-    monkeypatch.chdir(folder)
-
+def project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("something was measured")
 
     monkeypatch.setattr("gate.api.MeasurementRun.open", never)
-    return folder
+    return project
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -41,9 +37,14 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--role", "logit=logits"], "Did you mean 'logits'?"),
         (["--role", "nosuch=scores"], "the file has 'logits'"),
         (["--against", "nosuch"], "no registered model of this name"),
+        (["--workers", "2"], "--workers is for a cluster. Say --engine ray, too."),
+        (["--address", "auto"], "--address is for a cluster"),
+        (["--gpus-per-worker", "1"], "--gpus-per-worker is for a cluster"),
+        (["--engine", "ray", "--jobs", "2"], "With --engine ray say --workers N."),
+        (["--engine", "slurm"], "is not one of 'processes', 'ray'"),
     ],
 )
-def test_what_nobody_has_is_named(project, tmp_path, monkeypatch, capsys, options, shown) -> None:
+def test_what_does_not_fit_is_named(project, tmp_path, monkeypatch, capsys, options, shown) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     assert shown in error_of(capsys, *CHECK, *options)
 

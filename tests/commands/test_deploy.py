@@ -105,12 +105,6 @@ def test_an_empty_store_is_empty(folder: Path, capsys) -> None:
     assert not (folder / "srv").exists()
 
 
-@pytest.mark.parametrize("command", ["deploy", "deployed"])
-def test_help_has_examples(command: str, capsys) -> None:
-    assert cli.main([command, "--help"]) == 0
-    assert f"gate {command}" in capsys.readouterr().out
-
-
 @pytest.mark.proof
 def test_deploying_needs_no_torch(folder: Path) -> None:
     blocked = folder / "blocked"

@@ -75,10 +75,3 @@ def test_the_entry_to_paste_is_a_trust(capsys: Capture) -> None:
     Path("trust.yaml").write_text(out)
     trust = Trust.from_file(Path("trust.yaml"))
     assert [each.name for each in (*trust.measurers, *trust.writers)] == ["ci", "ci"]
-
-
-def test_each_has_help_with_examples(capsys: Capture) -> None:
-    for command in ("new", "show", "trust"):
-        code, out, _ = run(capsys, command, "--help")
-        assert code == 0
-        assert "Examples:" in out

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gate import cli
 from tests.commands.running import runner
 
 SOURCE = """
@@ -64,17 +62,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return name
-
-
-def test_help_has_examples_exit_codes_and_every_option(capsys) -> None:
-    code, out, _ = run(capsys, "--help")
-    assert code == 0
-    assert out.split("Examples:")[1].count("gate lint mypackage.models:build") == 4
-    assert "Exit code 0: " in out
-    for option in ("--level", "--strategy", "--sarif", "--json"):
-        assert option in out
-    assert cli.main(["--help"]) == 0
-    assert re.search(r"^  lint .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(

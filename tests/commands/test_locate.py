@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -19,35 +18,8 @@ from tests.small_project import made
 REFERENCE = ("--reference", "small_models:build")
 INPUTS = ("--inputs", "images.npy")
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
+pytestmark = pytest.mark.usefixtures("project")
 _run, _json = runner("locate")
-
-
-@pytest.fixture(autouse=True)
-def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = made()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-class TestHelp:
-    def test_it_has_examples_exit_codes_and_every_option(self, capsys) -> None:
-        code, out, _ = _run(capsys, "--help")
-        assert code == 0
-        examples = out.split("Examples:")[1]
-        assert examples.count("gate locate model.onnx --reference") == 3
-        assert "Exit code 0: no layer diverges; 1: at least one does; 2: could not tell." in out
-        for option in ("--reference", "--checkpoint", "--inputs", "--samples", "--runtime",
-                       "--policy", "--report", "--json"):  # fmt: skip
-            assert option in out
-
-    def test_the_options_of_the_examples_exist(self, capsys) -> None:
-        _, out, _ = _run(capsys, "--help")
-        options, examples = out.split("Examples:")[1].split("Options:")[::-1]
-        assert set(re.findall(r"--[a-z]+", examples)) <= set(re.findall(r"--[a-z]+", options))
-
-    def test_the_group_lists_it(self, capsys) -> None:
-        assert cli.main(["--help"]) == 0
-        assert re.search(r"^  locate .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
 
 
 class TestAnswer:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
 from gate.policy.policy import Policy, Precision
 from tests.commands.running import Capture, runner
 
@@ -137,9 +136,3 @@ def test_explain_of_no_name_is_refused_with_the_nearest(capsys: Capture) -> None
     code, _, err = run(capsys, "explain", "noise_rato")
     assert code == 2
     assert "Did you mean noise_ratio?" in err
-
-
-def test_each_of_them_has_examples_that_are_parsed(capsys: Capture) -> None:
-    for name in ("show", "check", "explain"):
-        assert cli.main(["policy", name, "--help"]) == 0
-        assert f"gate policy {name}" in capsys.readouterr().out.split("Examples:")[1]

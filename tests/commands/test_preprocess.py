@@ -150,13 +150,3 @@ def test_prepend_writes_one_file(capsys) -> None:
     code, _, err = run(capsys, "prepend", "model.onnx", "--output", "imagenet.onnx")
     assert code == 2
     assert "the spec makes float32 [batch, 3, 224, 224]" in err
-
-
-@pytest.mark.parametrize("command", ["compare", "prepend"])
-def test_help_has_examples_with_options_that_exist(capsys, command: str) -> None:
-    code, out, _ = run(capsys, command, "--help")
-    assert code == 0
-    assert "Exit code 0" in out
-    options, examples = out.split("Examples:")[1].split("Options:")[::-1]
-    assert f"gate preprocess {command}" in examples
-    assert set(re.findall(r"--[a-z]+", examples)) <= set(re.findall(r"--[a-z]+", options))

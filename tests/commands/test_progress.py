@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -23,7 +24,7 @@ from rich.progress import Progress
 
 from gate import cli
 from gate.commands import progress
-from gate.commands.progress import Bar, progress_bar, spinner
+from gate.commands.progress import Bar, loading, progress_bar, spinner
 from gate.commands.result import Line
 from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
 from tests.parts import tiny as parts
@@ -161,6 +162,13 @@ def test_afterwards_nobody_listens(monkeypatch) -> None:
     assert (STEPS.level, STEPS.propagate, STEPS.handlers) == before
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
                 and not thread.finished.is_set()]  # fmt: skip
+
+
+def test_the_collector_rests_while_a_command_loads(capsys) -> None:
+    with loading():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_what_a_library_prints_is_captured_without_the_bar(capfd) -> None:

@@ -19,28 +19,13 @@ from gate.ledger.ledger import Ledger
 from gate.registry.release import PromotionResult
 from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
+from tests.commands.running import as_json
 from tests.exhaustive import exhaustive
 from tests.ledger.rows import put, rows
-from tests.registry.servers import empty_database
 from tests.small_project import made
 
 # SQLAlchemy, about MLflow's own tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An own folder with an own registry; the reports of a passed and a failed file."""
-    empty_database(tmp_path / "mlflow.db")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("DVC_EXP_NAME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = cli.main([*arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 def _report(file: str, folder: str, capsys: pytest.CaptureFixture[str], *more: str) -> None:
@@ -56,11 +41,11 @@ def _promote(file: str, report: str, *more: str) -> list[str]:
 
 def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     _report("good.onnx", "first", capsys)
-    code, told = _json(capsys, *_promote("good.onnx", "first"))
+    code, told = as_json(capsys, *_promote("good.onnx", "first"))
     assert (code, told["outcome"], told["version"]) == (0, "promoted", "1")
     assert (told["schema_version"], told["name"], told["url"]) == (1, "small", None)
     assert told["digest"] == str(Digest.of_file(made() / "good.onnx"))
-    code, told = _json(capsys, *_promote("good.onnx", "first"))
+    code, told = as_json(capsys, *_promote("good.onnx", "first"))
     assert (code, told["outcome"], told["version"]) == (0, "unchanged", "1")
 
     policy = place / "loose.yaml"
@@ -69,7 +54,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
         "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5}}}"
     )
     _report("bad.onnx", "second", capsys, "--policy", "loose.yaml")
-    code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
+    code, told = as_json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
     assert (code, told["version"], told["previous_version"]) == (0, "2", "1")
 
     store = MlflowClient(f"sqlite:///{place}/mlflow.db")
@@ -81,7 +66,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
 
     assert cli.main(["rollback", "small"]) == 2  # nobody is there to confirm
     assert "add --yes" in capsys.readouterr().err
-    code, told = _json(capsys, "rollback", "small", "--yes", "--reason", "a test")
+    code, told = as_json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, told["outcome"], told["version"]) == (0, "rolled_back", "1")
     assert (told["name"], told["digest"]) == ("small", str(Digest.of_file(made() / "good.onnx")))
     ci = (
@@ -92,7 +77,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
         "--metrics-file",
         "ci/metrics.txt",
     )
-    code, told = _json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml", *ci))
+    code, told = as_json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml", *ci))
     assert (code, told["outcome"]) == (1, "refused")
     heading, _, outcome, *_ = (place / "ci" / "summary.md").read_text().splitlines()
     assert heading == "## ❌ parity-gate: rejected, the verdict is PASS (small)"
@@ -101,11 +86,11 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     assert failure.startswith("refused: ")
     assert 'command="promote",model="small"} 1.0' in (place / "ci" / "metrics.txt").read_text()
 
-    code, told = _json(capsys, "history", "--model", "small")
+    code, told = as_json(capsys, "history", "--model", "small")
     actions = [entry["action"] for entry in told["entries"]]
     assert actions == ["promoted", "unchanged", "promoted", "rolled_back", "refused"]
     assert told["entries"][0]["sha256"] == str(Digest.of_file(made() / "good.onnx"))
-    code, told = _json(capsys, "history", "--limit", "2")
+    code, told = as_json(capsys, "history", "--limit", "2")
     assert ([e["action"] for e in told["entries"]], told["total"]) == (
         ["rolled_back", "refused"],
         5,
@@ -137,7 +122,7 @@ def test_the_run_of_a_tracked_check_becomes_that_of_the_version(place: Path, cap
     digest = Digest.of_file(made() / "good.onnx").hex
     assert checked.info.run_name == f"gate PASS {digest[:6]}"
     assert checked.info.status == "FINISHED"
-    assert _json(capsys, *_promote("good.onnx", "report"))[0] == 0
+    assert as_json(capsys, *_promote("good.onnx", "report"))[0] == 0
     (run,) = _runs(place)
     assert run.info.run_id == checked.info.run_id
     assert run.data.tags["gate.promotion"] == "promoted"
@@ -146,7 +131,7 @@ def test_the_run_of_a_tracked_check_becomes_that_of_the_version(place: Path, cap
     assert version.run_id == run.info.run_id
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
-    assert _json(capsys, *_promote("good.onnx", "report"))[1]["outcome"] == "unchanged"
+    assert as_json(capsys, *_promote("good.onnx", "report"))[1]["outcome"] == "unchanged"
     first, again = _runs(place)
     assert first.data.tags["gate.promotion"] == "promoted"
     assert again.data.tags["gate.promotion"] == "unchanged"
@@ -162,7 +147,7 @@ def test_what_is_uploaded_is_rendered_from_the_records(place: Path, capsys, file
         (place / "report/plots").mkdir(exist_ok=True)
         (place / "report" / name).write_text("edited by hand")
     (place / "report/plots/other.svg").write_text("edited by hand")
-    _json(capsys, *_promote(file, "report"))
+    as_json(capsys, *_promote(file, "report"))
     there = _artifacts(place)
     assert there >= {
         "evidence.json",
@@ -180,7 +165,7 @@ def test_a_run_that_was_named_gets_the_version_and_keeps_its_own_words(place: Pa
     _report("good.onnx", "report", capsys)
     client = MlflowClient(f"sqlite:///{place}/mlflow.db")
     mine = client.create_run("0", run_name="mine", tags={"mlflow.note.content": "mine"}).info.run_id
-    assert _json(capsys, *_promote("good.onnx", "report", "--run-id", mine))[0] == 0
+    assert as_json(capsys, *_promote("good.onnx", "report", "--run-id", mine))[0] == 0
     run = client.get_run(mine)
     assert (run.info.run_name, run.info.status) == ("mine", "RUNNING")
     assert run.data.tags["mlflow.note.content"] == "mine"
@@ -205,14 +190,14 @@ class TestPromoteRefuses:
         )
         _report("good.onnx", "report", capsys, "--policy", "labels.yaml")
         verdict = json.loads((place / "report" / "decision.json").read_text())["verdict"]
-        code, told = _json(capsys, *_promote("good.onnx", "report", "--policy", "labels.yaml"))
+        code, told = as_json(capsys, *_promote("good.onnx", "report", "--policy", "labels.yaml"))
         assert (verdict, code, told["outcome"]) == ("ERROR", 2, "refused")
 
     def test_another_file_than_the_judged_one(self, place: Path, capsys) -> None:
         _report("good.onnx", "report", capsys)
-        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        code, told = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "DigestMismatch")
-        code, told = _json(capsys, "history")
+        code, told = as_json(capsys, "history")
         assert [entry["action"] for entry in told["entries"]] == ["refused"]
 
     @pytest.mark.further
@@ -220,7 +205,7 @@ class TestPromoteRefuses:
         _report("bad.onnx", "report", capsys)
         decision = place / "report/decision.json"
         decision.write_text(decision.read_text().replace('"FAIL"', '"PASS"'))
-        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        code, told = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["outcome"]) == (1, "refused")
         assert "The decision was edited" in told["reason"]
         (run,) = _runs(place)
@@ -233,11 +218,11 @@ class TestPromoteRefuses:
         )
         _report("bad.onnx", "report", capsys, "--policy", "own.yaml")
         (place / "other.yaml").write_text((place / "own.yaml").read_text().replace("1,", "0.5,"))
-        code, told = _json(capsys, *_promote("bad.onnx", "report", "--policy", "other.yaml"))
+        code, told = as_json(capsys, *_promote("bad.onnx", "report", "--policy", "other.yaml"))
         assert (code, told["error"]["type"]) == (2, "DigestMismatch")
         assert "--policy" in told["error"]["message"]
         (place / "report/policy.json").unlink()  # an older report has none
-        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        code, told = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "PolicyError")
         assert "--policy" in told["error"]["message"]
 
@@ -256,27 +241,27 @@ class TestPromoteRefuses:
             path.rename(place / "moved")
         path.unlink(missing_ok=True)
         path.symlink_to(secret if "." not in name else secret / "key.svg")
-        code, told = _json(capsys, *_promote("bad.onnx", "report"))
+        code, told = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, told["error"]["type"]) == (2, "EvidenceError")
         assert str(Path("report", name)) in told["error"]["message"]
         assert not list(place.glob("mlartifacts/**/*"))
         assert not (place / ".gate/state.db").exists()
 
     def test_a_missing_report(self, place: Path, capsys) -> None:
-        code, told = _json(capsys, *_promote("good.onnx", "nowhere"))
+        code, told = as_json(capsys, *_promote("good.onnx", "nowhere"))
         assert (code, told["error"]["type"]) == (2, "EvidenceError")
 
     def test_a_server_that_is_down(self, place: Path, capsys) -> None:
         _report("good.onnx", "report", capsys)
         address = ("--tracking-uri", "http://127.0.0.1:1")
-        code, told = _json(capsys, *_promote("good.onnx", "report", *address))
+        code, told = as_json(capsys, *_promote("good.onnx", "report", *address))
         assert (code, told["error"]["type"]) == (2, "RegistryUnavailable")
-        code, told = _json(capsys, "rollback", "small", "--yes", *address)
+        code, told = as_json(capsys, "rollback", "small", "--yes", *address)
         assert (code, told["error"]["type"]) == (2, "RegistryUnavailable")
 
 
 def test_no_ledger_is_an_error_and_not_an_empty_history(place: Path, capsys) -> None:
-    code, told = _json(capsys, "history")
+    code, told = as_json(capsys, "history")
     assert (code, told["error"]["type"]) == (2, "StorageError")
 
 
@@ -288,12 +273,12 @@ def test_an_edited_ledger_is_an_error(place: Path, capsys) -> None:
     edited = first._replace(line=first.line.replace(b"refused", b"promoted"))
     put(place / ".gate/state.db", [edited, *others])
     capsys.readouterr()
-    code, told = _json(capsys, "history")
+    code, told = as_json(capsys, "history")
     assert (code, told["error"]["type"]) == (2, "EvidenceError")
 
 
 def test_rollback_without_a_previous_version(place: Path, capsys) -> None:
-    code, told = _json(capsys, "rollback", "small", "--yes")
+    code, told = as_json(capsys, "rollback", "small", "--yes")
     assert (code, told["error"]["type"]) == (2, "RegistryError")
 
 
@@ -301,7 +286,7 @@ def test_rollback_without_a_previous_version(place: Path, capsys) -> None:
 def test_within_a_dvc_experiment_nothing_is_promoted(place: Path, monkeypatch, capsys) -> None:
     _report("good.onnx", "report", capsys)
     monkeypatch.setenv("DVC_EXP_NAME", "trial")
-    code, told = _json(capsys, *_promote("good.onnx", "report"))
+    code, told = as_json(capsys, *_promote("good.onnx", "report"))
     assert (code, told["outcome"]) == (0, "dry_run")
 
 
@@ -326,7 +311,7 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     capsys.readouterr()
 
     command = ("reconcile", "small", "--store", "store")
-    code, printed = _json(capsys, *command)
+    code, printed = as_json(capsys, *command)
     assert code == 0
     taken = [(one["kind"], one["outcome"]) for one in printed["models"]["small"]]
     assert taken == [("guard", "reverted"), ("deploy", "deployed")]
@@ -334,9 +319,9 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     (served,) = (place / "store").rglob("model.onnx")
     assert Digest.of_file(served) == Digest.of_file(made() / "good.onnx")
 
-    assert _json(capsys, *command) == (0, printed | {"models": {"small": []}})
+    assert as_json(capsys, *command) == (0, printed | {"models": {"small": []}})
     _promoted_once_and_gone("broken", place)
-    code, printed = _json(capsys, "reconcile", "broken", *command[1:])
+    code, printed = as_json(capsys, "reconcile", "broken", *command[1:])
     assert (code, printed["models"]["small"]) == (2, [])
     (failed,) = printed["models"]["broken"]
     assert (failed["kind"], failed["outcome"]) == ("look", "failed")
@@ -359,26 +344,26 @@ def test_the_policy_says_who_moves_champion_and_an_option_says_otherwise(
     )
     named = ("--policy", policy.name)
     _report("good.onnx", "report", capsys, *named)
-    code, printed = _json(capsys, *_promote("good.onnx", "report", *named))
+    code, printed = as_json(capsys, *_promote("good.onnx", "report", *named))
     assert (code, printed["outcome"], printed["version"]) == (0, "handed_in", "1")
     assert "the service decides" in printed["reason"]
-    assert _json(capsys, *_promote("good.onnx", "report", *named)) == (code, printed)
+    assert as_json(capsys, *_promote("good.onnx", "report", *named)) == (code, printed)
     assert not (place / ".gate" / "state.db").exists()
     for name in ("evidence", "decision"):
         statement = place / "report" / f"{name}.dsse.json"
         statement.rename(statement.with_suffix(".away"))
-    code, printed = _json(capsys, *_promote("good.onnx", "report", *named))
+    code, printed = as_json(capsys, *_promote("good.onnx", "report", *named))
     assert (code, printed["outcome"], printed["version"]) == (1, "refused", None)
     assert not (place / ".gate" / "state.db").exists()
 
     trusting = ("--trust", ".gate/trust.yaml", *named, "--store", "store")
-    code, printed = _json(capsys, "reconcile", "small", *trusting)
+    code, printed = as_json(capsys, "reconcile", "small", *trusting)
     taken = [(one["kind"], one["outcome"]) for one in printed["models"]["small"]]
     assert (code, taken) == (0, [("hand_in", "promoted"), ("deploy", "deployed")])
     for name in ("evidence", "decision"):
         statement = place / "report" / f"{name}.dsse.away"
         statement.rename(statement.with_suffix(".json"))
-    code, printed = _json(capsys, *_promote("good.onnx", "report", *named, "--direct"))
+    code, printed = as_json(capsys, *_promote("good.onnx", "report", *named, "--direct"))
     assert (code, printed["outcome"], printed["version"]) == (0, "unchanged", "1")
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
 from gate.decision.champion import Champion
 from gate.decision.decide import decide
 from gate.records.localization import Explanation
@@ -53,15 +52,6 @@ def reports(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_help_has_examples_and_the_group_lists_it(capsys) -> None:
-    code, out, _ = _run(capsys, "--help")
-    assert code == 0
-    assert out.split("Examples:")[1].count("gate report ") == 4
-    assert "Exit code 0: " in out
-    assert cli.main(["--help"]) == 0
-    assert re.search(r"^  report .*\.$", capsys.readouterr().out, flags=re.MULTILINE)
 
 
 @pytest.mark.rows(2)

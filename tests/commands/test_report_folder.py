@@ -10,16 +10,8 @@ import pytest
 from gate import cli
 from gate.commands import evaluate
 from gate.errors import StorageError
-from tests.small_project import made
 
 CHECK = ["check", "--reference", "small_models:build", "--inputs", "images.npy"]
-
-
-@pytest.fixture
-def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = made()
-    monkeypatch.chdir(folder)
-    return folder
 
 
 def names(folder: Path) -> set[str]:

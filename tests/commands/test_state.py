@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from gate.signing.keys import SigningKey, read_public
 from gate.signing.local_keys import LocalKeys
 from gate.storage.digest import Digest
 from pipelines.trust_file import EditedTrust, KeyTerms
+from tests.commands.running import as_json
 from tests.ledger.keys import Writers
 from tests.ledger.rows import rows
 from tests.ledger.test_signature import entry
@@ -90,12 +90,6 @@ class Before:
         return self.registry.alias(NAME, CHAMPION)
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = cli.main([*arguments, "--json"])
-    plain: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, plain
-
-
 @pytest.mark.parametrize("moved", ["--ledger", "--inbox", "GATE_LEDGER", "GATE_INBOX"])
 def test_what_was_said_before_is_answered(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moved: str
@@ -143,7 +137,7 @@ def test_a_signed_ledger_is_not_gone_on_with_without_a_key(
     Ledger(DEFAULT, key=SigningKey.of_file(here / "key.pem")).append(entry("signed"))
     before = rows(DEFAULT)
     for arguments in WRITING.values():
-        code, plain = call(capsys, *arguments)
+        code, plain = as_json(capsys, *arguments)
         assert (code, plain["error"]["type"]) == (2, "KeyUnusable"), arguments
     assert rows(DEFAULT) == before
 
@@ -155,11 +149,11 @@ def test_the_key_of_the_folder_signs_where_there_is_one(
     head = LedgerHead(lines=9, sha256=Digest.of_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
     keeper = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
     keeper.replace(head)
-    assert call(capsys, *lost)[0] == 0
+    assert as_json(capsys, *lost)[0] == 0
     own = Writers(here / ".gate/keys").key("local")
     keeper.replace(head)
-    assert call(capsys, *lost)[0] == 0
-    signers = [one["signed_by"] for one in call(capsys, "history")[1]["entries"]]
+    assert as_json(capsys, *lost)[0] == 0
+    signers = [one["signed_by"] for one in as_json(capsys, "history")[1]["entries"]]
     assert signers == [None, own.public.key_id]
 
 
@@ -178,12 +172,12 @@ def test_no_command_writes_what_the_folder_s_own_trust_would_not_believe(
         begin()
         before = rows(DEFAULT)
         for name, arguments in WRITING.items():
-            code, plain = call(capsys, *arguments, "--key", "key.pem")
+            code, plain = as_json(capsys, *arguments, "--key", "key.pem")
             assert (code, plain["error"]["type"]) == (2, "Untrusted"), name
             assert "the key key (" in plain["error"]["message"]
             assert "trusted as a writer by .gate/trust.yaml" in plain["error"]["message"]
         assert rows(DEFAULT) == before
-    assert call(capsys, "history", "--verify")[1]["holds"]
+    assert as_json(capsys, "history", "--verify")[1]["holds"]
 
 
 def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
@@ -194,17 +188,17 @@ def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
     del looking["accept-ledger"]  # it is the way out
     del looking["serve"]  # as reconcile, again and again
     for name, arguments in looking.items():
-        code, plain = call(capsys, *arguments)
+        code, plain = as_json(capsys, *arguments)
         assert code == 2, name
         assert "Untrusted" in json.dumps(plain), name
         assert "is not trusted as a writer by .gate/trust.yaml" in json.dumps(plain)
         assert "gate keys trust --as writer" in json.dumps(plain)
-    assert call(capsys, "history")[1]["total"] == 1  # to be looked at
+    assert as_json(capsys, "history")[1]["total"] == 1  # to be looked at
     trust = Path(".gate/trust.yaml")
     edited = EditedTrust(trust)
     edited.trust(read_public("key.pub"), ["writers"], KeyTerms())
     edited.save()
-    assert call(capsys, *READING["checkpoint"])[0] == 0
+    assert as_json(capsys, *READING["checkpoint"])[0] == 0
 
 
 def test_a_ledger_of_before_the_folder_had_a_key_goes_on_until_its_first_signed_line(
@@ -227,9 +221,9 @@ def test_a_trust_that_is_named_believes_no_ledger_without_signatures(
     trusting: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ledger(DEFAULT).append(entry("unsigned"))
-    assert call(capsys, *READING["checkpoint"])[0] == 0
+    assert as_json(capsys, *READING["checkpoint"])[0] == 0
     monkeypatch.setenv("GATE_TRUST", ".gate/trust.yaml")
-    assert call(capsys, *READING["checkpoint"])[1]["error"]["type"] == "Untrusted"
+    assert as_json(capsys, *READING["checkpoint"])[1]["error"]["type"] == "Untrusted"
 
 
 def _own(folder: Path) -> SigningKey:

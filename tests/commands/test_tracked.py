@@ -15,20 +15,10 @@ from gate.errors import RegistryUnavailable
 from gate.mlflow_client.runs import RunLogger, RunReference
 from gate.policy.policy import Policy
 from gate.records.layout import RUN
-from tests.registry.servers import empty_database
 from tests.small_project import made
 
 # SQLAlchemy, about MLflow's own tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    empty_database(tmp_path / "mlflow.db")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def _check(file: str, *more: str) -> list[str]:

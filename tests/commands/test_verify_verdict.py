@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
 from tests import builders
 from tests.attestation import signing
 from tests.attestation.released import NAME, REGISTRY, Released, release
@@ -246,8 +245,3 @@ def test_the_preprocessing_spec_is_one_of_the_subjects(made: Released, capsys: C
     signing.statements(made.evidence, made.decision, files=files).write(made.folder)
     code, plain = as_json(capsys, *least(made), "--preprocessing", str(spec))
     assert (code, plain["unchecked"]) == (0, [])
-
-
-def test_its_help_has_examples(capsys: Capture) -> None:
-    assert cli.main(["verify-verdict", "--help"]) == 0
-    assert "Examples:" in capsys.readouterr().out
