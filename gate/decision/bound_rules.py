@@ -366,15 +366,16 @@ def not_measurable(
     runtime, output = place
     if not any(metric.bound is not None for metric in noise_metrics(bounds, output)):
         return
-    most, observed, verdict = policy.instruments.max_floor, None, Verdict.ERROR
+    most, verdict = policy.instruments.max_floor, Verdict.ERROR
+    observed: float | None = None
     params: dict[str, float] = {}
     if not _is_measurable(evidence, output):
         waived = policy.waives("noise_ratio", output.name)
         verdict = Verdict.WAIVED if waived else Verdict.ERROR
         code = "no_reference_waived" if waived else "no_reference"
-    elif output.noise is not None and (observed := floor_share(output)) > most:
-        differs = evidence.float64_differences.get(output.name)
-        if differs is None or not observed <= 1.0:
+    elif output.noise is not None and (share := floor_share(output)) > most:
+        observed, differs = share, evidence.float64_differences.get(output.name)
+        if differs is None or share > 1.0:
             code = "hidden"
         elif differs <= _SAME_IN_FLOAT64:
             return

@@ -170,10 +170,10 @@ def _divided(
     """Return the whole quotient that Mod subtracts; None of integers."""
     if x is None or divisor is None or x.dtype.kind != "f":
         return None
-    wide = x.astype(np.float64)
+    wide, step = x.astype(np.float64), divisor.astype(np.float64)
     with np.errstate(all="ignore"):
-        quotient = np.asarray(wide / divisor)
-        whole = np.round((wide - remainder) / divisor)
+        quotient = np.asarray(wide / step)
+        whole = np.asarray(np.round((wide - remainder.astype(np.float64)) / step))
     return Choice(node.op_type, whole, quotient, node.output[0])
 
 

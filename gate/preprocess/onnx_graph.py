@@ -61,7 +61,7 @@ def build_graph(
     graph.then("Identity", output=TENSORS)
     # Unknown axes have names of their own: one name would say that they are equal.
     sides = [axis or f"side_{place}" for place, axis in enumerate(spec.shape, 1)]
-    pictures = ["batch", "height", "width", 3]
+    pictures: list[str | int] = ["batch", "height", "width", 3]
     made = helper.make_graph(
         graph.nodes,
         "preprocessing",

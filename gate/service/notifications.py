@@ -80,10 +80,8 @@ class NotificationCursor(Record):
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirected POST would arrive as a GET without its body."""
 
-    def http_error_302(self, *_arguments: Any) -> None:
-        """Follow none, wherever it leads: the redirect is an error."""
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+    def redirect_request(self, *_arguments: Any) -> None:
+        """Follow none: the answer is an error."""
 
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
