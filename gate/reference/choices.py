@@ -47,6 +47,9 @@ _JUMP, _JUMP_RELATIVE = 0.125, 2e-6
 """Of a float that is made whole or an integer: moved by more, absolutely and of its value, it is
 behind a decision that is not recorded, as of a loop; rounding does not move it so far."""
 
+_NEAR = 1e-3
+"""An edge of a bucket that differs by more, of the largest edge, is none of the model's."""
+
 _MOST_BOXES = 4096
 """Boxes whose overlaps are compared in pairs."""
 
@@ -176,6 +179,8 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             chosen, node = self._counterpart(step, operator, own)
             if node is not None:
                 break
+        if node is None and step.edges is not None:
+            chosen, node = self._searched(step, step.edges, own)
         chosen = self._unless_moved(chosen, own, step.operand, node)
         call = Call(name, (step.operand,), own, chosen, node=node, step=step)
         self.calls.append(call)
@@ -195,6 +200,22 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             if chosen is not None and _can_be_counterpart(step, choice, own):
                 del left[place]
                 return chosen.astype(own.dtype), choice
+        return own, None
+
+    def _searched(
+        self, step: Discretization, edges: Floats, own: NDArray[Any]
+    ) -> tuple[NDArray[Any], Choice | None]:
+        """Take the comparisons of a binary search, as which the dynamo exporter writes bucketize;
+        they become the comparisons with all edges."""
+        count = len(edges).bit_length()
+        for operator in ("GreaterOrEqual", "Greater"):
+            left = self._left.get(operator, [])
+            fit = [c for c in left if c.operand is not None and c.operand.shape == own.shape]
+            for start in range(len(fit) - count + 1):
+                steps = fit[start : start + count]
+                if (found := _bisected(step.operand, edges, steps)) is not None:
+                    self._left[operator] = [c for c in left if not any(c is s for s in steps)]
+                    return np.count_nonzero(found.chosen, axis=0).astype(own.dtype), found
         return own, None
 
     def _call(self, name: str, stated: dict[str, Any], own: NDArray[Any]) -> Call:
@@ -241,6 +262,27 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
                 del left[: place + 1]
                 return found.astype(own.dtype, order="C"), choice  # also of no dimension
         return own, None
+
+
+def _bisected(x: Floats, edges: Floats, steps: Sequence[Choice]) -> Choice | None:
+    """Return which edges are below `x` by a binary search of the file; None if it is none."""
+    low, high = np.zeros(x.shape, np.int64), np.full(x.shape, len(edges))
+    margins = np.full((len(edges), *x.shape), np.inf)
+    for choice in steps:
+        margin = np.asarray(choice.operand, np.float64)
+        compared = margin + x
+        nearest = np.abs(np.subtract.outer(edges, compared)).argmin(axis=0)
+        is_left = low < high
+        off = np.abs(edges[nearest] - compared)[is_left].max(initial=0.0)
+        if not off <= _NEAR * np.abs(edges).max():
+            return None
+        high = np.where(is_left & choice.chosen, nearest, high)
+        low = np.where(is_left & ~choice.chosen, nearest + 1, low)
+        before = np.take_along_axis(margins, nearest[None], 0)
+        np.put_along_axis(margins, nearest[None], np.where(is_left, -margin, before), 0)
+    if (low != high).any():
+        return None
+    return Choice("Greater", np.less.outer(np.arange(len(edges)), low), margins)
 
 
 def _can_be_counterpart(step: Discretization, choice: Choice, own: NDArray[Any]) -> bool:

@@ -85,10 +85,15 @@ class Discretization:
     """Returns the whole numbers in a result of the operator."""
     result_of: Callable[[Floats], Floats] = _unchanged
     """Returns the result of the operator for whole numbers."""
-    buckets: int | None = None
-    """Number of boundaries that the operand is compared with; None: it is made whole."""
+    edges: Floats | None = None
+    """Boundaries, in their order, that the operand is compared with; None: it is made whole."""
     is_quantized: bool = False
     """True for `FAKE_QUANTIZERS`. A runtime that computes in integers does not show the operand."""
+
+    @property
+    def buckets(self) -> int | None:
+        """Return the number of boundaries; None where the operand is made whole."""
+        return None if self.edges is None else len(self.edges)
 
     def chosen_by(self, operator: str, chosen: NDArray[Any]) -> NDArray[Any] | None:
         """Return the whole numbers that a node of the file decides, in the shape of the operand;
@@ -154,7 +159,7 @@ def _bucket_of(stated: Mapping[str, Any]) -> Discretization | None:
         return None
     side = "right" if stated.get("right") or stated.get("side") == "right" else "left"
     decide: Any = partial(np.searchsorted, _wide(edges), side=side)
-    return Discretization(_wide(x), decide, ("Greater", "Less"), buckets=len(edges))
+    return Discretization(_wide(x), decide, ("Greater", "Less"), edges=_wide(edges))
 
 
 def _quantized(stated: Mapping[str, Any]) -> Discretization | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -457,6 +458,47 @@ def test_other_steps_are_refused(kind, fault, tmp_path):
     measured = measure_job(MeasurementJob(Stepped(kind).eval(), file, samples, policy=POLICY))
     decision = decide(POLICY, tiny.stored(measured), decided_at="now")
     assert decision.verdict is Verdict.FAIL
+
+
+class Bucketed(nn.Module):
+    """Rows of a table by the buckets of floats, some of which lie on an edge."""
+
+    def __init__(self, *, right=False, shift=0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.table = nn.Linear(64, 12), nn.Parameter(torch.randn(7, 5))
+        self.register_buffer("edges", torch.tensor([0.5, 1.0, 2.0, 5.0, 8.0, 9.1]))
+        self.right, self.shift = right, shift
+
+    def forward(self, x):
+        floats = ratios(x, self.layer) + self.shift
+        return self.table[torch.bucketize(floats, self.edges, right=self.right)].sum(1)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(0.0, Verdict.PASS), (0.01, Verdict.FAIL), (-0.71, Verdict.FAIL)]
+)
+def test_buckets_by_binary_search(right, shift, verdict, tmp_path):
+    """Which the dynamo exporter writes for bucketize."""
+    path, batch = tmp_path / "m.onnx", torch.export.Dim("batch", min=1, max=4096)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Bucketed(right=right, shift=shift).eval(),
+            (torch.from_numpy(ROWS["x"][:3]),),
+            str(path),
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_shapes=({0: batch},),
+        )
+    samples, model = SampleSet.from_arrays(dict(ROWS)), Bucketed(right=right).eval()
+    job = MeasurementJob(model, tiny.candidate(path), samples, policy=POLICY)
+    decision = decide(POLICY, tiny.stored(measure_job(job)), decided_at="now")
+    assert decision.verdict is verdict, decision.problems
 
 
 class Fraction(nn.Module):
